@@ -43,7 +43,10 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
     """
     devices = [run["settings"]["device"] for run in (before, now)]
     if devices[0] != devices[1]:
-        raise ValueError(f"the earlier run is of {devices[0]}, this one of {devices[1]}")
+        raise ValueError(
+            f"the earlier run was measured on {devices[0]}, this one on {devices[1]}: compare "
+            "runs of one device"
+        )
     earlier = {case["name"]: case for case in before["cases"]}
     found = [
         change
@@ -93,7 +96,9 @@ def regressions(found: list[Change], tolerance: float) -> Table:
 def check_tolerance(tolerance: float) -> None:
     """Raise ValueError unless it can be one."""
     if not tolerance > 0:
-        raise ValueError(f"a tolerance is above 0, as 1.1 for a tenth slower, not {tolerance:g}")
+        raise ValueError(
+            f"the tolerance must be > 0 (1.1 allows a tenth slower), got {tolerance:g}"
+        )
 
 
 def verdict(found: list[Change], tolerance: float) -> str:

@@ -36,7 +36,8 @@ class Results:
         for key in _AGREE:
             if differing := _differing(data[key], new[key]):
                 raise ValueError(
-                    f"{path} cannot go on: its {key} was {differing}; measure anew without --resume"
+                    f"{path} cannot be resumed: its {key} was {differing}; measure again "
+                    "without --resume"
                 )
         return cls(path, data)
 
@@ -91,7 +92,7 @@ def read(path: Path) -> dict[str, Any]:
     """A file of this kind. Raises ValueError if it is none."""
     data = read_json(path, finite=False)
     if not is_run(data):
-        raise ValueError(f"{path} is no file of `blockscale bench` of this version")
+        raise ValueError(f"{path} was not written by `blockscale bench` of this version")
     return dict(data)
 
 

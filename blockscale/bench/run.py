@@ -54,7 +54,7 @@ def run(settings: Settings, path: Path, resume: bool, watcher: Watcher) -> Resul
         results = (Results.resume if resume else Results.start)(path, settings)
         cases = list(every_case(settings))
         if not cases:
-            raise ValueError(f"no case is called like {settings.only!r}")
+            raise ValueError(f"no case matches {settings.only!r}")
         todo = [case for case in cases if case.name not in results.done]
         watcher.start(len(cases), len(cases) - len(todo))
         _measure_all(todo, settings, results, watcher)

@@ -91,7 +91,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.seconds >= 0:
-            raise ValueError(f"seconds of a run are 0 or more, not {self.seconds:g}")
+            raise ValueError(f"seconds must be >= 0, got {self.seconds:g}")
 
     def wants(self, name: str) -> bool:
         """Whether the case `name` is measured."""

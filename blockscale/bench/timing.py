@@ -51,9 +51,9 @@ def clock(device: str, host: bool = False) -> Clock:
     if device == "cpu":
         return _wall
     if device.partition(":")[0] != "cuda":
-        raise ValueError(f"no clock for device {device!r}: 'cpu' and 'cuda' are measured")
+        raise ValueError(f"cannot measure on device {device!r}; choose from cpu, cuda")
     if not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: this torch sees no CUDA device")
+        raise ValueError(f"device {device!r}: torch finds no CUDA device here")
     return _sent if host else _events
 
 

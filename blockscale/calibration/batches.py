@@ -41,18 +41,18 @@ class Batches:
     def __init__(self, source: Iterable[Any], passes: int, why: str, progress: Progress):
         if isinstance(source, Mapping | Tensor | str | bytes):
             raise TypeError(
-                f"batches is an iterable of batches, found one {type(source).__name__}: "
-                f"write [batch]"
+                "batches must be an iterable of batches, found a single "
+                f"{type(source).__name__}: write [batch]"
             )
         if not isinstance(source, Iterable):
             raise TypeError(
-                f"batches is an iterable of batches, such as a list or a DataLoader, found a "
-                f"{type(source).__name__}"
+                "batches must be an iterable of batches, such as a list or a DataLoader, "
+                f"found a {type(source).__name__}"
             )
         if passes > 1 and isinstance(source, Iterator):
             raise ValueError(
-                f"batches can be read once only (it is a {type(source).__name__}), but "
-                f"{passes} passes are needed ({why}): give a list or a DataLoader"
+                f"batches can be read only once (it is a {type(source).__name__}), but "
+                f"{passes} passes are needed ({why}): pass a list or a DataLoader"
             )
         self._source, self._progress = source, progress
         self.count = 0  # batches of a pass, once there was one
@@ -68,8 +68,8 @@ class Batches:
             self._progress.advance()
         if self.count not in (0, count):
             raise ValueError(
-                f"batches gave {self.count} batches in the first pass and {count} now: give a "
-                f"list or a DataLoader, which gives the same each time"
+                f"batches gave {self.count} batches in the first pass and {count} in this "
+                "one: pass a list or a DataLoader, which gives the same batches each time"
             )
         if count == 0:
             raise ValueError("batches is empty: calibration needs at least one batch")

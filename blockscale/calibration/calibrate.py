@@ -106,7 +106,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform)
     if recipe is None:
-        raise ValueError("expected a recipe, such as 'int8': only prepared graphs have their own")
+        raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
     check_whole(model, "bs.calibrate")
     recipe = Recipe.read(recipe)
     methods = _methods(observer, weight, transform, source)
@@ -171,8 +171,8 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
     """Let a prepared graph learn, which knows its recipe and methods."""
     if any(each is not None for each in methods):
         raise ValueError(
-            "a prepared graph has its recipe, observer, weight algorithm and transform from "
-            "bs.graph.prepare: give them there"
+            "the recipe, observer, weight algorithm and transform of a prepared graph are "
+            "set in bs.graph.prepare: pass them there"
         )
     with subnormals_kept():
         ledger: Ledger = calibrate_from(data)

@@ -97,7 +97,8 @@ def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]
         if like is None or tuple(like.shape) != tuple(layer.qweight.shape):
             raise ValueError(
                 f"the quantized layer {name!r} has no counterpart with a weight of shape "
-                f"{tuple(layer.qweight.shape)} in the first model: compare two copies of one model"
+                f"{tuple(layer.qweight.shape)} in the first model: compare two copies of the "
+                "same model"
             )
         if floats[name] is layer:
             raise ValueError(
@@ -225,6 +226,7 @@ def _float_outputs(a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(x, Tensor) and x.is_floating_point():
             if x.shape != y.shape:
                 raise ValueError(
-                    f"the models' outputs have the shapes {tuple(x.shape)} and {tuple(y.shape)}"
+                    f"the two models give outputs of different shapes, {tuple(x.shape)} and "
+                    f"{tuple(y.shape)}: compare two copies of the same model"
                 )
             yield x, y

@@ -56,8 +56,8 @@ class Coverage:
                 f"strict: {len(self.unseen)} of {len(self.layers)} layers saw no data in "
                 f"{self.batches} batches; nothing was changed."
                 + "".join(f"\n  {name}" for name in self.unseen)
-                + "\nGive batches that reach them, name them in the recipe's skip list, or call "
-                "with strict=False."
+                + "\nPass batches that reach them, name them in the recipe's skip list, or "
+                "call with strict=False."
             )
 
     def to_dict(self) -> dict[str, Any]:

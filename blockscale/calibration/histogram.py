@@ -73,8 +73,8 @@ class Histogram(Observer):
         if prod(shape) * self.sides * BINS > _LARGEST:
             raise ValueError(
                 f"{self.fmt}: histograms of {prod(shape)} blocks would take "
-                f"{prod(shape) * self.sides * BINS * 8 / 2**30:.1f} GiB: use the observer "
-                f"'min_max' or 'moving_average', or larger blocks"
+                f"{prod(shape) * self.sides * BINS * 8 / 2**30:.1f} GiB of memory: use the "
+                "observer 'min_max' or 'moving_average', or larger blocks"
             )
         super()._start(shape)
 

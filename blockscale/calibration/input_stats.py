@@ -167,7 +167,7 @@ class DriftCollector:
         on either side are left out. Raises ValueError for other shapes."""
         if quantized.shape != wanted.shape or quantized.shape[-1:] != self._sum.shape[:1]:
             raise ValueError(
-                f"expected rows of {self._sum.shape[0]} inputs in both models, found "
+                f"expected rows of {self._sum.shape[0]} features in both models, found "
                 f"{tuple(quantized.shape)} and {tuple(wanted.shape)}"
             )
         finite = quantized.isfinite().all(-1) & wanted.isfinite().all(-1)

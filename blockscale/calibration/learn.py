@@ -125,7 +125,9 @@ def _refuse(data: Data, why: Sequence[str]) -> None:
     """Raise ValueError for what is only done block by block."""
     for option, given in (("resume", data.resume), ("source", data.settler)):
         if given is not None:
-            raise ValueError(f"{option} needs a model that is walked block by block: {why[0]}")
+            raise ValueError(
+                f"{option} needs a model that can be calibrated block by block: {why[0]}"
+            )
 
 
 def _blocks(
@@ -187,8 +189,8 @@ class Methods(NamedTuple):
         for method in (self.algorithm, self.transform):
             if method is not None:
                 recipe.refuse_profiles(
-                    f"{method.name} chooses or changes weights itself: give a format there, or "
-                    f"leave out weight and transform"
+                    f"{method.name} chooses or changes weights itself: use a plain format "
+                    "instead of the profile, or leave out weight and transform"
                 )
 
 

@@ -102,7 +102,9 @@ class MergeableStatistics(Buffers):
         """
         if not isinstance(other, MergeableStatistics) or other._identity() != self._identity():
             known = other._identity() if isinstance(other, MergeableStatistics) else repr(other)
-            raise ValueError(f"cannot merge {self._identity()} with {known}")
+            raise ValueError(
+                f"cannot merge statistics of different observers: {self._identity()} with {known}"
+            )
         other = copy.deepcopy(other)
         if other.shape is not None:
             self._start(other.shape)
@@ -141,8 +143,8 @@ class MergeableStatistics(Buffers):
         smallest = _reduced(torch.tensor(known, device=self.samples.device), "min", group)
         if bool((largest > smallest).any()):
             raise ValueError(
-                f"the processes hold different observers, or scales of different shapes; here it "
-                f"is {self._identity()}, scale of shape {self.shape}"
+                "the processes hold different observers, or scales of different shapes; this "
+                f"one holds {self._identity()}, scale of shape {self.shape}"
             )
         if int(largest[1]) > _UNKNOWN:
             self._start(tuple(n for n in largest[1:].tolist() if n >= 0))

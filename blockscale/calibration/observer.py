@@ -44,11 +44,11 @@ class Observer(MergeableStatistics):
         self.format = form
         if is_mean(self.format) and not self.means:
             raise ValueError(
-                f"{self.fmt}: the scale of a {self.format.element.name} element is a mean, not a "
-                f"range, which {self.name!r} cannot choose: take the observer 'mean' or 'mse'"
+                f"{self.fmt}: the scale of a {self.format.element.name} element is a mean, "
+                f"which the observer {self.name!r} cannot compute: use 'mean' or 'mse'"
             )
         if form.unchosen:
-            raise ValueError(f"{self.fmt}: {form.unchosen}: no observer chooses it")
+            raise ValueError(f"{self.fmt}: {form.unchosen}: no observer can choose it")
         self._statistic("low", "min")
         self._statistic("high", "max")
         self._bare = form.offset is not None  # ranges need not hold 0
@@ -59,12 +59,12 @@ class Observer(MergeableStatistics):
     def read(cls, text: str) -> dict[str, Any]:
         """What follows the colon of a spec -> settings. Raises ValueError if it takes none."""
         if not cls.setting:
-            raise ValueError(f"the observer {cls.name!r} has no setting, found {text!r}")
+            raise ValueError(f"the observer {cls.name!r} takes no setting, got {text!r}")
         try:
             return {cls.setting: float(text)}
         except ValueError as error:
             raise ValueError(
-                f"'{cls.name}:{text}': the {cls.setting} is a number, found {text!r}"
+                f"'{cls.name}:{text}': the {cls.setting} must be a number, got {text!r}"
             ) from error
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,10 +114,13 @@ class Observer(MergeableStatistics):
 
     def _weight(self, weight: Tensor, x: Tensor) -> Tensor:
         if not self.weighted:
-            raise ValueError(f"this observer, {self.name!r}, takes no weight")
+            raise ValueError(f"the observer {self.name!r} takes no weight")
         weight = reference.widen(weight).expand(x.shape)
         if not bool((weight >= 0).all() & weight.isfinite().all()):
-            raise ValueError("a weight is finite and at least 0: found a NaN, an inf or less")
+            raise ValueError(
+                "the weight of a sample must be finite and >= 0, found a NaN, an infinity or "
+                "a negative number"
+            )
         return weight
 
     def _rows(self, x: Tensor) -> Tensor:

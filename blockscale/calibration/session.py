@@ -69,7 +69,7 @@ class Session:
     def data(self) -> Batches:
         """The batches. Raises ValueError for a session whose user runs the model."""
         if self._data is None:
-            raise ValueError("this session has no batches: the model is run by its user")
+            raise ValueError("this session has no batches: run the model yourself")
         return self._data
 
     def run(self, callbacks: Mapping[str, Callback]) -> None:

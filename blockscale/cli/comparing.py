@@ -69,14 +69,16 @@ def write_plots(data: dict[str, Any], folder: Path) -> None:
     """The plots of a run, as SVG. Raises ValueError if it has nothing that is drawn."""
     drawn = images(data, "bench")
     if not drawn:
-        raise ValueError("nothing to plot: primitives and linear layers are, and none was measured")
+        raise ValueError(
+            "nothing to plot: plots show primitives and linear layers, and none was measured"
+        )
     for name, svg in drawn.items():
         _write(_folder(folder) / Path(name).name, svg)
 
 
 def _folder(folder: Path) -> Path:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: name the folder that plots go to")
+        raise ValueError(f"{folder} is a file: name a folder for the plots")
     folder.mkdir(exist_ok=True)
     return folder
 

@@ -35,7 +35,7 @@ class Sizes:
     def check(self, target: str) -> None:
         """Raise ValueError for options that the target does not have."""
         if target != "c" and (self.name != DEFAULT_NAME or self.max_bytes is not None):
-            raise ValueError("--name and --max-bytes go with --to c")
+            raise ValueError("--name and --max-bytes are only for --to c")
 
     @property
     def most(self) -> int:
@@ -56,7 +56,7 @@ def check_recipe(recipe: Recipe | None, quantized: bool, needed: bool = True) ->
     if quantized and recipe is not None:
         raise ValueError("the weights of MODEL_DIR are quantized already: leave --recipe out")
     if not quantized and recipe is None and needed:
-        raise ValueError("say how to quantize the model: --recipe int8_channel, for instance")
+        raise ValueError("no recipe: pass one, such as --recipe int8_channel")
 
 
 def reads_sentences(target: str, recipe: Recipe | None) -> bool:

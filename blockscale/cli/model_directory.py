@@ -55,7 +55,7 @@ def read_model(path: Path, dtype: Any = torch.float32) -> tuple[nn.Module, bool]
     Raises ValueError where it is no directory of a model that transformers knows.
     """
     if not (path / "config.json").is_file():
-        raise ValueError(f"{path} has no config.json: name a model's directory of transformers")
+        raise ValueError(f"{path} has no config.json: name a directory that transformers wrote")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import transformers
@@ -69,7 +69,7 @@ def read_model(path: Path, dtype: Any = torch.float32) -> tuple[nn.Module, bool]
     names = getattr(config, "architectures", None) or []
     kind: Any = getattr(transformers, names[0], None) if names else transformers.AutoModel
     if kind is None:
-        raise ValueError(f"{path}: transformers has no model {names[0]}")
+        raise ValueError(f"{path}: transformers has no model class {names[0]}")
     if _ours(path):
         model: Any = kind._from_config(config) if hasattr(kind, "_from_config") else None
         model = transformers.AutoModel.from_config(config) if model is None else model
@@ -107,7 +107,7 @@ def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
     config = path / "config.json"
     size = _settings(path).get("vocab_size", 2)
     if type(size) is not int or not 0 < size < 2**31:
-        raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a number of words")
+        raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a positive integer")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, size, (rows, min(longest, 16)), generator=generator)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -161,7 +161,7 @@ def sentences_of(text: Path | None) -> Sequence[str]:
     lines = read_regular(text, _LONGEST_TEXT).decode(errors="replace").splitlines()
     found = [line.strip() for line in lines if line.strip()]
     if not found:
-        raise ValueError(f"{text} has no sentences: one a line is expected")
+        raise ValueError(f"{text} has no sentences: write one a line")
     return found
 
 

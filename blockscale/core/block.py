@@ -58,8 +58,8 @@ class Block:
         """
         if self.flat:
             raise ValueError(
-                f"blocks of {self.name!r} run over the flattened tensor and have no size along a "
-                f"dimension: use 'group{self.flat}' where blocks need to stay within rows"
+                f"blocks of {self.name!r} run over the flattened tensor and have no size "
+                f"along a dimension: use 'group{self.flat}' where blocks must stay within rows"
             )
         sizes = [self.rest] * rank
         for dim, size in self.sizes:
@@ -79,7 +79,10 @@ class Block:
 
     def _flat_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         if not shape:
-            raise ValueError(f"block {self.name!r} needs a tensor with a dimension: use 'tensor'")
+            raise ValueError(
+                f"block {self.name!r} needs a tensor of at least one dimension: use 'tensor' "
+                "for a scalar"
+            )
         size = prod(shape)
         if self.strided and size % self.flat:
             raise ValueError(
@@ -170,7 +173,7 @@ def _block(sizes: list[str]) -> Block:
     if len(sizes) == 2 and "*" not in sizes:
         return read_block(f"tile{'x'.join(sizes)}")
     if len(sizes) > _RANKS:
-        raise ValueError(f"a block of {len(sizes)} dimensions, of at most {_RANKS}")
+        raise ValueError(f"a block has at most {_RANKS} dimensions, got {len(sizes)}")
     numbers = [WHOLE if size == "*" else _size(size) for size in sizes]
     dims = range(-len(sizes), 0)
     return Block(f"block{'x'.join(sizes)}", tuple(zip(dims, numbers, strict=True)))

@@ -57,7 +57,7 @@ class Format:
             self._refuse(f"unknown rounding {self.rounding!r}; choose from {', '.join(ROUNDINGS)}")
         if self.rounding != "nearest_even" and not self.element.roundings_matter:
             how = "takes the sign" if self.element.bits == 1 else "rounds in one way only"
-            self._refuse(f"{self.element.name} {how}, so a rounding has no meaning")
+            self._refuse(f"{self.element.name} {how}, so it takes no rounding: leave that out")
         if self.asym and not integer:
             self._refuse("asym (a zero point) needs an integer element")
         if self.zero is not None and not self.asym:
@@ -85,22 +85,26 @@ class Format:
         plain = Format(inner.element, inner.block, inner.scale, offset=inner.offset)
         if inner != plain or not isinstance(inner.scale, FloatScale):
             self._refuse(
-                f"{of}'s own format must be plain and under fp32, fp16 or bf16, not {inner}"
+                f"{of}'s own format must be plain with an fp32, fp16 or bf16 scale, got {inner}"
             )
         if not inner.element.ranged:
-            self._refuse(f"{of}'s element cannot be {inner.element.name}, which stores means")
+            self._refuse(f"{of}'s element cannot be {inner.element.name}, whose scale is a mean")
         if inner.element.learned:
             self._refuse(f"{of}'s element cannot be {inner.element.name}, which needs a table")
         if inner.element.bits > 8:
-            self._refuse(f"{of}'s element has at most 8 bits, not {inner.element.bits}")
+            self._refuse(f"{of}'s element may have at most 8 bits, got {inner.element.bits}")
         if inner.offset is not None and (inner.offset.inner or of != "the scale"):
-            self._refuse(f"{of}'s own format cannot have the {inner.offset}")
+            self._refuse(f"{of}'s own format cannot have an offset, got {inner.offset}")
 
     def _check_offset(self, offset: "Offset[Format]") -> None:
         if self.asym or self.span:
-            self._refuse("an offset takes the place of a zero point: leave asym and spans out")
+            self._refuse(
+                "an offset replaces the zero point: leave out asym, and half, full and signed"
+            )
         if not self.element.ranged:
-            self._refuse(f"{self.element.name} has means for scales, so an offset has no meaning")
+            self._refuse(
+                f"{self.element.name} has means for scales, so it takes no offset: leave that out"
+            )
         if offset.inner is not None:
             self._check_inner("the offset", offset.inner)
 

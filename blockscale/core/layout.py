@@ -95,7 +95,9 @@ def stored_shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     if of_convolution(layout):
         groups = _groups(layout)
         if shape[0] % groups:
-            raise ValueError(f"{shape[0]} inputs do not divide into {groups} groups ({layout})")
+            raise ValueError(
+                f"{shape[0]} inputs cannot be divided into {groups} equal groups ({layout})"
+            )
         return (shape[1] * groups, prod(shape[2:]) * (shape[0] // groups))
     return tuple(shape)
 

@@ -100,7 +100,10 @@ class Value(NamedTuple):
     def operand(self) -> Operand:
         """The codes as an operand. Raises ValueError for floats."""
         if not self.fmt or self.scale is None:
-            raise ValueError("floats have no scale: expected codes and the format they are in")
+            raise ValueError(
+                "a scale was passed with floats: pass codes and the format they are in, or "
+                "leave the scale out"
+            )
         return Operand(self.data, *self[1:])  # type: ignore[arg-type]
 
 
@@ -125,8 +128,8 @@ def whole(
     names = [name for name in part_names(fmt) if name not in FIRST]
     if len(names) != len(more):
         raise ValueError(
-            f"{fmt}: expected {len(names)} further parts ({', '.join(names) or 'none'}), "
-            f"found {len(more)}"
+            f"{fmt}: expected {len(names)} more tensors ({', '.join(names) or 'none'}), found "
+            f"{len(more)}"
         )
     return QParams(scale, outer, zero_point, **dict(zip(names, more, strict=True)))
 

@@ -43,7 +43,7 @@ def parse(text: str | Format) -> Format:
     if isinstance(text, Format):
         return text
     if not isinstance(text, str):
-        raise TypeError(f"a format is a Format or its spelling, not {type(text).__name__}")
+        raise TypeError(f"expected a Format or its spelling, found a {type(text).__name__}")
     if len(text) > LONGEST:
         raise ValueError(
             f"the spelling {quoted(text)} is too long: at most {LONGEST:,} characters, such as "
@@ -74,8 +74,8 @@ def _parse(text: str) -> Format:
         close = nearest_names(text) if len(text) <= _HINTED else []
         hint = f"did you mean {', '.join(close)}? " if close else ""
         raise ValueError(
-            f"no format {quoted(text)}: {hint}named formats are {', '.join(CATALOG)}; "
-            f"any other is spelled {_GRAMMAR}"
+            f"unknown format {quoted(text)}: {hint}named formats are {', '.join(CATALOG)}; "
+            f"others are spelled {_GRAMMAR}"
         )
     try:
         return spell(text)
@@ -129,15 +129,15 @@ def _split(text: str) -> list[str]:
     for character in text:
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            raise ValueError(f"a parenthesis is closed that was not opened: {quoted(text)}")
+            raise ValueError(f"unbalanced parenthesis, closed and not opened: {quoted(text)}")
         if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} parentheses in each other: {quoted(text)}")
+            raise ValueError(f"more than {_DEEPEST} nested parentheses: {quoted(text)}")
         if character == ":" and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
     if depth:
-        raise ValueError(f"a parenthesis is not closed: {quoted(text)}")
+        raise ValueError(f"unbalanced parenthesis, opened and not closed: {quoted(text)}")
     return parts
 
 
@@ -197,7 +197,9 @@ def _read_scale(text: str) -> Scale:
 
 def _check_mantissa(text: str, bits: int) -> None:
     if not 2 <= bits <= 16:
-        raise ValueError(f"{quoted(text)}: a mantissa has 2 to 16 bits with its sign, not {bits}")
+        raise ValueError(
+            f"{quoted(text)}: a mantissa must have 2 to 16 bits with its sign, got {bits}"
+        )
 
 
 def _bfp(text: str, bits: int, size: int) -> Format:
@@ -210,7 +212,9 @@ def _hardware_bfp(found: re.Match[str]) -> Format:
     or not (_ or N), rounding."""
     text = found[0]
     if found["exponent"] != "8":
-        raise ValueError(f"{quoted(text)}: a shared exponent has 8 bits, not {found['exponent']}")
+        raise ValueError(
+            f"{quoted(text)}: a shared exponent must have 8 bits, got {found['exponent']}"
+        )
     rounding = _HARDWARE_ROUNDINGS[found["mode"] or "N"]
     options = ":full" * (found["span"] in ("_", "N"))
     options += f":{rounding}" * (rounding != "nearest_even")
@@ -226,15 +230,15 @@ def _hardware_mx(found: re.Match[str]) -> Format:
     bits = 1 + int(e) + int(m)
     if bits != int(found["bits"]):
         raise ValueError(
-            f"{quoted(text)}: a sign, {e} exponent and {m} mantissa bits are {bits} bits, "
-            f"not {found['bits']}"
+            f"{quoted(text)}: a sign, {e} exponent and {m} mantissa bits make {bits} bits, "
+            f"got {found['bits']}"
         )
     return spell(f"e{e}m{m}:{_hardware_block(found)}:e8m0/floor")
 
 
 def _hardware_block(found: re.Match[str]) -> str:
     if int(found["size"]) < 1:
-        raise ValueError(f"{quoted(found[0])}: a block has at least 1 element")
+        raise ValueError(f"{quoted(found[0])}: a block must have at least 1 element")
     return f"group{int(found['size'])}" + (f"@{found['dim']}" if found["dim"] else "")
 
 

@@ -55,8 +55,8 @@ def round_to_power_of_2(scale: Value) -> Value:
         return nearest_power(scale.detach())
     if isinstance(scale, bool) or not isinstance(scale, int | float | np.float32 | np.float16):
         raise TypeError(
-            f"expected a float or a tensor of floats, found a {type(scale).__name__}: "
-            f"float(...) or torch.as_tensor(...) makes one"
+            f"expected a float or a tensor of floats, found a {type(scale).__name__}: convert "
+            "it with float(...) or torch.as_tensor(...)"
         )
     if isinstance(scale, int):
         scale = max(-(2**127), min(scale, 2**127))  # of any size, which float() does not take

@@ -88,11 +88,11 @@ class Recipe:
         if profile is not None:
             default = _with_profile(default, profile)
         if isinstance(skip, str):
-            raise TypeError(f"skip is a list of patterns: write [{skip!r}]")
+            raise TypeError(f"skip must be a list of patterns: write [{skip!r}]")
         if not isinstance(skip, list | tuple) or not all(isinstance(p, str) for p in skip):
-            raise TypeError(f"skip is a list of patterns, such as ['lm_head'], not {skip!r}")
+            raise TypeError(f"skip must be a list of patterns, such as ['lm_head'], got {skip!r}")
         if not isinstance(rules or {}, Mapping):
-            raise TypeError(f"rules maps patterns to what they get, it is not {rules!r}")
+            raise TypeError(f"rules must map patterns to formats, got {rules!r}")
         joined = read_fused(fused)
         for pattern in (*(rules or {}), *skip):
             patterns.check(pattern)
@@ -140,7 +140,7 @@ class Recipe:
     def refuse_profiles(self, why: str) -> "Recipe":
         """The recipe as it is. Raises ValueError that names the first profile, and says `why`."""
         for place, profile in self.profiles():
-            raise ValueError(f"the recipe: {place} is of the profile {profile}: {why}")
+            raise ValueError(f"the recipe: {place} has the profile {profile}: {why}")
         return self
 
     def decide(self, name: str) -> tuple[Scheme, str | None]:
@@ -209,7 +209,7 @@ class Recipe:
         """The recipe that `to_dict` describes. Raises ValueError for unknown keys."""
         known = {*PARTS, "rules", "skip", "fused"}
         if not isinstance(data, Mapping):
-            raise ValueError(f"a recipe is a JSON object, not {type(data).__name__}")
+            raise ValueError(f"a recipe must be a JSON object, found a {type(data).__name__}")
         if unknown := sorted(set(data) - known):
             raise ValueError(
                 f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(known))}"
@@ -233,13 +233,13 @@ class Recipe:
             return cls.from_dict(source)
         if not isinstance(source, str | Path):
             told = f"a {type(source).__name__}" if source is not None else "None"
-            raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, not {told}")
+            raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, found {told}")
         text = str(source).strip()
         if text.startswith("{"):
             return cls.from_json(text)
         if text.endswith(".json"):
             if not Path(text).exists():
-                raise ValueError(f"no recipe file {text!r}")
+                raise ValueError(f"the recipe file {text!r} does not exist")
             return cls.from_dict(read_json(text))
         return cls(weight=text)
 
@@ -249,7 +249,7 @@ def _with_profile(default: Scheme, profile: Profile) -> Scheme:
     made = read_parts({"weight": profile}, default)
     if default.weight not in (None, made.weight):
         raise ValueError(
-            f"the format of profile {profile} is {made.weight}, and weight is {default.weight}: "
-            f"give one of them, or profile=None"
+            f"the format of profile {profile} is {made.weight}, and weight is "
+            f"{default.weight}: pass only one of the two, or profile=None"
         )
     return made

@@ -113,7 +113,10 @@ def qparams_from_range(
     Raises ValueError for a format whose scales, offsets or values are not chosen from ranges.
     """
     if fmt.element.learned:
-        raise ValueError(f"{fmt}: {fmt.element.name} is learned from a whole tensor, not a range")
+        raise ValueError(
+            f"{fmt}: {fmt.element.name} is learned from a whole tensor, and a range is not "
+            "enough: quantize the tensor"
+        )
     return _of_ranges(low, high, poisoned, fmt, outer)
 
 
@@ -121,7 +124,9 @@ def _of_ranges(
     low: Tensor, high: Tensor, poisoned: Tensor, fmt: Format, outer: Tensor | None = None
 ) -> QParams:
     if fmt.unchosen:
-        raise ValueError(f"{fmt}: {fmt.unchosen}: pass what a file or another library gave")
+        raise ValueError(
+            f"{fmt}: {fmt.unchosen}: pass the scale that a file or another library has"
+        )
     if fmt.offset is not None and fmt.offset.inner and not fmt.offset.inner.element.signed:
         low = low.clamp(max=0.0)  # such offsets are at most 0
     scale, outer = _store(low, high, fmt, poisoned, outer)

@@ -90,8 +90,8 @@ def read_scheme(pattern: str, rule: object) -> OpScheme:
         return rule or OpScheme()
     if not isinstance(rule, Mapping):
         raise TypeError(
-            f"rule {pattern!r}: an op has no weight, so its rule is an object with input, output "
-            f"or both, not {rule!r}"
+            f"rule {pattern!r}: an op has no weight, so its rule must be an object with "
+            f"input, output or both, got {rule!r}"
         )
     if unknown := sorted(set(rule) - set(KEYS)):
         raise ValueError(
@@ -100,11 +100,11 @@ def read_scheme(pattern: str, rule: object) -> OpScheme:
     formats = {p: None if rule.get(p) is None else parse(rule[p]) for p in ("input", "output")}
     shared = rule.get("shared", False)
     if not isinstance(shared, bool):
-        raise TypeError(f"rule {pattern!r}: shared is true or false, not {shared!r}")
+        raise TypeError(f"rule {pattern!r}: shared must be true or false, got {shared!r}")
     if shared and (formats["input"] is None or not formats["input"].block.static):
         raise ValueError(
-            f"rule {pattern!r}: shared needs an input format with the block tensor or channel-1, "
-            f"whose scales are known beforehand; found {formats['input']}"
+            f"rule {pattern!r}: shared needs an input format with the block tensor or "
+            f"channel-1, whose scales are known in advance; found {formats['input']}"
         )
     return OpScheme(**formats, shared=shared)
 

@@ -54,7 +54,9 @@ class Levels(NamedTuple):
         The mantissa is that of the numerator, as `bits.mantissa` gives it: 23 bits, no leading one.
         """
         if rule in ("even", "tosa") and self.mbits > 22:
-            raise ValueError(f"the rule {rule} needs a largest value of at most 23 bits")
+            raise ValueError(
+                f"the rule {rule} needs an element whose largest value has at most 23 bits"
+            )
         significand = int(self.value * 2**self.mbits / 2**self.emax)  # M in steps of its last bit
         if rule == "floor":
             return _NEVER
@@ -150,7 +152,7 @@ class PowerOfTwo:
         """The numerator a [...] float32, above 0 -> the exponent of the step [...] int32 (3.4)."""
         if self.rule == GIVEN:
             raise ValueError(
-                f"the scale {self} is given, not chosen: pass scale=…, or name a rule "
+                f"the scale {self} has no rule that chooses it: pass scale=…, or name a rule "
                 f"({', '.join(RULES)})"
             )
         if self.rule == "nearest":

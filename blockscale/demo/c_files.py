@@ -49,7 +49,7 @@ def compiled(path: Path) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
         head = "".join(line for line, _ in zip(file, range(_HEAD), strict=False))
     declared = _RUN.search(head)
     if declared is None:
-        raise RuntimeError(f"{path} does not declare model_run: it is no file of bs.export.c")
+        raise RuntimeError(f"{path} does not declare model_run: it was not written by bs.export.c")
     doors = [each.groups() for each in _DOOR.finditer(declared[1])]
     function = ctypes.CDLL(str(library)).model_run
     return lambda given: _called(function, doors, head, given)

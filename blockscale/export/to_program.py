@@ -86,13 +86,13 @@ def _adopted(graph: Any) -> ExportedProgram:
 def _of_quantize_fx(graph: Any, example: Example | None) -> ExportedProgram:
     if example is None:
         raise ValueError(
-            "a graph module of quantize_fx is exported with an example of what it is called with: "
-            "give a tensor or a tuple of arguments"
+            "a graph module of quantize_fx needs an example of its inputs: pass a tensor or "
+            "a tuple of arguments"
         )
     args, kwargs = arguments(example)
     if kwargs:
         raise TypeError(
-            "a graph module of quantize_fx is exported with a tuple of arguments, not a dict"
+            "a graph module of quantize_fx needs a tuple of arguments as example, found a dict"
         )
     return _adopted(from_quantize_fx(graph, args))
 
@@ -101,8 +101,8 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
     """A program that exists: its sizes are what they are."""
     if dynamic_batch:
         raise ValueError(
-            "dynamic_batch is for models: the sizes of an exported program were fixed when it was "
-            "made, by dynamic_shapes of torch.export.export"
+            "dynamic_batch needs a model: the sizes of an exported program are fixed already "
+            "(use dynamic_shapes of torch.export.export)"
         )
     if example is not None:
         tried(made.module(), *arguments(example))
@@ -115,8 +115,8 @@ def exported_model(
     """A model as torch.export's program. Raises ValueError as `program` does."""
     if example is None:
         raise ValueError(
-            "a model is exported with an example of what it is called with: give a tensor, a "
-            "tuple of arguments or a dict of named ones"
+            "no example of the model's inputs: pass a tensor, a tuple of arguments or a dict "
+            "of keyword arguments"
         )
     _check_state(model)
     args, kwargs = arguments(example)
@@ -156,8 +156,8 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(example, tuple | list):
         return tuple(example), {}
     raise TypeError(
-        f"an example is a tensor, a tuple of arguments or a dict of named ones, "
-        f"not {type(example).__name__}"
+        "the example must be a tensor, a tuple of arguments or a dict of keyword arguments, "
+        f"found a {type(example).__name__}"
     )
 
 
@@ -186,13 +186,14 @@ def _free_first_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     batches = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
     if len(batches) != 1:
         raise ValueError(
-            f"dynamic_batch needs tensors whose first sizes are equal, found {sorted(batches)}: "
-            f"export with torch.export.export and its dynamic_shapes, and give that program"
+            "dynamic_batch needs tensors whose first sizes are equal, found "
+            f"{sorted(batches)}: export with torch.export.export and its dynamic_shapes, and "
+            "pass that program"
         )
     if min(batches) < 2:
         raise ValueError(
-            f"dynamic_batch needs an example of 2 or more rows, found {min(batches)}: torch.export "
-            f"takes sizes 0 and 1 for constants"
+            f"dynamic_batch needs an example of 2 or more rows, found {min(batches)}: "
+            "torch.export treats sizes 0 and 1 as constants"
         )
     batch = Dim("batch")
 
@@ -233,7 +234,7 @@ def _plain(output: object) -> object:
     if type(output) is list:
         return [_plain(value) for value in output]
     raise ValueError(
-        f"the model returns a {type(output).__module__}.{type(output).__qualname__}, which only "
-        f"its library can read again: let it return tensors, in tuples, lists or dicts "
-        f"(models of transformers return a cache unless their config says use_cache=False)"
+        f"the model returns a {type(output).__module__}.{type(output).__qualname__}, which "
+        "only its library can read: let it return tensors, in tuples, lists or dicts (models "
+        "of transformers return a cache unless their config says use_cache=False)"
     )

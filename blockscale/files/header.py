@@ -102,7 +102,7 @@ def parse_header(text: bytes) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     end = LENGTH + len(text)
     for name, tensor in tensors.items():
         if tensor.start != end:
-            raise ValueError(f"tensor {quoted(name)} starts at byte {tensor.start}, not {end}")
+            raise ValueError(f"tensor {quoted(name)} starts at byte {tensor.start}, expected {end}")
         end += tensor.nbytes
     return tensors, metadata
 
@@ -110,7 +110,7 @@ def parse_header(text: bytes) -> tuple[dict[str, StoredTensor], dict[str, str]]:
 def _no_minus(text: str) -> int:
     """An integer, but -0, which safetensors takes for a fraction."""
     if text == "-0":
-        raise ValueError("-0 is no size")
+        raise ValueError("-0 is not a size")
     return int(text)
 
 
@@ -119,7 +119,7 @@ def _read_metadata(data: Any) -> dict[str, str]:
     found = {} if data is None else json_object(data, "its __metadata__")
     for key, value in found.items():
         if not isinstance(value, str):
-            raise ValueError(f"its __metadata__ has {quoted(key)}, which is no text")
+            raise ValueError(f"its __metadata__ has {quoted(key)}, whose value is not text")
     return found
 
 
@@ -133,9 +133,12 @@ def _read_spec(name: str, entry: Any, first: int) -> StoredTensor:
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ValueError(f"tensor {quoted(name)}: safetensors has no dtype {quoted(dtype)}")
     if not _sizes(shape) or prod(size for size in shape if size) > _LARGEST_SIZE:
-        raise ValueError(f"tensor {quoted(name)}: {quoted(shape)} is no shape")
+        raise ValueError(f"tensor {quoted(name)}: {quoted(shape)} is not a shape")
     if not _sizes(offsets) or len(offsets) != 2:  # the first byte, and that after the last
-        raise ValueError(f"tensor {quoted(name)}: its data_offsets are {quoted(offsets)}")
+        raise ValueError(
+            f"tensor {quoted(name)}: its data_offsets are {quoted(offsets)}, expected two "
+            "positions in order"
+        )
     begin, end = offsets
     if prod(shape) * BITS[dtype] != 8 * (end - begin):
         raise ValueError(

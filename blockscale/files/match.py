@@ -21,7 +21,8 @@ def refuse_quantized(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, QLayer | Holder):
             raise FileError(
-                f"{name or 'all'} of this model is quantized already: load into the float model"
+                f"{name or 'all'} of this model is quantized already: load the file into the "
+                "float model"
             )
 
 
@@ -125,8 +126,9 @@ def match_floats(
     extra = sorted(plain - set(matches.values()) - set(state) - buffers)
     if missing or extra:
         raise FileError(
-            f"{source.path} is not of this model: {_some('it lacks', missing)}"
-            f"{_some('it has', extra)}build the model it was made from"
+            f"{source.path} does not belong to this model: "
+            f"{_some('it lacks', missing)}{_some('it has', extra)}build the model it was made "
+            "from"
         )
     return matches
 
@@ -136,8 +138,8 @@ def _check_shape(
 ) -> None:
     if shape is None:
         raise FileError(
-            f"{source.path}: it has {name}, which this model has not: build the model it was "
-            f"made from"
+            f"{source.path}: it has {name}, which this model does not have: build the model "
+            "it was made from"
         )
     if shape != expected:
         raise FileError(

@@ -125,11 +125,13 @@ class Metadata:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error})") from None
         if version != VERSION or type(version) is not int:
             raise FileError(
-                f"{path}: written in version {quoted(version)} of the file format, this "
+                f"{path}: written in version {quoted(version)} of the file format, and this "
                 f"blockscale reads version {VERSION}: install a newer blockscale"
             )
         if (metadata or {}).get(DIGEST) != _digest(text):
-            raise FileError(f"{path}: its blockscale metadata is damaged (its digest differs)")
+            raise FileError(
+                f"{path}: its blockscale metadata is damaged (its digest does not match)"
+            )
         try:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
             aliases, folded = _texts(data["aliases"]), _texts(data.get("folded", {}))
@@ -149,7 +151,7 @@ class Metadata:
 def _texts(data: dict[str, str]) -> dict[str, str]:
     """What maps names to texts. Raises TypeError for anything else."""
     if not all(isinstance(value, str) for value in data.values()):
-        raise TypeError("expected texts")
+        raise TypeError("expected strings")
     return data
 
 
@@ -160,10 +162,10 @@ def _digest(text: str) -> str:
 def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
     info = TensorInfo(**{**data, "shape": tuple(data["shape"])})  # type: ignore[arg-type]
     if not all(type(size) is int and size >= 0 for size in info.shape):
-        raise ValueError(f"tensor {name!r}: {info.shape} is no shape")
+        raise ValueError(f"tensor {name!r}: {info.shape} is not a shape")
     dtype = getattr(torch, info.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"tensor {name!r}: {quoted(info.dtype)} is no dtype of floats")
+        raise ValueError(f"tensor {name!r}: {quoted(info.dtype)} is not a float dtype")
     try:
         check_layout(info.layout)
     except ValueError as error:
@@ -191,7 +193,7 @@ def _check_layer(metadata: Metadata, name: str) -> None:
         return
     info = metadata.tensors[metadata.aliases.get(weight, weight)]
     if len(stored_shape(info.shape, info.layout)) != 2:
-        raise ValueError(f"layer {name!r}: a transform needs a matrix, not {info.shape}")
+        raise ValueError(f"layer {name!r}: a transform needs a matrix, found shape {info.shape}")
     try:
         before.stored_buffers(spelling, metadata.features(name))
     except ValueError as error:

@@ -193,7 +193,7 @@ def read_index(index: Path) -> dict[str, str]:
         ):
             raise FileError(f"{index} names {quoted(name)}, which is not inside the directory")
         if not name.endswith(".safetensors") or not name.isprintable():
-            raise FileError(f"{index} names {quoted(name)}, which is no *.safetensors file")
+            raise FileError(f"{index} names {quoted(name)}, which is not a *.safetensors file")
     return {tensor: PurePosixPath(name).as_posix() for tensor, name in names.items()}
 
 

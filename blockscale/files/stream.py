@@ -67,14 +67,14 @@ class Reader(Closing):
     def _header(self) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         length = int.from_bytes(os.pread(self._file, LENGTH, 0), "little")
         if not 2 <= length <= min(LARGEST, self.size - LENGTH):
-            self._refuse(f"it has {self.size} bytes, and its header would take {length}")
+            self._refuse(f"it has {self.size} bytes, but its header should have {length}")
         try:
             tensors, metadata = parse_header(os.pread(self._file, length, LENGTH))
         except ValueError as error:
             self._refuse(f"its header cannot be read ({error})")
         end = LENGTH + length + sum(tensor.nbytes for tensor in tensors.values())
         if end != self.size:
-            self._refuse(f"it has {self.size} bytes, and its header describes {end}")
+            self._refuse(f"it has {self.size} bytes, but its header describes {end}")
         return tensors, metadata
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -93,7 +93,8 @@ class Reader(Closing):
         dtype = tensor.torch_dtype
         if dtype is None:
             raise FileError(
-                f"{self.path}: tensor {quoted(name)} has dtype {tensor.dtype}, which torch has not"
+                f"{self.path}: tensor {quoted(name)} has dtype {tensor.dtype}, which torch "
+                "does not have"
             )
         shape = tensor.shape if shape is None else shape
         row = tensor.nbytes // max(shape[0] if shape else 1, 1)
@@ -120,7 +121,7 @@ class Reader(Closing):
             data = os.pread(self._file, min(_CHUNK, len(target) - done), start + done)
             if not data:
                 raise FileError(
-                    f"{self.path}: ends at byte {start + done}: it was cut while being read"
+                    f"{self.path}: ends at byte {start + done}: it was truncated while being read"
                 )
             target[done : done + len(data)] = data
             done += len(data)

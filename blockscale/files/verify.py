@@ -82,9 +82,9 @@ def reproduce(
     try:
         recipe, seed = Recipe.from_dict(told["recipe"]), told["seed"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path / LEDGER} tells of no recipe and seed ({error!r})") from None
+        raise FileError(f"{path / LEDGER} has no recipe and seed ({error!r})") from None
     if type(seed) is not int:
-        raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is no integer")
+        raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is not an integer")
     folder = again_path(path.absolute())
     with locked(folder):
         try:
@@ -119,7 +119,7 @@ def _releases(told: dict[str, Any]) -> str:
 
 def _ledger(path: Path) -> dict[str, Any]:
     if not (path / LEDGER).is_file():
-        raise FileError(f"{path} has no {LEDGER}: it is no directory that blockscale quantized")
+        raise FileError(f"{path} has no {LEDGER}: blockscale did not quantize this directory")
     return json_object(read_json(path / LEDGER, most=LARGEST), path / LEDGER)
 
 
@@ -128,9 +128,8 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
     told = _ledger(path)
     if "files" not in told:
         raise FileError(
-            f"{path / LEDGER} has no digests: it was written by release 0.1.0, before there were "
-            f"any. Nothing in {path} can be proved, nor made again with the same bytes: quantize "
-            f"the float model again"
+            f"{path / LEDGER} has no digests: release 0.1.0 wrote it, which stored none. "
+            f"Nothing in {path} can be verified or reproduced: quantize the float model again"
         )
     listed = {}
     for name, entry in json_object(told["files"], "its files").items():
@@ -143,7 +142,7 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
             raise FileError(f"{path / LEDGER}: {quoted(name)} has no size and SHA-256")
         listed[name] = size, digest
     if not any(name.endswith(".safetensors") for name in listed):
-        raise FileError(f"{path / LEDGER} lists no file of weights, so that nothing is proved")
+        raise FileError(f"{path / LEDGER} lists no file of weights, so there is nothing to verify")
     return listed
 
 

@@ -30,7 +30,7 @@ def check_place(path: str | Path, example: str) -> Path:
 def check_new(path: Path, overwrite: bool) -> None:
     """Raises FileExistsError if a file is there already, unless `overwrite` says to replace it."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: remove it, or say overwrite=True")
+        raise FileExistsError(f"{path} exists: remove it, or pass overwrite=True")
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     which nothing was seen.
     """
     if not isinstance(prepared, Prepared):
-        raise TypeError(f"expected what bs.graph.prepare gave, found a {type(prepared).__name__}")
+        raise TypeError(
+            f"expected the result of bs.graph.prepare, found a {type(prepared).__name__}"
+        )
     model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
         program = traced(model)
@@ -80,8 +82,8 @@ def _from_watching(prepared: Prepared) -> Session:
     assert watching is not None
     if own.methods.transform is not None:
         raise ValueError(
-            f"the transform {own.methods.transform.name!r} needs more than one look at the "
-            f"batches: call bs.calibrate(prepared, batches) before bs.graph.convert"
+            f"the transform {own.methods.transform.name!r} needs more than one pass over the "
+            "batches: call bs.calibrate(prepared, batches) before bs.graph.convert"
         )
     session = Session(prepared, own.plans, None, strict=own.strict)
     session.observed(watching.observers)
@@ -106,7 +108,8 @@ def _refuse_unseen(prepared: Prepared, session: Session) -> None:
             "static scales have seen no data:"
             + "".join(f"\n  {line}" for line in lines)
             + "\nRun batches through the prepared graph that reach them, or "
-            "bs.calibrate(prepared, batches), or take a format with dynamic scales (token, group)."
+            "bs.calibrate(prepared, batches), or use a format with dynamic scales "
+            "(token, group)."
         )
 
 

@@ -81,7 +81,7 @@ def _size(graph: fx.GraphModule, x: fx.Node, like: fx.Node) -> Any:
     """The size of x's last dimension, as a node where it is a symbol."""
     sizes = shape(x)
     if sizes is None:
-        raise ValueError(f"nothing is known of the shape of {x.name}: export the program again")
+        raise ValueError(f"the shape of {x.name} is not known: export the program again")
     if not sizes:
         return 1
     last = sizes[-1]

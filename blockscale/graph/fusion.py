@@ -36,7 +36,7 @@ def fuse(converted: Program) -> fx.GraphModule:
     """
     graph = adopted(converted, first=passes.FLOAT)
     if state(graph).stage == "prepared":
-        raise ValueError("a prepared graph is not fused: bs.graph.convert it first")
+        raise ValueError("a prepared graph cannot be fused: call bs.graph.convert first")
     expand(graph)
     changes = passes.apply(graph, passes.FUSE)
     told = state(graph)

@@ -182,7 +182,7 @@ def prepare(
 
 def _check_training(qat: bool, plain: bool) -> None:
     if qat and not plain:
-        raise ValueError("qat=True trains weights as they are: leave out weight and transform")
+        raise ValueError("qat=True trains the weights themselves: leave out weight and transform")
 
 
 def _float(program: Program) -> fx.GraphModule:
@@ -216,14 +216,15 @@ def _check_float(graph: fx.GraphModule) -> None:
     if stage != "imported" or coded:
         what = f"a {stage} graph" if stage != "imported" else f"{coded[0].target} in the program"
         raise ValueError(
-            f"prepare takes a program of a float model, found {what}: give a quantized one to "
-            f"bs.graph.fuse"
+            f"expected a program of a float model, found {what}: pass a quantized one to "
+            "bs.graph.fuse"
         )
     norms = [n for n in graph.graph.nodes if str(n.target) == "aten.batch_norm.default"]
     if any(len(n.args) > 5 and n.args[5] for n in norms):
         raise ValueError(
-            "the program was exported in training mode, its batch norms learn: export "
-            "model.eval(); a graph for training (qat=True) has its own .train() and .eval()"
+            "the program was exported in training mode, so its batch norms still learn: "
+            "export model.eval(); a graph for training (qat=True) has its own .train() and "
+            ".eval()"
         )
 
 

@@ -96,7 +96,7 @@ def exported(graph: fx.GraphModule) -> ExportedProgram:
     known = state(graph)
     if known.stage == "prepared":
         raise ValueError(
-            "a prepared graph is not exported, it still holds float layers: bs.graph.convert it"
+            "a prepared graph still holds float layers: call bs.graph.convert before exporting"
         )
     return traced(graph)
 
@@ -118,8 +118,8 @@ def example_of(graph: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
         value = node.meta.get("val")
         if value is None:
             raise ValueError(
-                f"the graph has no example of what it is called with, and nothing is known of its "
-                f"input {node.name!r}: start from torch.export.export(model, example)"
+                f"the graph has no example of its inputs, and the shape of {node.name!r} is "
+                "not known: start from torch.export.export(model, example)"
             )
         leaves.append(_zeros(value) if isinstance(value, Tensor) else value)
     spec = _in_spec(graph)

@@ -68,7 +68,9 @@ class QuantParams:
                 continue
             expected = divided((n,), (size,))[0]
             if _differ(count, expected):
-                self._refuse(f"dimension {dim} has {expected} blocks of the format, not {count}")
+                self._refuse(
+                    f"dimension {dim} has {expected} blocks of the format, found {count} scales"
+                )
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(
@@ -101,7 +103,9 @@ class QuantParams:
             return _chosen(cls, source)
         own = op.signature.bind(*source.args)[_PLACE[op.name]]
         if own.scale is None:
-            raise ValueError(f"{source.format_node()}: it is dynamic, so its scale is no node")
+            raise ValueError(
+                f"{source.format_node()}: its scale is dynamic, so there is no node for it"
+            )
         sized = source if op.name == "dequantize" else source.args[0]
         shape = tuple(_value(sized).shape)
         return cls(
@@ -132,15 +136,15 @@ class QuantParams:
         expected = form.element.code_dtype
         if codes.dtype != expected:
             raise TypeError(
-                f"{form}: expected codes of {expected}, found {codes.dtype}: pass what quantize "
-                f"or QTensor.codes gives"
+                f"{form}: expected codes of {expected}, found {codes.dtype}: pass what "
+                "bs.quantize or QTensor.codes returns"
             )
         packed = primitives.pack(codes, form.spelling)
         if not torch.equal(_unpacked(packed, form, codes.shape), codes):
             low, high = (int(end) for end in codes.aminmax())
             raise ValueError(
-                f"{form}: codes of {form.bits} bits, found {low} ... {high}: pass what quantize "
-                f"or QTensor.codes gives"
+                f"{form}: codes of {form.bits} bits, found {low} ... {high}: pass what "
+                "bs.quantize or QTensor.codes returns"
             )
         size = codes.shape[-1] if codes.ndim else 1
         values: Tensor = primitives.dequantize(operand(packed, qparams, form, size), dtype)
@@ -152,13 +156,13 @@ class QuantParams:
         parts: tuple[Any, ...] = (self.scale, self.outer, self.zero_point, *self.more)
         if nodes := [part for part in parts if isinstance(part, fx.Node)]:
             raise TypeError(
-                f"{nodes[0]} is a node of a graph, whose numbers are not known here: take the "
-                f"parameters of a QTensor, or call bs.graph.convert and run the graph"
+                f"{nodes[0]} is a node of a graph, whose values are not known here: use the "
+                "parameters of a QTensor, or call bs.graph.convert and run the graph"
             )
         if form is None:
             raise ValueError(
-                "no format says what codes mean: give QuantParams one, "
-                'as parse("int8:channel0:fp32")'
+                "QuantParams has no format, so codes have no meaning: pass one, such as "
+                'parse("int8:channel0:fp32")'
             )
         if tuple(x.shape) != tuple(self.shape):
             raise ValueError(
@@ -171,7 +175,7 @@ class QuantParams:
         if extra := [
             name for name, part in found.items() if part is not None and name not in stored
         ]:
-            raise ValueError(f"{form}: has no {extra[0]}, but one is given: leave it out")
+            raise ValueError(f"{form}: has no {extra[0]}, but one was passed: leave it out")
         own = {
             name: checked_part(form, self.shape, name, found[name], *stored[name])
             for name in stored
@@ -261,7 +265,7 @@ def _chosen(cls: type[QuantParams], node: fx.Node) -> QuantParams:
     taken = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     parts = {name: taken.get(place) for place, name in enumerate(fmt.parts, 1)}
     if missing := [name for name, part in parts.items() if part is None]:
-        raise ValueError(f"{node.format_node()}: nothing takes its {missing[0]}")
+        raise ValueError(f"{node.format_node()}: nothing reads its {missing[0]}")
     more = [part for name, part in parts.items() if name not in ("scale", "zero_point", "outer")]
     return cls(
         parts["scale"], parts.get("zero_point"), parts.get("outer"), fmt,  # type: ignore[arg-type]

@@ -42,8 +42,9 @@ def state(graph: fx.GraphModule) -> State:
     found = graph.meta.get(_KEY) if isinstance(graph, fx.GraphModule) else None
     if not isinstance(found, State):
         raise ValueError(
-            f"expected a graph that bs.graph.prepare or a later step gave, found a "
-            f"{type(graph).__name__}: start with bs.graph.prepare(torch.export.export(...), recipe)"
+            "expected a graph that bs.graph.prepare or a later step returned, found a "
+            f"{type(graph).__name__}: start with bs.graph.prepare(torch.export.export(...), "
+            "recipe)"
         )
     return found
 

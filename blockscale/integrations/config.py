@@ -64,11 +64,13 @@ class RecipeConfig:
         """
         method = config_dict.get("quant_method", config_dict.get("method", METHOD))
         if method != METHOD:
-            raise ValueError(f"quantization_config is of {method!r}, not of {METHOD!r}")
+            raise ValueError(
+                f"quantization_config has quant_method {method!r}, expected {METHOD!r}"
+            )
         if (version := config_dict.get("version", VERSION)) != VERSION:
             raise FileError(
-                f"quantization_config: version {version!r} of the file format, this blockscale "
-                f"reads version {VERSION}: install a newer blockscale"
+                f"quantization_config: version {version!r} of the file format, and this "
+                f"blockscale reads version {VERSION}: install a newer blockscale"
             )
         if unknown := sorted(set(config_dict) - _KNOWN):
             known = ", ".join(sorted(_KNOWN))

@@ -27,7 +27,9 @@ def merged(shape: Sequence[int], sizes: Sequence[int]) -> tuple[Sizes, Sizes]:
     Raises ValueError for another number of sizes than dimensions.
     """
     if len(shape) != len(sizes):
-        raise ValueError(f"no block size for each of {len(shape)} dimensions: found {sizes}")
+        raise ValueError(
+            f"expected a block size for each of {len(shape)} dimensions, found {sizes}"
+        )
     if prod(shape) == 0:
         return tuple(shape), tuple(sizes)
     merged_shape: list[int] = []  # innermost first

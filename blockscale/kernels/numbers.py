@@ -151,7 +151,7 @@ def lowered(fmt: Format | str) -> FormatNumbers:
     """
     numbers = lower(fmt)
     if numbers is None:
-        raise TypeError(f"no kernel knows the elements of {fmt}: ops run them on the reference")
+        raise TypeError(f"no kernel supports the elements of {fmt}: ops run them on the reference")
     return numbers
 
 

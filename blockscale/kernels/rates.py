@@ -45,7 +45,7 @@ def rates(device: str = "cpu") -> Rates:
     """
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise ValueError(f"no rates of device {device!r}: 'cpu' and 'cuda' are measured")
+        raise ValueError(f"cannot measure rates of device {device!r}; choose from cpu, cuda")
     source = torch.ones(COPIED, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     copy = 2 * COPIED / _seconds(lambda: target.copy_(source), device)

@@ -50,27 +50,29 @@ def read(path: Path) -> Table:
             for shape, entry in json_object(entries, quoted(at)).items():
                 (_check_cpu if at.startswith(CPU) else _check_cuda)(at, shape, entry)
     except FileError as error:
-        raise ValueError(f"{path} is no table of launch choices ({error}): delete it") from None
+        raise ValueError(f"{path} is not a table of launch choices ({error}): delete it") from None
     return table
 
 
 def _check_cuda(at: str, shape: str, entry: Any) -> None:
     """Raise FileError for what is no shape and entry."""
     if not re.fullmatch(r"[0-9]{1,12},[0-9]{1,12},[0-9]{1,12}", shape):
-        raise FileError(f"{quoted(at)}: {quoted(shape)} is no shape M,N,K")
+        raise FileError(f"{quoted(at)}: {quoted(shape)} is not a shape M,N,K")
     name, *numbers = entry if isinstance(entry, list) and entry else [None]
     if not isinstance(name, str) or not all(type(n) is int for n in numbers):
-        raise FileError(f"{quoted(at)}: {quoted(entry)} is no way and its numbers")
+        raise FileError(
+            f"{quoted(at)}: {quoted(entry)} is not the name of a kernel and its numbers"
+        )
 
 
 def _check_cpu(at: str, threads: str, entry: Any) -> None:
     """Raise FileError for what is no number of threads and choices."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}", threads):
-        raise FileError(f"{quoted(at)}: {quoted(threads)} is no number of threads")
+        raise FileError(f"{quoted(at)}: {quoted(threads)} is not a number of threads")
     if not isinstance(entry, dict) or not all(
         type(n) is int and 0 <= n < 1 << 62 for n in entry.values()
     ):
-        raise FileError(f"{quoted(at)}: {quoted(entry)} is no table of numbers")
+        raise FileError(f"{quoted(at)}: {quoted(entry)} is not a table of numbers")
 
 
 def record(choices: Table, path: Path | None = None) -> None:
@@ -107,6 +109,6 @@ def _locked(path: Path) -> Iterator[None]:
         raise ValueError(f"{place} cannot be locked ({error.strerror}): delete it") from None
     with os.fdopen(lock, "rb") as held:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
-            raise ValueError(f"{place} cannot be locked (it is no regular file): delete it")
+            raise ValueError(f"{place} cannot be locked (it is not a regular file): delete it")
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

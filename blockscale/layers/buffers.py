@@ -99,7 +99,7 @@ class Buffers(nn.Module):
     def _hf_hook(self) -> Any:
         """accelerate's hook on this module. Raises AttributeError without one."""
         if "_hf_hook" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no hook of accelerate's")
+            raise AttributeError(f"{type(self).__name__} has no hook of accelerate")
         return self.__dict__["_hf_hook"]
 
     @_hf_hook.setter

@@ -209,7 +209,7 @@ def _decide(
     if any(other != scheme for other, _ in decisions):
         shared = ", ".join(names)
         return Refused(
-            "skipped", f"{shared} are one layer, which the recipe treats in several ways"
+            "skipped", f"{shared} share one layer, and the recipe treats them differently"
         )
     if not scheme:
         why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"

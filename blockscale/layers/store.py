@@ -179,13 +179,13 @@ class QInput(Scaled):
         scale = self.format.scale
         if not isinstance(scale, TwoLevel) or not scale.given or str(scale.inner.block) != "tensor":
             raise ValueError(
-                f"{self.fmt}: an outer scale is given to formats of two levels that say so and "
-                f"have one for the whole tensor, such as e2m1:group16:e4m3/given"
+                f"{self.fmt}: an outer scale can be passed only for a two-level format with a "
+                "static one for the whole tensor, such as e2m1:group16:e4m3/given"
             )
         dtype = scale.outer_type.dtype
         if not isinstance(outer, Tensor) or outer.numel() != 1 or outer.dtype != dtype:
             raise ValueError(
-                f"{self.fmt}: its outer scale is one number, {dtype_name(dtype)}, found "
+                f"{self.fmt}: its outer scale must be one number, {dtype_name(dtype)}, found "
                 f"{describe(outer)}"
             )
         self.set_parts(QParams(None, outer.detach().reshape(1, 1)))  # type: ignore[arg-type]
@@ -210,8 +210,8 @@ class QInput(Scaled):
         block = self.format.block.name
         if block != "tensor" and not block.startswith("channel-"):
             raise ValueError(
-                f"{self.fmt}: a given scale needs the block 'tensor' or 'channel-1'; with "
-                f"{block!r} scales are chosen from each input"
+                f"{self.fmt}: a static scale needs the block 'tensor' or 'channel-1'; with "
+                f"{block!r} scales are dynamic"
             )
         rank = len(getattr(scale, "shape", ())) or 1
         shape = getattr(scale, "shape", None) or (1,)

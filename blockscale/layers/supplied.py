@@ -66,7 +66,9 @@ def supplied(
         for name, value in (given or {}).items():
             plan = _taker(layers, option, name)
             if (option, plan.name) in named:
-                raise ValueError(f"{option} names {name!r} and {plan.name!r}, which are one layer")
+                raise ValueError(
+                    f"{option} names {name!r} and {plan.name!r}, which are the same layer: pass one"
+                )
             named.add((option, plan.name))
             try:
                 _supply(places[plan.name], plan, option, value)
@@ -90,9 +92,9 @@ def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> N
         if calibrated and observed:
             continue
         raise ValueError(
-            f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: take a "
-            f"format that chooses, or supply what a file has ({option} of bs.quantize_)"
-            + ", or let bs.calibrate find it in data"
+            f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: use a "
+            f"format that chooses its own, or pass what a file has ({option} of bs.quantize_)"
+            + ", or let bs.calibrate choose it from data"
             * calibrated
         )
 
@@ -110,9 +112,12 @@ def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:
     if plan is None:
         raise ValueError(f"{option} names {name!r}, but the recipe quantizes no such layer")
     if option == "before" and not plan.kind.takes_input:
-        raise ValueError(f"before names {name!r}, whose input is indices")
+        raise ValueError(f"before names {name!r}, whose input is indices, not features")
     if option in ("weights", "before") and not plan.owns_weight:
-        raise ValueError(f"{option} names {name!r}, which shares the codes of a tied layer")
+        raise ValueError(
+            f"{option} names {name!r}, which shares the codes of a tied layer: pass them for "
+            "one of the tied layers"
+        )
     return plan
 
 
@@ -126,7 +131,7 @@ def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
         if reason := plan.kind.refuses_before(plan.module, value):
             raise ValueError(reason)
         if plan.tied:
-            raise ValueError("its weight is tied: the layers that share it would need it, too")
+            raise ValueError("its weight is tied, and the layers that share it would need the same")
         place.before = value
     elif option == "input_scales":
         place.input = _static(plan, "input", value)

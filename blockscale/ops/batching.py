@@ -70,7 +70,9 @@ def _one_by_one(
 ) -> tuple[Any, Any]:
     """The op on each slice, what it gives stacked."""
     if not size:
-        raise ValueError(f"blockscale::{name}: torch.vmap over 0 slices says nothing of a result")
+        raise ValueError(
+            f"blockscale::{name}: torch.vmap over 0 slices cannot know the shape of the result"
+        )
     results = [
         op(*(_slice(a, d, i) for a, d in zip(moved, in_dims, strict=True))) for i in range(size)
     ]

@@ -76,7 +76,7 @@ def given(
     """
     if scale is None:
         what = "a zero_point" if zero_point is not None else "an offset"
-        raise ValueError(f"{fmt}: {what} was given without the scale it belongs to")
+        raise ValueError(f"{fmt}: {what} was passed without its scale")
     parts: dict[str, Tensor | None] = {}
     parts["scale"], inner = _opened(fmt, "scale", scale)
     if inner is not None:
@@ -86,7 +86,7 @@ def given(
         parts["offset"], inner = _opened(fmt, "offset", offset)
         parts["offset_outer"] = None if inner is None else inner.scale
     elif offset is not None:
-        raise ValueError(f"{fmt}: has no offset")
+        raise ValueError(f"{fmt}: has no offset: leave it out")
     expected = _expected(str(fmt), shape)
     for name in ("zero_point", "offset"):
         if (parts.get(name) is None) == (name in expected):
@@ -111,7 +111,9 @@ def _opened(
     if inner is None:
         return part, None  # type: ignore[return-value]
     if not isinstance(part, QTensor) or str(part.format) != inner:
-        raise ValueError(f"{fmt}: its {name} is a QTensor of format {inner}, not {describe(part)}")
+        raise ValueError(
+            f"{fmt}: its {name} must be a QTensor of format {inner}, found {describe(part)}"
+        )
     codes = part.codes
     return codes if codes.dtype == torch.uint8 else part.format.element.to_bits(codes), part.qparams
 
@@ -129,7 +131,7 @@ def checked_part(
     Raises ValueError for anything else.
     """
     if not isinstance(part, Tensor) and name == "scale":
-        raise ValueError(f"{fmt}: its scale is a Tensor, not {describe(part)}")
+        raise ValueError(f"{fmt}: its scale must be a Tensor, found {describe(part)}")
     if isinstance(part, Tensor) and part.dtype == dtype and tuple(part.shape) == expected:
         return part
     one = isinstance(part, Tensor) and all(size == 1 for size in (*expected, *part.shape))
@@ -137,8 +139,8 @@ def checked_part(
         return part.reshape(expected)
     what = "the stored scale" if name == "scale" else f"the {name}"
     raise ValueError(
-        f"{fmt}: for a tensor of shape {shape} {what} is {dtype_name(dtype)} of shape {expected}, "
-        f"not {describe(part)}"
+        f"{fmt}: for a tensor of shape {shape} {what} must be {dtype_name(dtype)} of shape "
+        f"{expected}, found {describe(part)}"
     )
 
 

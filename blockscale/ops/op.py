@@ -160,7 +160,10 @@ def _on_one_device(name: str, takes: Signature, shape: Callable[..., Any]) -> Ca
         each = (e for arg in flat for e in (arg if isinstance(arg, list) else [arg]))
         devices = {tensor.device.type for tensor in each if isinstance(tensor, Tensor)}
         if "meta" in devices and len(devices) > 1:
-            raise ValueError(f"blockscale::{name}: its tensors are on {', '.join(sorted(devices))}")
+            raise ValueError(
+                f"blockscale::{name}: its tensors are on several devices, "
+                f"{', '.join(sorted(devices))}: move them to one"
+            )
         return shape(*takes.bind(*flat))
 
     return checked

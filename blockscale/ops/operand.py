@@ -171,7 +171,7 @@ def _values(*columns: Any) -> Values:
         made.append(Value(data, scale, zero_point, outer, fmt, size, rest[:count] or None))
         del rest[:count]
     if rest:
-        raise ValueError(f"{len(rest)} further parts belong to none of the formats {named[4]}")
+        raise ValueError(f"{len(rest)} more tensors were passed than the formats {named[4]} have")
     return made
 
 

@@ -111,8 +111,8 @@ def _backward(
 ) -> dict[str, Tensor | None]:
     if wanted & {"scale", "outer"}:
         raise RuntimeError(
-            "blockscale::fake_quantize has no gradient for a scale: detach it (a learned step "
-            "needs a quantizer of its own)"
+            "blockscale::fake_quantize has no gradient for a scale: detach it (a learned "
+            "scale needs bs.prepare_qat)"
         )
     return {"x": straight_through(gradient, x, by)}
 

@@ -71,7 +71,7 @@ def quantize(
 def _by_profile(x: Tensor, profile: Profile, *given: object) -> QTensor:
     _check_tensor(x)
     if any(part is not None for part in given):
-        raise ValueError(f"profile {profile}: it chooses the scale, so none is given")
+        raise ValueError(f"profile {profile} chooses the scale itself: leave scale out")
     codes, qparams, form = profiles.quantize(x.detach(), profile)
     packed = pack(codes, form.element).contiguous()
     return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)

@@ -23,16 +23,16 @@ def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
         seed = int(seed)  # numpy's integers, too
     if not isinstance(seed, int | Tensor) or isinstance(seed, bool):
         raise TypeError(
-            f"a seed is an int, (seed, index of the first element), an int64 tensor or None, "
-            f"not {seed!r}"
+            "seed must be an int, (seed, index of the first element), an int64 tensor or "
+            f"None, got {seed!r}"
         )
     if isinstance(seed, int):
         if not -(2**63) <= seed < 2**63:
-            raise ValueError(f"a seed has 64 bits, which {seed} exceeds")
+            raise ValueError(f"seed must fit in 64 bits, got {seed}")
         return torch.tensor(seed, dtype=torch.int64, device=device)
     if seed.dtype != torch.int64 or tuple(seed.shape) not in ((), (2,)):
         raise ValueError(
-            f"a seed tensor is int64 of shape [] (the seed) or [2] (the seed, the index of the "
-            f"first element), not {seed.dtype} {tuple(seed.shape)}"
+            "a seed tensor must be int64 of shape [] (the seed) or [2] (the seed, the index "
+            f"of the first element), found {seed.dtype} {tuple(seed.shape)}"
         )
     return seed

@@ -128,7 +128,8 @@ class QTensor:
         """The same on another device. Raises TypeError for a dtype: see `dequantize`."""
         if not isinstance(device, torch.device | str | int):
             raise TypeError(
-                f"a QTensor moves to a device, not to {device!r}: see dequantize(dtype)"
+                f"a QTensor can move to a device, not to {device!r}: for another dtype use "
+                "dequantize(dtype)"
             )
         return self._each(lambda part: part.to(device, non_blocking=non_blocking, copy=copy))
 
@@ -214,8 +215,9 @@ def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
         fmt.element, size
     ):
         raise ValueError(
-            f"{fmt}: rows of {size} codes are stored as {dtype_name(packed_dtype(fmt.element))} "
-            f"[..., {packed_size(fmt.element, size)}], not {describe(codes)}"
+            f"{fmt}: rows of {size} codes are stored as "
+            f"{dtype_name(packed_dtype(fmt.element))} [..., "
+            f"{packed_size(fmt.element, size)}], found {describe(codes)}"
         )
     return QTensor(codes, QParams(**{name: parts[name] for name in fmt.parts}), fmt, size)
 

@@ -94,13 +94,14 @@ def constraint_costs(
     """
     recipe = Recipe.read(recipe)
     if iter(batches) is batches:
-        raise ValueError("batches are read once for each constraint: give a list, not a generator")
+        raise ValueError("batches are read once for each constraint: pass a list, not a generator")
     lifted = {name: _without(recipe, change) for name, change in LIFTED.items()}
     lifted = {name: each for name, each in lifted.items() if each != recipe}
     if not lifted:
         raise ValueError(
-            f"the recipe has no constraint that could be lifted ({', '.join(LIFTED)}): its scales "
-            f"are no powers of two, its integers have 16 bits, and it has no integer biases"
+            "the recipe has none of the constraints that can be lifted "
+            f"({', '.join(LIFTED)}): it has no power-of-two scales, no integers below 16 bits "
+            "and no integer biases"
         )
     base = _sqnr(_compared(model, batches, recipe, options))
     found = {name: _sqnr(_compared(model, batches, r, options)) for name, r in lifted.items()}

@@ -35,7 +35,7 @@ def convert(model: nn.Module) -> nn.Module:
     """
     check_model(model, "bs.convert")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("convert the model that DistributedDataParallel wraps: ddp.module")
+        raise ValueError("found a DistributedDataParallel: convert the model inside, ddp.module")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
         noted = _convert(plain)
     Ledger(noted).warn()
@@ -116,12 +116,15 @@ def _drop(
 
 def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
     if not names:
-        raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
+        raise ValueError(
+            "nothing in this model is prepared for training: call bs.prepare_qat(model, "
+            "recipe) first"
+        )
     told = {entry.name for entry in ledger(model)}
     if unknown := [place for places in names.values() for place in places if place not in told]:
         raise ValueError(
-            f"{unknown[0]} is not in the model's ledger: convert the model that was prepared, and "
-            f"as it was prepared"
+            f"{unknown[0]} is not in the model's ledger: convert the same model that "
+            "bs.prepare_qat prepared"
         )
     if sharded := [n[0] for layer, n in names.items() if hasattr(layer.weight, "full_tensor")]:
         raise ValueError(

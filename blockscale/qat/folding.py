@@ -32,7 +32,9 @@ def find_pairs(model: nn.Module, fuse: str | Pairs | None) -> tuple[dict[str, st
     if not isinstance(fuse, str):
         return _given(model, list(fuse)), ""
     if fuse != "auto":
-        raise ValueError(f"fuse is 'auto', None or pairs (convolution, batch norm), not {fuse!r}")
+        raise ValueError(
+            f"fuse must be 'auto', None or pairs (convolution, batch norm), got {fuse!r}"
+        )
     if not any(type(module) in NORMS.values() for module in model.modules()):
         return {}, ""
     pairs, note = _traced(model)
@@ -72,7 +74,7 @@ def _given(model: nn.Module, pairs: list[tuple[str, str]]) -> dict[str, str]:
         if reason := why_not(conv, norm):
             raise ValueError(f"fuse: {pair[0]!r} with {pair[1]!r}: {reason}")
         if id(conv) in seen or id(norm) in seen:
-            raise ValueError(f"fuse: {pair!r} names a module that another pair has")
+            raise ValueError(f"fuse: {pair!r} names a module that is also in another pair")
         seen |= {id(conv), id(norm)}
     return dict(pairs)
 

@@ -42,7 +42,7 @@ def read_learning(learn: Learn) -> Learning:
         raise ValueError(f"learn: unknown part {unknown[0]!r}; choose from {', '.join(LEARNING)}")
     for what in parts.values():
         if what is not None and what not in DOMAINS:
-            raise ValueError(f"learn is None or one of {', '.join(DOMAINS)}, not {what!r}")
+            raise ValueError(f"learn must be None or one of {', '.join(DOMAINS)}, got {what!r}")
     return dict.fromkeys(LEARNING) | parts
 
 

@@ -23,9 +23,10 @@ def weight_quantizer(layer: nn.Module) -> Any:
         made: Any = layer.weight_fake_quant
         if getattr(made, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator]
             raise ValueError(
-                f"a {type(layer).__name__} has trained with its weight in {made.format} along the "
-                f"last dimension, as activations are, and layers store input channels last: give "
-                f"QConfig of blockscale.compat.torch_ao, or FakeQuantize.with_args(part='weight')"
+                f"a {type(layer).__name__} has trained with its weight in {made.format} along "
+                "the last dimension, as activations are, and layers store input channels "
+                "last: pass QConfig of blockscale.compat.torch_ao, or "
+                "FakeQuantize.with_args(part='weight')"
             )
     else:
         constructor = getattr(getattr(layer, "qconfig", None), "weight", None)

@@ -58,7 +58,7 @@ def prepare_qat(
     check_whole(model, "bs.prepare_qat")
     recipe, learning = Recipe.read(recipe).refuse_profiles(PROFILED), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("prepare the model before DistributedDataParallel wraps it")
+        raise ValueError("found a DistributedDataParallel: prepare the model before wrapping it")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
         _prepare(plain, recipe, learning, strict=strict, fuse=fuse, observer=observer)
         told = ledger(plain)
@@ -108,8 +108,8 @@ def ledger(model: nn.Module) -> Ledger:
     told: Ledger | None = vars(inner_model(model)).get("_qat_ledger")
     if told is None:
         raise ValueError(
-            "the model has no ledger: bs.prepare_qat makes it, for the model that it is given and "
-            "not for what is inside or around it"
+            "the model has no ledger: pass the same module that was passed to "
+            "bs.prepare_qat, not one inside or around it"
         )
     return told
 
@@ -117,7 +117,9 @@ def ledger(model: nn.Module) -> Ledger:
 def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[Entry]]:
     """What is to happen to each layer, and the entries of all other parameters."""
     if any(isinstance(module, QATLayer) for module in model.modules()):
-        raise ValueError("the model is already prepared: bs.convert it, or prepare a float model")
+        raise ValueError(
+            "the model is already prepared: call bs.convert on it, or prepare a float model"
+        )
     if quantized_class(model) is not None:
         raise ValueError(
             f"the model is itself a {type(model).__name__}, which bs.convert cannot replace in "

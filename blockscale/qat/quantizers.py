@@ -198,8 +198,8 @@ class ActivationQuantizer(nn.Module):
         if not self.ready and not self._warned:
             self._warned = True
             warnings.warn(
-                f"blockscale: {self.where}: a batch of zeros, NaN or infinities says nothing of "
-                f"the scale ({self.format}), which begins with the first batch that has a range",
+                f"blockscale: {self.where}: a batch of only zeros, NaN or infinities cannot "
+                f"set the scale ({self.format}); the first batch with other values will",
                 stacklevel=2,
             )
 
@@ -207,9 +207,9 @@ class ActivationQuantizer(nn.Module):
         """Raise ValueError if the scale is static and nothing has been seen to choose it from."""
         if not self.ready:
             raise ValueError(
-                f"{self.format}: this scale is static and has seen no data to begin with: run "
-                f"batches in training mode with observers on, or prepare with observer=None "
-                f"(dynamic scales)"
+                f"{self.format}: this scale is static and has seen no data yet: run batches "
+                "in training mode with observers on, or prepare with observer=None (dynamic "
+                "scales)"
             )
 
     def deployed(self) -> QInput:

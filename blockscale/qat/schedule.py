@@ -13,7 +13,10 @@ def layers(model: nn.Module) -> Iterator[tuple[str, QATLayer]]:
     """The layers that `bs.prepare_qat` prepared, with their names. Raises ValueError for none."""
     prepared = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
     if not prepared:
-        raise ValueError("nothing is prepared in this model: bs.prepare_qat(model, recipe) first")
+        raise ValueError(
+            "nothing in this model is prepared for training: call bs.prepare_qat(model, "
+            "recipe) first"
+        )
     yield from prepared
 
 

@@ -151,8 +151,9 @@ def _of_layers(search: Search, latency: float, whole: float) -> float:
     rest = whole - sum(each.seconds or 0.0 for each in search.layers)
     if latency <= rest:
         raise ValueError(
-            f"what is no quantized layer takes {rest:.6f} s of the {whole:.6f} s that the float "
-            f"model takes for the first batch here: the latency cannot be {latency:.6f} s"
+            f"the latency cannot be {latency:.6f} s: everything but the quantized layers "
+            f"already takes {rest:.6f} s of the float model's {whole:.6f} s for the first "
+            "batch here"
         )
     return latency - rest
 

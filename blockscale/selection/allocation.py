@@ -80,15 +80,15 @@ def _taken(
 def _check(layers: Sequence[Sequence[Option]], bits: float, seconds: float | None) -> None:
     """Raise ValueError where a budget alone cannot be kept."""
     if not layers or not all(layers):
-        raise ValueError("there is no layer to choose for, or one without candidates")
+        raise ValueError("no layer to choose formats for, or a layer without candidates")
     for what, budget, least in (
         ("bits", bits, sum(min(o.bits for o in own) for own in layers)),
         ("seconds", seconds, sum(min(o.seconds for o in own) for own in layers)),
     ):
         if budget is not None and least > budget * (1 + 1e-12):
             raise ValueError(
-                f"no choice keeps to the budget of {budget:.6g} {what} in all: the candidates need "
-                f"{least:.6g} at least; raise the budget, or add smaller candidates"
+                f"no choice of formats fits the budget of {budget:.6g} {what}: the candidates "
+                f"need at least {least:.6g}; raise the budget, or add smaller candidates"
             )
 
 
@@ -152,7 +152,7 @@ def _solve(
         options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
     )
     if done.x is None:
-        raise ValueError(f"no choice keeps to both budgets: {done.message}")
+        raise ValueError(f"no choice of formats fits both budgets: {done.message}")
     taken = [i for i, share in enumerate(done.x) if share > 0.5]
     starts = [sum(len(own) for own in layers[:k]) for k in range(len(layers))]
     return [i - starts[flat[i][0]] for i in taken], float(done.mip_gap or 0.0)
@@ -164,8 +164,8 @@ def _solver() -> Any:
         from scipy import optimize  # type: ignore[import-untyped]
     except ImportError:
         raise RuntimeError(
-            "the choice of formats is an integer program, which scipy solves: "
-            "pip install 'blockscale[search]'"
+            "the choice of formats needs scipy, which is not installed: pip install "
+            "'blockscale[search]'"
         ) from None
     import numpy
 

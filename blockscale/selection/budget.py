@@ -38,7 +38,9 @@ class Budget:
             return given
         if isinstance(given, Mapping):
             if len(given) != 1:
-                raise ValueError(f"a budget is one bound, found {len(given)}: {dict(given)!r}")
+                raise ValueError(
+                    f"a budget must have exactly one bound, got {len(given)}: {dict(given)!r}"
+                )
             [(name, value)] = given.items()
             return _checked(name, value)
         if isinstance(given, str):
@@ -62,8 +64,8 @@ def _spelled(text: str) -> Budget:
 
 
 _WRONG = (
-    "{0!r} is no budget: give bits a weight, such as 4.5, or one of size=20MB, latency=5ms, "
-    "quality=0.99"
+    "{0!r} is not a budget: pass bits per weight, such as 4.5, or one of size=20MB, "
+    "latency=5ms, quality=0.99"
 )
 
 
@@ -72,5 +74,5 @@ def _checked(name: str, value: float) -> Budget:
     if name not in _UNITS or not number:
         raise ValueError(_WRONG.format({name: value}))
     if not 0 < value < float("inf"):
-        raise ValueError(f"a budget is above 0 and finite, not {name}={value!r}")
+        raise ValueError(f"a budget must be above 0 and finite, got {name}={value!r}")
     return Budget(name, float(value))

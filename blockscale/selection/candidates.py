@@ -53,7 +53,7 @@ def read(given: Iterable[Any] | None) -> tuple[Candidate, ...]:
     Raises ValueError where one does not parse or there is none, TypeError for anything else.
     """
     if isinstance(given, str | Format | Mapping):
-        raise TypeError(f"candidates is a list of formats: write [{given!r}]")
+        raise TypeError(f"candidates must be a list of formats: write [{given!r}]")
     every = [_read(each) for each in (DEFAULT if given is None else given)]
     found = {each.scheme: each for each in reversed(every)}  # the first name of a scheme
     if not found:
@@ -72,7 +72,9 @@ def _read(given: Any) -> Candidate:
         return Candidate(given, scheme)
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - {"weight", "input"}):
-            raise ValueError(f"a candidate has a weight and an input, not {unknown[0]!r}")
+            raise ValueError(
+                f"unknown key {unknown[0]!r} of a candidate; choose from weight, input"
+            )
         recipe = Recipe(given.get("weight"), input=given.get("input"))
         given = recipe.default
     if not isinstance(given, Scheme):

@@ -69,7 +69,9 @@ def recipe_of(
     if latency is not None and any(
         each.seconds is None for own in layers for each in own.candidates
     ):
-        raise ValueError("the search measured no times: give it latency=… to ask for some")
+        raise ValueError(
+            "the search measured no times: pass latency=… to bs.search to measure them"
+        )
     total = sum(each.elements for each in layers)
     options = [
         [

@@ -157,8 +157,8 @@ def float_tensors(output: Any) -> list[Tensor]:
     found = [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
     if not found:
         raise ValueError(
-            f"the model gives no tensor of floats (a {type(output).__name__}): say what counts "
-            f"with output=lambda given, batch: …"
+            f"the model returns no float tensor (a {type(output).__name__}): select what to "
+            "compare with output=lambda given, batch: …"
         )
     return found
 
@@ -176,7 +176,7 @@ def objective(given: str | TaskLoss, output: Output | None = None) -> Objective:
     kinds: dict[str, Callable[..., Objective]] = {"distance": Distance, "kl": Divergence}
     if given not in kinds:
         raise ValueError(
-            f"unknown objective {given!r}; choose from {', '.join(kinds)}, and any function of the "
-            f"model's output and the batch that gives a loss"
+            f"unknown objective {given!r}; choose from {', '.join(kinds)}, or pass a function "
+            "(output, batch) that returns a loss"
         )
     return kinds[given](output)

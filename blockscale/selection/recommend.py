@@ -70,7 +70,9 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
     bound = Budget.read(budget)
     machine = _checked(hardware)
     if batches is None and bound.name in ("latency", "quality"):
-        raise ValueError(f"a {bound.name} is measured on batches: give bs.recommend(…, batches=…)")
+        raise ValueError(
+            f"a budget of {bound.name} needs batches to measure on: call bs.recommend(…, batches=…)"
+        )
     every = read(TIMED if candidates is None and bound.name == "latency" else candidates)
     own = None if batches is None else Batches(batches, 1, "", Progress()).whole()
     with unwrapped(model) as plain, ordinary_tensors():
@@ -98,8 +100,8 @@ def _checked(hardware: Hardware | None) -> Hardware:
     here = this_machine()
     if hardware is not None and hardware.processor != here.processor:
         raise ValueError(
-            f"the hardware given is a {hardware.processor}, this machine a {here.processor}: what "
-            f"is recommended is measured, so ask on the machine itself"
+            f"the hardware is a {hardware.processor}, and this machine a {here.processor}: "
+            "recommendations are measured, so run bs.recommend on the target machine"
         )
     return here if hardware is None else hardware
 
@@ -118,8 +120,8 @@ def _bits(
         rest = float_bytes(model) - sum(choice.float_bytes for choice in found)
         if rest >= bound.value:
             raise ValueError(
-                f"what stays in float takes {rest} bytes already, of {bound.value:.0f}: raise the "
-                f"size"
+                f"what stays in float already takes {rest} of {bound.value:.0f} bytes: raise "
+                "the size"
             )
         return 8 * (bound.value - rest) / elements
     most = [max(c.bits(e) for e in every if e.name in c.plans) for c in found]

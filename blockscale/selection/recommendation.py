@@ -75,7 +75,7 @@ class Recommendation:
         """Write it as JSON, whole or not at all."""
         path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"{path}: name a file in a directory that exists")
+            raise ValueError(f"{path}: choose a file in a directory that exists")
         write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     def __str__(self) -> str:

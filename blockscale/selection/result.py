@@ -108,8 +108,10 @@ class Search:
         """Write it as JSON, whole or not at all; `blockscale report` and `read` take the file."""
         path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
-            told = f"{path} is a directory" if path.is_dir() else f"{path.parent} is no directory"
-            raise ValueError(f"{told}: name a file in a directory that exists, e.g. search.json")
+            told = (
+                f"{path} is a directory" if path.is_dir() else (f"{path.parent} is not a directory")
+            )
+            raise ValueError(f"{told}: choose a file in a directory that exists, e.g. search.json")
         write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     def __str__(self) -> str:
@@ -150,7 +152,9 @@ def read_search(path: str | Path) -> Search:
     """A search from the file that `save` wrote. Raises FileError and ValueError for any other."""
     data = json_object(read_json(path), path)
     if missing := sorted({*_KEYS} - data.keys()):
-        raise ValueError(f"{path} holds no search of this version: it has no {missing[0]!r}")
+        raise ValueError(
+            f"{path} was not saved by bs.search of this version: it has no {missing[0]!r}"
+        )
     try:
         names = dict.fromkeys(
             each["format"] for own in data["layers"] for each in own["candidates"]
@@ -164,7 +168,7 @@ def read_search(path: str | Path) -> Search:
             data["versions"], data["seconds"],
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no search of this version: {error!r}") from None
+        raise ValueError(f"{path} was not saved by bs.search of this version: {error!r}") from None
 
 
 def _read_layer(row: dict[str, Any]) -> LayerChoice:

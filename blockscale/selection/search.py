@@ -112,15 +112,17 @@ def _score(score: str | None, candidates: Sequence[Candidate]) -> str:
         raise ValueError(f"unknown score {score!r}; choose from {', '.join(SCORES)}")
     if score == "fisher" and inputs:
         raise ValueError(
-            f"score='fisher' sees errors of weights alone, and {inputs[0]!r} quantizes inputs: use "
-            f"score='output'"
+            f"score='fisher' measures errors of weights only, and {inputs[0]!r} quantizes "
+            "inputs: use score='output'"
         )
     return score
 
 
 def _budget(budget: float) -> float:
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 64:
-        raise ValueError(f"a budget is a number of bits a weight, such as 4.5, not {budget!r}")
+        raise ValueError(
+            f"the budget must be a number of bits per weight, such as 4.5, got {budget!r}"
+        )
     return float(budget)
 
 

@@ -53,7 +53,9 @@ class State:
         data = json_object(read_json(path), path)
         measured = data.get("measured")
         if data.get("schema") != _SCHEMA or not isinstance(measured, dict):
-            raise StateError(f"{path} is no state of a search: name another file, or delete it")
+            raise StateError(
+                f"{path} is not the state of a search: name another file, or delete it"
+            )
         if data.get("search") != self._run:
             raise StateError(
                 f"{path} was measured by another search (other candidates, another model, "

@@ -181,7 +181,7 @@ WRONG = {
     "int8:tensor:pow2/floor:half": ("half needs an fp32, fp16 or bf16 scale",),
     "int8:group4:e4m3:half": ("half needs an fp32, fp16 or bf16 scale",),
     "int8:tensor:e8m0:recip": ("recip changes nothing under a power-of-two scale: leave it out",),
-    "binary:tensor:fp32:up": ("binary takes the sign, so a rounding has no meaning",),
+    "binary:tensor:fp32:up": ("binary takes the sign, so it takes no rounding: leave that out",),
     "e4m3:tensor:(binary:tensor:fp32)": ("cannot be binary, which stores means",),
     "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
@@ -205,7 +205,7 @@ WRONG = {
     "BFP[8|7]{64}(SN)": ("a shared exponent has 8 bits, not 7",),
     "MXFP8[E4M2]{32}": ("are 7 bits, not 8",),
     "MXFP8[E4M3]{0}": ("at least 1 element",),
-    "BFP[8|8]{0}(SN)": ("a block has at least 1 element",),
+    "BFP[8|8]{0}(SN)": ("a block must have at least 1 element",),
     "BFP[1|8]{64}": ("a mantissa has 2 to 16 bits with its sign, not 1",),
 }
 

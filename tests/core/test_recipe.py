@@ -283,7 +283,7 @@ def test_spellings_that_are_none(text: str, words: str) -> None:
     ("wrong", "told"), [(None, "None"), (4, "a int"), (["mxfp4"], "a list"), (parse, "a function")]
 )
 def test_what_is_no_recipe(wrong: object, told: str) -> None:
-    expected = f"^expected a Recipe, a format, a mapping or a JSON file, not {told}$"
+    expected = f"^expected a Recipe, a format, a mapping or a JSON file, found {told}$"
     with pytest.raises(TypeError, match=expected):
         Recipe.read(wrong)  # type: ignore[arg-type]
 

@@ -93,7 +93,7 @@ def test_what_is_refused(tmp_path):
         bs.export.c(odd, out, x)
     assert list(tmp_path.iterdir()) == []
     out.write_text("mine")
-    with pytest.raises(FileExistsError, match="exists: remove it, or say overwrite=True"):
+    with pytest.raises(FileExistsError, match="exists: remove it, or pass overwrite=True"):
         bs.export.c(graph, out, x)
     assert out.read_text() == "mine"
 

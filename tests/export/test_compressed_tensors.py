@@ -271,7 +271,7 @@ def test_other_models(tmp_path):
     rotated = nn.Sequential(nn.Linear(64, 64))
     recipe = bs.Recipe("int8_channel", output="int8_token")
     bs.quantize_(rotated, recipe)
-    with pytest.raises(ValueError, match="0: vLLM reads no quantized outputs"):
+    with pytest.raises(ValueError, match="0: vLLM does not support quantized outputs"):
         bs.export.compressed_tensors(rotated, out)
 
 

@@ -165,7 +165,7 @@ def test_bad_input_is_named_before_anything_is_written(tmp_path):
         exported(converted(bs.Recipe("uint16")), path)
     assert list(tmp_path.iterdir()) == []
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match=r"m\.pte exists: remove it, or say overwrite=True"):
+    with pytest.raises(FileExistsError, match=r"m\.pte exists: remove it, or pass overwrite=True"):
         exported(graph, path)
     assert path.read_text() == "mine"
 

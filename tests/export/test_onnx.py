@@ -375,7 +375,7 @@ def test_an_opset_that_there_is_not(opset, tmp_path):
 def test_a_file_that_is_there(tmp_path):
     path, model = tmp_path / "model.onnx", mlp()
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match=r"exists: remove it, or say overwrite=True"):
+    with pytest.raises(FileExistsError, match=r"exists: remove it, or pass overwrite=True"):
         bs.export.onnx(model, path, X)
     assert path.read_text() == "mine"
 

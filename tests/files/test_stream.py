@@ -88,7 +88,7 @@ def test_dtypes_that_torch_has_not_are_copied(tmp_path):
     (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + b"abc")
     with Reader(tmp_path / "a") as reader:
         assert b"".join(reader.chunks("x")) == b"abc"
-        with pytest.raises(FileError, match="'x' has dtype F6_E2M3, which torch has not"):
+        with pytest.raises(FileError, match="'x' has dtype F6_E2M3, which torch does not have"):
             reader.tensor("x")
 
 
@@ -142,5 +142,5 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 16)
         assert reader.rows("x", 0, 39).all()
-        with pytest.raises(FileError, match="it was cut while being read"):
+        with pytest.raises(FileError, match="it was truncated while being read"):
             reader.tensor("x")

@@ -86,7 +86,7 @@ def test_entries_that_are_none(entry: object, out: Path) -> None:
 
 
 def test_directories_of_which_nothing_can_be_proved(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="it is no directory that blockscale quantized"):
+    with pytest.raises(FileError, match="blockscale did not quantize this directory"):
         verify(tmp_path)
     told = json.loads((out / LEDGER).read_text())
     del told["files"]  # as release 0.1.0 wrote it
@@ -96,7 +96,7 @@ def test_directories_of_which_nothing_can_be_proved(out: Path, tmp_path: Path) -
             call(out)
     assert not list(tmp_path.glob(".*"))  # nothing was made before it was known
     (out / LEDGER).write_text(json.dumps(told | {"files": {}}))
-    with pytest.raises(FileError, match="lists no file of weights, so that nothing is proved"):
+    with pytest.raises(FileError, match="lists no file of weights, so there is nothing to verify"):
         verify(out)
 
 

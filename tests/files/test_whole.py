@@ -25,7 +25,7 @@ def test_a_new_file(tmp_path):
     check_new(path, False)
     path.write_text("old")
     check_new(path, True)
-    with pytest.raises(FileExistsError, match="file exists: remove it, or say overwrite=True"):
+    with pytest.raises(FileExistsError, match="file exists: remove it, or pass overwrite=True"):
         check_new(path, False)
 
 

@@ -191,7 +191,7 @@ def test_a_transform_needs_calibrate():
 
 
 def test_only_prepared_graphs_are_converted():
-    with pytest.raises(TypeError, match=r"expected what bs\.graph\.prepare gave, found a Net"):
+    with pytest.raises(TypeError, match=r"expected the result of bs\.graph\.prepare, found a Net"):
         bs.graph.convert(models.net()[0])  # type: ignore[arg-type]
 
 

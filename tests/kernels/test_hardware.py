@@ -180,7 +180,7 @@ def test_a_library_that_does_not_load(unloaded: Path, monkeypatch: pytest.Monkey
     assert cpu.load().startswith(f"the native library does not load: {unloaded}/mine.so: ")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.txt"))
     assert cpu.load().endswith(
-        f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is no Python extension module"
+        f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is not a Python extension module"
     )
 
 
@@ -193,7 +193,7 @@ def test_only_libraries_of_these_sources_are_run(
     script, module = unloaded / "mine.py", unloaded / "mine.so"
     script.write_text(f"open({str(ran)!r}, 'w')")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(script))
-    assert cpu.load().endswith(f"BLOCKSCALE_NATIVE='{script}' is no Python extension module")
+    assert cpu.load().endswith(f"BLOCKSCALE_NATIVE='{script}' is not a Python extension module")
     assert not ran.exists()
     module.symlink_to(_ctypes.__file__)
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(module))

@@ -93,7 +93,7 @@ ZERO = torch.zeros(1, 1, dtype=torch.int32)
         ("uint8", ONE, ZERO.float(), r"the zero_point is int32 of shape \(1, 1\), not float32"),
         ("uint8", ONE, ZERO.expand(2, 1), r"int32 of shape \(1, 1\), not int32 of shape"),
         ("uint8", ONE, 128, "the zero_point is int32 of shape"),
-        ("uint8", None, ZERO, "a zero_point was given without the scale it belongs to"),
+        ("uint8", None, ZERO, "a zero_point was passed without its scale"),
         (
             "int8:channel2:fp32",
             None,

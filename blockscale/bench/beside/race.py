@@ -51,9 +51,7 @@ class Worker(Closing):
     def _check(self) -> None:
         package = Path(self.about["package"]).resolve()
         if self.checkout.resolve() not in package.parents:
-            raise ValueError(
-                f"{self.checkout} was not measured: Python imported {package} in its place"
-            )
+            raise ValueError(f"{self.checkout} was not measured: Python imported {package} instead")
 
     def measure(self, case: str, seconds: float) -> dict[str, Any]:
         """The case as `blockscale.bench.run.measure` gives it. Raises ValueError if it fails."""
@@ -110,7 +108,9 @@ def check_checkout(checkout: str | Path) -> Path:
     """The folder of a checkout. Raises ValueError if it holds no blockscale that can be raced."""
     path = Path(checkout)
     if not (path / "blockscale" / "bench" / "run.py").is_file():
-        raise ValueError(f"{path} is no checkout of blockscale with blockscale/bench/run.py")
+        raise ValueError(
+            f"{path} is not a checkout of blockscale: it has no blockscale/bench/run.py"
+        )
     return path.resolve()
 
 
@@ -126,7 +126,7 @@ def race(
     with Worker(here, settings) as mine, Worker(beside, settings) as theirs:
         names = [name for name in mine.about["cases"] if name in theirs.about["cases"]]
         if not names:
-            raise ValueError(f"no case called like {settings.only!r} is in both checkouts")
+            raise ValueError(f"no case that matches {settings.only!r} is in both checkouts")
         watcher.start(len(names), 0)
         pairs = [pair for name in names for pair in _case(name, mine, theirs, settings, watcher)]
         sides = zip(SIDES, (mine, theirs), strict=True)

@@ -111,7 +111,9 @@ def _find(spec: object, what: str, methods: tuple[str, ...], more: tuple[str, ..
     if not isinstance(spec, str):
         able = any(callable(getattr(spec, method, None)) for method in methods)
         if isinstance(spec, type) or not able:
-            raise ValueError(f"{spec!r} is no {what}: give an instance, or a name of {known}")
+            raise ValueError(
+                f"{spec!r} is not a {what}: pass an instance, or one of the names {known}"
+            )
         return spec
     name, colon, setting = spec.partition(":")
     if name not in classes:

@@ -38,7 +38,7 @@ class AWQ:
 
     def __init__(self, grid: float = 20, *, pow2: bool = False):
         if not isinstance(grid, float | int) or grid < 2 or grid != int(grid):
-            raise ValueError(f"grid is a whole number of at least 2, not {grid!r}")
+            raise ValueError(f"grid must be an integer >= 2, got {grid!r}")
         self.grid, self.pow2 = int(grid), pow2
 
     def prepare(

@@ -34,21 +34,22 @@ def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
         )
     if fmt.rounding == "stochastic":
         raise ValueError(
-            f"{layer}: {fmt} rounds by chance, which would undo a choice of codes: leave out "
-            f"'stochastic', or quantize this layer by 'absmax'"
+            f"{layer}: {fmt} rounds stochastically, which would undo the choice of codes: "
+            "leave out 'stochastic', or quantize this layer with 'absmax'"
         )
     if fmt.unchosen:
-        raise ValueError(f"{layer}: {fmt}: {fmt.unchosen}: no algorithm chooses it")
+        raise ValueError(f"{layer}: {fmt}: {fmt.unchosen}: no algorithm can choose it")
     if fmt.offset is not None and fmt.offset.inner is not None:
         raise ValueError(
-            f"{layer}: {fmt}: blocks share the scale of their offsets, so none can be searched by "
-            f"itself: quantize this layer by 'absmax', or store offsets as floats, offset(fp16)"
+            f"{layer}: {fmt}: blocks share the scale of their offsets, so no block can be "
+            "searched alone: quantize this layer with 'absmax', or store the offsets as "
+            "floats, offset(fp16)"
         )
     wide = reference.widen(weight.detach()).contiguous()
     if odd := int((~wide.isfinite()).sum()):
         raise ValueError(
             f"{layer}: {odd} of {wide.numel()} weights are NaN or infinite: repair them, or "
-            f"quantize this layer by 'absmax'"
+            "quantize this layer with 'absmax'"
         )
     return wide
 

@@ -72,8 +72,8 @@ def backwards_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, flo
             return backwards.flip(0, 1), damping
         damping = max(10 * damping, 1e-6)
     raise ValueError(
-        f"{layer}: the gram matrix of its inputs has no Cholesky factor, even with damping "
-        f"{damping / 10:g}: it is no X^T X, recompute it"
+        f"{layer}: the Gram matrix of its inputs has no Cholesky factor, even with damping "
+        f"{damping / 10:g}: it is not a sum of X^T X; compute it again"
     )
 
 

@@ -80,19 +80,22 @@ class GPTQ:
         batch: int = 64,
     ):
         if scales not in ("absmax", "mse"):
-            raise ValueError(f"gptq: scales are chosen by 'absmax' or 'mse', not {scales!r}")
+            raise ValueError(f"gptq: scales must be 'absmax' or 'mse', got {scales!r}")
         if not damping >= 0:
-            raise ValueError(f"gptq: damping is a part of H's diagonal, at least 0, not {damping}")
+            raise ValueError(
+                "gptq: damping (a fraction of the Hessian's mean diagonal) must be >= 0, got "
+                f"{damping}"
+            )
         if batch < 1:
-            raise ValueError(f"gptq: a batch has at least one column, not {batch}")
+            raise ValueError(f"gptq: batch (columns rounded at a time) must be >= 1, got {batch}")
         if sweeps < 0:
-            raise ValueError(f"gptq: there are 0 sweeps or more, not {sweeps}")
+            raise ValueError(f"gptq: sweeps must be >= 0, got {sweeps}")
         self.scales, self.damping, self.batch = scales, damping, batch
         self.act_order, self.static, self.sweeps = act_order, static, sweeps
         self.asymmetric = _HALF if asymmetric is True else float(asymmetric)
         if not 0 <= self.asymmetric <= 1:
             raise ValueError(
-                f"gptq: asymmetric is True, False or a part in 0 ... 1, not {asymmetric!r}"
+                f"gptq: asymmetric must be True, False or a number from 0 to 1, got {asymmetric!r}"
             )
 
     @property
@@ -141,8 +144,9 @@ class GPTQ:
         rows = within_rows(fmt, x.shape)
         if rows.block.flat:
             raise ValueError(
-                f"{layer}: {fmt}: its blocks end within rows of {x.shape[1]} columns, which gptq "
-                f"rounds one after the other: use 'mse', or groups in the place of flat blocks"
+                f"{layer}: {fmt}: its flat blocks end in the middle of rows of {x.shape[1]} "
+                "columns, and gptq rounds column by column: use 'mse', or a format with "
+                "groupN blocks"
             )
         q, notes = self.quantize(x, rows, gram, layer, drift=drift)
         return QTensor(q.packed, in_blocks_of(q.qparams, fmt, x.shape), fmt, q.size), notes

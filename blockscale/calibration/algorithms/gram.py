@@ -9,21 +9,27 @@ def checked(gram: Tensor, k: int, layer: str) -> Tensor:
     """Gram [k, k] -> float64 and exactly symmetric. Raises ValueError if it is no gram matrix."""
     if tuple(gram.shape) != (k, k):
         raise ValueError(
-            f"{layer}: expected the gram matrix [{k}, {k}] of its inputs, found {tuple(gram.shape)}"
+            f"{layer}: expected the Gram matrix [{k}, {k}] of its inputs, found {tuple(gram.shape)}"
         )
     wide = gram.detach().double()
     if not bool(wide.isfinite().all()):
         raise ValueError(
-            f"{layer}: the gram matrix of its inputs has NaN or infinity: calibrate on inputs "
-            f"without, or leave the layer in float"
+            f"{layer}: the Gram matrix of its inputs holds NaN or infinity: calibrate on "
+            "finite inputs, or leave the layer in float"
         )
     diagonal = wide.diagonal()
     if bool((diagonal < 0).any()):
-        raise ValueError(f"{layer}: a gram matrix X^T X has no negative diagonal: recompute it")
+        raise ValueError(
+            f"{layer}: the Gram matrix of its inputs has a negative diagonal, which no X^T X "
+            "has: compute it again"
+        )
     # float32 sums of n products are off by about sqrt(n) * 2^-24 of the diagonal's size
     slack = 1e-3 * float(diagonal.max()) if k else 0.0
     if bool(((wide - wide.T).abs() > slack).any()):
-        raise ValueError(f"{layer}: a gram matrix X^T X is symmetric, this one is not")
+        raise ValueError(
+            f"{layer}: the Gram matrix of its inputs is not symmetric, as every X^T X is: "
+            "compute it again"
+        )
     return (wide + wide.T) / 2
 
 
@@ -36,7 +42,7 @@ def checked_drift(drift: Tensor, h: Tensor, layer: str) -> Tensor:
     wide = drift.detach().to(h.device, torch.float64)
     if not bool(wide.isfinite().all()):
         raise ValueError(
-            f"{layer}: the drift of its inputs has NaN or infinity: calibrate on inputs without"
+            f"{layer}: the drift of its inputs holds NaN or infinity: calibrate on finite inputs"
         )
     return wide
 
@@ -54,4 +60,4 @@ def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | Non
 def check_weighting(algorithm: str, weighting: str) -> None:
     """Raise ValueError unless errors count by "gram" or, "none", all the same."""
     if weighting not in ("none", "gram"):
-        raise ValueError(f"{algorithm}: the weighting is 'none' or 'gram', not {weighting!r}")
+        raise ValueError(f"{algorithm}: weighting must be 'none' or 'gram', got {weighting!r}")

@@ -34,7 +34,7 @@ class Hadamard:
     def __init__(self, size: float | None = None, *, seed: int | None = None):
         whole = size is None or (isinstance(size, float | int) and size == int(size) and size >= 2)
         if not whole or (size is not None and int(size) & (int(size) - 1)):
-            raise ValueError(f"size is a power of two of at least 2, or None, not {size!r}")
+            raise ValueError(f"size must be a power of two >= 2, or None, got {size!r}")
         self.size, self.seed = None if size is None else int(size), seed
 
     def prepare(

@@ -56,10 +56,12 @@ class HQQ:
         self, p: float = 0.7, *, beta: float = 10.0, growth: float = 1.01, steps: int = 20
     ):
         if not (isinstance(p, int | float) and 0 < p < 1):
-            raise ValueError(f"hqq: errors count |e|^p with 0 < p < 1, not {p!r}")
+            raise ValueError(
+                f"hqq: p (errors count as |e|^p) must be above 0 and below 1, got {p!r}"
+            )
         if not beta > 0 or not growth >= 1 or steps < 1:
             raise ValueError(
-                f"hqq: beta is above 0, growth and steps at least 1, not {beta}, {growth}, {steps}"
+                f"hqq: beta must be > 0, growth >= 1 and steps >= 1, got {beta}, {growth}, {steps}"
             )
         self.p, self.beta, self.growth, self.steps = p, beta, growth, steps
 

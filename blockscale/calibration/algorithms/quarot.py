@@ -36,7 +36,7 @@ class QuaRot:
 
     def __init__(self, seed: float = 0, *, online: bool = False):
         if seed != int(seed):
-            raise ValueError(f"seed is a whole number, not {seed!r}")
+            raise ValueError(f"seed must be an integer, got {seed!r}")
         self.seed, self.rest = int(seed), Hadamard() if online else None
 
     def learned(
@@ -60,6 +60,6 @@ class QuaRot:
     ) -> NoReturn:
         """Raises ValueError: no layer is rotated by itself."""
         raise ValueError(
-            f"{layer}: {self.name!r} rotates whole models in bs.calibrate, no layer by itself: "
-            f"there it is 'hadamard'"
+            f"{layer}: {self.name!r} rotates a whole model (bs.calibrate), not one layer: use "
+            "'hadamard' for a layer"
         )

@@ -41,9 +41,11 @@ class Search:
     def __init__(self, weighting: str = "gram", *, power: float = 2.0, sweeps: int = 4):
         grams.check_weighting("search", weighting)
         if not (isinstance(power, int | float) and power > 0):
-            raise ValueError(f"search: errors count |e|^power with a power above 0, not {power!r}")
+            raise ValueError(
+                f"search: power (errors count as |e|^power) must be > 0, got {power!r}"
+            )
         if sweeps < 0:
-            raise ValueError(f"search: there are 0 sweeps or more, not {sweeps}")
+            raise ValueError(f"search: sweeps must be >= 0, got {sweeps}")
         self.weighting, self.power, self.sweeps = weighting, power, sweeps
 
     @property

@@ -85,9 +85,9 @@ class SignRound:
         inside: float = 0.49,
     ):
         if not isinstance(steps, int | float) or steps < 1 or steps != int(steps):
-            raise ValueError(f"signround: steps is a whole number of at least 1, not {steps!r}")
+            raise ValueError(f"signround: steps must be an integer >= 1, got {steps!r}")
         if start not in STARTS:
-            raise ValueError(f"signround: it starts with {', '.join(STARTS)}, not {start!r}")
+            raise ValueError(f"signround: unknown start {start!r}; choose from {', '.join(STARTS)}")
         self.settings = Settings(
             int(steps),
             rate,
@@ -196,22 +196,22 @@ def _check(settings: Settings, whole: float, whole_rate: float) -> None:
     rising, inside = settings.rising, settings.inside
     if not 0 < rate <= 1 or not factors >= 0:
         raise ValueError(
-            f"signround: rate is above 0 and at most 1, factors at least 0, not {rate!r} and "
+            f"signround: rate must be above 0 and at most 1, factors >= 0, got {rate!r} and "
             f"{factors!r}"
         )
     if not 0 <= rising < 1 or not 0 < inside < 0.5:
         raise ValueError(
-            f"signround: rising is in 0 ... 1, below 1, inside above 0 and below 1/2, not "
+            "signround: rising must be from 0 to below 1, inside above 0 and below 1/2, got "
             f"{rising!r} and {inside!r}"
         )
     if whole < 0 or whole != int(whole) or not 0 < whole_rate <= 1:
         raise ValueError(
-            f"signround: whole is a whole number of steps, at least 0, whole_rate above 0 and "
-            f"at most 1, not {whole!r} and {whole_rate!r}"
+            "signround: whole must be an integer >= 0 (steps), whole_rate above 0 and at "
+            f"most 1, got {whole!r} and {whole_rate!r}"
         )
     if positions < 1 or patience < 0:
         raise ValueError(
-            f"signround: positions is at least 1, patience at least 0, not {positions!r} and "
+            f"signround: positions must be >= 1 and patience >= 0, got {positions!r} and "
             f"{patience!r}"
         )
 

@@ -39,7 +39,9 @@ class SmoothQuant:
         if not self.alphas or not all(
             isinstance(a, float | int) and 0 <= a <= 1 for a in self.alphas
         ):
-            raise ValueError(f"alpha is a number in 0 ... 1, or several, not {alpha!r}")
+            raise ValueError(
+                f"alpha must be a number from 0 to 1, or a list of them, got {alpha!r}"
+            )
         self.pow2 = pow2
 
     def prepare(

@@ -39,7 +39,9 @@ class SpinQuant(QuaRot):
     ):
         super().__init__(seed, online=online)
         if steps != int(steps) or steps < 1 or batches < 1 or not rate > 0:
-            raise ValueError(f"expected steps, rate and batches > 0: {steps}, {rate}, {batches}")
+            raise ValueError(
+                f"spinquant: steps, rate and batches must be > 0, got {steps}, {rate}, {batches}"
+            )
         self.settings = Settings(int(steps), rate, batches)
 
     def learned(
@@ -52,5 +54,8 @@ class SpinQuant(QuaRot):
     ) -> tuple[Tensor | None, list[str]]:
         """The rotation that follows the fixed one, or None where none was better."""
         if iter(batches) is batches:
-            raise ValueError("batches can be read once only: spinquant needs a list or DataLoader")
+            raise ValueError(
+                "batches can be read only once, and spinquant reads them in every step: pass "
+                "a list or a DataLoader"
+            )
         return learn(model, stream, recipe, batches, self.settings, padding)

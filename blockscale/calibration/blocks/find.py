@@ -52,8 +52,8 @@ def _matching(model: nn.Module, pattern: str) -> list[tuple[str, str]]:
             found.append((name.rpartition(".")[0], name))
     if not found:
         raise ValueError(
-            f"blocks={pattern!r} matches no module: give a pattern of whole names, such as "
-            f"'model.layers.*'"
+            f"blocks={pattern!r} matches no module: write a pattern of full module names, "
+            "such as 'model.layers.*'"
         )
     return found
 

@@ -120,7 +120,7 @@ class Lane:
         """The first tensor of what block i gave for batch b."""
         found = first_tensor(self._gave[i][b].put_together(self.kept.get))
         if found is None:
-            raise NotWalkableError(self.blocks[i].chain, f"{self.blocks[i].name} gives no tensor")
+            raise NotWalkableError(self.blocks[i].chain, f"{self.blocks[i].name} returns no tensor")
         return found
 
     def finish(self, i: int) -> bool:
@@ -155,7 +155,7 @@ class Lane:
         odd = [leaf for leaf in parts.leaves if not isinstance(leaf, (Key, *_PLAIN))]
         if odd:
             block = self.blocks[i]
-            raise NotWalkableError(block.chain, f"{block.name} gives a {type(odd[0]).__name__}")
+            raise NotWalkableError(block.chain, f"{block.name} returns a {type(odd[0]).__name__}")
         if b == 0:
             self._gave[i] = []
         self._gave[i].append(parts)

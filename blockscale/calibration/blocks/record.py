@@ -41,7 +41,7 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
     first = {next(iter(found), None) for found in every}
     if len(first) > 1:
         block = lane.blocks[min(i for i in first if i is not None)]
-        raise NotWalkableError(block.chain, "not every batch goes through the same blocks")
+        raise NotWalkableError(block.chain, "the batches do not all go through the same blocks")
     count = 0
     for step in zip(*every, strict=False):
         if len(set(step)) > 1:

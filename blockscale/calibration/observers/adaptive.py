@@ -44,7 +44,7 @@ class Adaptive(Observer):
         ranges = BARE if self._bare else RANGES
         tried = tried or (MEANS if is_mean(self.format) else ranges)
         if len(tried) < 2:
-            raise ValueError(f"'adaptive' chooses among two observers or more, found {tried}")
+            raise ValueError(f"'adaptive' needs two or more observers to choose from, got {tried}")
         self.tried = [spec if isinstance(spec, str) else repr(spec) for spec in tried]
         for i, spec in enumerate(tried):
             self.add_module(str(i), make(spec, self.format))

@@ -45,8 +45,8 @@ class Entropy(Histogram):
         super().__init__(fmt)
         if self._bare:
             raise ValueError(
-                f"{self.fmt}: 'entropy' looks for a threshold of magnitudes, which a range with an "
-                f"offset has not: take another observer, such as 'mse'"
+                f"{self.fmt}: 'entropy' looks for a symmetric threshold, and this format has "
+                "an offset: use another observer, such as 'mse'"
             )
 
     def _choose(self) -> tuple[Tensor, Tensor]:

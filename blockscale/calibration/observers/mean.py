@@ -30,7 +30,8 @@ class Mean(Observer):
         super().__init__(fmt)
         if not is_mean(self.format):
             raise ValueError(
-                f"{self.fmt}: its scale comes from a range, not from a mean: take another observer"
+                f"{self.fmt}: the observer 'mean' is for elements whose scale is a mean, and "
+                "this scale comes from a range: use another observer"
             )
         self._statistic("total", "sum", dtype=torch.float64)
 

@@ -34,7 +34,7 @@ class MovingAverage(Observer):
         self._merges |= {"low": "sum", "high": "sum"}  # of totals: see _parts
         self._empty = {}
         if not 0 < constant <= 1:
-            raise ValueError(f"constant is above 0 and at most 1, not {constant}")
+            raise ValueError(f"constant must be above 0 and at most 1, got {constant}")
         self.constant = constant
 
     def _update(

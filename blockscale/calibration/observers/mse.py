@@ -42,7 +42,10 @@ class MSEObserver(Histogram):
     @classmethod
     def read(cls, text: str) -> dict[str, Any]:
         if text != "weighted":
-            raise ValueError(f"'{cls.name}:{text}': there is only '{cls.name}:weighted'")
+            raise ValueError(
+                f"'{cls.name}:{text}': unknown setting {text!r}; the only one is "
+                f"'{cls.name}:weighted'"
+            )
         return {"weighted": True}
 
     def _choose(self) -> tuple[Tensor, Tensor]:

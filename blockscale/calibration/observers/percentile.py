@@ -30,7 +30,7 @@ class Percentile(KeptValues):
     def __init__(self, fmt: str | Format, percentile: float = 99.99):
         super().__init__(fmt)
         if not 0 < percentile <= 100:
-            raise ValueError(f"a percentile is above 0 and at most 100, not {percentile}")
+            raise ValueError(f"percentile must be above 0 and at most 100, got {percentile}")
         self.percentile = percentile
 
     def _choose(self) -> tuple[Tensor, Tensor]:

@@ -64,8 +64,8 @@ def check_rotatable(transform: Any, why: str) -> None:
     """Raise UnrotatableError, for the reason given, if the transform rotates whole models."""
     if hasattr(transform, "learned"):
         raise UnrotatableError(
-            f"transform {transform.name!r} rotates a whole float model, which must be there and "
-            f"run: {why}"
+            f"transform {transform.name!r} rotates a whole float model, which must be in "
+            f"memory and able to run: {why}"
         )
 
 
@@ -152,7 +152,7 @@ def logits_of(given: Any) -> Tensor:
     """`logits` of what a model gave, or its first tensor."""
     found = first_tensor(getattr(given, "logits", given))
     if found is None:
-        raise UnrotatableError(f"it gives no logits, but a {type(given).__name__}")
+        raise UnrotatableError(f"it returns a {type(given).__name__}, not logits")
     return found
 
 
@@ -180,8 +180,8 @@ def _check(model: nn.Module, batch: Any, expected: Tensor) -> None:
     off = float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     if not off <= LIMITS[dtype]:
         raise UnrotatableError(
-            f"its outputs would move by {off:.3g} of their size (at most {LIMITS[dtype]:g} in "
-            f"{str(dtype).removeprefix('torch.')})"
+            f"its outputs would change by {off:.3g} of their size (at most {LIMITS[dtype]:g} "
+            f"in {str(dtype).removeprefix('torch.')})"
         )
 
 

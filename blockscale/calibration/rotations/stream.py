@@ -70,7 +70,10 @@ def stream_of(model: nn.Module, batch: Any) -> Stream:
     """
     table, head = (_asked(model, f"get_{which}_embeddings") for which in ("input", "output"))
     if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
-        raise UnrotatableError("it has no token embedding and linear head that say where they are")
+        raise UnrotatableError(
+            "it has no token embedding and linear head that its get_input_embeddings and "
+            "get_output_embeddings return"
+        )
     size, names = table.embedding_dim, {module: name for name, module in model.named_modules()}
     norms = {
         module: found
@@ -80,7 +83,9 @@ def stream_of(model: nn.Module, batch: Any) -> Stream:
     readers = _readers(model, batch, list(norms), head)
     for module, norm in norms.items():
         if module not in readers.values():
-            raise UnrotatableError(f"what {norm.name!r} gives is not read by matrices alone")
+            raise UnrotatableError(
+                f"the output of {norm.name!r} is read by more than linear layers"
+            )
     uses = [
         use
         for module, name in names.items()
@@ -155,7 +160,7 @@ def _readers(
             if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in outputs:
                 norm = outputs[x.untyped_storage().data_ptr()][0]
                 if given.setdefault(module, norm) is not norm:
-                    raise UnrotatableError("a module reads what several norms give")
+                    raise UnrotatableError("one module reads the outputs of several norms")
 
     owning = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
     handles = [m.register_forward_hook(ran, with_kwargs=True) for m in owning]
@@ -165,7 +170,7 @@ def _readers(
         for handle in handles:
             handle.remove()
     if head not in given:
-        raise UnrotatableError("its head does not read what a norm gives")
+        raise UnrotatableError("its head does not read the output of a norm")
     return given
 
 
@@ -200,7 +205,9 @@ def _uses(  # noqa: C901 - a list of cases
                 use("bias", -1)
     for which, parameter in own.items():
         if which not in known and size in parameter.shape:
-            raise UnrotatableError(f"nothing is known of how {name}.{which} meets the stream")
+            raise UnrotatableError(
+                f"it is not known how {name}.{which} reads or writes the residual stream"
+            )
     yield from dict.fromkeys(known.values())
 
 

@@ -52,7 +52,7 @@ def stages(plans: Sequence[Plan], run: Callable[[], None], most: float) -> list[
     if any(plan.tied or not plan.owns_weight for plan in plans):
         raise NotOnceError("a layer shares its weight")
     if (needed := sum(t.nbytes for t in held.values())) > most:
-        raise NotOnceError(f"its layers hold {needed:.2g} bytes for a batch, more than the budget")
+        raise NotOnceError(f"its layers need {needed:.2g} bytes for a batch, more than the budget")
     found: list[list[Plan]] = []
     last: tuple[int, int] | None = None
     for plan, x, changed in seen:

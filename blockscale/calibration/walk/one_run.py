@@ -77,7 +77,7 @@ def _check(plans: Sequence[Plan], count: int, budget: float) -> None:
     if any(True for plan in plans for _ in static_parts(plan)):
         raise NotOnceError("static scales need a run of their own")
     if not all(has_rows(plan) and not of_convolution(plan.layout) for plan in plans):
-        raise NotOnceError("a layer is no product of rows")
+        raise NotOnceError("a layer does not compute products of rows")
     if count > _MOST:
         raise NotOnceError(f"more than {_MOST} batches")
     if sum(map(statistics_bytes, plans)) > budget:

@@ -42,11 +42,13 @@ class Finished:
         if known.exists():
             if json_object(read_json(known), known).get("run") != run:
                 raise ResumeError(
-                    f"{self.path} holds blocks of another run (another recipe, algorithm, model, "
-                    f"or other batches): give another directory, or delete it"
+                    f"{self.path} holds blocks of another run (another recipe, algorithm, "
+                    "model, or other batches): choose another directory, or delete this one"
                 )
         elif any(path for path in self.path.iterdir() if not self._was_begun(path)):
-            raise ResumeError(f"{self.path} is not empty, and holds no run: give another directory")
+            raise ResumeError(
+                f"{self.path} is not empty, and holds no earlier run: choose another directory"
+            )
         else:
             self._write(known, json.dumps({"run": run}).encode())
 

@@ -54,8 +54,9 @@ class Stream:
                 continue
         if found is None:
             raise ValueError(
-                f"the source has no {self._names[id(tensor)][0]!r}, which is on the meta device: "
-                f"a buffer that no file has (position tables) must be made on a real device"
+                f"the source has no {self._names[id(tensor)][0]!r}, which is on the meta "
+                "device: a buffer that no file holds (a table of positions) must be made on "
+                "a real device"
             )
         if found.shape != tensor.shape:
             raise ValueError(

@@ -145,7 +145,7 @@ class Walk:
             found = [record(lane, verify=verify and lane is self.lanes[0]) for lane in self.lanes]
         if any(each != found[0] for each in found):
             block = self.blocks[found[0][0]] if found[0] else self.blocks[0]
-            raise NotWalkableError(block.chain, "quantized, it goes through other blocks")
+            raise NotWalkableError(block.chain, "the quantized model goes through other blocks")
         return found[0]
 
     def _meet(self, x: Tensor, y: Any) -> None:

@@ -77,7 +77,7 @@ class Weights:
         steps.close()
         for plan in own:
             if plan.name not in made:
-                raise ValueError(f"{self.algorithm.name} gave nothing for {plan.name}")
+                raise ValueError(f"{self.algorithm.name} returned no weight for {plan.name}")
             q, notes = made[plan.name]
             self.session.places[plan.name].weight = fitting(plan, q)
             self.session.details[plan.name].append(f"weight by {self.algorithm.name}")

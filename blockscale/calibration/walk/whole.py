@@ -21,7 +21,10 @@ def learns_whole(algorithm: Any, options: Options) -> bool:
     if not getattr(algorithm, "whole", False):
         return False
     if options.settler is not None:
-        raise ValueError(f"{algorithm.name}: whole needs the whole model at once: no source=")
+        raise ValueError(
+            f"{algorithm.name}: whole needs the whole model in memory, and source= reads one "
+            "block at a time: leave source out, or set whole=0"
+        )
     return True
 
 

@@ -41,7 +41,7 @@ def audit(
     print(json.dumps(found.to_dict(), indent=2) if as_json else audit_table(found, every))
     if found.skipped:
         raise ValueError(
-            "not as the ledger says:"
+            "not what the ledger says:"
             + "".join(
                 f"\n  {shown(entry.name)}: {shown(entry.reason, TEXT)}" for entry in found.skipped
             )
@@ -74,7 +74,7 @@ def _read(path: Path) -> Ledger:
         data = json_object(read_json(path, most=LARGEST), path)
         return Ledger([Entry(**_known(each)) for each in data["entries"]])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no ledger: {error}") from None
+        raise ValueError(f"{path} is not a ledger: {error}") from None
 
 
 def _known(entry: dict[str, Any]) -> dict[str, Any]:

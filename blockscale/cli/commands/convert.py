@@ -96,7 +96,7 @@ def _bytes(text: str | None) -> int | None:
     try:
         return int(Budget.read(f"size={text}").value)
     except ValueError:
-        raise ValueError(f"--shard-size {text!r} is no size: give one such as 5GB") from None
+        raise ValueError(f"--shard-size {text!r} is not a size: write one such as 5GB") from None
 
 
 # A conversion for people: what became of each tensor, what it cost, and what was proved.

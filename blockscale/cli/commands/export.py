@@ -162,7 +162,9 @@ def _check_place(out: Path, model: Path, force: int, folder: bool) -> None:
 def _recipe(text: str | None, skip: list[str]) -> Recipe | None:
     if text is None:
         if skip:
-            raise ValueError("--skip goes with --recipe")
+            raise ValueError(
+                "--skip needs --recipe: it names layers that the recipe leaves in float"
+            )
         return None
     recipe = Recipe.read(text)
     return replace(recipe, skip=(*recipe.skip, *skip))
@@ -174,7 +176,7 @@ def _lines(text: Path | None) -> list[str]:
         return list(SENTENCES)
     found = [line for line in text.read_text().splitlines() if line.strip()]
     if len(found) < 2:
-        raise ValueError(f"{text} has {len(found)} sentences: give two or more, one a line")
+        raise ValueError(f"{text} has {len(found)} sentences: two or more are needed, one a line")
     return found
 
 

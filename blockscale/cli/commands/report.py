@@ -46,7 +46,7 @@ def report(  # noqa: PLR0913 - one argument an option
     points of a search, ledger, hardware and files. It opens offline and sends nothing anywhere.
     """
     if output is None and figures is None and not as_json:
-        raise ValueError("a report goes somewhere: --output OUT.html, --figures DIR, or --json")
+        raise ValueError("no place for the report: pass --output OUT.html, --figures DIR or --json")
     if output is not None and output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force")
     with Bar(quiet) as bar:

@@ -48,4 +48,4 @@ def verify(
         print(f"{len(found.proved)} files of {directory}, {total}, are {how}")
     if found.wrong:
         lines = [f"\n  {shown(name)}: {reason}" for name, reason in found.wrong.items()]
-        raise ValueError(f"{directory} is not as its ledger says:{''.join(lines)}")
+        raise ValueError(f"{directory} is not what its ledger says:{''.join(lines)}")

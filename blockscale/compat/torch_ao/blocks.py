@@ -55,9 +55,9 @@ def spec_of(kind: Any, arguments: dict[str, Any], *, users: bool = False) -> str
             return name if constant is None else f"{name}:{constant}"
     names = ", ".join(each.__name__ for each in _NAMES)
     raise TypeError(
-        f"{getattr(kind, '__name__', kind)} chooses one scale for integers of torch's dtypes, and "
-        f"cannot choose those of a format: give one of {names} as the observer of a format; for "
-        f"torchao's prepare_pt2e there is bs.graph.pt2e_quantizer(recipe)"
+        f"{getattr(kind, '__name__', kind)} chooses one scale for integers of torch's dtypes, "
+        f"and cannot choose the scales of a format: use one of {names} as the observer of a "
+        "format; for torchao's prepare_pt2e use bs.graph.pt2e_quantizer(recipe)"
     )
 
 
@@ -117,8 +117,9 @@ class FormatObserver(ao.ObserverBase):
         static = part == "input" and fmt.block.static
         if static and not spec:
             raise ValueError(
-                f"PlaceholderObserver sees nothing, and {fmt} has one scale for what an observer "
-                f"saw: take MinMaxObserver, or a format with blocks or rows (int8_token, mxfp8)"
+                f"PlaceholderObserver records nothing, and {fmt} needs a scale from what an "
+                "observer saw: use MinMaxObserver, or a format whose scales come from each "
+                "input (int8_token, mxfp8)"
             )
         self.statistics = observers.make(spec, fmt) if static else None
         self.weight_qparams: QParams | None = None
@@ -162,11 +163,11 @@ class FormatObserver(ao.ObserverBase):
         """
         if self.qscheme is None:
             raise ValueError(
-                f"torch.ao has no qscheme for {self.format} ({self.part}), so its own converters "
-                f"would quantize in other numbers: convert with "
-                f"bs.graph.from_quantize_fx(prepared, example) after prepare_fx or prepare_qat_fx, "
-                f"with convert of blockscale.compat.torch_ao after prepare or prepare_qat; "
-                f"qparams() gives the parts of a static scale"
+                f"torch.ao has no qscheme for {self.format} ({self.part}), so its own "
+                "converters would quantize to other values: convert with "
+                "bs.graph.from_quantize_fx(prepared, example) after prepare_fx or "
+                "prepare_qat_fx, with convert of blockscale.compat.torch_ao after prepare or "
+                "prepare_qat; qparams() gives the parts of a static scale"
             )
         parts = self.qparams()
         scale = parts.scale.flatten()
@@ -239,15 +240,15 @@ def _layout(weight: Tensor) -> str:
 
 def _check(fmt: Format, part: str, other: dict[str, Any]) -> None:
     if part not in PARTS:
-        raise ValueError(f"part is one of {', '.join(PARTS)}, found {part!r}")
+        raise ValueError(f"unknown part {part!r}; choose from {', '.join(PARTS)}")
     said = [name for name, value in other.items() if value not in (None, False)]
     if said:
         raise TypeError(
-            f"{', '.join(said)}: a format ({fmt}) says its range, its scheme and its blocks: leave "
-            f"{'it' if len(said) == 1 else 'them'} out, or give a torch.dtype"
+            f"{', '.join(said)}: a format ({fmt}) already states its range, scheme and "
+            f"blocks: leave {'it' if len(said) == 1 else 'them'} out, or pass a torch.dtype"
         )
     if fmt.unchosen:
-        raise ValueError(f"{fmt}: {fmt.unchosen}: no observer chooses it")
+        raise ValueError(f"{fmt}: {fmt.unchosen}: no observer can choose it")
 
 
 def _of_torch(fmt: Format, part: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def _fixed(name: str, module: nn.Module) -> nn.Module:
     try:
         return _held(module, _RESULT).values()
     except ValueError as error:
-        raise ValueError(f"what {name or 'the model'} gives: {error}") from None
+        raise ValueError(f"the output of {name or 'the model'}: {error}") from None
 
 
 def _without_hook(module: nn.Module) -> list[Any]:

@@ -38,8 +38,8 @@ class FakeQuantize(ao.FakeQuantize):
             return super().__new__(cls)
         if cls is not FakeQuantize:
             raise TypeError(
-                f"{cls.__name__} fake quantizes by its own rules for torch's dtypes: a format as "
-                f"dtype needs FakeQuantize itself"
+                f"{cls.__name__} fake quantizes by its own rules for torch's dtypes: use "
+                "FakeQuantize itself where dtype is a format"
             )
         return super().__new__(FormatFakeQuantize)
 

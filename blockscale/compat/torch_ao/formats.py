@@ -46,9 +46,11 @@ def to_format(observer: nn.Module) -> Format | None:
     if dtype is torch.float32:
         return None
     if dtype not in _INTEGERS or not hasattr(fake, "quant_min"):
-        raise ValueError(f"{_name(fake)} of dtype {dtype} has no integers to be a Format of")
+        raise ValueError(
+            f"{_name(fake)} of dtype {dtype} has no integers that a Format could describe"
+        )
     if hasattr(fake, "scale"):
-        raise ValueError(f"{_name(fake)} has a fixed scale: give it to quantize_ as input_scales")
+        raise ValueError(f"{_name(fake)} has a fixed scale: pass it to quantize_ as input_scales")
     if qscheme not in (*_TENSOR, *_CHANNEL):
         raise ValueError(f"{_name(fake)}: {qscheme} has no integer zero point")
     element, options = _element(fake, qscheme in _SYMMETRIC)

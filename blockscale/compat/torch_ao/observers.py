@@ -69,14 +69,14 @@ class PowerOfTwoScale:
         missing = [n for n in ("qscheme", "quant_min", "quant_max") if not hasattr(self, n)]
         if power_of_2_scale and missing:
             raise ValueError(
-                f"power_of_2_scale: {type(self).__name__} has no {', '.join(missing)}, which say "
-                f"what zero point goes with a rounded scale: set them in its __init__, as "
-                f"torch.ao's observers do"
+                f"power_of_2_scale: {type(self).__name__} has no {', '.join(missing)}, which "
+                "give the zero point of a rounded scale: set them in its __init__, as "
+                "torch.ao's observers do"
             )
         if power_of_2_scale and self.qscheme == torch.per_channel_affine_float_qparams:
             raise ValueError(
-                "power_of_2_scale: zero points in float leave nothing to shift: "
-                "use torch.per_channel_affine"
+                "power_of_2_scale: zero points in float cannot be shifted: use "
+                "torch.per_channel_affine"
             )
 
     def __init_subclass__(cls, **kwargs: Any):

@@ -68,7 +68,9 @@ def mapping_of(model: nn.Module, config: Any) -> ao.QConfigMapping:
         return to_mapping(config)
     own = {name: vars(m)["qconfig"] for name, m in model.named_modules() if "qconfig" in vars(m)}
     if not own:
-        raise ValueError("give a QConfig or a QConfigMapping, or set model.qconfig, as torch.ao")
+        raise ValueError(
+            "no QConfig: pass a QConfig or a QConfigMapping, or set model.qconfig, as torch.ao"
+        )
     mapping = ao.QConfigMapping().set_global(own.pop("", None))
     for name, qconfig in own.items():
         mapping.set_module_name(name, qconfig)
@@ -95,16 +97,19 @@ Entry = tuple[str, str, Any]  # a Recipe's pattern, what error messages call it,
 def _by_name(mapping: ao.QConfigMapping) -> list[Entry]:
     """The global QConfig, and the mapping's own names as patterns, the first that fits decides."""
     for order in mapping.module_name_object_type_order_qconfigs:
-        raise ValueError(f"module_name_object_type_order {order}: give to_recipe the model, too")
+        raise ValueError(f"module_name_object_type_order {order}: pass the model to to_recipe, too")
     for kind in mapping.object_type_qconfigs:
         if is_layer(kind):
-            raise ValueError(f"object_type {_called(kind)}: give to_recipe the model, too")
+            raise ValueError(f"object_type {_called(kind)}: pass the model to to_recipe, too")
     deepest = sorted(mapping.module_name_qconfigs.items(), key=lambda item: -item[0].count("."))
     entries = [(name, f"module_name {name!r}", qconfig) for name, qconfig in deepest]
     for regex, qconfig in mapping.module_name_regex_qconfigs.items():
         place = f"module_name_regex {regex!r}"
         if _LOOKING.search(regex):
-            raise ValueError(f"{place} looks beyond what it matches: give to_recipe the model, too")
+            raise ValueError(
+                f"{place} depends on more than the name that it matches: pass the model to "
+                "to_recipe, too"
+            )
         entries.append((f"re:(?:{regex}).*", place, qconfig))  # torch.ao matches the beginning
     return [("", "global", mapping.global_qconfig), *entries]
 

@@ -43,7 +43,7 @@ def _read(constructor: Any, place: str, by_channel: str) -> tuple[Format | None,
         fmt = to_format(made)
         theirs = not hasattr(made, "format")
         if fmt is not None and theirs and fmt.block.name not in ("tensor", by_channel):
-            raise ValueError(f"its channels are {fmt.block}, here they have to be {by_channel}")
+            raise ValueError(f"its channels are {fmt.block}, expected {by_channel}")
         return fmt, bool(getattr(made, "is_dynamic", False))
     except (ValueError, AssertionError, NotImplementedError, TypeError) as error:
         raise ValueError(f"{place}: {error}") from error

@@ -89,5 +89,5 @@ def _spec(qconfig: Any) -> str | None:
         return spec_of(type(made), vars(made), users=True)
     except TypeError:
         raise ValueError(
-            f"{type(made).__name__} has no counterpart: choose one, observer=..."
+            f"{type(made).__name__} has no counterpart here: choose one, observer=..."
         ) from None

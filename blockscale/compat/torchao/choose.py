@@ -88,10 +88,14 @@ def choose_qparams_affine_with_min_max(
     check_float(min_val, "min_val")
     check_float(max_val, "max_val")
     if min_val.dtype != max_val.dtype:
-        raise TypeError(f"min_val is {min_val.dtype}, max_val {max_val.dtype}: give both one dtype")
+        raise TypeError(
+            f"min_val is {min_val.dtype}, max_val {max_val.dtype}: give both the same dtype"
+        )
     if min_val.shape != max_val.shape:
         shapes = f"{tuple(min_val.shape)} and {tuple(max_val.shape)}"
-        raise ValueError(f"min_val and max_val have shapes {shapes}: give one of each a block")
+        raise ValueError(
+            f"min_val and max_val have shapes {shapes}: give one of each for every block"
+        )
     rule = read_rule(mapping_type, zero_point_domain, preserve_zero)
     codes = limits(target_dtype, quant_min, quant_max)
     return _qparams(min_val, max_val, rule, codes, eps, scale_dtype, zero_point_dtype)

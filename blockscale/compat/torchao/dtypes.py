@@ -41,8 +41,8 @@ def limits(
     high = highest if quant_max is None else quant_max
     if not lowest <= low < high <= highest:
         raise ValueError(
-            f"quant_min {low} and quant_max {high} are not limits within {dtype}, which has "
-            f"{lowest} ... {highest}: choose quant_min < quant_max in that range"
+            f"quant_min {low} and quant_max {high} do not fit {dtype}, which holds {lowest} "
+            f"... {highest}: choose quant_min < quant_max in that range"
         )
     return low, high
 
@@ -74,10 +74,12 @@ def check_codes(codes: Tensor, dtype: torch.dtype) -> None:
     """
     if dtype in SUB_BYTE:
         if codes.dtype.is_floating_point or codes.dtype.is_complex or codes.dtype == torch.bool:
-            raise TypeError(f"input is {codes.dtype}, expected integers that hold codes of {dtype}")
+            raise TypeError(
+                f"input is {codes.dtype}, expected an integer dtype that holds codes of {dtype}"
+            )
     elif codes.dtype != dtype:
         raise TypeError(
-            f"input is {codes.dtype}, but input_dtype says {dtype}: give the dtype the codes have"
+            f"input is {codes.dtype}, but input_dtype is {dtype}: pass the dtype of the codes"
         )
 
 

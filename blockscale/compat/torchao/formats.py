@@ -53,7 +53,10 @@ def element_of(mapping: MappingType, low: float, high: float) -> tuple[str, list
         return f"int{bits + 1}", ["half" if mapping is MappingType.SYMMETRIC else "full"]
     if mapping is not MappingType.ASYMMETRIC and low == -high:
         return f"int{bits + 1}", []
-    raise _no_format(f"{mapping.name} with codes {low} ... {high}", "symmetric intB or asymmetric")
+    raise _no_format(
+        f"{mapping.name} with codes {low} ... {high}",
+        "symmetric intB (-N ... N or -N - 1 ... N), or asymmetric intB and uintB",
+    )
 
 
 def _block(block_size: Sequence[int], shape: Sequence[int] | None) -> str:
@@ -83,4 +86,4 @@ def _block(block_size: Sequence[int], shape: Sequence[int] | None) -> str:
 
 
 def _no_format(found: str, there_are: str) -> ValueError:
-    return ValueError(f"no format has the bits of {found}: there are {there_are}")
+    return ValueError(f"no format has {found}; supported: {there_are}")

@@ -29,7 +29,7 @@ class SumInteger:
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 32:
-            raise ValueError(f"int{self.bits}:sums: a bias has 2 to 32 bits")
+            raise ValueError(f"int{self.bits}:sums: a bias must have 2 to 32 bits")
 
     def __str__(self) -> str:
         return f"int{self.bits}:sums"
@@ -51,7 +51,7 @@ class SumInteger:
         tensor that is no vector.
         """
         if len(shape) != 1:
-            raise ValueError(f"{self} is for a bias [n], not for {shape}")
+            raise ValueError(f"{self} is for a bias [n], found shape {shape}")
         return {"codes": (self.code_dtype, shape), "scale": (torch.float32, shape)}
 
     def encode(self, bias: Tensor, steps: Tensor) -> Tensor:

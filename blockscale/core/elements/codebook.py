@@ -73,16 +73,20 @@ class Codebook(Element):
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.table) <= 256:
-            raise ValueError(f"{self.spelling}: a table has 2 to 256 values, not {len(self.table)}")
+            raise ValueError(
+                f"{self.spelling}: a table must have 2 to 256 values, got {len(self.table)}"
+            )
         odd = next((i for i, value in enumerate(self.table) if not math.isfinite(value)), None)
         if odd is not None:
             raise ValueError(
-                f"{self.spelling}: code {odd} of its table is {self.table[odd]}, and numbers are "
-                f"finite. Leave it out: the codes after the table's last value mean NaN, and are "
-                f"not written"
+                f"{self.spelling}: code {odd} of its table is {self.table[odd]}, expected a "
+                "finite number. Leave it out: codes after the last value of the table mean "
+                "NaN, and are never written"
             )
         if self.ties not in TIES:
-            raise ValueError(f"{self.spelling}: ties are {', '.join(TIES)}, not {self.ties!r}")
+            raise ValueError(
+                f"{self.spelling}: unknown ties {self.ties!r}; choose from {', '.join(TIES)}"
+            )
 
     @property
     def name(self) -> str:
@@ -202,15 +206,15 @@ def book(table: list[float], ties: str = "zero") -> Codebook:
     with np.errstate(over="ignore"):
         values = tuple(float(np.float32(value)) for value in table)
     if not 2 <= len(values) <= 256:
-        raise ValueError(f"a book has 2 to 256 values, not {len(values)}")
+        raise ValueError(f"a codebook must have 2 to 256 values, got {len(values)}")
     if not all(map(math.isfinite, values)):
-        raise ValueError("the values of a book are finite float32 numbers")
+        raise ValueError("the values of a codebook must be finite float32 numbers")
     names = [spelled(value) for value in values]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the book has {twice} twice: a number needs one code")
+        raise ValueError(f"the codebook has {twice} twice: each value may have only one code")
     if max(values) <= 0:
-        raise ValueError("a book has a value above 0: scales are positive")
+        raise ValueError("a codebook needs a value above 0, because scales are positive")
     return Codebook(f"book({','.join(names)})", values, ties)
 
 
@@ -259,7 +263,7 @@ def read(name: str) -> Element | None:
         values = [float(text) for text in listed[1].split(",")]
     except ValueError:
         raise ValueError(
-            f"{quoted(name)}: a book lists numbers with commas between them, e.g. "
-            f"book(-1,-0.5,0,0.5,1)"
+            f"{quoted(name)}: a codebook is written as numbers with commas between them, e.g. "
+            "book(-1,-0.5,0,0.5,1)"
         ) from None
     return book(values)

@@ -52,7 +52,8 @@ def element_of(element: Element, book: Tensor | None) -> Element:
         return element
     if book is None:
         raise ValueError(
-            f"{element.name}: its values are learned, and their part `book` is missing"
+            f"{element.name}: its values are learned, and the tensor that holds them (`book`) "
+            "is missing"
         )
     return _with_table(element, tuple(book.tolist()))
 

@@ -16,13 +16,13 @@ def profile(name: str, version: str | None = None) -> Profile:
     Raises ValueError for names, versions and blocks that there are not, with those that there are.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a profile is asked for by its name, not by a {type(name).__name__}")
+        raise TypeError(f"expected the name of a profile, found a {type(name).__name__}")
     plain, colon, block = name.partition(":")
     known = _known()
     if plain not in known:
         close = difflib.get_close_matches(plain, known, 3, 0.6)
         hint = f"did you mean {', '.join(close)}? " if close else ""
-        raise ValueError(f"no profile {plain!r}: {hint}there are {', '.join(known)}")
+        raise ValueError(f"unknown profile {plain!r}: {hint}choose from {', '.join(known)}")
     found = [each for each in known[plain] if version is None or _is(each.version, version)]
     if not found:
         versions = ", ".join(each.version or "no version" for each in known[plain])
@@ -46,6 +46,6 @@ def _known() -> dict[str, list[Profile]]:
         own = module.__name__.rpartition(".")[2]
         for each in module.PROFILES:
             if not each.name.startswith(f"{own}."):
-                raise ValueError(f"profile {each.name}: names in {own}.py begin with {own!r}.")
+                raise ValueError(f"profile {each.name}: names in {own}.py must begin with {own!r}")
             known.setdefault(each.name, []).append(each)
     return known

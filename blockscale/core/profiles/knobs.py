@@ -108,11 +108,14 @@ class Profile:
                     f"unknown {field} {getattr(self, field)!r}; choose from {', '.join(known)}"
                 )
         if isinstance(self.least, str) and self.least != "normal":
-            self._refuse(f"no least {self.least!r}; there are 'normal', a number and None")
+            self._refuse(f"least must be 'normal', a number or None, got {self.least!r}")
         if self.encoder is not None:
             rules = [name for name in _DEFAULTS if name not in ("encoder", "scale_type")]
             if told := [name for name in rules if getattr(self, name) != _DEFAULTS[name]]:
-                self._refuse(f"its encoder chooses scales and codes, so {told[0]} says nothing")
+                self._refuse(
+                    f"its encoder chooses scales and codes, so {told[0]} has no effect: leave "
+                    "it out"
+                )
         elif not self.contract:
             self._check_format()
 
@@ -120,15 +123,17 @@ class Profile:
         """Refuse rules where the format has nothing that they could be about."""
         fmt, scale = self.format, self.format.scale
         if fmt.rounding == "stochastic" or fmt.unchosen:
-            self._refuse(f"scales and codes of {fmt} are not chosen by rules like these")
+            self._refuse(f"scales and codes of {fmt} cannot be chosen by a profile's rules")
         if not fmt.element.ranged or fmt.offset or fmt.zero:
-            self._refuse(f"no rules are known for scales, zero points and offsets of {fmt}")
+            self._refuse(f"a profile has no rules for the scales, zero points and offsets of {fmt}")
         if fmt.span == "signed" or fmt.recip:
-            self._refuse(f"{fmt}: say it by sign='largest' or reciprocal=True, not in the format")
+            self._refuse(
+                f"{fmt}: write sign='largest' or reciprocal=True instead of an option of the format"
+            )
         if self.search == "half_up_add" and not fmt.element.integer:
-            self._refuse("half_up_add is for integers")
+            self._refuse("half_up_add is only for integer elements")
         if self.search == "first_nearest" and fmt.element.bits > 8:
-            self._refuse("first_nearest is for tables of at most 256 values")
+            self._refuse("first_nearest is only for elements of at most 256 values")
         kinds = {
             "float": FloatScale,
             "e8m0": PowerOfTwo,
@@ -137,7 +142,7 @@ class Profile:
         for kind, names in _ONLY.items():
             for field in names:
                 if not isinstance(scale, kinds[kind]) and getattr(self, field) != _DEFAULTS[field]:
-                    self._refuse(f"{field} is for {kind} scales, not {scale}")
+                    self._refuse(f"{field} is only for {kind} scales, got {scale}")
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"profile {self.name}: {reason}")
@@ -157,7 +162,7 @@ class Profile:
             return self
         if not block.name.startswith(self.blocks or "-"):
             known = f"it also has {', '.join(self.blocks)}" if self.blocks else "it has no other"
-            self._refuse(f"its block is {self.format.block}, {known}, not {block}")
+            self._refuse(f"its block must be {self.format.block}, {known}, got {block}")
         plain = self.name.partition(":")[0]
         return replace(self, name=f"{plain}:{block}", format=replace(self.format, block=block))
 

@@ -32,7 +32,7 @@ def open_regular(path: str | Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{path} does not exist") from None
     except ValueError as error:  # a name with a zero byte
-        raise FileError(f"{path} is no name of a file: {error}") from None
+        raise FileError(f"{path} is not a file name: {error}") from None
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise FileError(f"{path} is not a regular file: put a copy of the file there")
@@ -48,5 +48,5 @@ def read_regular(path: str | Path, most: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""
     if size > most or len(data) > most:
-        raise FileError(f"{path} has {max(size, len(data)):,} bytes, of at most {most:,}")
+        raise FileError(f"{path} has {max(size, len(data)):,} bytes, at most {most:,} are read")
     return data

@@ -49,7 +49,7 @@ def parse_json(
     Raises FileError for text that is not JSON, too long or too deep.
     """
     if len(text) > most:
-        raise FileError(f"{what} has {len(text):,} characters, of at most {most:,}")
+        raise FileError(f"{what} has {len(text):,} characters, at most {most:,} are read")
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
         found = json.loads(
@@ -61,7 +61,7 @@ def parse_json(
         )
         _check_depth(found)
     except RecursionError:
-        raise FileError(f"{what} is too deep: at most {DEEPEST} brackets in each other") from None
+        raise FileError(f"{what} is nested too deeply: at most {DEEPEST} levels") from None
     except ValueError as error:
         raise FileError(f"{what} is not JSON: {error}") from None
     return found
@@ -81,7 +81,7 @@ def set_aside(path: Path) -> Path:
         if not os.path.lexists(other):
             path.rename(other)
             return other
-    raise FileError(f"{path} is damaged, as a thousand before it: delete {path.name}.damaged*")
+    raise FileError(f"{path} is damaged, like a thousand before it: delete {path.name}.damaged*")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {quoted(twice)} is there twice")
+        raise ValueError(f"the key {quoted(twice)} appears twice")
     return found
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -119,7 +119,7 @@ def _check_depth(found: Any) -> None:
                 level += each.values()
             else:
                 level += each
-    raise ValueError(f"it is too deep: at most {DEEPEST} brackets in each other")
+    raise ValueError(f"it is nested too deeply: at most {DEEPEST} levels")
 
 
 def _check_text(texts: Iterable[str]) -> None:

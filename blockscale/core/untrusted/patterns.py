@@ -83,9 +83,7 @@ def compiled(pattern: str) -> Compiled:
         text = f"pattern {quoted('re:' + pattern)} is not a regular expression: {error}"
         raise ValueError(text) from None
     except RecursionError:
-        raise ValueError(
-            f"pattern {quoted('re:' + pattern)} has too many groups in each other"
-        ) from None
+        raise ValueError(f"pattern {quoted('re:' + pattern)} has too many nested groups") from None
     except ValueError as error:
         raise ValueError(f"pattern {quoted('re:' + pattern)}: {error}") from None
 
@@ -105,10 +103,10 @@ def full_match(pattern: str, name: str) -> bool:
     try:
         return bool(move(_Name(name), 1) >> len(name) & 1)
     except RecursionError:
-        raise ValueError(f"pattern {called} has too many groups in each other") from None
+        raise ValueError(f"pattern {called} has too many nested groups") from None
     except ValueError as error:
         raise ValueError(
-            f"pattern {called} takes {error}: write it without repeats in each other"
+            f"pattern {called} takes {error}: write it without nested repeats"
         ) from None
 
 
@@ -152,7 +150,7 @@ def _part(kind: Any, value: Any, flags: int) -> Move:
         kinds.GROUPREF: "a reference to a group", kinds.GROUPREF_EXISTS: "a condition",
         kinds.ATOMIC_GROUP: "an atomic group", kinds.POSSESSIVE_REPEAT: "a possessive repeat",
     }.get(kind, str(kind))  # fmt: skip
-    raise ValueError(f"it has {told}, with which no time is bounded: write it without")
+    raise ValueError(f"it has {told}, which could make matching take forever: write it without")
 
 
 def _character(kind: Any, value: Any, flags: int) -> re.Pattern[str]:

@@ -45,15 +45,18 @@ def read_fused(fused: bool | Sequence[str]) -> Fused:
     if isinstance(fused, bool):
         return fused
     if isinstance(fused, str):
-        raise TypeError(f"fused is a list of patterns: write [{fused!r}]")
+        raise TypeError(f"fused must be a list of patterns: write [{fused!r}]")
     if not isinstance(fused, list | tuple) or not all(isinstance(p, str) for p in fused):
         raise TypeError(
-            f"fused is True, False or a list of patterns, such as ['*.attn.[qkv]'], not {fused!r}"
+            "fused must be True, False or a list of patterns, such as ['*.attn.[qkv]'], got "
+            f"{fused!r}"
         )
     for pattern in fused:
         rules.check(pattern)
         if rules.names_op(pattern):
-            raise ValueError(f"fused: {pattern!r} names ops, and servers join layers")
+            raise ValueError(
+                f"fused: {pattern!r} names ops, and only layers can be fused: name layers"
+            )
     return tuple(fused) or True
 
 

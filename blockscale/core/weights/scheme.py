@@ -106,8 +106,8 @@ def _refuse_profile(part: str, text: object) -> None:
     if isinstance(text, Profile) or names_profile(text):
         told = spelled(text) if isinstance(text, Profile) else str(text).strip()
         raise ValueError(
-            f"{part}: {told!r}: profiles say how codes of weights are chosen, so {part} takes a "
-            f"format: leave out {PREFIX!r} and what follows, or give it to weight"
+            f"{part}: {told!r}: profiles are only for weights, and {part} takes a format: "
+            f"write the format without {PREFIX!r}, or use the profile for weight"
         )
 
 
@@ -123,7 +123,7 @@ def read_rule(pattern: str, rule: object, default: Scheme) -> Scheme:
     if isinstance(rule, str | Format | Profile):
         return read_parts({"weight": rule}, default)
     if not isinstance(rule, Mapping):
-        raise TypeError(f"rule {pattern!r} is a format, an object or null, not {rule!r}")
+        raise TypeError(f"rule {pattern!r} must be a format, an object or null, got {rule!r}")
     if unknown := sorted(set(rule) - set(PARTS)):
         raise ValueError(
             f"rule {pattern!r}: unknown key {unknown[0]!r}; choose from {', '.join(PARTS)}"
@@ -146,8 +146,8 @@ def read_bias(text: str | Format | SumInteger) -> BiasFormat:
         return parse(text)
     except ValueError as error:
         raise ValueError(
-            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums': integers in steps "
-            f"of input times weight"
+            f"bias: {error}; a bias can also be 'int32', short for 'int32:sums' (integers in "
+            "steps of input scale times weight scale)"
         ) from None
 
 
@@ -194,7 +194,7 @@ def spelled(given: Profile) -> str:
         known = None
     if known != given:
         raise ValueError(
-            f"profile {given} is none of those that bs.profile finds, so a recipe cannot name it: "
-            f"make codes by bs.quantize and pass them as `weights` of bs.quantize_"
+            f"bs.profile does not know the profile {given}, so a recipe cannot name it: "
+            "quantize the weights with bs.quantize and pass them as `weights` of bs.quantize_"
         )
     return text

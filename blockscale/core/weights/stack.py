@@ -37,7 +37,9 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
     for all; rows that do not divide into parts; blocks that would reach into the next matrix.
     """
     if len(shape) < 2:
-        raise ValueError(f"a stack of matrices has at least 2 dimensions, not {tuple(shape)}")
+        raise ValueError(
+            f"a stack of matrices has at least 2 dimensions, found shape {tuple(shape)}"
+        )
     if len(shape) == 2 and parts == 1:
         return fmt
     if fmt.element.learned:
@@ -46,7 +48,7 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
             f"matrices needs its own: use an element with a fixed table, such as 'nf4'"
         )
     if parts < 1 or shape[-2] % parts:
-        raise ValueError(f"{shape[-2]} rows do not divide into {parts} parts of a matrix")
+        raise ValueError(f"{shape[-2]} rows cannot be divided into {parts} equal parts")
     return _changed(fmt, shape, lambda block, of: _stacked(block, of, parts, fmt), _of_matrices)
 
 
@@ -92,7 +94,8 @@ def _stacked(block: Block, shape: Sequence[int], parts: int, fmt: Format) -> Blo
     high, wide = block.sizes_for(2)
     if parts > 1 and high > 1 and rows % high:
         raise ValueError(
-            f"{fmt}: {rows} rows of a part of a matrix do not divide into blocks of {high} rows"
+            f"{fmt}: {rows} rows of a part of the matrix cannot be divided into blocks of "
+            f"{high} rows"
         )
     if high == WHOLE and parts > 1:
         high = rows

@@ -17,7 +17,7 @@ def tensors(data: memoryview) -> list[Stored]:
     have the elements that they state, or that computes with floats."""
     text = bytes(data)
     if not text.endswith(b"}\n"):
-        raise DamagedError("it does not end as files of ours do: it was cut short")
+        raise DamagedError("it has no end mark of blockscale's C files: it was cut short")
     if found := _FLOATS.search(text, text.find(b"#include")):
         line = text.count(b"\n", 0, found.start()) + 1
         raise DamagedError(f"its line {line} has the float {found[0].decode()!r}")
@@ -34,7 +34,7 @@ def _array(text: bytes, found: re.Match[bytes]) -> Stored:
     end = text.find(b"};", found.end())
     count = text.count(b",", found.end(), end if end >= 0 else len(text))
     if count != size:
-        raise DamagedError(f"{name} has {count} elements, its head says {size}")
+        raise DamagedError(f"{name} has {count} elements, its header says {size}")
     weight = _WEIGHT.match(name)
     low = weight is not None and not weight[1].rpartition("_default")[0].endswith("_norm")
     stored = Stored(

@@ -57,7 +57,7 @@ def _tensors(path: Path) -> list[Stored]:
             raise DamagedError(f"it does not begin as {path.suffix} files do")
         if path.suffix == ".onnx":
             return onnx_file.tensors(data, path)
-    raise FileError(f"{path} is of no kind that is known here: an audit reads {KINDS}")
+    raise FileError(f"{path}: unrecognised file format; an audit reads {KINDS}")
 
 
 # A ledger's words beside what a file holds.

@@ -84,7 +84,9 @@ class Table:
         start = self._target(at)
         count = self._number("I", start)
         if count * width > len(self._data) - start - 4:
-            raise DamagedError(f"a vector at byte {start} says {count:,} entries, which do not fit")
+            raise DamagedError(
+                f"a vector at byte {start} should have {count:,} entries, more than the file holds"
+            )
         self._budget.take(count if width > 1 else 1)
         return start + 4, count
 

@@ -26,7 +26,7 @@ def opened(path: Path) -> Iterator[memoryview]:
     if not size:
         raise FileError(f"{path} is empty")
     if size > MODEL:
-        raise FileError(f"{path} has {size:,} bytes, of which an audit takes {MODEL:,}")
+        raise FileError(f"{path} has {size:,} bytes, an audit reads files of at most {MODEL:,}")
     with path.open("rb") as file:  # the map goes with the last view of it
         yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 

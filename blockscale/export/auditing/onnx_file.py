@@ -32,7 +32,7 @@ def tensors(data: memoryview, path: Path) -> list[Stored]:
     model = protobuf.fields(data, budget)
     graphs = protobuf.messages(model, 7)
     if len(graphs) != 1 or not protobuf.messages(model, 8):
-        raise DamagedError("it has no graph and opset of ONNX")
+        raise DamagedError("it has no ONNX graph and opset")
     graph = protobuf.fields(graphs[0], budget)
     found = [_tensor(each, path, budget) for each in protobuf.messages(graph, 5)]
     found += _constants(graph, path, budget)
@@ -125,7 +125,7 @@ def outside(found: protobuf.Fields, path: Path, name: str, budget: Budget) -> tu
     start, size = _whole(told.get("offset", "0")), _whole(told.get("length", "-1"))
     left = place.stat().st_size - start
     if start < 0 or size > left:
-        raise DamagedError(f"tensor {name!r} ends behind the end of {where}")
+        raise DamagedError(f"tensor {name!r} ends after the end of {where}")
     return place, start, left if size < 0 else size
 
 

@@ -87,7 +87,7 @@ def _bits(config: Any, stored: str) -> int:
         groups = config["config_groups"].values()
         bits = {int(group["weights"]["num_bits"]) for group in groups}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"config.json: no quantization arguments: {error!r}") from None
+        raise FileError(f"config.json: bad quantization arguments: {error!r}") from None
     if stored not in ("int32", "uint8"):
         return 8
     return min(max(bits, default=8), 32) or 8

@@ -36,9 +36,11 @@ def _each(data: memoryview, budget: Budget) -> Iterator[tuple[int, Value]]:
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
-            raise DamagedError(f"field {number} at byte {at} is of no known type ({kind})")
+            raise DamagedError(f"field {number} at byte {at} has an unknown type ({kind})")
         if size > len(data) - at:
-            raise DamagedError(f"field {number} says {size:,} bytes, {len(data) - at:,} are left")
+            raise DamagedError(
+                f"field {number} should have {size:,} bytes, {len(data) - at:,} are left"
+            )
         yield number, data[at : at + size]
         at += size
 
@@ -62,7 +64,7 @@ def text(values: Fields, number: int) -> str:
     if not found:
         return ""
     if not isinstance(found[-1], memoryview):
-        raise DamagedError(f"field {number} is no text")
+        raise DamagedError(f"field {number} is not text")
     return bytes(found[-1]).decode("utf-8", "replace")
 
 
@@ -75,7 +77,7 @@ def messages(values: Fields, number: int) -> list[memoryview]:
     """All values of a repeated field of messages or bytes. Raises DamagedError for numbers."""
     found = values.get(number, [])
     if any(not isinstance(value, memoryview) for value in found):
-        raise DamagedError(f"field {number} is no message")
+        raise DamagedError(f"field {number} is not a message")
     return found  # type: ignore[return-value]
 
 

@@ -28,7 +28,7 @@ def tensors(path: Path) -> list[Stored]:
             parts = {part.filename.partition("/")[2]: part for part in archive.infolist()}
             return _tensors(archive, parts)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise DamagedError(f"it is no whole zip archive: {error}") from None
+        raise DamagedError(f"it is not a complete zip archive: {error}") from None
 
 
 def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> list[Stored]:
@@ -55,14 +55,14 @@ def _json(
     if not names:
         if missing is not None:
             return missing
-        raise DamagedError(f"it has no {folder}*{ending}: it is no file of torch.export")
+        raise DamagedError(f"it has no {folder}*{ending}: torch.export did not write it")
     part = parts[names[0]]
     if part.file_size > TEXT or part.file_size > RATIO * max(part.compress_size, 1):
         raise DamagedError(f"{part.filename} would be {part.file_size:,} bytes of text")
     try:
         return parse_json(archive.read(part), "it", most=TEXT, finite=False)
     except (ValueError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{part.filename} is no JSON: {error}") from None
+        raise DamagedError(f"{part.filename} is not JSON: {error}") from None
 
 
 def _stored(

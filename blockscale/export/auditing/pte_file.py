@@ -40,7 +40,9 @@ class _File:
         ]
         for start, size in self.segments:
             if start + size > len(data):
-                raise DamagedError(f"a segment of {size:,} bytes at {start:,} ends behind the file")
+                raise DamagedError(
+                    f"a segment of {size:,} bytes at {start:,} ends after the end of the file"
+                )
         named = self.program.tables(7)
         self.named = {each.text(0): self.size(each.number(1)) for each in named}
 
@@ -55,7 +57,7 @@ class _File:
 
     def _segment(self, index: int) -> tuple[int, int]:
         if index >= len(self.segments):
-            raise DamagedError(f"there is no segment {index}")
+            raise DamagedError(f"segment {index} is missing")
         return self.segments[index]
 
 
@@ -112,7 +114,7 @@ def _processed(file: _File, delegate: Table) -> memoryview:
         return file.content(index)
     inline = file.program.tables(3)
     if index >= len(inline):
-        raise DamagedError(f"there is no delegate data {index}")
+        raise DamagedError(f"delegate data {index} is missing")
     return inline[index].bytes(0)
 
 
@@ -125,7 +127,7 @@ def _unknown(file: _File, delegate: Table, name: str, backend: str) -> Stored:
 def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
     """The constants of a graph of XNNPACK's, by what they are quantized as."""
     if len(blob) < 30 or bytes(blob[4:8]) != b"XH00":
-        raise DamagedError(f"{name} is no graph of XNNPACK")
+        raise DamagedError(f"{name} is not an XNNPACK graph")
     start, size, _, _ = struct.unpack_from("<IIIQ", blob, 10)
     graph = Table.root(blob[start : start + size], _GRAPHS, file.budget)
     constants = graph.tables(8)
@@ -150,12 +152,12 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
 
 def _size(file: _File, constants: list[Table], index: int) -> int:
     if index >= len(constants):
-        raise DamagedError(f"there is no constant {index}")
+        raise DamagedError(f"constant {index} is missing")
     constant = constants[index]
     if constant.number(0, "Q") == _NO_OFFSET or constant.text(2):
         key = constant.text(2)
         if key not in file.named:
-            raise DamagedError(f"there is no constant {key!r}")
+            raise DamagedError(f"constant {key!r} is missing")
         return constant.number(1, "Q") or file.named[key]
     return constant.number(1, "Q")
 

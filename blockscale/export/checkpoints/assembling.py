@@ -57,7 +57,7 @@ def assembled(spelling: str, shape: Shape, parts: Mapping[str, Tensor]) -> QTens
     for part, (dtype, wanted) in fmt.stored(shape).items():
         found = held[part]
         if found.numel() != prod(wanted):
-            raise ValueError(f"its {part} is {list(found.shape)}, not {list(wanted)}")
+            raise ValueError(f"its {part} has shape {list(found.shape)}, expected {list(wanted)}")
         if dtype == torch.uint8 and found.dtype.is_floating_point:
             found = found.view(torch.uint8)  # bytes of a float keep their bits
         held[part] = found.to(dtype).reshape(wanted).contiguous()

@@ -122,7 +122,7 @@ def find_weights(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Finding
         one: Found = module.find(left, config, read)
         for name in one.weights:
             if name in found.weights or (name in kinds and name not in one.beside):
-                raise FileError(f"{name} is there twice, once as {module.PRODUCER} stores it")
+                raise FileError(f"{name} appears twice, once in the layout of {module.PRODUCER}")
             found.producers[name] = module.PRODUCER
         found.weights |= one.weights
         found.inputs |= one.inputs

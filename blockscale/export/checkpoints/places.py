@@ -49,7 +49,9 @@ class Files:
             count = os.preadv(self._open[place.file], [part], place.start + done)
             if not count:
                 end = place.start + done
-                raise FileError(f"{place.file}: ends at byte {end}: it was cut while being read")
+                raise FileError(
+                    f"{place.file}: ends at byte {end}: it was truncated while being read"
+                )
             done += count
         return data
 

@@ -187,13 +187,14 @@ def _each(
             continue
         if shared and len(same) > 1:
             raise ValueError(
-                f"{first.format}: its {len(same)} tensors have scales of scales (or tables) that "
-                f"differ, and one tensor has one: quantize them with the same, or in another format"
+                f"{first.format}: its {len(same)} tensors have different outer scales (or "
+                "tables), and one tensor can hold only one: quantize them with the same, or "
+                "in another format"
             )
         moved = change(all_parts)
         if name in kinds and tuple(moved.shape) != tuple(kinds[name][1]):
             raise ValueError(
-                f"{first.format}: its {name} is of more than rows, and cannot be moved with them"
+                f"{first.format}: its {name} is shared by several rows, so rows cannot be reordered"
             )
         parts[name] = moved
     return QTensor(packed, QParams(**parts), parse(str(first.format)), first.size)
@@ -209,7 +210,7 @@ def interleaved(rows: int, heads: int) -> Tensor:
     whole heads of an even size.
     """
     if heads < 1 or rows % (2 * heads):
-        raise ValueError(f"{rows} rows are no {heads} heads of an even size")
+        raise ValueError(f"{rows} rows cannot be divided into {heads} heads of an even size")
     places = torch.arange(rows).reshape(heads, 2, rows // heads // 2)
     return places.transpose(1, 2).reshape(-1)
 
@@ -228,7 +229,9 @@ def reordered(value: QTensor | Tensor, order: Tensor) -> QTensor | Tensor:
         return value[order]
     fmt, count = value.format, value.shape[0]
     if fmt.block.flat:
-        raise ValueError(f"{fmt}: rows share scales with their neighbours and cannot move alone")
+        raise ValueError(
+            f"{fmt}: rows share scales with their neighbours, so they cannot be reordered"
+        )
     parts = {}
     for name, part in value.qparams._asdict().items():
         if part is None or (part.ndim and part.shape[0] == 1) or name == "book":
@@ -237,6 +240,6 @@ def reordered(value: QTensor | Tensor, order: Tensor) -> QTensor | Tensor:
             parts[name] = part[order]
         else:
             raise ValueError(
-                f"{fmt}: rows share scales with their neighbours and cannot move alone"
+                f"{fmt}: rows share scales with their neighbours, so they cannot be reordered"
             )
     return QTensor(value.packed[order], QParams(**parts), fmt, value.size)

@@ -248,7 +248,7 @@ def _of_model(model: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], str
         if part.get("quantization_config") is not None:
             config = part["quantization_config"]
             if not isinstance(config, dict):
-                raise FileError(f"{path}: quantization_config is no JSON object")
+                raise FileError(f"{path}: quantization_config is not a JSON object")
             method = config.get("quant_method")
             if method is None and {"bits", "group_size"} <= config.keys():
                 return {"quant_method": "mlx"} | config, "config.json: quantization"

@@ -53,15 +53,16 @@ def quantized(spelling: str, shape: Sequence[int], parts: Mapping[str, Tensor]) 
         found = held[part]
         if found.numel() != prod(wanted) or found.dtype != dtype:
             raise ValueError(
-                f"its {part} has {found.numel()} numbers of {dtype_name(found.dtype)}, and "
-                f"{spelling} of {list(shape)} needs {prod(wanted)} of {dtype_name(dtype)}"
+                f"its {part} has {found.numel()} numbers of {dtype_name(found.dtype)}, "
+                f"expected {prod(wanted)} of {dtype_name(dtype)} ({spelling} of shape "
+                f"{list(shape)})"
             )
         held[part] = found.reshape(wanted).contiguous()
     row = packed_size(fmt.element, shape[-1])
     if held["codes"].numel() != row * prod(shape[:-1]):
         raise ValueError(
-            f"its codes take {held['codes'].numel()} bytes, and {list(shape)} needs "
-            f"{row * prod(shape[:-1])}"
+            f"its codes take {held['codes'].numel()} bytes, expected {row * prod(shape[:-1])} "
+            f"for a weight {list(shape)}"
         )
     held["codes"] = held["codes"].reshape(*shape[:-1], row)
     return from_parts(fmt, shape[-1], held)
@@ -123,7 +124,7 @@ def scale_type(dtype: torch.dtype | None) -> str:
     """How formats spell scales of this dtype. Raises ValueError for one that they have not."""
     types = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
     if dtype not in types:
-        raise ValueError(f"its scales are {dtype}, and not float32, float16 or bfloat16")
+        raise ValueError(f"its scales are {dtype}, expected float32, float16 or bfloat16")
     return types[dtype]
 
 

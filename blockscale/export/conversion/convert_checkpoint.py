@@ -83,7 +83,7 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
     """
     source, target, writer = Path(source), Path(target), writer_of(to)
     if names not in ("auto", "keep"):
-        raise ValueError(f"names are 'auto' or 'keep', not {names!r}")
+        raise ValueError(f"names must be 'auto' or 'keep', got {names!r}")
     one_file = is_one_file(writer.one_file, shard_size)
     check_target(target, source, one_file, force)
     recipe = None if requantize is None else Recipe.read(requantize).refuse_profiles(_PROFILED)
@@ -222,8 +222,8 @@ def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -
         if step.name not in again or again.stored[step.name].unread:
             why = again.stored[step.name].unread if step.name in again else "it is not found"
             raise NotLosslessError(
-                f"{quoted(step.name)} cannot be read back, so that nothing is proved: {why}. "
-                f"Nothing is kept",
+                f"{quoted(step.name)} cannot be read back, so the conversion cannot be "
+                f"checked: {why}. The output was deleted",
                 {step.name: why},
             )
         value, error = found.read(step.name, bool(step.grid)), step.more.get("error")
@@ -239,7 +239,8 @@ def _made(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
         return step.become(value)
     except InexactError as error:
         raise NotLosslessError(
-            f"{quoted(step.name)} cannot be written with the same values: {error}. Nothing is kept",
+            f"{quoted(step.name)} cannot be written with the same values: {error}. The output "
+            "was deleted",
             {step.name: str(error)},
         ) from None
 
@@ -270,9 +271,11 @@ def check_target(target: Path, source: Path, one_file: bool, force: bool) -> Non
     if not one_file and target.absolute().parent.is_dir():
         restore(absolute(target))
     if target.exists() and target.resolve() == source.resolve():
-        raise ValueError(f"{target} is what is converted: name another place for the result")
+        raise ValueError(f"{target} is the source itself: choose another place for the result")
     if target.is_dir() and target.resolve() in source.resolve().parents:
-        raise ValueError(f"{source} lies in {target}: name another place for the result")
+        raise ValueError(
+            f"the source {source} is inside {target}: choose another place for the result"
+        )
     if one_file:
         check_place(target, "model.gguf")
     elif target.exists() and not target.is_dir():
@@ -305,7 +308,7 @@ def is_one_file(whole: bool, shard_size: int | None) -> bool:
     Raises ValueError for a size below one byte.
     """
     if shard_size is not None and shard_size < 1:
-        raise ValueError(f"files have at least one byte, not {shard_size}")
+        raise ValueError(f"shard_size (bytes of a file) must be >= 1, got {shard_size}")
     return whole and shard_size is None
 
 

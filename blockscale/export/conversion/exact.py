@@ -47,13 +47,13 @@ def obstacle(found: Format, wanted: Format, shape: Sequence[int]) -> str | None:
         return None
     if not isinstance(found.element, Integer) or not isinstance(wanted.element, Integer):
         if found.element.name != wanted.element.name:
-            return f"codes of {found.element.name} are no codes of {wanted.element.name}"
+            return f"codes of {found.element.name} are not codes of {wanted.element.name}"
         if not _plain_scales(found) or not _plain_scales(wanted):
-            return f"scales in {found.scale} are no scales in {wanted.scale}"
+            return f"scales in {found.scale} are not scales in {wanted.scale}"
     elif not isinstance(wanted.scale, FloatScale) or (wanted.offset and wanted.offset.inner):
-        return f"scales in {found.scale} are no scales in {wanted.scale}"
+        return f"scales in {found.scale} are not scales in {wanted.scale}"
     elif found.zero is not None and wanted.offset is None:
-        return "zero points that are no integers have no place"
+        return "zero points that are not integers cannot be stored"
     if wanted.bits < found.bits:
         return f"codes of {found.bits} bits do not fit into {wanted.bits}"
     if not nested(found.block, wanted.block, shape):
@@ -88,7 +88,7 @@ def carried(q: QTensor, wanted: Format) -> QTensor:
         return QTensor(q.packed, q.qparams, wanted, q.size)
     if other_direction(found, wanted):
         if (other := turned(q, wanted)) is None:
-            raise InexactError("its scale of scales has no reciprocal that gives every step again")
+            raise InexactError("no reciprocal of its outer scale gives every step exactly")
         return other
     steps = _steps(q)
     assert isinstance(wanted.scale, FloatScale)
@@ -112,7 +112,10 @@ def _of_integers(q: QTensor, wanted: Format, steps: Tensor, scale: Tensor) -> QT
     if wanted.asym:
         moved = zero + shift
         if moved.numel() and (int(moved.min()) < low or int(moved.max()) > high):
-            raise InexactError(f"zero points from {int(moved.min())} to {int(moved.max())}")
+            raise InexactError(
+                f"its zero points reach from {int(moved.min())} to {int(moved.max())}, more "
+                "than the layout holds"
+            )
         moved = finer(moved.expand(steps.shape), block, wanted.block, q.shape).contiguous()
         packed = _shifted(q, wanted, shift)
         return QTensor(packed, QParams(scale, zero_point=moved), wanted, q.size)
@@ -140,7 +143,7 @@ def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, T
         return torch.zeros((), dtype=torch.int32), None
     zero = stored.to(torch.int32)
     if stored.is_floating_point() and not torch.equal(zero.to(stored.dtype), stored):
-        raise InexactError("its zero points are no integers")
+        raise InexactError("its zero points are not integers")
     return finer(zero, q.format.block, block, q.shape), None
 
 
@@ -157,8 +160,8 @@ def _check_sums(steps: Tensor, zero: Tensor, offset: Tensor, wanted: Format) -> 
     for code in range(low, high + 1):
         if not torch.equal(code * steps + held, (code - zero) * steps):
             raise InexactError(
-                "scales of 24 bits: code * scale + offset is rounded otherwise than the code less "
-                "its zero point times the scale"
+                "with scales of 24 bits, code * scale + offset rounds differently from (code "
+                "- zero point) * scale"
             )
 
 
@@ -179,7 +182,7 @@ def _without_zero(q: QTensor, wanted: Format, zero: Tensor, block: Block) -> Ten
     (low, high), (first, last) = _range(wanted), _range(q.format)
     least, most = (int(zero.min()), int(zero.max())) if zero.numel() else (0, 0)
     if most >= 2**20:
-        raise InexactError("its offsets are no whole numbers of steps")
+        raise InexactError("its offsets are not whole multiples of its steps")
     if wanted.bits == q.format.bits and least == most == first - low:
         return _shifted(q, wanted, low - first)
     safe = first - most >= low and last - least <= high  # whatever the codes are
@@ -200,7 +203,10 @@ def _without_zero(q: QTensor, wanted: Format, zero: Tensor, block: Block) -> Ten
         if not safe and moved.numel():
             least, most = (int(each) for each in torch.aminmax(moved))
             if least < low or most > high:
-                raise InexactError(f"codes less zero points reach from {least} to {most}")
+                raise InexactError(
+                    f"codes minus zero points reach from {least} to {most}, more than the "
+                    "layout holds"
+                )
         found.append(_packed(moved, wanted))
     return torch.cat(found).reshape(*q.shape[:-1], -1)
 
@@ -260,7 +266,7 @@ def _cast(numbers: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     if not bool((same | numbers.isnan()).all()):
         wrong = int((~(same | numbers.isnan())).sum())
         name = str(dtype).removeprefix("torch.")
-        raise InexactError(f"{wrong} of {numbers.numel()} {what} are no numbers of {name}")
+        raise InexactError(f"{wrong} of {numbers.numel()} {what} have no exact value in {name}")
     return cast
 
 

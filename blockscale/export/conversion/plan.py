@@ -116,8 +116,8 @@ def make_plan(
     floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
     if not floats_fit and not any(step.wanted is not None for step in steps):
         raise ValueError(
-            f"nothing in {source.checkpoint.path} is quantized that could be converted: blockscale "
-            f"quantize is for models in float"
+            f"{source.checkpoint.path} holds no quantized tensor to convert: use blockscale "
+            "quantize for float models"
         )
     if reason := writer.together(planned):
         raise NotLosslessError(f"{writer.name}: {reason}", {})
@@ -207,8 +207,8 @@ def _check_scaled(source: Source, name: str) -> None:
     if family.scaled and "_exps." not in name and not ("ffn_" in name and bias in source.view):
         return
     raise InexactError(
-        f"its scales have a scale of their own, which llama.cpp's graph of {family.arch} does not "
-        f"multiply by here: quantize with profile:gguf.nvfp4, which has none"
+        f"it has an outer scale, which llama.cpp's graph of {family.arch} does not apply "
+        "here: quantize with profile:gguf.nvfp4, which has none"
     )
 
 
@@ -276,7 +276,7 @@ def _check_place(source: Source, step: Step, writer: Writer) -> None:
             _check_stored(source.checkpoint, each, "transposed" if piece.turned else "plain")
     elif piece.turned and not writer.one_file:
         raise InexactError(
-            "its layer has [inputs, outputs], the other way round, and its blocks are of rows here"
+            "its weight is stored as [inputs, outputs], and blocks of the layout run along inputs"
         )
 
 
@@ -284,11 +284,13 @@ def _check_beside(checkpoint: Checkpoint, name: str, step: Step) -> None:
     """Raise InexactError for what its producer means by a weight and no target can say."""
     if checkpoint.order(name) is not None:
         raise InexactError(
-            "its groups are of inputs in another order (act-order), for which there is no place"
+            "its groups are of reordered inputs (act-order), which the layout cannot store"
         )
     if checkpoint.rounds(name):
         if step.kind.startswith("bitsandbytes"):
-            raise InexactError("its values have three factors, which no format has")
+            raise InexactError(
+                "its values are a product of three factors, which no format here has"
+            )
         step.more["note"] = "its producer rounds values itself; codes and scales are the same"
 
 
@@ -301,7 +303,7 @@ def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
         raise InexactError(f"it is stored {stored}, {why}")
     before = checkpoint.described.before(layer_of(name))
     if before is not None:
-        raise InexactError(f"{before} stands before its layer, for which there is no place")
+        raise InexactError(f"its input passes {before} first, which the layout cannot store")
 
 
 def _why(found: Format, reasons: Mapping[str, str]) -> str:

@@ -34,8 +34,8 @@ def prove(name: str, before: QTensor | Tensor, after: QTensor | Tensor) -> Proof
         return Proof("codes")
     if tuple(before.shape) != tuple(after.shape):
         raise FileError(
-            f"{quoted(name)}: written was a tensor of shape {list(before.shape)}, and read back "
-            f"one of {list(after.shape)}: nothing is kept. This is a bug"
+            f"{quoted(name)}: written with shape {list(before.shape)}, read back with "
+            f"{list(after.shape)}: the output was deleted. This is a bug"
         )
     if isinstance(before, QTensor) and isinstance(after, QTensor):
         signs = same_numbers(before, after)
@@ -49,8 +49,8 @@ def prove(name: str, before: QTensor | Tensor, after: QTensor | Tensor) -> Proof
             zeros += int((equal & (one == 0) & (one.signbit() != other.signbit())).sum())
     if wrong:
         raise FileError(
-            f"{quoted(name)}: {wrong} values differ from the source's when they are read back: "
-            f"nothing is kept. This is a bug"
+            f"{quoted(name)}: {wrong} values differ from the source when read back: the "
+            "output was deleted. This is a bug"
         )
     return Proof("values", zeros)
 

@@ -125,8 +125,9 @@ def _out_of_gguf(found: Source, given: bool) -> None:
     pieces, unknown = from_gguf(shapes, family, found.config)
     if "rope_freqs.weight" in unknown:
         raise ValueError(
-            "rope_freqs.weight scales the positions, and its place in transformers is config.json: "
-            "give the directory of the original model's config.json (--config DIR)"
+            "rope_freqs.weight scales the positions, and transformers keeps that in "
+            "config.json: pass the directory of the original model's config.json (--config "
+            "DIR)"
         )
     _refuse_unknown(unknown, f"{family.arch} in transformers")
     found.view = Regrouped(checkpoint, pieces)
@@ -137,8 +138,8 @@ def _refuse_unknown(unknown: list[str], where: str) -> None:
         more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
         listed = ", ".join(map(quoted, unknown[:3]))
         raise ValueError(
-            f"{listed}{more} have no name in {where} that is known here. With names='keep' "
-            f"(--names keep), tensors keep their names"
+            f"{listed}{more} have no known name in {where}. With names='keep' (--names keep), "
+            "tensors keep their names"
         )
 
 
@@ -163,11 +164,11 @@ def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
     """That of a tensor which is not quantized. Raises ValueError for one that has no place."""
     dtype = stored.dtype
     if dtype is None:
-        raise ValueError(f"its type {stored.kind} is no dtype of torch")
+        raise ValueError(f"its type {stored.kind} is not a dtype of torch")
     if not to_gguf:
         return dtype
     if dtype not in _GGUF_PLAIN:
-        raise ValueError(f"GGUF has no tensors of {stored.kind}")
+        raise ValueError(f"GGUF cannot store tensors of {stored.kind}")
     if stored.name.split(".")[-2:-1] and stored.name.split(".")[-2] in IN_FLOAT32:
         return torch.float32
     short = dtype in (torch.float16, torch.bfloat16) and len(stored.shape) < 2

@@ -47,7 +47,7 @@ def c(
     path = check_place(path, "model.c")
     check_new(path, overwrite)
     if not identifier(name):
-        raise ValueError(f"{name!r} is no C identifier: use letters, digits and _")
+        raise ValueError(f"{name!r} is not a C identifier: use letters, digits and _")
     lowered = _integer(graph)
     found = written(walk(lowered, _given(lowered, example)), name)
     _check_size(found, max_bytes)
@@ -71,7 +71,9 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
         tried(graph, args, kwargs)
         leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
         if len(leaves) != len(nodes):
-            raise ValueError(f"the graph has {len(nodes)} inputs, the example {len(leaves)}")
+            raise ValueError(
+                f"the graph has {len(nodes)} inputs, and the example has {len(leaves)} tensors"
+            )
         return leaves
     made = []
     for node in nodes:
@@ -79,8 +81,8 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
         free = isinstance(value, Tensor) and not all(isinstance(n, int) for n in value.shape)
         if not isinstance(value, Tensor) or free:
             raise ValueError(
-                f"the sizes of the input {node.name} are not known: give an example of the sizes "
-                f"that the file is for"
+                f"the sizes of the input {node.name} are not known: pass an example of the "
+                "sizes that the file is for"
             )
         made.append(torch.zeros(tuple(value.shape), dtype=value.dtype))
     return made
@@ -90,7 +92,8 @@ def _check_size(found: Sized, most: int | None) -> None:
     """Raise ValueError where the target cannot hold it."""
     if most is not None and found.tables + found.arena > most:
         raise ValueError(
-            f"the model takes {found.tables} bytes of constants (most of {found.largest}) and "
-            f"{found.arena} bytes of memory (most of it during {found.fullest}), together more "
-            f"than max_bytes={most}: use fewer bits, or smaller sizes"
+            f"the model takes {found.tables} bytes of constants (the largest is "
+            f"{found.largest}) and {found.arena} bytes of memory (at its peak in "
+            f"{found.fullest}), together more than max_bytes={most}: use fewer bits, or "
+            "smaller sizes"
         )

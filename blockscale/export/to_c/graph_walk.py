@@ -86,7 +86,7 @@ class _Walk:
             else:
                 self._visit(node)
         if not self.outputs:
-            raise NotIntegerError("the graph gives no tensors that were computed: nothing to write")
+            raise NotIntegerError("the graph computes no output: there is nothing to write")
         return Walked(self.writer, self.inputs, self.outputs)
 
     def _visit(self, node: fx.Node) -> None:
@@ -139,7 +139,10 @@ class _Walk:
         given = dict(zip(names, map(self._plain, node.args), strict=True))
         for each in node.all_input_nodes:
             if each not in self.writer.places and each not in self.constants:
-                raise NotIntegerError(f"{described(node)} ({node.name}) reads floats of {each}")
+                raise NotIntegerError(
+                    f"{described(node)} ({node.name}) reads floats ({each}), and C files "
+                    "compute with integers only"
+                )
         made: Access = emit(self.writer, node, given)
         if (
             made.shape != tuple(self.found[node].shape)
@@ -191,7 +194,10 @@ class _Walk:
             if not isinstance(places, Tensor):
                 if node in self.constants or node.op == "placeholder":
                     continue
-                raise NotIntegerError(f"{described(node)} ({node.name}) goes out as floats")
+                raise NotIntegerError(
+                    f"{described(node)} ({node.name}) is a float output, and C files compute "
+                    "with integers only"
+                )
             self._copy_out(node, source, places, door)
 
     def _copy_out(self, node: fx.Node, source: fx.Node, places: Tensor, door: bool) -> None:
@@ -237,7 +243,7 @@ def mask(w: Writer, node: fx.Node, made: Tensor) -> None:
     reads = {f"x{i}": each for i, each in enumerate(given) if isinstance(each, fx.Node)}
     if any(each not in w.places for each in reads.values()):
         raise NotIntegerError(
-            f"{described(node)} ({node.name}) has no C form: it reads no integers"
+            f"{described(node)} ({node.name}) has no C form: it does not read integers"
         )
     found = {k: w.access(w.places[v].expand(made.shape), v) for k, v in reads.items()}
     names, heads, ends = loops(made.shape)
@@ -266,4 +272,4 @@ def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], made: tor
         return f"{words[0]} != 0"
     if calls(node, *_CAST) and made in C_TYPES and (truths or made == torch.int64):
         return f"({C_TYPES[made]}){words[0]}"
-    raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: it is no mask of bools")
+    raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its mask is not bool")

@@ -89,7 +89,9 @@ class Writer:
     def _type(self, found: Tensor, node: fx.Node) -> torch.dtype:
         known = [self.arrays[n].dtype for n in found.unique().tolist() if n]
         if not known:
-            raise NotIntegerError(f"{described(node)} has nothing but padding, without a C form")
+            raise NotIntegerError(
+                f"{described(node)} reads nothing but padding, which has no C form"
+            )
         return known[0]
 
     def result(self, dtype: torch.dtype, shape: Sequence[int], node: fx.Node) -> Access:

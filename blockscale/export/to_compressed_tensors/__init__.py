@@ -72,7 +72,7 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
     schemes = _schemes(layers, stacks, refused)
     if told := disagreements(layers):
         raise ValueError(
-            "servers would compute other numbers than these layers:"
+            "servers would compute different numbers for these layers:"
             + "".join(f"\n  {line}" for line in told)
         )
     tensors, notes = _tensors(model, layers, schemes)
@@ -137,19 +137,23 @@ def _schemes(
 
 def _refusal(refused: list[str]) -> ValueError:
     return ValueError(
-        "compressed-tensors has no place for these layers:"
+        "compressed-tensors cannot store these layers:"
         + "".join(f"\n  {line}" for line in refused)
-        + "\nLeave them in float (the recipe's skip), or give them another format."
+        + "\nLeave them in float (the recipe's skip), or choose another format for them."
     )
 
 
 def _scheme(layer: QLayer) -> Scheme:
     if type(layer) is not QLinear:
-        raise UnsupportedError(f"its readers take quantized nn.Linear, not {type(layer).__name__}")
+        raise UnsupportedError(
+            f"its readers take only quantized nn.Linear, found {type(layer).__name__}"
+        )
     if layer.output is not None:
-        raise UnsupportedError("vLLM reads no quantized outputs")
+        raise UnsupportedError("vLLM does not support quantized outputs")
     if layer.before is not None:
-        raise UnsupportedError(f"{layer.before.fmt} stands before it: fold it into the model first")
+        raise UnsupportedError(
+            f"{layer.before.fmt} is applied to its input: fold it into the model first"
+        )
     given = layer.input
     if given is None:
         return scheme(layer.qweight.format, None, static=False)

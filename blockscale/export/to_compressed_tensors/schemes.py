@@ -43,7 +43,7 @@ def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
     weights = weight_arguments(weight)
     inputs = None if given is None else input_arguments(given, static)
     if given is not None and given.element.name == "e2m1" and _kind(given) != _kind(weight):
-        raise UnsupportedError(f"input {given}: inputs of 4 bits go with weights that are the same")
+        raise UnsupportedError(f"input {given}: inputs of 4 bits need weights of the same format")
     return Scheme(_layout(weight, inputs), weights, inputs)
 
 
@@ -94,7 +94,7 @@ def weight_arguments(fmt: Format) -> Arguments:
     name = fmt.element.name
     if fmt.element.integer:
         if fmt.bits > 8:
-            raise UnsupportedError(f"{fmt}: it has integers of 1 to 8 bits, not {fmt.bits}")
+            raise UnsupportedError(f"{fmt}: integers must have 1 to 8 bits, got {fmt.bits}")
         _float_scale(fmt)
         symmetric = fmt.element.signed and not fmt.asym
         return _arguments("int", fmt.bits, symmetric) | _weight_blocks(fmt)
@@ -109,7 +109,7 @@ def weight_arguments(fmt: Format) -> Arguments:
             "group_size": 32,
             "scale_dtype": "torch.uint8",
         }
-    raise UnsupportedError(f"{fmt}: it has no such numbers; it has {KNOWN}")
+    raise UnsupportedError(f"{fmt}: unknown element of compressed-tensors; choose from {KNOWN}")
 
 
 _NVFP4 = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
@@ -132,15 +132,15 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
     if isinstance(fmt.scale, TwoLevel) and fmt.element.name == "e2m1" and block == "group16":
         if not static:
             raise UnsupportedError(
-                f"input {fmt}: its outer scale would have to be given, not chosen: calibrate the "
-                f"model with input='{_given(fmt)}'"
+                f"input {fmt}: its outer scale must be static: calibrate the model with "
+                f"input='{_given(fmt)}'"
             )
         _nvfp4_scale(fmt)
         return known | _NVFP4 | {"dynamic": "local"}
     if not (integer and fmt.bits <= 8) and fmt.element.name != "e4m3":
         raise UnsupportedError(
-            f"input {fmt}: inputs are integers of at most 8 bits, e4m3, nvfp4 whose outer scale is "
-            f"given, or e2m1 in groups of 32 under e8m0"
+            f"input {fmt}: inputs must be integers of at most 8 bits, e4m3, nvfp4 with a "
+            "static outer scale, or e2m1 in groups of 32 under e8m0"
         )
     _float_scale(fmt)
     if block == "tensor":
@@ -150,7 +150,7 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
     if block.startswith("group") and "@" not in block:
         size = fmt.block.sizes[0][1]
         return known | {"strategy": "group", "group_size": size, "dynamic": True}
-    raise UnsupportedError(f"input {fmt}: inputs have the blocks tensor, token and groupN")
+    raise UnsupportedError(f"input {fmt}: the block of inputs must be tensor, token or groupN")
 
 
 def _layout(weight: Format, inputs: Arguments | None) -> str:
@@ -177,16 +177,16 @@ def _weight_blocks(fmt: Format) -> Arguments:
         return {"strategy": "group", "group_size": sizes[-1]}
     if block.startswith("tile"):
         if fmt.bits != 8 or fmt.asym:
-            raise UnsupportedError(f"{fmt}: tiles are for 8 bits without zero points")
+            raise UnsupportedError(f"{fmt}: tiles need elements of 8 bits and no zero points")
         return {"strategy": "block", "block_structure": [sizes[-2], sizes[-1]]}
-    raise UnsupportedError(f"{fmt}: weights have the blocks tensor, channel0, groupN and tileRxC")
+    raise UnsupportedError(
+        f"{fmt}: the block of weights must be tensor, channel0, groupN or tileRxC"
+    )
 
 
 def _refuse_parts(fmt: Format) -> None:
     if fmt.offset is not None or fmt.zero is not None:
-        raise UnsupportedError(
-            f"{fmt}: there is no place for offsets, nor for zero points in float"
-        )
+        raise UnsupportedError(f"{fmt}: offsets and zero points in float cannot be stored")
 
 
 def _float_scale(fmt: Format) -> None:
@@ -194,13 +194,13 @@ def _float_scale(fmt: Format) -> None:
     scale = fmt.scale
     if isinstance(scale, FloatScale) or (isinstance(scale, PowerOfTwo) and not scale.byte):
         return
-    raise UnsupportedError(f"{fmt}: scales of such numbers are floats, not {scale}")
+    raise UnsupportedError(f"{fmt}: scales of this element must be floats, got {scale}")
 
 
 def _nvfp4_scale(fmt: Format) -> None:
     assert isinstance(fmt.scale, TwoLevel)
     if str(fmt.scale.inner) != "e4m3:tensor:fp32":
-        raise UnsupportedError(f"{fmt}: scales of nvfp4 are e4m3 under one float32")
+        raise UnsupportedError(f"{fmt}: scales of nvfp4 must be e4m3 with one float32 outer scale")
 
 
 def _given(fmt: Format) -> Format:

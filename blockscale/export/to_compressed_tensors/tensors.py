@@ -48,7 +48,7 @@ def tensors_of(
     layout = scheme.layout
     group = scheme.weights.get("group_size", 1)
     if q.size % group:
-        raise UnsupportedError(f"{q.size} inputs are no multiple of its groups of {group}")
+        raise UnsupportedError(f"{q.size} inputs are not a multiple of its group size, {group}")
     if layout == "nvfp4-pack-quantized":
         return _nvfp4(q, joined)
     if layout in ("mxfp4-pack-quantized", "mxfp6-pack-quantized"):
@@ -122,8 +122,8 @@ def _nvfp4(q: QTensor, joined: Sequence[QTensor]) -> tuple[dict[str, Tensor], st
 
 
 _INEXACT = (
-    "its scale of scales has no reciprocal that gives every step again: some differ in the last "
-    "bit of float32; the format e2m1:group16:e4m3/inv stores the reciprocal itself"
+    "no reciprocal of its outer scale gives every step exactly: some differ in the last bit "
+    "of float32; the format e2m1:group16:e4m3/inv stores the reciprocal itself"
 )
 
 

@@ -72,8 +72,8 @@ def _check_stage(graph: Any) -> None:
     fused = any(str(node.target).startswith("blockscale.fused_") for node in nodes)
     if fused or stage in ("fused", "lowered"):
         raise ValueError(
-            f"a {stage or 'fused'} graph has no quantize and dequantize nodes any more: give what "
-            f"bs.graph.convert gave, before bs.graph.fuse and bs.graph.lower"
+            f"a {stage or 'fused'} graph has no quantize and dequantize nodes any more: pass "
+            "the result of bs.graph.convert, before bs.graph.fuse and bs.graph.lower"
         )
 
 
@@ -87,9 +87,9 @@ def _check_inputs(graph: fx.GraphModule) -> None:
     if refused:
         told = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in refused.items())
         raise ValueError(
-            f"ExecuTorch has no kernels that read the bits of floats, which these formats of "
-            f"inputs and outputs need:{told}\nGive them integers under float scales (int8_token, "
-            f"uint8), or leave them in float; weights may have any format."
+            "ExecuTorch has no kernels for these formats of inputs and outputs, which would "
+            f"read the bits of floats:{told}\nUse integers with float scales for them "
+            "(int8_token, uint8), or leave them in float; weights may have any format."
         )
 
 
@@ -100,8 +100,8 @@ def _check_weights(graph: fx.GraphModule) -> None:
         named = str(node.target).startswith("blockscale.") and fmt
         if named and parse(fmt).bits > 8 and not parse(fmt).element.signed:
             raise ValueError(
-                f"{described(node)}: ExecuTorch's kernels have no unsigned integers of 16 bits, "
-                f"which {fmt} is stored in: use int16"
+                f"{described(node)}: ExecuTorch's kernels do not support unsigned integers of "
+                f"16 bits, in which {fmt} is stored: use int16"
             )
 
 

@@ -83,8 +83,8 @@ def _check(path: Path, opset: int | None, overwrite: bool) -> None:
     check_new(path, overwrite)
     if opset is not None and not LOWEST <= opset <= HIGHEST:
         raise ValueError(
-            f"expected an opset from {LOWEST}, the first with blocks, to {HIGHEST}, which "
-            f"onnxruntime runs, found {opset}: leave it out for the lowest that holds the formats"
+            f"opset must be {LOWEST} (the first with blocks) to {HIGHEST} (the last that "
+            f"onnxruntime runs), got {opset}: leave it out for the lowest that has the formats"
         )
     if reason := unavailable():
         raise ModuleNotFoundError(reason)
@@ -94,8 +94,8 @@ def _enough(opset: int | None, needs: Needs) -> int:
     """The opset of a file that needs one. Raises ValueError if a lower one is asked for."""
     if opset is not None and opset < needs.opset:
         raise ValueError(
-            f"opset {opset} is too low: {needs.because}, for which there has to be opset "
-            f"{needs.opset}; leave opset out"
+            f"opset {opset} is too low: {needs.because}, which needs opset {needs.opset}; "
+            "leave opset out"
         )
     return opset or needs.opset
 
@@ -120,8 +120,8 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
         stage = state(graph).stage
         if stage in ("prepared", "fused", "lowered"):
             raise ValueError(
-                f"a {stage} graph has no single quantize and dequantize ops, of which ONNX files "
-                f"consist: give what bs.graph.convert gives"
+                f"a {stage} graph has no separate quantize and dequantize ops, which an ONNX "
+                "file needs: pass the result of bs.graph.convert"
             )
     else:
         graph = program_of(graph, example, dynamic_batch)

@@ -179,8 +179,8 @@ def _max_pool(scope: Scope, module: Any, given: Sequence[_Taken]) -> str:
         )
     if module.ceil_mode or dilation != [1, 1]:
         raise ValueError(
-            "a maximum over windows of sums has no ceil_mode and no dilation in ONNX: leave them "
-            "out, or give the layer before it an output format of 8 bits"
+            "max pooling of integer sums has no ceil_mode and no dilation in ONNX: leave "
+            "them out, or use an output format of 8 bits for the layer before it"
         )
     x = scope.cast(given[0].name, "INT32")
     if any(padding):

@@ -57,8 +57,8 @@ def _parts(scope: Scope, x: str, kind: torch.dtype, zero_point: int) -> list[_Pa
         return [(1, x, scope.constant(np.array(zero_point, _BYTES[kind])))]
     if zero_point:
         raise ValueError(
-            f"codes of 16 bits with the zero point {zero_point} have no integer product in ONNX: "
-            f"use a format without asym, or 8 bits"
+            f"codes of 16 bits with the zero point {zero_point} have no integer product in "
+            "ONNX: use a format without asym, or one of 8 bits"
         )
     none = scope.constant(np.array(0, np.uint8))
     wide = scope.cast(x, "INT32")

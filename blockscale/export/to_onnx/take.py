@@ -49,8 +49,8 @@ def take(graph: fx.GraphModule) -> list[Piece]:
         name = str(node.target)
         if node.op == "call_function" and name.startswith("blockscale."):
             raise ValueError(
-                f"{described(node)}: an ONNX file holds no {name}: give the graph that "
-                f"bs.graph.convert gives, before bs.graph.fuse and bs.graph.lower"
+                f"{described(node)}: an ONNX file cannot hold {name}: pass the result of "
+                "bs.graph.convert, before bs.graph.fuse and bs.graph.lower"
             )
     return pieces
 
@@ -68,8 +68,8 @@ def _take_dequantize(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) 
     by = quantize_of(source)
     if by is None:
         raise ValueError(
-            f"{described(node)}: its codes come from {getattr(source, 'name', source)}, and not "
-            f"from a weight or a quantize: give the graph that bs.graph.convert gives"
+            f"{described(node)}: its codes come from {getattr(source, 'name', source)}, and "
+            "not from a weight or a quantize: pass the result of bs.graph.convert"
         )
     _take_activation(graph, node, by.x, by.by, found.dtype, pieces)
 
@@ -146,7 +146,10 @@ def _take_rows(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> Non
     coded, indices, dtype = bound(node, embedding)
     stored = _constants(graph, coded)
     if stored is None:
-        raise ValueError(f"{described(node)}: its table is computed; only stored ones are written")
+        raise ValueError(
+            f"{described(node)}: its table is computed in the graph; only a stored table can "
+            "be written"
+        )
     name = str(coded.codes.target).removesuffix(".codes")
     pieces.append(Rows(name, stored, dtype))
     _place(graph, node, indices, len(pieces) - 1, dtype)
@@ -175,7 +178,7 @@ def _take_activation(
         parts = _constants(graph, coded)
         if parts is None:
             raise ValueError(
-                f"{described(node)}: its scale is computed in the graph: give it a static one"
+                f"{described(node)}: its scale is computed in the graph: use a static scale"
             )
         qparams = parts.qparams
     sizes = tuple(n if isinstance(n, int) else None for n in shape(x) or ())

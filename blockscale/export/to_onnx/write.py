@@ -41,7 +41,8 @@ def translated(program: ExportedProgram) -> Any:
     except torch.onnx.OnnxExporterError as error:
         reasons = [str(each).splitlines()[0] for each in _causes(error)]
         raise ValueError(
-            "torch.onnx, which translates what is not quantized, cannot: " + "; ".join(reasons)
+            "torch.onnx cannot translate the part of the model that is not quantized: "
+            + "; ".join(reasons)
         ) from error
     assert made is not None
     model = made.model_proto

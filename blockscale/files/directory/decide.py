@@ -81,7 +81,8 @@ def _decide_weight(
             if given is not None and given.unchosen:
                 raise ValueError(
                     f"the {part} of {name} cannot be quantized in {given}: {given.unchosen}: "
-                    f"bs.calibrate finds it in data, or take a format that chooses"
+                    "bs.calibrate can choose it from data, or use a format that chooses its "
+                    "own"
                 )
         entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
     return entry, info

@@ -22,12 +22,12 @@ def file_digest(path: Path, stop: Callable[[], bool] | None = None) -> str:
     stop: asked now and then; where it says so, InterruptedError ends it.
     """
     if path.is_symlink():
-        raise FileError(f"{path} is a link, where a file was expected: delete it")
+        raise FileError(f"{path} is a link, expected a file: delete it")
     found, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while size := file.readinto(buffer):
             if stop is not None and stop():
-                raise InterruptedError(f"{path} is not read to its end")
+                raise InterruptedError(f"{path} was not read to its end")
             found.update(buffer[:size])  # hashlib lets other threads run meanwhile
     return found.hexdigest()
 

@@ -197,7 +197,7 @@ def _by_profile(kind: str, stored: tuple[int, ...], scheme: Scheme) -> Format:
     if scheme.profile is None:
         return scheme.weight
     if kind not in LAYERS:
-        raise ValueError(f"profile {scheme.profile} makes the codes of layers' weights only")
+        raise ValueError(f"profile {scheme.profile} is only for the weights of layers")
     scheme.profile.check_blocks(torch.Size(stored))
     return scheme.weight
 

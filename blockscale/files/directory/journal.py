@@ -32,7 +32,7 @@ class Journal:
         self._done: dict[str, dict[str, tuple[str, ...]]] = {}
         self._digests: dict[str, str] = {}
         if path.is_symlink():
-            raise FileError(f"{path} is a link, where a run keeps a journal: delete it")
+            raise FileError(f"{path} is a link, expected the journal of a run: delete it")
         text = read_regular(path, LARGEST) if path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
         if whole != text:
@@ -44,7 +44,7 @@ class Journal:
             self._done, self._digests = {}, {}
             warnings.warn(
                 f"{path}, the journal of an earlier run, is damaged ({error}): it is kept as "
-                f"{set_aside(path).name}, and the shard under way starts anew",
+                f"{set_aside(path).name}, and the current shard starts again",
                 stacklevel=2,
             )
 

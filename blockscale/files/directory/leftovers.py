@@ -58,7 +58,9 @@ def find_leftovers(path: str | Path) -> list[Leftover]:
     """
     target = Path(os.path.abspath(path))  # noqa: PTH100 - a link is an output, too
     if not target.parent.is_dir():
-        raise FileError(f"{target.parent} is not a directory: name an output, or its directory")
+        raise FileError(
+            f"{target.parent} is not a directory: name an output, or the directory of one"
+        )
     found = beside(target)
     if target.is_dir():
         found += sorted(each for each in target.iterdir() if known(each))

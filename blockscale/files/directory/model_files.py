@@ -51,7 +51,7 @@ def find_files(path: Path) -> ModelFiles:
         )
     index = _read_json(path / INDEX, most=LARGEST)
     if index is not None and not isinstance(index.get("metadata"), dict | None):
-        raise FileError(f"{path / INDEX} is damaged (its metadata is no object)")
+        raise FileError(f"{path / INDEX} is damaged (its metadata are not an object)")
     weights = _shards(path, index)
     config = _read_json(path / CONFIG, once=False, finite=False)  # Mamba's has Infinity
     if quantized := (config or {}).get("quantization_config"):
@@ -101,7 +101,7 @@ def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
     if single.is_file() and single.name not in names:
         raise FileError(
             f"{path} holds both model.safetensors and {INDEX}, which names other files: "
-            f"remove the one that is not the model"
+            "remove the one that does not belong to the model"
         )
     return tuple(names)
 

@@ -117,8 +117,8 @@ def _check_sticky(target: Path) -> None:
     parent, me = target.parent.stat(), os.geteuid()
     if parent.st_mode & stat.S_ISVTX and me not in (0, parent.st_uid, target.lstat().st_uid):
         raise FileError(
-            f"{target} belongs to another user, and nobody else may rename it in {target.parent}: "
-            f"choose another output"
+            f"{target} belongs to another user, and you may not rename it in {target.parent}: "
+            "choose another output"
         )
 
 
@@ -136,13 +136,14 @@ def check_names(target: Path, files: Iterable[str]) -> None:
             if (size := len(os.fsencode(part))) > most:
                 named = target.name if path in beside else part.removesuffix(PARTIAL)
                 raise FileError(
-                    f"the name {quoted(named)} is too long: a run needs {quoted(part)}, of {size} "
-                    f"bytes, and the disk of {there} takes {most}; choose a shorter one"
+                    f"the name {quoted(named)} is too long: a run needs a file {quoted(part)} "
+                    f"of {size} bytes, and names on the disk of {there} have at most {most}; "
+                    "choose a shorter one"
                 )
         if (size := len(os.fsencode(path))) >= whole:
             raise FileError(
-                f"the path {quoted(str(path))} has {size} bytes, and the system takes {whole - 1}: "
-                f"choose an output nearer to the root"
+                f"the path {quoted(str(path))} has {size} bytes, and paths have at most "
+                f"{whole - 1} on this system: choose a shorter path"
             )
 
 
@@ -158,7 +159,8 @@ def _check_readable(path: Path) -> None:
         os.close(open_regular(path))
     except OSError as error:
         raise FileError(
-            f"{path} cannot be read ({error.strerror}): it would be copied to the output"
+            f"{path} cannot be read ({error.strerror}), and it has to be copied to the "
+            "output: make it readable, or move it away"
         ) from None
 
 

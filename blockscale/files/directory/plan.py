@@ -213,8 +213,8 @@ def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTenso
         if taken := sorted(written.keys() & parts.keys()):
             owner = taken[0].rpartition(".")[0]
             raise FileError(
-                f"{path} has a tensor {taken[0]!r}, as would be called a part of {owner!r}, "
-                f"quantized: skip {owner!r} in the recipe"
+                f"{path} has a tensor {taken[0]!r}, a name that a part of the quantized "
+                f"{owner!r} needs: skip {owner!r} in the recipe"
             )
         written |= parts
     return written
@@ -226,8 +226,8 @@ def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
     for name, shard in (pair for each in shards for pair in _sources(each)):
         if name in where:
             raise FileError(
-                f"{files.root}: tensor {name!r} is in {where[name]} and in {shard}: remove the "
-                f"file that is not of this model"
+                f"{files.root}: tensor {name!r} is in {where[name]} and in {shard}: remove "
+                "the file that does not belong to this model"
             )
         where[name] = shard
     if files.index is not None:

@@ -93,7 +93,7 @@ def check_source(plan: DirectoryPlan, shard: ShardPlan) -> None:
     source = plan.files.root / shard.name
     if not source.exists() or stamp(source) != shard.stamp:
         raise FileError(
-            f"{source} changed while it was read: run the command again when it is at rest"
+            f"{source} changed while it was read: run the command again when nothing writes to it"
         )
 
 

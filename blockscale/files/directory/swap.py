@@ -86,8 +86,8 @@ def check_movable(target: Path, work: Path) -> None:
         os.rename(work, target)  # noqa: PTH104 - a disk with rules of its own
         reason = "a folder that holds something was replaced"
     raise FileError(
-        f"{target} cannot be renamed, so that nothing can take its place ({reason}): choose "
-        f"another output, or move it away yourself"
+        f"{target} cannot be renamed, so it cannot be replaced ({reason}): choose another "
+        "output, or move it away yourself"
     )
 
 
@@ -124,9 +124,9 @@ def restore(target: Path) -> bool:
         return False
     if len(aside) > 1:
         raise FileError(
-            f"{target} is not there, and forced runs that were killed have left more than one that "
-            f"may have been it: {', '.join(map(str, aside))}; rename one to {target.name}, or move "
-            f"them away"
+            f"{target} does not exist, and interrupted runs with --force left several "
+            f"directories that may be it: {', '.join(map(str, aside))}; rename one to "
+            f"{target.name}, or move them away"
         )
     found = known(aside[0])
     assert found is not None

@@ -43,7 +43,9 @@ class Workspace(Closing):
             stack.enter_context(locked(self.path))
             check_movable(self.target, self.path)
             if self.out.is_symlink():
-                raise FileError(f"{self.out} is a link, where a run keeps its work: delete it")
+                raise FileError(
+                    f"{self.out} is a link, expected the working files of a run: delete it"
+                )
             old = old_path(self.target, self._digest)
             if is_own(old) and is_done(old):  # killed when all but deleting it was done
                 discard(old)

@@ -131,9 +131,9 @@ class View:
         self._source.parts_of(place)
         if self._source.metadata.before(name.removesuffix(".weight")):
             raise FileError(
-                f"{self._source.path}: the input of {name.removesuffix('.weight')} is transformed, "
-                f"and this model has it as a part of another tensor: save the model under the "
-                f"names that it has now"
+                f"{self._source.path}: the input of {name.removesuffix('.weight')} is "
+                "transformed, and in this model that weight is part of another tensor: save "
+                "the model under its current names"
             )
 
     def _carried(

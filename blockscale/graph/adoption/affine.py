@@ -26,7 +26,7 @@ def _limits(dtype: torch.dtype, given: dict[str, Any]) -> tuple[int, int]:
         name = str(dtype).removeprefix("torch.")
         digits = name.lstrip("uint")
         if not digits.isdigit() or "int" not in name:
-            raise NoFormatError(f"codes of {dtype} are no integers")
+            raise NoFormatError(f"codes of {dtype} are not integers")
         bits = int(digits)
     unsigned = str(dtype).startswith("torch.u")
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -35,7 +35,7 @@ def _limits(dtype: torch.dtype, given: dict[str, Any]) -> tuple[int, int]:
         usual if each is None else each for each, usual in zip(asked, (low, high), strict=True)
     ]
     if any(each != int(each) for each in found):
-        raise NoFormatError(f"its codes end at {found[0]} and {found[1]}, which are no integers")
+        raise NoFormatError(f"its codes end at {found[0]} and {found[1]}, which are not integers")
     return int(found[0]), int(found[1])
 
 

@@ -92,7 +92,7 @@ def element(low: int, high: int, zero: bool) -> tuple[str, list[str]]:
     """
     bits = int(high + 1).bit_length() - 1
     if high != 2**bits - 1 or not 1 <= bits <= 16:
-        raise NoFormatError(f"codes {low} … {high} are no integers of 1 to 16 bits")
+        raise NoFormatError(f"codes {low} … {high} are not integers of 1 to 16 bits")
     if low == 0:
         return f"uint{bits}", ["asym"] if zero else []
     if low == -high - 1 and bits < 16:
@@ -100,7 +100,7 @@ def element(low: int, high: int, zero: bool) -> tuple[str, list[str]]:
     if low == -high and not zero and bits < 16:
         return f"int{bits + 1}", []
     told = " with a zero point" if zero else ""
-    raise NoFormatError(f"no element has the codes {low} … {high}{told}")
+    raise NoFormatError(f"no element here has the codes {low} … {high}{told}")
 
 
 def constant(graph: fx.GraphModule, part: Part) -> Tensor | None:

@@ -41,9 +41,9 @@ def quantize_weights(model: fx.GraphModule) -> None:
     if left:
         warnings.warn(
             f"blockscale: torch.ao's prepare_fx observes nothing of {', '.join(left)}, whose "
-            f"QConfig has a format: it has no static scheme for such layers, and they stay in "
-            f"float: bs.quantize_ of the model before, or bs.graph.prepare with a recipe, "
-            f"quantizes them",
+            "QConfig has a format: it has no static scheme for such layers, so they stay in "
+            "float. To quantize them, call bs.quantize_ on the model first, or use "
+            "bs.graph.prepare with a recipe",
             stacklevel=4,
         )
 
@@ -68,8 +68,8 @@ def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
     own = observed.weighted(layer)
     if not hasattr(own, "weight"):
         raise ValueError(
-            f"{name}: a {type(own).__name__} has several weights, which torch.ao's flow quantizes "
-            f"by classes of its own: quantize it with bs.quantize_, and leave it out of the "
+            f"{name}: a {type(own).__name__} has several weights, which torch.ao quantizes "
+            "with classes of its own: quantize it with bs.quantize_, and leave it out of the "
             f"mapping, set_module_name({name!r}, None)"
         )
     own.weight_values = made.values(observed.layout_of(own))

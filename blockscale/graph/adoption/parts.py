@@ -64,7 +64,7 @@ def _scale(graph: fx.GraphModule, node: fx.Node, found: Call, name: str) -> fx.N
 def _only_float32(dtype: torch.dtype) -> None:
     if dtype != torch.float32:
         raise NoFormatError(
-            f"its scale is {dtype}, and so its arithmetic; formats compute in float32"
+            f"its scale is {dtype}, and its arithmetic too; formats compute in float32"
         )
 
 
@@ -89,14 +89,14 @@ def _zero_point(
     dtype = value.dtype if value is not None else _dtype(zero)
     wraps = dtype in _BYTES and dtype == found.dtype
     if isinstance(zero, fx.Node) and found.kind == "dequantize" and wraps and _in_codes(node):
-        raise NoFormatError(f"codes less zero points wrap around in {dtype}")
+        raise NoFormatError(f"codes minus zero points overflow {dtype}")
     kind, wanted = ("fp32", torch.float32) if found.inside else ("int32", torch.int32)
     if value is not None:
         if dtype.is_floating_point and kind == "int32" and bool((value != value.round()).any()):
-            raise NoFormatError("its zero points are no integers")
+            raise NoFormatError("its zero points are not integers")
         return _held(graph, value.to(wanted), name, found, node), kind
     if dtype.is_floating_point and kind == "int32":
-        raise NoFormatError("its zero points are floats that are only known when it runs")
+        raise NoFormatError("its zero points are floats that are known only at run time")
     assert isinstance(zero, fx.Node)
     if dtype != wanted:
         zero = call(graph, aten._to_copy.default, (zero,), {"dtype": wanted}, like=node)
@@ -160,7 +160,7 @@ def _held(graph: fx.GraphModule, part: Tensor, name: str, found: Call, node: fx.
     if part.numel() == 1 and all(count in (1, None) for count in counts):
         counts = [1] * len(counts)
     if None in counts:
-        raise NoFormatError("the number of its blocks is free, and its scale is a constant")
+        raise NoFormatError("the number of its blocks is dynamic, and its scale is a constant")
     total = torch.Size(counts).numel()
     if part.numel() != total:
         raise NoFormatError(f"it has {part.numel()} scales for {total} blocks")

@@ -45,8 +45,8 @@ def adopted(
     if warn and said:
         lines = "".join(f"\n  {entry.name}: {entry.reason}" for entry in said)
         warnings.warn(
-            f"blockscale: no format of ours has the bits of these nodes, which others quantized; "
-            f"weights that they dequantize are floats in what is written:{lines}",
+            "blockscale: these quantized nodes have no equal format here; weights that they "
+            f"dequantize become floats in the result:{lines}",
             stacklevel=4,
         )
     return graph
@@ -82,8 +82,8 @@ def _refuse_layers(graph: fx.GraphModule) -> None:
     odd = next(filter(_is_layer, graph.graph.nodes), None)
     if odd is not None:
         raise ValueError(
-            f"expected a graph of torch's ops alone, found {odd.format_node()}: of what torch.ao's "
-            f"prepare_fx, prepare_qat_fx or convert_to_reference_fx gave, "
-            f"bs.graph.from_quantize_fx(model, example) makes a program; export other models with "
-            f"torch.export.export(model.eval(), example)"
+            f"expected a graph of torch's own ops, found {odd.format_node()}: for the result "
+            "of torch.ao's prepare_fx, prepare_qat_fx or convert_to_reference_fx use "
+            "bs.graph.from_quantize_fx(model, example); export other models with "
+            "torch.export.export(model.eval(), example)"
         )

@@ -38,8 +38,9 @@ def from_quantize_fx(
     """
     if not isinstance(model, fx.GraphModule):
         raise TypeError(
-            f"expected a graph module of torch.ao's quantize_fx, found a {type(model).__name__}: "
-            f"for a float model, torch.export.export it and call bs.graph.prepare"
+            "expected a graph module of torch.ao's quantize_fx, found a "
+            f"{type(model).__name__}: export a float model with torch.export.export and call "
+            "bs.graph.prepare"
         )
     if model.training:
         raise ValueError("the model is in training mode: call model.eval() first")
@@ -76,7 +77,8 @@ def _check(model: fx.GraphModule) -> None:
         if _is_quantized(kind.__module__) and ".reference" not in kind.__module__:
             raise ValueError(
                 f"{name} is a {kind.__module__}.{kind.__name__}, whose weight is packed for a "
-                f"backend: give what prepare_fx or convert_to_reference_fx gave, not convert_fx"
+                "backend: pass the result of prepare_fx or convert_to_reference_fx, not of "
+                "convert_fx"
             )
 
 
@@ -110,8 +112,8 @@ def _backend_config(model: fx.GraphModule) -> Any:
             return made
     told = ", ".join(f"{name} ({kind})" for name, kind in left.items())
     raise ValueError(
-        f"no backend of torch.ao's own has {told}, whose weight would stay in float: give the "
-        f"backend_config that prepare_fx was given"
+        f"none of torch.ao's backends has {told}, so its weight would stay in float: pass the "
+        "backend_config that prepare_fx was called with"
     )
 
 
@@ -158,7 +160,8 @@ def _reference(model: fx.GraphModule) -> None:
             model.graph.erase_node(node)
         elif node.op == "call_function" and "quantize" in str(node.target):
             raise ValueError(
-                f"{node.format_node()}: its scale is chosen at run time: give what prepare_fx gave"
+                f"{node.format_node()}: its scale is chosen at run time: pass the result of "
+                "prepare_fx"
             )
     model.graph.lint()
     model.recompile()

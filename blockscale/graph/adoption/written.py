@@ -60,7 +60,7 @@ def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known)
     """Write blockscale's dequantize in the place of the node."""
     bits = int(found.high + 1).bit_length() - (found.low == 0)
     if bits > 8 and found.out != torch.float32:
-        raise NoFormatError(f"codes of {bits} bits less a zero point are rounded to {found.out}")
+        raise NoFormatError(f"codes of {bits} bits minus a zero point are rounded to {found.out}")
     if found.dtype == torch.int32:
         return _write_sums(graph, node, found)
     there = packed.get(found.x)
@@ -121,7 +121,9 @@ def _packed(graph: fx.GraphModule, node: fx.Node, found: Call, fmt: str) -> fx.N
     if known is not None and known.numel():
         low, high = (int(each) for each in known.aminmax())
         if low < found.low or high > found.high:
-            raise NoFormatError(f"it has codes {low} … {high}, not {found.low} … {found.high}")
+            raise NoFormatError(
+                f"its codes are {low} … {high}, expected {found.low} … {found.high}"
+            )
     if form.bits in (8, 16) and packed_dtype(form.element) == found.dtype:
         return found.x
     codes, wanted = found.x, form.element.code_dtype

@@ -38,7 +38,9 @@ def requantize_shift(
     Raises ValueError for a format whose element is no integer, and for other roundings.
     """
     if not isinstance(fmt.element, Integer):
-        raise ValueError(f"{fmt}: a shift gives integers, such as int8, not {fmt.element.name}")
+        raise ValueError(
+            f"{fmt}: requantizing by a shift gives integers such as int8, not {fmt.element.name}"
+        )
     low, high = fmt.element.limits(fmt.wide)
     steps = shift_right(acc, shift, rounding or fmt.rounding)
     return (steps + zero_point).clamp(int(low), int(high)).to(fmt.element.code_dtype)

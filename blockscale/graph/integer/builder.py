@@ -65,7 +65,7 @@ class Builder:
         argument = node.args[index]
         if not isinstance(argument, fx.Node):
             raise NotIntegerError(
-                f"{self.name(node)} takes {argument!r}: only values of the graph do"
+                f"{self.name(node)} takes {argument!r}, expected a value of the graph"
             )
         return self._values[argument]
 

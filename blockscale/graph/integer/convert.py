@@ -76,7 +76,7 @@ def to_integer(model: nn.Module, *example: Tensor) -> IntegerModel:
     for x in example:
         if not isinstance(x, Tensor) or x.dtype != torch.float32:
             given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"an example input is a float32 tensor, not {given}")
+            raise TypeError(f"an example input must be a float32 tensor, found {given}")
     built = translate(_Tracer().trace(model), model, list(example))
     steps = Graph(built.modules, built.graph, "IntegerSteps")
     return IntegerModel(steps.train(model.training), tuple(built.sums))

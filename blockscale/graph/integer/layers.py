@@ -58,7 +58,7 @@ def check_fixed(fixed: Fixed, what: str) -> Fixed:
     if low < LOWEST or high > HIGHEST:
         raise NotIntegerError(
             f"{what} have steps from 2^{low} to 2^{high}, outside 2^{LOWEST} ... 2^{HIGHEST}: "
-            f"was a scale chosen from zeros?"
+            "was a scale chosen from data of zeros?"
         )
     return fixed
 
@@ -66,20 +66,19 @@ def check_fixed(fixed: Fixed, what: str) -> Fixed:
 def of_quantizer(quantizer: QInput | None, what: str) -> Fixed:
     """What the codes of a layer's static input or output mean. Raises NotIntegerError."""
     if quantizer is None:
-        raise NotIntegerError(
-            f"{what} has no format: give it one such as 'int8:tensor:pow2/nearest'"
-        )
+        raise NotIntegerError(f"{what} has no format: set one such as 'int8:tensor:pow2/nearest'")
     fmt = quantizer.format
     check_shifted(fmt, what)
     if not quantizer.static:
         raise NotIntegerError(
-            f"{what} chooses its scale when it runs: give it a static one (bs.calibrate does)"
+            f"{what} chooses its scale at run time: use a static scale (bs.calibrate chooses it)"
         )
     scale, zero_point, _ = quantizer.parts
     assert scale is not None
     if scale.numel() != 1:
         raise NotIntegerError(
-            f"{what} is {fmt}: scales by channel cannot leave a sum, use 'tensor'"
+            f"{what} is {fmt}: a sum needs one scale, and this has one for each channel: use "
+            "'tensor'"
         )
     low, high = (int(limit) for limit in fmt.element.limits(fmt.wide))
     zero = 0 if zero_point is None else int(zero_point)
@@ -104,8 +103,8 @@ def _bias(layer: QLayer, name: str, exponents: Tensor) -> Tensor | None:
     if isinstance(layer.quantized_bias, QBias):
         if not torch.equal(layer.quantized_bias.scale, pow2(exponents.clamp(-149, 127))):
             raise NotIntegerError(
-                f"the bias of {name!r} counts other steps than those of its input times its "
-                f"weight, which have changed since: quantize the float model again"
+                f"the bias of {name!r} was quantized for other scales of its input and "
+                "weight, which have changed since: quantize the float model again"
             )
         return layer.quantized_bias.codes.to(torch.int32)
     bias = layer.added_bias()
@@ -145,7 +144,9 @@ def integer_layer(layer: QLayer, name: str) -> tuple[nn.Module, Fixed]:
     if isinstance(layer, QLinear):
         return IntegerLinear(codes, bias, zero_point), _uniform(fixed, fixed.exponent)
     if layer.padding_mode != "zeros":
-        raise NotIntegerError(f"{name!r} pads with {layer.padding_mode!r}: only zeros are there")
+        raise NotIntegerError(
+            f"{name!r} pads with {layer.padding_mode!r}: only zeros are supported"
+        )
     weight = from_stored(codes, "channels_last", layer.qweight.shape).contiguous()
     settings = ConvSettings(list(layer.stride), layer._inside, list(layer.dilation), layer.groups)
     by_channel = fixed.exponent.reshape(-1, *(1,) * (weight.ndim - 2))

@@ -192,7 +192,9 @@ class SumPool(_Step):
     def forward(self, codes: Tensor) -> Tensor:
         size = tuple(codes.shape[-2:])
         if self.size is not None and size != self.size:
-            raise ValueError(f"this integer model was made for maps of {self.size}, not {size}")
+            raise ValueError(
+                f"this integer model was made for inputs of size {self.size}, found {size}"
+            )
         return sum_pool2d(centered(codes, self.zero_point), *self.windows)
 
     def extra_repr(self) -> str:

@@ -26,7 +26,7 @@ def translate(traced: fx.Graph, model: nn.Module, example: list[Tensor]) -> Buil
     for node in traced.nodes:
         if node.op == "placeholder":
             if not examples:
-                raise TypeError(f"the model has an input {node.target!r}: give an example of it")
+                raise TypeError(f"the model has an input {node.target!r}: pass an example of it")
             builder.add_input(node, examples.pop(0))
         elif node.op == "output":
             builder.graph.output(fx.node.map_arg(node.args[0], lambda n: _to_float(builder, n)))

@@ -44,8 +44,8 @@ def package(graph: fx.GraphModule, path: str | Path, **options: Any) -> Path:
     left = sorted({n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")})
     if left:
         raise ValueError(
-            f"{', '.join(left)} stayed on the reference and are ops of Python, which a package "
-            f"cannot hold: see the graph's ledger, and use formats that can be traced"
+            f"{', '.join(left)} stayed on the reference, whose Python ops a package cannot "
+            "hold: see the graph's ledger, and use formats that can be traced"
         )
     program = exported(graph)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def _check_place(path: Path) -> Path:
         )
     if path.suffix != ".pt2":
         expected = path.with_suffix(".pt2")
-        raise ValueError(f"{path}: a package's name ends in .pt2: write it to {expected}")
+        raise ValueError(f"{path}: the name of a package must end in .pt2: write it to {expected}")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a directory: create it first")
     return path
@@ -75,7 +75,7 @@ def _check(graph: fx.GraphModule) -> None:
         raise ValueError(
             f"expected a graph lowered to 'inductor', found one of stage {known.stage!r}"
             + (f" for {known.target!r}" if known.target else "")
-            + ": compile bs.graph.lower(graph, 'inductor')"
+            + ": pass bs.graph.lower(graph, 'inductor')"
         )
     from torch._inductor import config
 

@@ -74,8 +74,8 @@ def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
                 found = getattr(found, part)
         if found is None:
             raise ValueError(
-                f"{node.name}: the value of {each.name} is not known: lower a graph as export or "
-                f"a step of ours gave it"
+                f"{node.name}: the value of {each.name} is not known: lower a graph that "
+                "torch.export.export or bs.graph returned, unchanged"
             )
         return pytree.tree_map(_hinted, found)
 

@@ -40,11 +40,11 @@ def lower(
     lowered = adopted(graph)
     known = state(lowered)
     if known.stage == "prepared":
-        raise ValueError("a prepared graph is not lowered: bs.graph.convert it first")
+        raise ValueError("a prepared graph cannot be lowered: call bs.graph.convert first")
     if known.stage == "lowered":
         raise ValueError(
-            f"this graph is lowered to {known.target} already: lower the graph that "
-            f"bs.graph.convert or bs.graph.fuse gave"
+            f"this graph is already lowered to {known.target}: lower the result of "
+            "bs.graph.convert or bs.graph.fuse"
         )
     found: list[Way] = made.run(lowered, measure=True) if measure else made.run(lowered)
     if strict:
@@ -96,7 +96,7 @@ def _module(target: str) -> ModuleType:
     here = ", ".join(name for name, why in reasons.items() if why is None)
     others = [f"\n  {name} does not run here: {why}" for name, why in reasons.items() if why]
     what = f"{target!r} does not run here" if target in modules else f"no target {target!r}"
-    raise ValueError(f"{what}; those that do: {here}" + "".join(others))
+    raise ValueError(f"{what}; those that can: {here}" + "".join(others))
 
 
 def _raise_if_left(target: str, found: list[Way]) -> None:
@@ -105,5 +105,5 @@ def _raise_if_left(target: str, found: list[Way]) -> None:
         raise SkippedError(
             f"strict: {target} cannot run everything in this graph; nothing was changed."
             + "".join(left)
-            + "\nUse formats that it takes, another target, or strict=False."
+            + "\nUse formats that it can run, another target, or strict=False."
         )

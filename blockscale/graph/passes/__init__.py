@@ -80,7 +80,7 @@ def apply(graph: fx.GraphModule, passes: Sequence[Pass]) -> dict[str, int]:
         if sum(changes.values()) == before:
             tidy(graph)
             return changes
-    raise RuntimeError(f"passes do not come to an end after {_ROUNDS} rounds: {changes}")
+    raise RuntimeError(f"the passes still change the graph after {_ROUNDS} rounds: {changes}")
 
 
 def tidy(graph: fx.GraphModule) -> None:

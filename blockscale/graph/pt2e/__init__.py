@@ -26,8 +26,8 @@ def pt2e_quantizer(recipe: Any, *, observer: Spec = "mse", qat: bool = False) ->
     observer that there is not.
     """
     made = Recipe.read(recipe).refuse_profiles(
-        "torchao's prepared graph holds float weights, which are rounded by the contract: give its "
-        "format, or use bs.graph.prepare"
+        "torchao's prepared graph holds float weights and cannot follow a profile: use a "
+        "plain format, or bs.graph.prepare"
     )
     try:
         import torchao  # type: ignore[import-untyped]  # noqa: F401

@@ -91,7 +91,7 @@ class _Edge:
         dynamic one, which has none yet."""
         qparams = self.qparams()
         if qparams is None:
-            raise ValueError(f"{self.place.where}: its scale is chosen from each tensor")
+            raise ValueError(f"{self.place.where}: its scale is dynamic")
         return qparams.scale, qparams.zero_point
 
     def convert(self, model: fx.GraphModule, node: fx.Node) -> None:

@@ -101,8 +101,9 @@ class RecipeQuantizer(Quantizer):
                 before = node.args[0]
                 if isinstance(before, fx.Node) and "conv" in str(before.target):
                     raise ValueError(
-                        f"{described(node)}: prepare_qat_pt2e cannot train a batch norm after a "
-                        f"convolution with formats of ours: use bs.prepare_qat, or fold it first"
+                        f"{described(node)}: prepare_qat_pt2e cannot train a batch norm after "
+                        "a convolution with blockscale's formats: use bs.prepare_qat, or "
+                        "fold it first"
                     )
 
     def prepare_obs_or_fq_callback(self, model: fx.GraphModule, made: dict[Any, Any]) -> None:

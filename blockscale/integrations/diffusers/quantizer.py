@@ -57,7 +57,9 @@ class BlockscaleQuantizer(DiffusersQuantizer):
         paths = [Path(file) for file in checkpoint_files]
         if any(path.suffix != ".safetensors" for path in paths):
             if self.pre_quantized:
-                raise FileError(f"{paths[0]} is no safetensors file: it cannot hold codes")
+                raise FileError(
+                    f"{paths[0]} is not a safetensors file, and others cannot hold codes"
+                )
             return loaded_keys
         source = read_headers(paths[0] if len(paths) == 1 else paths[0].parent, paths)
         if bool(source.metadata.tensors) != self.pre_quantized:

@@ -29,8 +29,7 @@ def float_layer(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
     else:
         known = ", ".join(kind.__name__ for kind in _MAKERS)
         raise ValueError(
-            f"LoRA stands around {known}; there is none for {type(layer).__name__}: leave it out "
-            f"of target_modules"
+            f"LoRA supports {known}, found {type(layer).__name__}: leave it out of target_modules"
         )
     made.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
     if "bias" in made._parameters:

@@ -37,11 +37,13 @@ def merge_into_float(
     inner: Any = getattr(tuned, "base_model", tuned)
     if not isinstance(inner, QuantizedLoraModel):
         raise TypeError(
-            f"merge_into_float: expected a PeftModel with LoRA adapters, as get_peft_model and "
-            f"PeftModel.from_pretrained give it, found a {type(tuned).__name__}"
+            "merge_into_float: expected a PeftModel with LoRA adapters, as get_peft_model "
+            f"and PeftModel.from_pretrained return it, found a {type(tuned).__name__}"
         )
     if not above >= 0:
-        raise ValueError(f"above is a part of the change, 0 or more (0.1 is a tenth), not {above}")
+        raise ValueError(
+            f"above (a fraction of the change, 0.1 is a tenth) must be >= 0, got {above}"
+        )
     merged = [name for layer in _adapted(inner.model) for name in layer.merged_adapters]
     names = adapter_names or list(dict.fromkeys(merged)) or None
     made = list(_floated(inner.model, names, above))

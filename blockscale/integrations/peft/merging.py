@@ -221,8 +221,8 @@ def unchanged(layer: nn.Module) -> Iterator[None]:
     after: Any = layer.weight
     if not bool(((before == after) | (before.isnan() & after.isnan())).all()):
         raise ValueError(
-            "this init_lora_weights changes the base weight, which is codes here: give the adapter "
-            "to the float model, and quantize it afterwards with bs.quantize_"
+            "this init_lora_weights changes the base weight, which is quantized here: add "
+            "the adapter to the float model, and quantize that afterwards with bs.quantize_"
         )
 
 

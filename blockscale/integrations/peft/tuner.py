@@ -128,8 +128,8 @@ def untied(model: Any) -> None:
     if _held(table) is not _held(head):
         model.config.tie_word_embeddings = False
         warnings.warn(
-            "blockscale: the input and the output embeddings had one weight, and have two after "
-            "this merge: tie_word_embeddings is False in the model's config now",
+            "blockscale: the input and the output embeddings shared one weight and have two "
+            "after this merge: tie_word_embeddings is now False in the model's config",
             stacklevel=4,
         )
 

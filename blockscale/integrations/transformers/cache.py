@@ -160,7 +160,7 @@ class QuantizedCache(Cache):
     ):
         if keys_per not in PLACES or window < 0:
             raise ValueError(
-                f"keys_per is one of {', '.join(PLACES)} and window at least 0, found "
+                f"keys_per must be one of {', '.join(PLACES)} and window >= 0, got "
                 f"{keys_per!r} and {window}"
             )
         formats = [_one_token(parse(each)) for each in (values if keys is None else keys, values)]
@@ -170,7 +170,7 @@ class QuantizedCache(Cache):
         others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
         if others or getattr(text, "sliding_window", None):
             raise ValueError(
-                f"only layers of full attention are served, found {sorted(others) or 'windows'}"
+                f"only layers of full attention are supported, found {sorted(others) or 'windows'}"
             )
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
             QuantizedLayer(formats[0], formats[1], keys_per, window)
@@ -200,7 +200,10 @@ def _joined(first: QTensor, second: QTensor) -> QTensor:
 def _one_token(fmt: Format) -> Format:
     """The format, whose blocks lie along the last dimension. Raises ValueError for others."""
     if fmt.rounding == "stochastic":
-        raise ValueError(f"a cache rounds to nearest: {fmt.spelling} rounds by chance")
+        raise ValueError(
+            f"a cache must round to nearest, and {fmt.spelling} rounds stochastically: leave "
+            "'stochastic' out"
+        )
     one = torch.linspace(-1, 1, 256).reshape(1, 1, 1, 256)
     many = one * torch.tensor([1.0, 3.7, 40.0, 900.0, 5.0, 6.0, 7.0, 8.0]).reshape(2, 2, 2, 1)
     q = quantize(many, fmt)
@@ -219,7 +222,7 @@ def _tokens_of_a_block(fmt: Format) -> int:
     size = fmt.block.sizes_for(4)[-1]
     if size < 1:
         raise ValueError(
-            f"keys_per='channel' needs a format of groups, such as 'int4:group32:fp32', which says "
-            f"how many tokens share a scale: not {fmt.spelling}"
+            "keys_per='channel' needs a format of groups, such as 'int4:group32:fp32', which "
+            f"sets how many tokens share a scale, got {fmt.spelling}"
         )
     return size

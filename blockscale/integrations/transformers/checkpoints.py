@@ -53,8 +53,8 @@ def from_checkpoint(
     path = Path(path)
     if not path.exists():
         raise FileError(
-            f"{path} does not exist: of a name on the hub, download the files first "
-            f"(huggingface_hub.snapshot_download) and give their directory"
+            f"{path} does not exist: for a name on the hub, download the files first "
+            "(huggingface_hub.snapshot_download) and pass their directory"
         )
     found = _config(path, config)
     model = _built(path, found, auto_class, dtype)
@@ -76,8 +76,9 @@ def _config(path: Path, given: PreTrainedConfig | str | Path | None) -> PreTrain
     folder = Path(given) if given is not None else path if path.is_dir() else path.parent
     if not (folder / "config.json").is_file():
         raise FileError(
-            f"{folder} has no config.json, which says what the model is: give the directory of "
-            f"the original model's (config=), and a GGUF file as the file itself"
+            f"{folder} has no config.json, which describes the model: pass the directory of "
+            "the original model's config.json (config=); pass a GGUF file itself, not its "
+            "directory"
         )
     with refusing(f"{folder}/config.json: transformers"):
         return _floats(

@@ -124,7 +124,7 @@ def only(pattern: str, infos: list[tuple[str, TensorInfo]]) -> TensorInfo:
     first = infos[0][1]
     if other := next((name for name, info in infos if info != first), None):
         raise FileError(
-            f"{infos[0][0]} and {other} become one tensor of this model, but are stored in two "
-            f"ways: quantize the checkpoint with one format for {pattern}"
+            f"{infos[0][0]} and {other} become one tensor of this model, but are stored in "
+            f"different formats: quantize the checkpoint with one format for {pattern}"
         )
     return first

@@ -58,7 +58,7 @@ def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
     layers = found.get("num_hidden_layers", found.get("n_layer"))
     if isinstance(layers, int) and layers > len(checkpoint):
         raise FileError(
-            f"{checkpoint.path} tells of {layers} layers, and holds {len(checkpoint)} tensors"
+            f"{checkpoint.path} declares {layers} layers, and holds {len(checkpoint)} tensors"
         )
     if "rope_theta" in found:
         _positions(checkpoint, found)
@@ -81,15 +81,15 @@ def _positions(checkpoint: GGUF, found: dict[str, Any]) -> None:
     if _FACTORS in checkpoint:
         if scaling is not None:
             raise FileError(
-                f"{checkpoint.path} has {_FACTORS} and keys that scale positions, too: give the "
-                f"config of the original model (config=)"
+                f"{checkpoint.path} has {_FACTORS} and keys that scale positions, too: pass "
+                "the config of the original model (config=)"
             )
         factors: Any = checkpoint[_FACTORS]
         settings = _llama3(factors, theta, size)
         if settings is None:
             raise FileError(
-                f"{checkpoint.path}: {_FACTORS} scales positions as no known model of llama 3 "
-                f"does: give the config of the original model (config=)"
+                f"{checkpoint.path}: {_FACTORS} scales positions unlike any known Llama 3 "
+                "model: pass the config of the original model (config=)"
             )
         found["rope_parameters"] = settings
 

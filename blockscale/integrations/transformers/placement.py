@@ -34,10 +34,10 @@ def check_one_process(config: Any) -> None:
     dealt = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     if dealt:
         raise ValueError(
-            f"distributed_config asks for {', '.join(dealt)}, and codes and scales cannot be dealt "
-            f"out to processes yet: each process would hold wrong parts, or floats. Load the model "
-            f"without tp_plan and distributed_config, whole in each process; or shard the float "
-            f"model, without quantization_config"
+            f"distributed_config asks for {', '.join(dealt)}, and codes and scales cannot be "
+            "split between processes yet: each process would hold wrong parts, or floats. "
+            "Load the model without tp_plan and distributed_config, whole in each process; "
+            "or shard the float model, without quantization_config"
         )
 
 
@@ -83,9 +83,9 @@ def _folder_of(model: Any, on_disk: list[str]) -> str:
     folder = tempfile.mkdtemp(prefix="blockscale-offload-")
     weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     warnings.warn(
-        f"blockscale: {shown(', '.join(on_disk), 400)}: kept on disk, in {folder}, while the model "
-        f"lives. transformers tells no quantizer of offload_folder: the variable TMPDIR names "
-        f"another place",
+        f"blockscale: {shown(', '.join(on_disk), 400)}: kept on disk in {folder} while the "
+        "model is in use, because transformers does not pass offload_folder to quantizers; "
+        "set TMPDIR for another place",
         stacklevel=6,
     )
     return folder

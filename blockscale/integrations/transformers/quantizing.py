@@ -246,8 +246,8 @@ def _check_all_used(arrived: dict[str, tuple[QWeight, list[str]]], used: list[QW
     left = [(name, weight) for name, (weight, _) in arrived.items() if weight not in used]
     if lost := [name for name, weight in left if not any(_same(weight, each) for each in used)]:
         raise RuntimeError(
-            f"{', '.join(lost)}: quantized while the model was read, but the model that was read "
-            f"uses them otherwise. Load it in float and call bs.quantize_, or skip them"
+            f"{', '.join(lost)}: quantized while the model was loaded, but the loaded model "
+            "uses them in another way. Load it in float and call bs.quantize_, or skip them"
         )
 
 

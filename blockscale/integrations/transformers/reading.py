@@ -162,7 +162,8 @@ class Reading:
         if self._dequantized:
             told = ", ".join(sorted(set(self._dequantized)))
             warnings.warn(
-                f"blockscale: dequantized, because they are fused of parts with own scales: {told}",
+                "blockscale: dequantized, because they are fused from parts with different "
+                f"scales: {told}",
                 stacklevel=7,
             )
 

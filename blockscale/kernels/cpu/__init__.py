@@ -94,7 +94,7 @@ def _load_file(path: Path) -> ModuleType:
 def _check_library(path: Path) -> None:
     """Raise ImportError for what is not this library, before any of its code runs."""
     if not path.name.endswith(tuple(EXTENSION_SUFFIXES)):
-        raise ImportError(f"BLOCKSCALE_NATIVE={str(path)!r} is no Python extension module")
+        raise ImportError(f"BLOCKSCALE_NATIVE={str(path)!r} is not a Python extension module")
     try:
         data = read_regular(path, _LARGEST)
     except (FileError, OSError) as error:

@@ -110,9 +110,9 @@ def check_weight(weight: Operand, shape: Sizes) -> None:
     """Raise ValueError if the codes of a weight are not those of this shape."""
     rows, size = weight.codes.shape[0], prod(shape[1:])
     if size != weight.size:
-        raise ValueError(f"a weight of shape {shape} has rows of {size}, not {weight.size}")
+        raise ValueError(f"a weight of shape {shape} has rows of {size}, found {weight.size}")
     if rows != shape[0]:
-        raise ValueError(f"a weight of shape {shape} has {shape[0]} rows, not {rows}")
+        raise ValueError(f"a weight of shape {shape} has {shape[0]} rows, found {rows}")
 
 
 def _as_integers(

@@ -50,7 +50,7 @@ def conv_transpose(
     row = prod(shape[2:]) * (shape[0] // groups)
     if row != weight.size:
         raise ValueError(
-            f"a weight of shape {shape} in {groups} groups has rows of {row}, not {weight.size}"
+            f"a weight of shape {shape} in {groups} groups has rows of {row}, found {weight.size}"
         )
     if input.fmt and groups == 1:
         settings = stride, padding, output_padding, dilation

@@ -31,5 +31,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         values.data_ptr(), kind, threads(),
     ):  # fmt: skip
         low, high = int(rows.min()), int(rows.max())
-        raise IndexError(f"index out of range: {low} ... {high} in a table of {table[0]} rows")
+        raise IndexError(
+            f"index out of range: found {low} ... {high} for a table of {table[0]} rows"
+        )
     return values if values.dtype == dtype else values.to(dtype)

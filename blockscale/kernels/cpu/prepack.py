@@ -30,7 +30,7 @@ def ready_of(weight: Operand) -> Ready:
     """A weight [n, k] made ready, kept nowhere. Raises as `prepared`."""
     n, codes = native(weight.fmt), weight.codes
     if codes.ndim != 2:
-        raise ValueError(f"{n.format}: a linear weight's codes are [n, k], not {codes.shape}")
+        raise ValueError(f"{n.format}: a linear weight's codes must be [n, k], found {codes.shape}")
     shape = (codes.shape[0], weight.size)
     ordered = n.checked_codes(codes, shape)
     parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer, more=weight.more)

@@ -45,7 +45,7 @@ def apply(native: Any) -> None:
         native.set_tuning(choices)
     except ValueError as error:
         raise ValueError(
-            f"{tuned.cache_file()} is no table of launch choices ({error}): delete it"
+            f"{tuned.cache_file()} is not a table of launch choices ({error}): delete it"
         ) from None
 
 

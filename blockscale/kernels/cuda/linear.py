@@ -81,7 +81,8 @@ def _checked(weight: Operand, k: int) -> Operand:
     """The weight in order. Raises ValueError if its parts do not fit the format."""
     if weight.codes.ndim != 2:
         raise ValueError(
-            f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
+            f"{weight.fmt}: a linear weight's codes must be [n, k], found "
+            f"{tuple(weight.codes.shape)}"
         )
     stored = form(weight.fmt)
     shape = (weight.codes.shape[0], k)

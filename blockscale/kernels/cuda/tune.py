@@ -41,7 +41,7 @@ def tune_linear(
     what = pair(fmt, values.element, k, x.dtype) if isinstance(values, Codes) else ""
     r = None if what else reading(fmt, k)
     if not what and r is None:
-        raise ValueError(f"{fmt} at k = {k} has one way to run: there is nothing to tune")
+        raise ValueError(f"{fmt} at k = {k} has only one kernel: there is nothing to tune")
     parts = 1 if isinstance(values, Codes) else PARTS[values.x.dtype]
     call = Call(what or "weight", fmt, m * parts, n, k, available.can_run(weight.codes))
 

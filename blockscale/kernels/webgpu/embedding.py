@@ -31,7 +31,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
 def _check(indices: Tensor, count: int) -> None:
     """Raises IndexError for rows that do not exist, TypeError for what is no number of a row."""
     if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices are int32 or int64, found {indices.dtype}")
+        raise TypeError(f"indices must be int32 or int64, found {indices.dtype}")
     if not indices.numel():
         return
     if isinstance(indices, WebGPUTensor):  # a kernel could only be silent about it

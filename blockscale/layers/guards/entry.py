@@ -22,7 +22,9 @@ def check_model(model: object, called: str) -> None:
     """
     if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
         return
-    raise TypeError(f"{called} takes a model, an nn.Module, not {_found(model)}: {_advice(model)}")
+    raise TypeError(
+        f"{called}: expected a model (an nn.Module), found {_found(model)}: {_advice(model)}"
+    )
 
 
 def _found(given: object) -> str:

@@ -59,10 +59,10 @@ def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     name, _, called = dead[0]
     count = f"{len(dead)} of its {len(stepped)} parameters are"
     warnings.warn(
-        f"blockscale: this {type(optimizer).__name__} was made before {called}: {count} not in the "
-        f"model any more ({name!r} is one), and stepping them changes nothing. Make the optimizer "
-        f"afterwards, of model.parameters() or an adapter's; to train the weights themselves, "
-        f"bs.prepare_qat keeps them",
+        f"blockscale: this {type(optimizer).__name__} was made before {called}: {count} not "
+        f"in the model any more ({name!r} is one), so its steps change nothing. Make the "
+        "optimizer afterwards, from model.parameters() or the parameters of an adapter; to "
+        "train the weights themselves, bs.prepare_qat keeps them",
         stacklevel=3,
     )
 

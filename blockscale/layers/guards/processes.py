@@ -56,10 +56,11 @@ def check_unsharded(model: nn.Module, called: str) -> None:
     if sharded:
         name, tensor = sharded[0]
         raise ValueError(
-            f"{called}: {len(sharded)} of the model's {len(named)} tensors are parts of sharded "
-            f"ones, such as {name!r} ({_placed(tensor)}): call it before fully_shard, "
-            f"parallelize_module or a tp_plan, or gather the state (torch.distributed.checkpoint."
-            f"state_dict.get_model_state_dict with full_state_dict=True) into a model that is whole"
+            f"{called}: {len(sharded)} of the model's {len(named)} tensors are shards, such "
+            f"as {name!r} ({_placed(tensor)}): call it before fully_shard, parallelize_module "
+            "or a tp_plan, or gather the state "
+            "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True) into a model that is whole"
         )
 
 
@@ -82,14 +83,14 @@ def check_group(group: Group, called: str, *, compared: bool = True) -> None:
     """
     if group not in ("same", "local", None):
         raise ValueError(
-            f"{called}: group is 'same', where every process has the same batches, 'local', where "
-            f"each is to have a model of its own, or None; found {group!r}. Statistics are not "
-            f"merged over a group of processes yet"
+            f"{called}: group must be 'same' (every process has the same batches), 'local' "
+            f"(each gets a model of its own) or None, got {group!r}. Statistics are not "
+            "merged over a group of processes yet"
         )
     if group == "same" and not compared and processes() > 1:
         raise ValueError(
-            f"{called}: a prepared graph has no codes yet that could be compared: calibrate and "
-            f"convert it in one process and bs.export.program it for all, or say group='local'"
+            f"{called}: a prepared graph has no codes yet to compare: calibrate and convert "
+            "it in one process and share it with bs.export.program, or pass group='local'"
         )
     if group is None and processes() > 1:
         raise ValueError(
@@ -124,9 +125,9 @@ def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
         before.restore()
         rank, other = dist.get_rank(), next(i for i, each in enumerate(found) if each != found[0])
         raise RuntimeError(
-            f"group='same', but processes 0 and {other} have made other codes or scales of the "
-            f"model, which is as it was before (this is process {rank}): do all have the same "
-            f"weights, batches and seed? group='local' lets each have a model of its own"
+            f"group='same', but processes 0 and {other} have made other codes or scales of "
+            f"the model, which is as it was before (this is process {rank}): do all have the "
+            "same weights, batches and seed? With group='local' each gets a model of its own"
         )
 
 

@@ -101,8 +101,8 @@ def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWei
     if (profile := plan.scheme.profile) is not None:
         if place.before is not None:
             raise ValueError(
-                f"{plan.name}: {place.before.fmt} before it changes its weight, and its codes are "
-                f"of profile {profile}, which takes weights as they are: give it a format"
+                f"{plan.name}: {place.before.fmt} changes its weight first, and profile "
+                f"{profile} needs the original weight: use a plain format"
             )
         notes += lost_signs("weight", stored, fmt)
         try:

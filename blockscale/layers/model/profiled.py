@@ -33,14 +33,14 @@ def read_recipe(
         for name in weights or ():
             if (chosen := recipe.decide(name)[0].profile) is not None:
                 raise ValueError(
-                    f"weights[{name!r}]: the recipe's profile {chosen} makes the codes of this "
-                    f"layer: leave them out, or give the layer their format"
+                    f"weights[{name!r}]: the recipe's profile {chosen} chooses the codes of "
+                    "this layer: leave these out, or set their format for the layer"
                 )
         return recipe, weights
     if weights is not None or before is not None:
         raise ValueError(
-            f"profile {source}: it makes the codes of float weights as they are, so neither "
-            f"weights nor before can be given: make them by bs.quantize, and give a recipe"
+            f"profile {source}: it quantizes the original float weights, so weights and "
+            "before cannot be passed: make them with bs.quantize, and pass a recipe"
         )
     return profiled(model, source)
 
@@ -77,6 +77,6 @@ def _coded(plan: Plan, profile: Profile) -> QTensor:
         return quantize(to_stored(plan.parameter.detach(), plan.layout), profile)
     except ValueError as error:
         raise ValueError(
-            f"{plan.name}: {error}: quantize the weights that it takes one at a time, and pass "
-            f"them as `weights` of bs.quantize_"
+            f"{plan.name}: {error}: quantize the weights that it supports one at a time, and "
+            "pass them as `weights` of bs.quantize_"
         ) from None

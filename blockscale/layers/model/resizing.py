@@ -57,9 +57,9 @@ def _resize(
         raise
     if floats:
         warnings.warn(
-            f"blockscale: resized, and in float from now on: {', '.join(floats)}. They hold the "
-            f"dequantized values, and no formats of inputs and outputs; quantize_ quantizes them "
-            f"again",
+            f"blockscale: resized, and in float from now on: {', '.join(floats)}. They hold "
+            "the dequantized values, without formats for inputs and outputs; call quantize_ "
+            "to quantize them again",
             stacklevel=2,
         )
     return resized

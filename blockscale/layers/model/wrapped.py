@@ -36,9 +36,10 @@ def _inside(module: nn.Module) -> str | None:
     for kind in _classes(module):
         if kind == _FLAT:
             raise ValueError(
-                "the model is in FullyShardedDataParallel, whose parameters are pieces of one flat "
-                "tensor: gather its state (torch.distributed.checkpoint.state_dict."
-                "get_model_state_dict with full_state_dict=True) into a model that is not sharded"
+                "the model is wrapped in FullyShardedDataParallel, whose parameters are "
+                "pieces of one flat tensor: gather its state "
+                "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True) into a model that is not sharded"
             )
         if kind in _WRAPPERS:
             return _WRAPPERS[kind]

@@ -46,7 +46,8 @@ def hold(module: nn.Module, name: str, weight: QWeight) -> None:
         raise ValueError(f"{type(module).__name__} has no parameter {name!r} to quantize")
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError(
-            f"{name}: a ScriptModule's parameters are compiled in: quantize its source"
+            f"{name}: the parameters of a ScriptModule cannot be replaced: quantize the "
+            "module that it was compiled from"
         )
     del module._parameters[name]
     parameters_gone(module)

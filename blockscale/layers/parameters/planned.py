@@ -107,7 +107,7 @@ def _planned(
             told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
             yield replace(entry, status="skipped", reason=told)
         elif scheme.profile is not None:
-            told = f"profile {scheme.profile} makes the codes of layers' weights only"
+            told = f"profile {scheme.profile} is only for the weights of layers"
             yield replace(entry, status="skipped", reason=told)
         elif why_not := _why_not(owner, parameter, scheme.weight, known.get(name, PLAIN)):
             yield replace(entry, status="skipped", reason=why_not)

@@ -81,8 +81,8 @@ def written(func: str, source: Source) -> RuntimeError:
     called = source.name or "this weight"
     pattern = layer if last == "weight" and layer else source.name or "the layer"
     return RuntimeError(
-        f"{func} writes to {called}, which is quantized: its codes are fixed. Leave it in float "
-        f"with skip=[{pattern!r}] in the recipe, or do this before quantizing"
+        f"{func} writes to {called}, which is quantized: its codes are fixed. Leave it in "
+        f"float with skip=[{pattern!r}] in the recipe, or write to it before quantizing"
     )
 
 

@@ -22,7 +22,9 @@ def computes_as_parent(kind: type[nn.Module]) -> type[nn.Module]:
     parent = parent_of(kind)
     if parent is None or parent is kind:
         names = ", ".join(each.__name__ for each in PARENTS)
-        raise ValueError(f"{kind.__name__} is no subclass of a layer that is replaced: {names}")
+        raise ValueError(
+            f"{kind.__name__} is not a subclass of a layer that can be quantized: {names}"
+        )
     _declared.add(kind)
     return kind
 

@@ -85,8 +85,8 @@ class Plan:
         values.check_quantizer(self.name, args[-1])
         if self.indices and args[-1].fmt:
             raise ValueError(
-                f"{self.name} gives indices, which have no format; found {args[-1].fmt}: leave the "
-                f"result's format empty"
+                f"{self.name} returns indices, which have no format; found {args[-1].fmt}: "
+                "leave the result's format empty"
             )
         if self.activation and args[-3] not in ACTIVATIONS:
             activated(args[0].data, args[-3])

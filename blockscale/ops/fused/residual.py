@@ -106,7 +106,7 @@ def _check(a: Value, b: Value, *rest: Any) -> None:
     values.check_value("a residual norm", "b", b)
     values.check_quantizer("a residual norm", y)
     if keep not in KEPT:
-        raise ValueError(f"a residual norm keeps {' or '.join(map(repr, KEPT))}, not {keep!r}")
+        raise ValueError(f"keep must be {' or '.join(map(repr, KEPT))}, got {keep!r}")
 
 
 def _op(reference: Callable[..., list[Tensor]]) -> Op:

@@ -85,14 +85,14 @@ def check_value(op: str, name: str, value: Value) -> None:
     if not value.fmt:
         if value.scale is not None:
             raise ValueError(
-                f"{op}: {name} has a scale and no format: give the format of its codes, or leave "
-                f"the scale out if it is floats"
+                f"{op}: {name} has a scale and no format: pass the format of its codes, or "
+                "leave the scale out for floats"
             )
         return
     if value.scale is None:
         raise ValueError(
-            f"{op}: {name} is codes in {value.fmt} without a scale: give the scale that they were "
-            f"quantized by, or an empty format for floats"
+            f"{op}: {name} holds codes in {value.fmt} without a scale: pass the scale that "
+            "they were quantized with, or an empty format for floats"
         )
     _check_parts(op, name, value)
 
@@ -102,12 +102,14 @@ def check_quantizer(op: str, by: Quantizer) -> None:
     if by.scale is None:
         if by.zero_point is not None or by.outer is not None or by.more:
             raise ValueError(
-                f"{op}: its result has a zero point or an outer scale but no scale: give the "
-                f"scale too, or none of them, so that each result chooses its own"
+                f"{op}: its result has a zero point or an outer scale but no scale: pass the "
+                "scale too, or none of them (each result then chooses its own)"
             )
         return
     if not by.fmt:
-        raise ValueError(f"{op}: its result has a scale and no format: give the format, or neither")
+        raise ValueError(
+            f"{op}: its result has a scale and no format: pass the format too, or neither"
+        )
     _check_parts(op, "its result", by)
 
 
@@ -123,5 +125,5 @@ def _check_parts(op: str, name: str, given: Value | Quantizer) -> None:
         found = ["scale", *(p for p in ("zero_point", "outer") if getattr(given, p) is not None)]
         found += [f"{len(more)} more"] if more else []
         raise ValueError(
-            f"{op}: {name} in {given.fmt} has the parts {wanted}; found {', '.join(found)}"
+            f"{op}: {name} in {given.fmt} needs the parts {wanted}; found {', '.join(found)}"
         )

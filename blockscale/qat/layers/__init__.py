@@ -26,7 +26,7 @@ def trained(module: nn.Module) -> type[QATLayer]:
         layer_class: type[QATLayer] | None = kind.trained(type(module))
         if layer_class is not None:
             return layer_class
-    raise NotImplementedError(f"blockscale.qat.layers has no file for {type(module).__name__}")
+    raise NotImplementedError(f"blockscale.qat.layers cannot train {type(module).__name__}")
 
 
 def why_not_trained(module: nn.Module) -> str | None:

@@ -226,7 +226,8 @@ class QATLayer(nn.Module):
         spelled = bytes(state[count:].tolist()).decode(errors="replace")
         if spelled != str(self.weight_quantizer.format):
             raise ValueError(
-                f"the weight is in format {self.weight_quantizer.format}, the state in {spelled}"
+                f"the weight has the format {self.weight_quantizer.format}, and the state was "
+                f"saved with {spelled}: prepare the model with the same recipe"
             )
         flags = [bool(flag) for flag in state[:count].tolist()]
         for name in _FLAGS:

@@ -53,7 +53,7 @@ def describe(
     if path is None and search is None:
         raise ValueError("a report needs a model or a search")
     if path is None and source is not None:
-        raise ValueError("a source is what a model is compared with: name the model, too")
+        raise ValueError("a source is compared with a model: name the model, too")
     progress = progress or Progress()
     figures = None if evaluation is None else read_evaluation(evaluation)
     found = _about(path, source, search)

@@ -51,7 +51,7 @@ def check_folder(folder: str | Path) -> Path:
         )
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: name the folder that figures go to")
+        raise ValueError(f"{folder} is a file: name a folder for the figures")
     if not folder.parent.is_dir():
         raise ValueError(f"{folder.parent} is not a directory: create it first")
     return folder
@@ -65,9 +65,7 @@ def draw(data: Mapping[str, Any], folder: str | Path) -> list[Path]:
     folder = check_folder(folder)
     wanted = list(_figures(data))
     if not wanted:
-        raise ValueError(
-            "there is nothing to draw: figures need quantized tensors, or a search with points"
-        )
+        raise ValueError("nothing to draw: figures need quantized tensors, or a search with points")
     folder.mkdir(exist_ok=True)
     return [path for name, drawn in wanted for path in save(drawn, folder, name)]
 

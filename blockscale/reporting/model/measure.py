@@ -179,7 +179,7 @@ def measure(
     Raises ValueError for a source of another shape.
     """
     if source is not None and tuple(source.shape) != tuple(q.shape):
-        raise ValueError(f"the float tensor has the shape {tuple(source.shape)}, not {q.shape}")
+        raise ValueError(f"the float tensor has shape {tuple(source.shape)}, expected {q.shape}")
     grid = Grid.of(q)
     found = Measured(grid, q.format, codes=torch.zeros(len(grid.values), dtype=torch.int64))
     for cuts, slab, part in slabs(q, elements):

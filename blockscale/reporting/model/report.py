@@ -42,7 +42,7 @@ def report(  # noqa: PLR0913 - each is a thing to show
         check_folder(figures)
     alone = is_search(path)
     if alone and search is not None:
-        raise ValueError(f"{path} and {search} are both searches: a report shows one")
+        raise ValueError(f"{path} and {search} are both searches: a report shows only one")
     data = describe(
         None if alone else path,
         source=source,

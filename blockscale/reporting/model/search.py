@@ -36,7 +36,7 @@ def read_search(path: str | Path) -> dict[str, Any]:
         )
     uniform = found.get("uniform", [])
     if not isinstance(uniform, list):
-        raise FileError(f"{path}: its uniform points are no list")
+        raise FileError(f"{path}: its uniform points are not a list")
     every = [("searched", each) for each in points] + [("uniform", each) for each in uniform]
     drawn = [_point(each, kind, f"{path}: a {kind} point") for kind, each in every[:POINTS]]
     known = [point for point in drawn if point["quality"] is not None]
@@ -97,7 +97,7 @@ def _layer(given: Any, what: str) -> dict[str, Any]:
 
 def _number(given: Any, what: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise FileError(f"{what} is {quoted(given)}, and no number")
+        raise FileError(f"{what} is {quoted(given)}, expected a number")
     return float(given)
 
 

@@ -107,12 +107,12 @@ class Stored(Closing):
         found = self._checkpoint[row.name]
         values = found.dequantize() if isinstance(found, QTensor) else found
         if not values.is_floating_point():
-            raise FileError(f"{self.path} has {values.dtype} there, which are no floats")
+            raise FileError(f"{self.path} has {values.dtype} there, expected floats")
         plain = self._layout(row.name) == "plain"
         fitting = _laid(values, row.layout) if plain else values
         if tuple(fitting.shape) != row.shape:
             shapes = f"{tuple(values.shape)}, not one that becomes {row.shape}"
-            raise FileError(f"{self.path} has it with the shape {shapes}")
+            raise FileError(f"in {self.path} it has the shape {shapes}")
         return fitting
 
     def before(self, row: Row) -> Before | None:

@@ -57,7 +57,7 @@ def told_ledger(path: Path) -> dict[str, Any] | None:
 def _ledger(found: Mapping[str, Any], place: Path) -> Ledger:
     entries, unmatched = found.get("entries"), found.get("unmatched", [])
     if not isinstance(entries, list) or not isinstance(unmatched, list):
-        raise FileError(f"{place} lists no entries: it is no ledger that blockscale wrote")
+        raise FileError(f"{place} lists no entries: blockscale did not write this ledger")
     return Ledger(
         [_entry(each, place) for each in entries], tuple(str(pattern) for pattern in unmatched)
     )
@@ -69,15 +69,15 @@ def _entry(given: Any, place: Path) -> Entry:
     known = {each.name for each in fields(Entry)}
     for key in _TEXTS:
         if not isinstance(told.get(key, ""), str):
-            raise FileError(f"{place}: the {key} of {name} is no text")
+            raise FileError(f"{place}: the {key} of {name} is not text")
     for key in _NUMBERS:
         if type(told.get(key, 0)) is not int or told.get(key, 0) < 0:
-            raise FileError(f"{place}: the {key} of {name} is no count")
+            raise FileError(f"{place}: the {key} of {name} is not a count")
     if told.get("status") not in _STATUS or "name" not in told:
         raise FileError(f"{place}: {name} is {quoted(told.get('status'))}, none of {_STATUS}")
     notes = told.get("notes", [])
     if not isinstance(notes, list):
-        raise FileError(f"{place}: the notes of {name} are no list")
+        raise FileError(f"{place}: the notes of {name} are not a list")
     taken = {key: value for key, value in told.items() if key in known}
     return Entry(**({"kind": ""} | taken | {"notes": tuple(map(str, notes))}))
 

@@ -38,7 +38,9 @@ def estimate_memory_savings(
         return 1 - form.bits_per_element((_ENDLESS, _ENDLESS)) / (8 * dtype.itemsize)
     before = prod(shape) * dtype.itemsize
     if not before:
-        raise ValueError(f"a tensor of shape {tuple(shape)} has no elements to save anything of")
+        raise ValueError(
+            f"a tensor of shape {tuple(shape)} has no elements, so there is nothing to save"
+        )
     return 1 - form.nbytes(tuple(shape)) / before
 
 

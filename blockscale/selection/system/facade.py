@@ -96,7 +96,7 @@ class QuantizationSystem:
         found = [each for each in every if bounds.met(each)]
         if not found:
             raise ValueError(
-                f"none of {len(every)} measurements keeps to {bounds}: the fastest is {every[0]}"
+                f"none of {len(every)} measurements is within {bounds}: the fastest is {every[0]}"
             )
         return found[0]
 
@@ -110,7 +110,7 @@ class QuantizationSystem:
         """
         own = [as_tensor(each, device=self.device) for each in samples]
         if not own:
-            raise ValueError("there are no samples: a scale is chosen from at least one")
+            raise ValueError("no samples: a scale needs at least one")
         return calibrated(own, fmt, method or recommended_method(own, fmt)[0])
 
     def benchmark_operations(
@@ -166,8 +166,8 @@ class QuantizationSystem:
         """Raise ValueError for a device whose times this does not measure."""
         if self.device.type != "cpu":
             raise ValueError(
-                f"times are measured on the CPU here, not on {self.device}: use `blockscale bench "
-                f"--device {self.device.type}`"
+                f"times can be measured only on the CPU here, not on {self.device}: use "
+                f"`blockscale bench --device {self.device.type}`"
             )
 
     def __repr__(self) -> str:

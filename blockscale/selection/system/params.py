@@ -123,7 +123,7 @@ def create_optimal_params(
         exact = accuracy_priority and (bits if isinstance(bits, bool) else True)
         return _of_format(parse(sample), exact)
     if bits not in FORMATS or isinstance(bits, bool):
-        raise ValueError(f"no formats of {bits} bits here; there are {sorted(FORMATS)}")
+        raise ValueError(f"unsupported number of bits {bits}; choose from {sorted(FORMATS)}")
     names = FORMATS[bits]
     if not accuracy_priority:
         return QuantizationParams(parse(names[0]))

@@ -43,7 +43,7 @@ class CalibrationStatistics:
         x = torch.cat([each.detach().flatten().double() for each in samples] or [torch.empty(0)])
         finite = x[x.isfinite()]
         if not finite.numel():
-            raise ValueError(f"no element of the samples is finite, of {x.numel()}")
+            raise ValueError(f"none of the {x.numel()} elements of the samples is finite")
         mean, deviation = finite.mean(), finite.std(correction=0)
         ordered = finite.abs().sort().values
         last = ordered.numel() - 1

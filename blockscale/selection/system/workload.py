@@ -74,7 +74,7 @@ class QuantizationWorkload:
             known = ", ".join(get_args(QuantizationOperationType))
             raise ValueError(f"unknown operation {self.operation!r}; choose from {known}")
         if min(self.rows, self.inputs, self.outputs, self.kernel, self.size) < 1:
-            raise ValueError(f"a workload has sizes of at least 1, found {self}")
+            raise ValueError(f"sizes of a workload must be >= 1, got {self}")
         made = self._float()
         shape = tuple(made.weight.shape)
         if self.weight is not None and tuple(self.weight.shape) != shape:

@@ -24,7 +24,7 @@ def test_a_gram_matrix_comes_back_in_float64_and_symmetric() -> None:
         (torch.eye(4), r"head: expected the gram matrix \[3, 3\] of its inputs, found \(4, 4\)"),
         (torch.full((3, 3), torch.nan), "head: the gram matrix of its inputs has NaN or infinity"),
         (torch.full((3, 3), torch.inf), "head: the gram matrix of its inputs has NaN or infinity"),
-        (-torch.eye(3), r"head: a gram matrix X\^T X has no negative diagonal: recompute it"),
+        (-torch.eye(3), r"head: the Gram matrix of its inputs has a negative diagonal, which no X\^T X has: compute it again"),
         (torch.eye(3) + torch.ones(3, 3).triu(1), r"X\^T X is symmetric, this one is not"),
     ],
 )

@@ -166,7 +166,7 @@ class Either(Decoder):
     [
         (Stateful, "does not give the same when it is called again"),
         (Twice, "layers.0 is called more than once"),
-        (Either, "not every batch goes through the same blocks"),
+        (Either, "the batches do not all go through the same blocks"),
         (Skipping, "layers.2 depends on blocks before its neighbour"),
     ],
 )

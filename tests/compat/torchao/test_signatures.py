@@ -111,12 +111,12 @@ ERRORS = [
     (
         lambda: ours.choose_qparams_affine_with_min_max(S, S.half(), SYMMETRIC, (1,), torch.int8),
         TypeError,
-        "give both one dtype",
+        "give both the same dtype",
     ),
     (
         lambda: ours.choose_qparams_affine_with_min_max(S, S[0], SYMMETRIC, (1,), torch.int8),
         ValueError,
-        "give one of each a block",
+        "give one of each for every block",
     ),
 ]
 

@@ -148,7 +148,7 @@ def test_a_model_has_it_and_its_file(book: None, tmp_path) -> None:
     [
         (":asym", r"asym \(a zero point\) needs an integer element"),
         (":full", "full needs a signed integer element"),
-        (":up", "book16 rounds in one way only, so a rounding has no meaning"),
+        (":up", "book16 rounds in one way only, so it takes no rounding: leave that out"),
     ],
 )
 def test_options_it_has_no_meaning_for(book: None, options: str, words: str) -> None:

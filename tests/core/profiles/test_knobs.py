@@ -59,7 +59,7 @@ def test_without_rules_it_is_the_contract() -> None:
         ("mxfp4", {"levels": 6.0}, "levels is for float scales, not e8m0/floor"),
         ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is for e8m0 scales, not fp32"),
         ("int8", {"outer": 1.0}, "outer is for two-level scales, not fp32"),
-        ("mxfp4", {"search": "half_up_add"}, "half_up_add is for integers"),
+        ("mxfp4", {"search": "half_up_add"}, "half_up_add is only for integer elements"),
         ("int16", {"search": "first_nearest"}, "at most 256 values"),
         ("e2m1:group32:e8m0/given", {"search": "first_nearest"}, "not chosen by rules like these"),
         ("int4:group32:fp16:stochastic", {"least": 0.0}, "not chosen by rules like these"),

@@ -40,7 +40,7 @@ def test_damaged_files(tmp_path):
     data = (FOLDER / "int8.pte").read_bytes()
     path = tmp_path / "m.pte"
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(FileError, match="ends behind the file"):
+    with pytest.raises(FileError, match="ends after the end of the file"):
         bs.export.audit(path)
     generator = torch.Generator().manual_seed(0)
     for at in torch.randint(0, len(data) - 4, (100,), generator=generator).tolist():

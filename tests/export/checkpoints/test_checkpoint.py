@@ -31,5 +31,5 @@ def test_nothing_is_read_before(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.truncate(len(data) - 40)
         assert isinstance(model["blk.0.Q4_0.weight"], bs.QTensor)
-        with pytest.raises(bs.FileError, match="it was cut while being read"):
+        with pytest.raises(bs.FileError, match="it was truncated while being read"):
             model["bytes"]

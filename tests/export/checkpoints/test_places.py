@@ -17,7 +17,7 @@ def test_reading(tmp_path):
     assert files.read(Place(tmp_path / "a", 0, 3, b"\7\0\1")).tolist() == [7, 0, 1]
     assert files.read(Place(tmp_path / "a", 0, 0)).tolist() == []
     files.close()
-    with pytest.raises(FileError, match="ends at byte 100: it was cut while being read"):
+    with pytest.raises(FileError, match="ends at byte 100: it was truncated while being read"):
         files.read(Place(tmp_path / "a", 90, 11))
     with pytest.raises(FileError, match="is not a regular file"):
         files.read(Place(tmp_path, 0, 1))

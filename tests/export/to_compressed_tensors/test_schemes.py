@@ -46,9 +46,9 @@ def test_layouts(weight, given, static, layout, strategies):
         ("uint4:group32:fp32:offset", None, "no place for offsets"),
         ("e2m1:group16:(e4m3:tensor:fp16)", None, "e4m3 under one float32"),
         ("int8_channel", "nvfp4", "outer scale would have to be given"),
-        ("int8_channel", "mxfp4", "inputs of 4 bits go with weights that are the same"),
-        ("nvfp4", "mxfp4", "inputs of 4 bits go with weights that are the same"),
-        ("mxfp4", "nf4:token:fp32", "inputs are integers of at most 8 bits, e4m3, nvfp4 whose"),
+        ("int8_channel", "mxfp4", "inputs of 4 bits need weights of the same format"),
+        ("nvfp4", "mxfp4", "inputs of 4 bits need weights of the same format"),
+        ("mxfp4", "nf4:token:fp32", "inputs must be integers of at most 8 bits, e4m3, nvfp4 whose"),
         ("int8_channel", "int8:channel-1:fp32", "blocks tensor, token and groupN"),
     ],
 )

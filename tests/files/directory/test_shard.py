@@ -96,5 +96,5 @@ def test_what_a_producer_refuses_is_skipped_with_its_reason(tmp_path: Path) -> N
         made = bs.quantize_(layers, recipe)
     for told, names in ((ledger, ("1.weight", "experts")), (made, ("1", "experts"))):
         assert "rows of 256 do not divide" in told[names[0]].reason
-        assert told[names[1]].reason == "profile gguf.q4_k makes the codes of layers' weights only"
+        assert told[names[1]].reason == "profile gguf.q4_k is only for the weights of layers"
         assert {e.name for e in told.skipped} == set(names)

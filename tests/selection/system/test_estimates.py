@@ -20,7 +20,7 @@ def test_memory_is_exact(fmt, dtype):
 
 
 def test_nothing_to_save():
-    with pytest.raises(ValueError, match="has no elements to save anything of"):
+    with pytest.raises(ValueError, match="has no elements, so there is nothing to save"):
         bs.estimate_memory_savings("int8", (0, 3))
 
 

@@ -53,7 +53,9 @@ class Stage:
     def _first(self, y: Any) -> Tensor:
         first = first_given(y)
         if first is None:
-            raise ValueError(f"{self._task.name} gives no tensor: signround cannot see its errors")
+            raise ValueError(
+                f"{self._task.name} returns no tensor: signround cannot measure its error"
+            )
         return first
 
     @contextmanager
@@ -133,7 +135,7 @@ def _parameter_of(task: BlockTask, plan: Plan) -> str:
     for name, parameter in task.module.named_parameters():
         if parameter is plan.parameter:
             return name
-    raise ValueError(f"{plan.name}: its weight is not in the block {task.name}")
+    raise ValueError(f"{plan.name}: its weight is not in the model block {task.name}")
 
 
 def _channels_back(plan: Plan, x: Tensor, y: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def in_blocks(x: Tensor, fmt: Format) -> Tensor:
     elif name.startswith("group") and "@" not in name:
         size = block.sizes_for(x.ndim)[-1]
     else:
-        raise ValueError(f"{fmt}: blocks of {block} are no rows of the numbers as they lie")
+        raise ValueError(f"{fmt}: blocks of {block} are not runs of consecutive numbers")
     if x.numel() % max(size, 1):
         raise ValueError(f"{fmt}: blocks of {size} do not divide a tensor of {tuple(x.shape)}")
     return x.reshape(-1, size) if x.numel() else x.new_zeros(0, max(size, 1))

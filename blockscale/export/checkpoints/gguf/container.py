@@ -105,9 +105,9 @@ class _Header:
         raw = self._take(4)
         little, big = int.from_bytes(raw, "little"), int.from_bytes(raw, "big")
         if little not in _VERSIONS and big in _VERSIONS:
-            self._refuse("it is big-endian, whose quantized blocks no tool writes in one way", "")
+            self._refuse("it is big-endian, for which tools do not agree on quantized blocks", "")
         if little not in _VERSIONS:
-            self._refuse(f"it is of version {little}; versions 2 and 3 are read", "")
+            self._refuse(f"it has version {little}; versions 2 and 3 are supported", "")
         return little
 
     def _entries(self, count: int) -> Iterator[Entry]:
@@ -119,7 +119,9 @@ class _Header:
             names.add(name)
             rank = self._number("I")
             if rank > _MOST_DIMENSIONS:
-                self._refuse(f"tensor {quoted(name)} has {rank} dimensions, and ggml at most 4")
+                self._refuse(
+                    f"tensor {quoted(name)} has {rank} dimensions, at most 4 are possible in ggml"
+                )
             shape = tuple(reversed([self._number("Q") for _ in range(rank)]))
             if prod(shape) >= 1 << 62:
                 self._refuse(f"tensor {quoted(name)} has {prod(shape)} elements")
@@ -134,7 +136,7 @@ class _Header:
             or step % 8
             or not 8 <= step <= 2**20
         ):
-            self._refuse(f"general.alignment is {step!r}, not a multiple of 8 up to 2^20")
+            self._refuse(f"general.alignment is {step!r}, expected a multiple of 8 up to 2^20")
         first = -(-self._file.tell() // step) * step
         for name, _, _, start in entries:
             if start % step or first + start > self._size:
@@ -150,7 +152,7 @@ class _Header:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY or depth == 4:
-            self._refuse(f"a value has the type {kind} at depth {depth}, which GGUF has not")
+            self._refuse(f"a value has the type {kind} at depth {depth}, which GGUF does not have")
         kind, count = self._number("I"), self._number("Q")
         if kind in _SCALARS:
             letter = _SCALARS[kind]
@@ -162,12 +164,14 @@ class _Header:
 
     def _check_count(self, count: int, each: int, what: str) -> None:
         if count * each > self._left:
-            self._refuse(f"it tells of {count} {what}, and {self._left} bytes are left for them")
+            self._refuse(
+                f"it declares {count} {what}, and only {self._left} bytes are left for them"
+            )
 
     def _string(self, longest: int = LARGEST) -> str:
         length = self._number("Q")
         if length > longest:
-            self._refuse(f"a text has {length} bytes")
+            self._refuse(f"a string of {length} bytes is too long")
         # tokenizers hold bytes that are no UTF-8 by themselves
         return self._take(length).decode("utf-8", "surrogateescape")
 
@@ -178,12 +182,12 @@ class _Header:
     def _take(self, count: int) -> bytes:
         if count > self._left:
             cut = "it is cut off" if self._left + count > self._size else f"it is above {LARGEST}"
-            self._refuse(f"its head asks for {count} bytes where {self._left} are left: {cut}")
+            self._refuse(f"its header needs {count} bytes where {self._left} are left: {cut}")
         self._left -= count
         data = self._file.read(count)
         if len(data) != count:
-            self._refuse("it was cut while it was read")
+            self._refuse("it was truncated while being read")
         return data
 
     def _refuse(self, reason: str, remedy: str = ": download or copy it again") -> NoReturn:
-        raise FileError(f"{self._path}: not a GGUF file that can be read: {reason}{remedy}")
+        raise FileError(f"{self._path}: this GGUF file cannot be read: {reason}{remedy}")

@@ -236,7 +236,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[str, Family]:
             return kind, family
     names = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
     raise ValueError(
-        f"the GGUF file is of the architecture {quoted(name)}, whose names in transformers are "
-        f"not known here; known are {names}. With names='keep' (--names keep), tensors keep their "
-        f"names"
+        f"the GGUF file has the architecture {quoted(name)}, whose tensor names in "
+        f"transformers are not known; known architectures: {names}. With names='keep' "
+        "(--names keep), tensors keep their names"
     )

@@ -88,7 +88,7 @@ class GGUF(Checkpoint):
         taken = []
         for name, entry in container.entries.items():
             if name in self.stored:
-                raise FileError(f"{file}: tensor {quoted(name)} is in another file of it, too")
+                raise FileError(f"{file}: tensor {quoted(name)} is in another of its files, too")
             stored = _stored(file, entry)
             if entry.start + stored.nbytes > container.size:
                 raise FileError(
@@ -105,8 +105,8 @@ class GGUF(Checkpoint):
             count = len(self._files)
             self.close()
             raise FileError(
-                f"{self.path}: its {count} files hold {len(self.stored)} tensors, and "
-                f"the first tells of {told}"
+                f"{self.path}: its {count} files hold {len(self.stored)} tensors, and the "
+                f"first declares {told}"
             )
 
     def _scales_of_scales(self) -> dict[str, tuple[Path, Entry]]:
@@ -191,7 +191,9 @@ class GGUF(Checkpoint):
         while done < len(target):
             read = os.preadv(self._files[file], [target[done : done + _CHUNK]], start + done)
             if not read:
-                raise FileError(f"{file}: ends at byte {start + done}: it was cut while being read")
+                raise FileError(
+                    f"{file}: ends at byte {start + done}: it was truncated while being read"
+                )
             done += read
 
     def in_model(self, model: nn.Module) -> Checkpoint:
@@ -219,7 +221,9 @@ def _files(path: Path) -> list[Path]:
     missing = [each.name for each in files if not each.is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise FileError(f"{path}: {missing[0]}{more} of its {count} files is missing beside it")
+        raise FileError(
+            f"{path}: {missing[0]}{more} of its {count} files is missing in the same directory"
+        )
     return files
 
 
@@ -240,8 +244,8 @@ def _stored(file: Path, entry: Entry) -> Stored:
         return Stored(name, kind, shape, 0, None, reason)
     if not shape or shape[-1] % elements:
         raise FileError(
-            f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows are "
-            f"no whole blocks of {elements}"
+            f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows "
+            f"do not divide into blocks of {elements}"
         )
     nbytes = prod(shape) // elements * size
     return Stored(name, kind, shape, nbytes, fmt, unread, dtype=None if fmt else torch.float32)
@@ -270,7 +274,9 @@ def _check_codes(entry: Entry, parts: Parts) -> None:
         found, what = bad()
         if bool(found.any()):
             name = quoted(entry.name)
-            raise FileError(f"tensor {name} of {kind} has {what}: no writer stores that")
+            raise FileError(
+                f"tensor {name} of {kind} has {what}: no writer stores that: the file is damaged"
+            )
 
 
 def _twos(packed: Tensor) -> Tensor:

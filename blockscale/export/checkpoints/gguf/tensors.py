@@ -194,14 +194,14 @@ def pieces_in_model(
     except ValueError:
         known = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
         raise FileError(
-            f"{path} holds the architecture {quoted(str(name))}; loaded into models "
-            f"are {known}. bs.checkpoint reads its tensors"
+            f"{path} holds the architecture {quoted(str(name))}; only {known} can be loaded "
+            "into a model. bs.checkpoint reads its tensors"
         ) from None
     shapes = {n: each.shape for n, each in stored.items() if n not in _COMPUTED}
     heads = _numbers_of_heads(family, metadata, shapes) if family.permuted else {}
     pieces, unknown = from_gguf(shapes, family, heads, modules=True)
     if unknown:
-        raise FileError(f"{path}: {quoted(unknown[0])} is no tensor of a {family.arch}")
+        raise FileError(f"{path}: {quoted(unknown[0])} is not a tensor of a {family.arch} model")
     state = set(model.state_dict())
     if not pieces.keys() & state:  # a base model, without its head
         pieces = {n.removeprefix(family.prefix): piece for n, piece in pieces.items()}
@@ -216,7 +216,9 @@ def _numbers_of_heads(
     keys = metadata.get(f"{family.arch}.attention.head_count_kv", heads)
     for each in (heads, keys):
         if (type(each) is not int or each < 1) and _of_heads(shapes):
-            raise FileError(f"{family.arch}.attention.head_count is {each!r}: a number of heads")
+            raise FileError(
+                f"{family.arch}.attention.head_count is {each!r}, expected a positive integer"
+            )
     return {"num_attention_heads": heads or 1, "num_key_value_heads": keys or 1}
 
 

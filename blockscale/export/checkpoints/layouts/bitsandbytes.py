@@ -56,7 +56,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
 def _four_bits(name: str, state: str, kinds: Kinds, tensors: Mapping[str, Tensor]) -> Weight:
     parts = {r: f"{name}.{r}" for r in _ROLES if f"{name}.{r}" in kinds} | {"codes": name}
     if tensors[state].dtype != torch.uint8:
-        raise FileError(f"{quoted(state)} is {tensors[state].dtype}, and not the bytes of JSON")
+        raise FileError(
+            f"{quoted(state)} is {tensors[state].dtype}, expected uint8 (the bytes of JSON)"
+        )
     told = json_object(parse_json(bytes(tensors[state].flatten().tolist()), state), state)
     kind = f"bitsandbytes {told.get('quant_type', '?')}" + ", double" * ("nested_absmax" in parts)
     shape = told.get("shape")
@@ -85,7 +87,9 @@ def _spelling(
     count, size = prod(shape), told["blocksize"]
     dtype, stored = kinds[parts["codes"]]
     if dtype is None or prod(stored) * dtype.itemsize != -(-count // 2):
-        raise ValueError(f"its codes are {dtype} {list(stored)}, and {list(shape)} are {count}")
+        raise ValueError(
+            f"its codes are {dtype} {list(stored)}, expected {count} for a weight {list(shape)}"
+        )
     if not {"absmax", "quant_map"} <= parts.keys():
         raise ValueError("its absmax or its quant_map is missing")
     element = _element(tensors[parts["quant_map"]], 16, ("nf4", "fp4"))

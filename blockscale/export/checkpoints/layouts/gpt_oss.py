@@ -49,6 +49,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
 
 def _decode(shape: tuple[int, ...], parts: Parts) -> QTensor:
     if bool((parts["scale"].view(torch.uint8) == _NAN).any()):
-        raise ValueError("it has a scale of 2^128, which is NaN in OCP MX: no writer stores that")
+        raise ValueError(
+            "it has the scale code 255, which is NaN in OCP MX: no writer stores that: the "
+            "file is damaged"
+        )
     codes = parts["blocks"].flatten(-2)
     return assembled(_FORMAT, shape, {"codes": codes, "scale": parts["scale"]})

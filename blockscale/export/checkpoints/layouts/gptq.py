@@ -154,7 +154,7 @@ def _order(parts: Parts, *, size: int, groups: int) -> Tensor:
         raise ValueError(f"g_idx names groups {int(index.min())} to {int(index.max())} of {groups}")
     if not torch.equal(torch.bincount(index, minlength=groups), expected):
         raise ValueError(
-            f"g_idx gives groups of other sizes than {size}, which no blocks of a format have"
+            f"g_idx has groups of other sizes than {size}, which no format can describe"
         )
     return torch.argsort(index, stable=True)
 

@@ -116,7 +116,9 @@ def _codes(
     part = -(-matrix[0] // count)
     stored = words.as_bytes(stored.flatten()).view(dtype)  # view_as_float: the same bytes
     if stored.numel() != part * matrix[1]:
-        raise ValueError(f"its codes take {stored.numel()} words, and {matrix} needs {part} rows")
+        raise ValueError(
+            f"its codes take {stored.numel()} words, expected {part} rows of {matrix[1]}"
+        )
     apart = [stored >> bits * (count - 1 - i) & 2**bits - 1 for i in range(count)]
     return torch.cat(apart).to(torch.uint8).view(-1, matrix[1])[: matrix[0]]
 

@@ -84,7 +84,9 @@ def _codes(data: Tensor, *, bits: int, groups: int) -> Tensor:
     apart = [data >> bits * i & 2**bits - 1 for i in range(8 // bits)]
     codes = torch.cat(apart)
     if codes.shape[0] < groups:
-        raise ValueError(f"its codes have {codes.shape[0]} rows, and its scales {groups}")
+        raise ValueError(
+            f"its codes have {codes.shape[0]} rows, which do not match its {groups} scales"
+        )
     return codes[:groups]
 
 

@@ -76,7 +76,7 @@ def read_model(path: Path) -> Model:
         with opened(path) as data:
             return _Reading(path, data).model()
     except (DamagedError, MemoryError, OverflowError) as error:
-        raise FileError(f"{path}: not an ONNX file that can be read: {error}") from None
+        raise FileError(f"{path}: this ONNX file cannot be read: {error}") from None
 
 
 class _Reading:
@@ -90,13 +90,13 @@ class _Reading:
         outer = protobuf.fields(self._data, self._budget)
         graphs, opsets = protobuf.messages(outer, 7), protobuf.messages(outer, 8)
         if len(graphs) != 1 or not opsets:
-            raise DamagedError("it has no graph and opset of ONNX")
+            raise DamagedError("it has no ONNX graph and opset")
         graph = protobuf.fields(graphs[0], self._budget)
         made = Model(told=self._told(outer, opsets))
         for each in protobuf.messages(graph, 5):
             self._add(made, self._tensor(each))
         if protobuf.messages(graph, 15):
-            raise DamagedError("it has sparse initializers, which are not read")
+            raise DamagedError("it has sparse initializers, which are not supported")
         for each in protobuf.messages(graph, 1):
             read = node(each, self._budget)
             if read.op == "Constant":
@@ -145,8 +145,8 @@ class _Reading:
         place = self._place(found, name, label, needed)
         if label != "string" and place.nbytes != needed:
             raise DamagedError(
-                f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, not "
-                f"{needed:,}"
+                f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
+                f"expected {needed:,}"
             )
         return Tensor(name, label, bits, shape, place)
 

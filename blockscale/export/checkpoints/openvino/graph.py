@@ -50,7 +50,7 @@ def read_graph(path: Path) -> Graph:
         reading.parser.Parse(text, True)
         return reading.finished()
     except (expat.ExpatError, ValueError) as error:
-        raise FileError(f"{path}: not an OpenVINO IR that can be read: {error}") from None
+        raise FileError(f"{path}: this OpenVINO IR cannot be read: {error}") from None
 
 
 class _Reading:
@@ -69,12 +69,12 @@ class _Reading:
         self.parser.ExternalEntityRefHandler = self._refuse
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise ValueError("it declares a document type or entities, which no IR has")
+        raise ValueError("it declares a document type or entities, which an IR may not have")
 
     def _start(self, tag: str, told: dict[str, str]) -> None:
         self._path.append(tag)
         if len(self._path) > _DEEPEST:
-            raise ValueError(f"it is deeper than {_DEEPEST} elements")
+            raise ValueError(f"it is nested more than {_DEEPEST} elements deep")
         at = self._path
         if at == ["net"]:
             self.graph.name, self.graph.version = told.get("name", ""), told.get("version", "")
@@ -91,7 +91,9 @@ class _Reading:
     def _begin(self, told: dict[str, str]) -> None:
         layer = Layer(told.get("id", ""), told.get("name", ""), told.get("type", ""))
         if layer.id in self.graph.layers or len(self.graph.layers) >= _LAYERS:
-            raise ValueError(f"it has two layers {quoted(layer.id)}, or more than {_LAYERS:,}")
+            raise ValueError(
+                f"it has the layer {quoted(layer.id)} twice, or more than {_LAYERS:,} layers"
+            )
         if len(layer.name) > LONGEST:
             raise ValueError(f"the name of layer {quoted(layer.id)} is too long")
         self._layer = self.graph.layers[layer.id] = layer
@@ -118,10 +120,16 @@ class _Reading:
         """The graph, with its edges. Raises ValueError where they lead nowhere."""
         graph = self.graph
         if graph.version not in _VERSIONS or not graph.layers:
-            raise ValueError(f"it is no net of version 10 or 11, but {quoted(graph.version)}")
+            raise ValueError(
+                f"its version is {quoted(graph.version)} (10 and 11 are supported), or it has "
+                "no layers"
+            )
         for source, _, target in sorted(self._edges, key=lambda edge: edge[1]):
             if source not in graph.layers or target not in graph.layers:
-                raise ValueError(f"an edge leads from {quoted(source)} to {quoted(target)}")
+                raise ValueError(
+                    f"an edge goes from {quoted(source)} to {quoted(target)}, one of which "
+                    "does not exist"
+                )
             graph.layers[target].inputs.append(source)
             graph.readers.setdefault(source, []).append(graph.layers[target])
         return graph
@@ -133,7 +141,7 @@ def number(text: str) -> int:
     if text == "-1":  # a size that is not known
         return -1
     if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS:
-        raise ValueError(f"{quoted(text)} is no size or place")
+        raise ValueError(f"{quoted(text)} is not a size or an offset")
     return int(text)
 
 

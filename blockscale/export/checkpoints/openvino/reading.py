@@ -100,7 +100,7 @@ class OpenVINO(Checkpoint):
         if weight.outer is not None:  # its product is rounded to f16: that is the step
             scale = "fp16" if weight.halves else "fp32"
         if scale is None:
-            raise ValueError(f"its scales are {weight.scale.type}")
+            raise ValueError(f"its scales have the unsupported type {weight.scale.type}")
         if weight.table is not None:
             return f"{self._book(weight.table)}:{weight.block}:{scale}"
         if kind == "nf4":  # a Convert to f16 rounds its values
@@ -117,7 +117,9 @@ class OpenVINO(Checkpoint):
 
     def _book(self, table: Constant) -> str:
         if table.type not in DTYPES or table.elements > 256:
-            raise ValueError(f"its table is {table.type} {list(table.shape)}")
+            raise ValueError(
+                f"its table is {table.type} {list(table.shape)}, which no codebook here has"
+            )
         values = self._files.read(table.place).view(DTYPES[table.type])
         return _book(values.to(torch.float32))
 
@@ -146,8 +148,9 @@ class OpenVINO(Checkpoint):
             return stored.view(fmt.scale.dtype)
         if weight.halves and bool(((stored < _HALF[0]) | (stored > _HALF[-1])).any()):
             name = weight.codes.name
-            raise FileError(f"{name} has a power of two as scale that is none of f16, which it is "
-                            f"converted to: its values are not those of the scale")  # fmt: skip
+            raise FileError(
+                f"{name} has a power-of-two scale that f16 does not hold, and the file "
+                "converts it to f16: its values are not those of the scale")  # fmt: skip
         return stored
 
     def _zeros(self, zero: Constant, shape: tuple[int, ...]) -> Tensor:
@@ -158,10 +161,10 @@ class OpenVINO(Checkpoint):
         elif zero.type in DTYPES:
             found = data.view(DTYPES[zero.type]).to(torch.float32)
         else:
-            raise FileError(f"{zero.name}: zero points of {zero.type}")
+            raise FileError(f"{zero.name}: its zero points have the unsupported type {zero.type}")
         whole = found.to(torch.int32)
         if not torch.equal(whole.to(torch.float32), found):
-            raise FileError(f"{zero.name}: zero points that are no whole numbers")
+            raise FileError(f"{zero.name}: its zero points are not integers")
         return whole.expand(prod(shape)).reshape(shape).contiguous()
 
     def file_of(self, name: str) -> Path:

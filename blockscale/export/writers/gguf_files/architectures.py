@@ -16,9 +16,9 @@ def of_config(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(
-            f"config.json has the model_type {quoted(kind)}, whose names in GGUF are not known "
-            f"here; known are {', '.join(FAMILIES)}. With names='keep' (--names keep), tensors "
-            f"keep their names, which llama.cpp will not know"
+            f"config.json has the model_type {quoted(kind)}, whose tensor names in GGUF are "
+            f"not known; known model types: {', '.join(FAMILIES)}. With names='keep' (--names "
+            "keep), tensors keep their names, which llama.cpp will not know"
         )
     return FAMILIES[str(kind)]
 
@@ -145,8 +145,9 @@ def _positions(found: dict[str, Any], metadata: Mapping[str, Any], family: Famil
         found["partial_rotary_factor"] = part / head
     elif part not in (None, head):
         raise ValueError(
-            f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(part))}, which is not "
-            f"translated: give the config of the original model (config=, --config DIR)"
+            f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(part))}, which "
+            "cannot be translated: pass the config of the original model (config=, --config "
+            "DIR)"
         )
 
 

@@ -22,7 +22,7 @@ def merges_of(found: Any) -> list[Pair]:
             or len(parts) != 2
             or not all(isinstance(p, str) for p in parts)
         ):
-            raise ValueError(f"tokenizer.json: a merge is {each!r}, expected two texts")
+            raise ValueError(f"tokenizer.json: a merge is {each!r}, expected two strings")
         pairs.append((parts[0], parts[1]))
     return pairs
 

@@ -37,15 +37,15 @@ def rope(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = kind_of(found)
     if kind not in _KNOWN:
         raise ValueError(
-            f"config.json: rotary positions are scaled by {quoted(kind)}, which is not written: "
-            f"only {', '.join(_KNOWN)} are"
+            f"config.json: rotary positions are scaled by {quoted(kind)}, which cannot be "
+            f"written; supported: {', '.join(_KNOWN)}"
         )
     if kind == "yarn":
         for name, usual in _DEFAULTS.items():
             if (value := found.get(name)) not in usual:
                 raise ValueError(
-                    f"config.json: yarn's {name} is {quoted(str(value))}, and only positions with "
-                    f"its default are written"
+                    f"config.json: yarn's {name} is {quoted(str(value))}, and only its "
+                    "default can be written"
                 )
     return found
 
@@ -87,15 +87,16 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
             return {"rope_type": "linear", "factor": factor}
     if kind not in ("linear", "yarn") or older not in (None, 1.0):
         raise ValueError(
-            f"the GGUF file has {start}type = {quoted(str(kind))} and {arch}.rope.scale_linear = "
-            f"{quoted(str(older))}, which is not translated: {_WAY_OUT}"
+            f"the GGUF file has {start}type = {quoted(str(kind))} and "
+            f"{arch}.rope.scale_linear = {quoted(str(older))}, which cannot be translated: "
+            f"{_WAY_OUT}"
         )
     told.pop("finetuned", None)  # says how the model was made, not what it computes
     found = {"rope_type": kind, "factor": _number(told.pop("factor", None), f"{start}factor")}
     length = told.pop(_LENGTH, metadata.get(f"{arch}.context_length"))
     if told:
         raise ValueError(
-            f"the GGUF file has {start}{quoted(min(told))}, which is not translated: {_WAY_OUT}"
+            f"the GGUF file has {start}{quoted(min(told))}, which cannot be translated: {_WAY_OUT}"
         )
     if kind == "yarn":
         found[_ORIGINAL] = int(_number(length, start + _LENGTH))
@@ -105,7 +106,7 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 def _number(value: Any, what: str) -> float:
     """Raises ValueError for what is no finite number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-        raise ValueError(f"{what} is {quoted(str(value))}, expected a number from 1 on: {_WAY_OUT}")
+        raise ValueError(f"{what} is {quoted(str(value))}, expected a number >= 1: {_WAY_OUT}")
     if not isfinite(value):
         raise ValueError(f"{what} is infinite: {_WAY_OUT}")
     return float(value)

@@ -75,8 +75,8 @@ def read_pieces(path: Path) -> Pieces:
             raise DamagedError("it has no pieces")
     except (DamagedError, UnicodeDecodeError) as error:
         raise FileError(
-            f"{path} is no model of SentencePiece: {error}. Where tokenizer.json is the model's "
-            f"tokenizer, take this file away"
+            f"{path} is not a SentencePiece model: {error}. If the model's tokenizer is "
+            "tokenizer.json, remove this file"
         ) from None
     ids = {name: whole_number(trainer, key, n) for name, (key, n) in _IDS.items()}
     prefix, trims = (bool(whole_number(normalizer, key, 1)) for key in (3, 4))
@@ -92,7 +92,7 @@ def _piece(data: memoryview, budget: Budget) -> Piece:
     found = fields(data, budget)
     text, score = messages(found, 1), messages(found, 2)
     if not text or (score and len(score[-1]) != 4):
-        raise DamagedError("a piece has no text, or a score that is no float32")
+        raise DamagedError("a piece has no text, or a score that is not a float32")
     value = struct.unpack("<f", score[-1])[0] if score else 0.0
     return Piece(bytes(text[-1]).decode(), value, whole_number(found, 3, 1))
 
@@ -235,7 +235,7 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
     """Unigrams, "t5"."""
     rows = model.get("vocab")
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-        raise ValueError("tokenizer.json: its vocabulary is no list of texts and scores")
+        raise ValueError("tokenizer.json: its vocabulary is not a list of texts and scores")
     for i, (text, score) in enumerate(rows):
         vocabulary.put(i, text, UNKNOWN if i == model.get("unk_id") else NORMAL, float(score))
     for number, text, special in added_of(data.get("added_tokens")):

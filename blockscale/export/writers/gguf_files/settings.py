@@ -83,8 +83,8 @@ def _listed(allowed: tuple[Any, ...]) -> str:
 def _refuse(key: str, value: Any, computed: str, family: Family) -> None:
     raise ValueError(
         f"config.json: {key} is {shown(repr(value), TEXT)}, and llama.cpp's architecture "
-        f"{family.arch} has no key for it and computes as with {computed}: its answers would be "
-        f"others. Nothing is written"
+        f"{family.arch} has no key for it and always computes with {computed}: its answers "
+        "would differ. Nothing is written"
     )
 
 

@@ -95,7 +95,7 @@ def _looks_special(text: str) -> bool:
 def tokens_of(vocab: Any) -> dict[str, int]:
     """`vocab` of a tokenizer.json. Raises ValueError for anything but texts and numbers."""
     if not isinstance(vocab, dict) or not all(type(n) is int and n >= 0 for n in vocab.values()):
-        raise ValueError("tokenizer.json: its vocabulary is no object of texts and numbers")
+        raise ValueError("tokenizer.json: its vocabulary is not an object of texts and numbers")
     return vocab
 
 

@@ -75,15 +75,15 @@ class GGUF(Writer):
         place = scale_of(name)
         if place is None:
             raise ValueError(
-                "its scales have a scale of their own, and llama.cpp looks for none beside this "
-                "tensor: leave it in float (--float), or quantize with profile:gguf.nvfp4"
+                "it has an outer scale, which llama.cpp does not read for this tensor: leave "
+                "it in float (--float), or quantize with profile:gguf.nvfp4"
             )
         count = q.shape[0] if len(q.shape) > 2 else 1  # experts have one each
         return {place: outer.reshape(-1).to(torch.float32).expand(count).contiguous()}
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
         """Blocks are laid out by gguf_files/."""
-        raise NotImplementedError("a GGUF file is no safetensors file")
+        raise NotImplementedError("a GGUF file is not a safetensors file")
 
     def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """Blocks uint8 [n, size]."""

@@ -24,8 +24,8 @@ def rule(builder: Builder, node: fx.Node, module: Any) -> Value:
         return _sums(builder, node, value, steps.Windows(kernel, kernel, [0, 0]), size)
     if module.ceil_mode or module.divisor_override or not module.count_include_pad:
         raise NotIntegerError(
-            f"{builder.name(node)} divides by a number that changes: leave ceil_mode, "
-            f"divisor_override and count_include_pad as they are by default"
+            f"{builder.name(node)} divides by a number that varies: leave ceil_mode, "
+            "divisor_override and count_include_pad as they are by default"
         )
     windows = steps.Windows(_pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
     return _sums(builder, node, value, windows, None)
@@ -42,7 +42,8 @@ def _sums(
     fixed, count = builder.integers(node, value), math.prod(windows.kernel)
     if count & (count - 1):
         raise NotIntegerError(
-            f"{builder.name(node)} averages {count} values: only a power of two is a shift"
+            f"{builder.name(node)} averages {count} values: only a power of two can be done "
+            "by a shift"
         )
     pool = steps.SumPool(fixed.zero_point, windows, size)
     sums = Fixed(fixed.exponent - (count.bit_length() - 1), 0, fixed.largest * count)
@@ -57,7 +58,7 @@ def _divided(builder: Builder, node: fx.Node, size: tuple[int, int], wanted: Any
         count = n if parts is None else parts
         if n % count:
             raise NotIntegerError(
-                f"{builder.name(node)} divides {n} into {count} windows of several sizes"
+                f"{builder.name(node)} divides {n} into {count} windows of different sizes"
             )
         kernel.append(n // count)
     return kernel

@@ -40,7 +40,7 @@ def _in_steps(builder: Builder, node: fx.Node, fixed: Fixed, bound: float) -> Te
     if not bool((within == within.round()).all()):
         step = 2.0 ** int(fixed.exponent.max())
         raise NotIntegerError(
-            f"{builder.name(node)}: {bound} is no multiple of the step {step} of its input: "
-            f"use a smaller scale there, or ReLU"
+            f"{builder.name(node)}: {bound} is not a multiple of the step {step} of its "
+            "input: use a smaller scale there, or ReLU"
         )
     return within.to(torch.int32)

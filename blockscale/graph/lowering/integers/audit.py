@@ -134,7 +134,7 @@ def check(graph: fx.GraphModule) -> None:
     found = _walked(graph)
     if not found.integer:
         raise NotIntegerError(
-            "these compute with floats in a graph of integers:"
+            "these nodes of an integer graph compute with floats:"
             + "".join(f"\n  {each}" for each in found.floats)
         )
 

@@ -107,8 +107,8 @@ class Builder:
             return self._parameter(task, given.data)
         if found is None:
             raise NotIntegerError(
-                f"{task.what} takes floats: give what it reads a format, by the recipe of "
-                f"the layer before it or a rule '{task.rule}'"
+                f"{task.what} takes floats: set a format for its input, in the recipe of the "
+                f"layer before it or by a rule '{task.rule}'"
             )
         return found
 
@@ -117,7 +117,7 @@ class Builder:
         values = get(self.graph, node).detach().to(torch.float64)
         top = float(values.abs().max()) if values.numel() else 0.0
         if not math.isfinite(top):
-            raise NotIntegerError(f"{task.what} reads {node.target}, which is not finite")
+            raise NotIntegerError(f"{task.what} reads {node.target}, which holds NaN or infinity")
         exponent = math.frexp(top)[1] - 15 if top else 0
         codes = torch.ldexp(values, torch.tensor(-exponent)).round().clamp(-32767, 32767)
         name = f"integers.{node.target}"
@@ -214,7 +214,7 @@ def _most(task: Task, apart: Tensor) -> int:
     if most > FARTHEST_LEFT:
         raise NotIntegerError(
             f"{task.what} has outputs whose weights' scales differ by 2^{most}, over "
-            f"2^{FARTHEST_LEFT}: give its result a format, or use a weight with 'tensor'"
+            f"2^{FARTHEST_LEFT}: set a format for its result, or use a weight with 'tensor'"
         )
     return most
 
@@ -242,8 +242,8 @@ def _in_steps(task: Task, of: Fixed, bounds: tuple[float, float]) -> tuple[int, 
         steps = max(-float(of.largest), min(bound * 2.0**-of.exponent, float(of.largest)))
         if steps != round(steps):
             raise NotIntegerError(
-                f"{task.what}: {bound} is no multiple of the step {2.0**of.exponent} of its input: "
-                f"use a smaller scale there, or ReLU"
+                f"{task.what}: {bound} is not a multiple of the step {2.0**of.exponent} of "
+                "its input: use a smaller scale there, or ReLU"
             )
         ends.append(int(steps))
     return ends[0], ends[1]

@@ -119,7 +119,10 @@ def cost(graph: fx.GraphModule, *, terms_by_shifts: int = 2) -> Cost:
     Raises ValueError for a negative number of terms; NotIntegerError for sizes that are not known.
     """
     if terms_by_shifts < 0:
-        raise ValueError(f"terms_by_shifts is a number of powers of two, not {terms_by_shifts}")
+        raise ValueError(
+            "terms_by_shifts (a number of powers of two) must be an integer >= 1, got "
+            f"{terms_by_shifts}"
+        )
     found = []
     for node in graph.graph.nodes:
         name = name_of(node)
@@ -184,7 +187,7 @@ def _size(node: Any) -> list[int]:
     known = [int(n) for n in sizes or () if isinstance(n, int)]
     if sizes is None or len(known) != len(sizes):
         raise NotIntegerError(
-            f"{described(node)} has sizes that are not known: export with the sizes to count for"
+            f"{described(node)} has unknown sizes: export with the sizes to count for"
         )
     return known
 

@@ -62,7 +62,7 @@ def sums(exponent: int, largest: int, what: str) -> Fixed:
     if not LOWEST <= exponent <= HIGHEST:
         raise NotIntegerError(
             f"sums of {what} have the step 2^{exponent}, outside 2^{LOWEST} ... 2^{HIGHEST}: "
-            f"was a scale chosen from zeros?"
+            "was a scale chosen from data of zeros?"
         )
     return Fixed(exponent, 0, -largest, largest)
 
@@ -71,7 +71,7 @@ def check_shifted(fmt: Format, what: str) -> None:
     """Raise NotIntegerError unless codes of this format are what shifts give."""
     if not isinstance(fmt.element, Integer) or fmt.rounding not in SHIFT_ROUNDINGS:
         raise NotIntegerError(
-            f"{what} is {fmt}, which no shift gives: use integers without stochastic rounding"
+            f"{what} is {fmt}, which a shift cannot give: use integers without stochastic rounding"
         )
     if reason := why_no_integers(fmt):
         raise NotIntegerError(f"{what} is {fmt}, {reason}")
@@ -83,7 +83,7 @@ def check_format(fmt: Format, what: str) -> None:
     check_shifted(fmt, what)
     assert isinstance(fmt.element, Integer)
     if fmt.bits > 8 and not fmt.element.signed:
-        raise NotIntegerError(f"{what} is {fmt}: above 8 bits only signed integers are there")
+        raise NotIntegerError(f"{what} is {fmt}: above 8 bits only signed integers are supported")
 
 
 def check_scale(fmt: Format, what: str) -> None:
@@ -95,7 +95,7 @@ def check_scale(fmt: Format, what: str) -> None:
         )
     if fmt.offset is not None or fmt.zero is not None:
         raise NotIntegerError(
-            f"{what} is {fmt}: a float is added to its codes, which no integer is: use 'asym'"
+            f"{what} is {fmt}: it adds a float offset to its codes, and integers cannot: use 'asym'"
         )
 
 
@@ -103,9 +103,13 @@ def steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
     """The steps, powers of two. Raises NotIntegerError for others."""
     found = step_of(qparams, fmt)
     if not bool(found.isfinite().all()):
-        raise NotIntegerError(f"{what} has a scale that is NaN: it was chosen from NaN or infinity")
+        raise NotIntegerError(
+            f"{what} has a scale that is NaN, chosen from NaN or infinity: calibrate on finite data"
+        )
     if not bool(((found > 0) & (mantissa(found) == 0)).all()):
-        raise NotIntegerError(f"{what} was given a scale that is no power of two")
+        raise NotIntegerError(
+            f"{what} has a scale that is not a power of two: use pow2/RULE or e8m0/RULE"
+        )
     return found
 
 
@@ -115,11 +119,12 @@ def fixed_of(fmt: Format, scale: Tensor | None, zero_point: Tensor | None, what:
     check_format(fmt, what)
     if scale is None:
         raise NotIntegerError(
-            f"{what} chooses its scale when it runs: give it a static one (bs.calibrate does)"
+            f"{what} chooses its scale at run time: use a static scale (bs.calibrate chooses it)"
         )
     if scale.numel() != 1:
         raise NotIntegerError(
-            f"{what} is {fmt}: scales by channel cannot leave a sum, use 'tensor'"
+            f"{what} is {fmt}: a sum needs one scale, and this has one for each channel: use "
+            "'tensor'"
         )
     low, high = (int(limit) for limit in fmt.element.limits(fmt.wide))
     zero = 0 if zero_point is None else int(zero_point)

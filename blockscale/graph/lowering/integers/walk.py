@@ -140,7 +140,9 @@ def _moved(builder: Builder, node: fx.Node, what: str) -> Value:
     source: Any = node.args[0]
     before = builder.value(source)
     if before is None:
-        raise NotIntegerError(f"{what} moves floats that nothing has quantized")
+        raise NotIntegerError(
+            f"{what} moves floats that were never quantized: set a format before it"
+        )
     listed = node.target is operator.getitem and read(source) is not None
     if listed or _takes_first(node):
         return before
@@ -169,7 +171,7 @@ def _padding(node: fx.Node, rest: list[Any], fixed: Fixed, what: str) -> list[An
         number = rest[1] if len(rest) > 1 else 0
         tail = [rest[0], fixed.zero]
     if number not in (0, None):
-        raise NotIntegerError(f"{what} pads with {number}: only zeros are there")
+        raise NotIntegerError(f"{what} pads with {number}: only zeros are supported")
     return tail
 
 
@@ -199,7 +201,9 @@ def _to_float(builder: Builder, node: fx.Node, output: fx.Node) -> fx.Node:
     found = builder.value(node)
     if found is None:
         if node.op != "placeholder" and not is_constant(node) and _floats(value(node)):
-            raise NotIntegerError(f"{described(node)} gives floats that nothing has quantized")
+            raise NotIntegerError(
+                f"{described(node)} returns floats that were never quantized: set a format for them"
+            )
         return node
     if not _floats(value(node)) and value(node) is not None:
         return found.node  # codes that the graph gives as codes

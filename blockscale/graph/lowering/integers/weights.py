@@ -30,7 +30,7 @@ def weight_of(builder: Builder, task: Task, given: Given) -> tuple[Tensor, Tenso
     """
     what = f"the weight of {task.what}"
     if not given.fmt:
-        raise NotIntegerError(f"{what} is in float: give it a format such as int8 with 'channel0'")
+        raise NotIntegerError(f"{what} is in float: set a format such as int8 with 'channel0'")
     fmt = parse(given.fmt)
     packed, scale = (builder.constant(part, what) for part in (given.data, given.scale))
     zero = builder.constant(given.zero_point, what)
@@ -51,8 +51,8 @@ def check_weight(fmt: Format, scale: Tensor, rows: int, what: str) -> None:
     check_scale(fmt, what)
     if scale.numel() not in (1, rows) or scale.shape[-1] != 1:
         raise NotIntegerError(
-            f"{what} is {fmt}: scales that change within a sum cannot leave it, "
-            f"use 'channel0' or 'tensor'"
+            f"{what} is {fmt}: its scales change within a sum, which needs one: use "
+            "'channel0' or 'tensor'"
         )
 
 
@@ -65,14 +65,14 @@ def whole(values: Tensor, found: Tensor, fmt: Format, what: str) -> tuple[Tensor
     grain = fmt.element.grain
     assert grain is not None
     if not bool(values.isfinite().all()):
-        raise NotIntegerError(f"{what} has codes that mean no number")
+        raise NotIntegerError(f"{what} has codes that mean NaN or infinity")
     unit = live_steps(found * 2.0**-grain, (values == 0).all(1))
     finer = (-_lowest(values) - grain).clamp(min=0).amax(1)
     integers = torch.ldexp(values.to(torch.float64), (grain + finer)[:, None])
     if integers.numel() and float(integers.abs().max()) >= 2.0**MOST_BITS:
         raise NotIntegerError(
-            f"{what} is {fmt} and has values so far apart that its integers need more than "
-            f"{MOST_BITS} bits: use fewer bits of exponent, such as log5"
+            f"{what} is {fmt} and its values, as integers, need more than {MOST_BITS} bits: "
+            "use fewer bits of exponent, such as log5"
         )
     exact = integers.to(torch.int64)
     return exact.to(narrowest(exact)), exponent(unit) - finer

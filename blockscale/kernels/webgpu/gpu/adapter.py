@@ -40,8 +40,8 @@ def choose() -> Any:
     adapter = _fitting()[0]
     if is_software(adapter):
         warnings.warn(
-            f"WebGPU computes on {described(adapter)}, which is software: right, and slow. For a "
-            f"GPU, install its Vulkan driver (docs/webgpu.md)",
+            f"WebGPU computes on {described(adapter)}, a software renderer: correct, but "
+            "slow. For a GPU, install its Vulkan driver (docs/webgpu.md)",
             stacklevel=2,
         )
     return adapter

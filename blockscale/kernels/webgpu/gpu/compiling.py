@@ -29,5 +29,5 @@ def compiled(device: Any, text: str) -> Any:
     described = struct("WGPUShaderModuleDescriptor *", nextInChain=chain, label=string(""))
     module = create(internal, described, _BOUNDS)
     if module == api.ffi.NULL:
-        raise RuntimeError("wgpu made no module of a shader, and did not say why")
+        raise RuntimeError("wgpu could not compile a shader, and gave no reason")
     return api.GPUShaderModule("", module, device)

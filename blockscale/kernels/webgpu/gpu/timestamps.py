@@ -16,7 +16,7 @@ class Stopwatch:
 
         self._gpu = gpu()
         if _FEATURE not in self._gpu.features:
-            raise GpuError(f"{self._gpu.name} does not tell times ({_FEATURE})")
+            raise GpuError(f"{self._gpu.name} cannot measure times (it lacks {_FEATURE})")
         self._times = self._gpu.device.create_query_set(type="timestamp", count=4)
         self._buffer = self._gpu.device.create_buffer(
             size=256, usage=wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC

@@ -69,7 +69,8 @@ class _There(NamedTuple):
 def _made(weight: Operand) -> _There:
     if weight.codes.ndim != 2:
         raise ValueError(
-            f"{weight.fmt}: a linear weight's codes are [n, k], not {tuple(weight.codes.shape)}"
+            f"{weight.fmt}: a linear weight's codes must be [n, k], found "
+            f"{tuple(weight.codes.shape)}"
         )
     f, shape, packed = form(weight.fmt), (weight.codes.shape[0], weight.size), weight.codes
     packed = f.checked_codes(packed, shape, place(packed))

@@ -22,7 +22,7 @@ def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
     """The scale of numbers [*shape], of which there are some, and what goes with it."""
     if f.format.unchosen is not None:
         raise ValueError(
-            f"{f.format}: {f.format.unchosen}: pass what a file or another library gave"
+            f"{f.format}: {f.format.unchosen}: pass the scale that a file or another library has"
         )
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)

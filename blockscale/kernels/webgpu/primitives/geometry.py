@@ -79,8 +79,8 @@ def geometry(shape: Sizes, block: Block) -> Geometry:
     shape, sizes = merged(shape, sizes)
     if len(shape) > DIMENSIONS:
         raise ValueError(
-            f"blocks of {block} in {len(shape)} dimensions of which no two can be taken for one: "
-            f"WebGPU kernels know up to {DIMENSIONS}; use bs.use('reference')"
+            f"blocks of {block} over {len(shape)} dimensions that cannot be merged: WebGPU "
+            f"kernels support up to {DIMENSIONS}; use bs.use('reference')"
         )
     if len(shape) <= 1:
         return Geometry(count, blocks, prod(sizes))

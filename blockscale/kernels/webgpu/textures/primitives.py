@@ -116,12 +116,12 @@ def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Textu
     """
     if not isinstance(q, QuantizedTexture):
         raise TypeError(
-            f"expected a QuantizedTexture, found a {type(q).__name__}: textures.quantize(t, fmt) "
-            f"makes one of numbers, textures.quantized(q.operand) of a QTensor"
+            f"expected a QuantizedTexture, found a {type(q).__name__}: make one with "
+            "textures.quantize(t, fmt), or with textures.quantized(q.operand) from a QTensor"
         )
     f, shape = _known(q.fmt), q.codes.shape
     if dtype not in FLOATS:
-        raise TypeError(f"textures hold values of float32, bfloat16 or float16, not {dtype}")
+        raise TypeError(f"textures must hold float32, bfloat16 or float16, got {dtype}")
     made = empty(shape, 8 * dtype.itemsize, shape, dtype)
     run("dequantize", f, q.codes, made, _parts(f, shape, q.qparams), None)
     return made
@@ -154,8 +154,8 @@ def _known(fmt: Format | str) -> Form:
     parsed = parse(fmt)
     if not known((parsed,), ()):
         raise TypeError(
-            f"no shader knows {parsed}: quantize the tensor on the CPU (bs.quantize), where the "
-            f"reference knows every format"
+            f"no shader supports {parsed}: quantize the tensor on the CPU (bs.quantize), "
+            "where the reference supports every format"
         )
     return form(parsed.spelling)
 
@@ -163,8 +163,8 @@ def _known(fmt: Format | str) -> Form:
 def _check_floats(x: object) -> None:
     if not isinstance(x, Texture):
         raise TypeError(
-            f"expected a Texture, found a {type(x).__name__}: textures.texture(x) makes one of a "
-            f'tensor on the CPU or on "webgpu"'
+            f"expected a Texture, found a {type(x).__name__}: make one with "
+            'textures.texture(x) from a tensor on the CPU or on "webgpu"'
         )
     if x.dtype not in FLOATS:
         reference.widen(torch.empty(0, dtype=x.dtype))
@@ -180,17 +180,18 @@ def _given(
     """What a caller gives, for `_parts` to check against the format; None where it is nothing."""
     if qparams is not None and not isinstance(qparams, QParams):
         raise TypeError(
-            f"expected qparams as textures.choose_qparams gives them, found a "
+            "expected qparams as textures.choose_qparams returns them, found a "
             f"{type(qparams).__name__}: pass tensors by name, scale= and zero_point="
         )
     if scale is None and zero_point is None:
         return qparams
     if qparams is not None:
         raise ValueError(
-            f"{f.format}: qparams and scale or zero_point were given: pass qparams, or the others"
+            f"{f.format}: qparams was passed along with scale or zero_point: pass qparams "
+            "alone, or the others"
         )
     if scale is None:
-        raise ValueError(f"{f.format}: a zero_point was given without the scale it belongs to")
+        raise ValueError(f"{f.format}: a zero_point was passed without its scale")
     for part, name in ((scale, "scale"), (zero_point, "zero_point")):
         if part is not None and not isinstance(part, Tensor):
             raise TypeError(
@@ -199,8 +200,8 @@ def _given(
             )
     if others := [name for name in f.format.parts if name not in ("scale", "zero_point")]:
         raise ValueError(
-            f"{f.format}: has a further part ({others[0]}): pass all as qparams=, as "
-            f"textures.choose_qparams gives them"
+            f"{f.format}: it also needs {others[0]}: pass everything as qparams=, as "
+            "textures.choose_qparams returns it"
         )
     if f.asym != (zero_point is not None):
         raise ValueError(f"{f.format}: {'needs a' if f.asym else 'has no'} zero_point")

@@ -55,7 +55,9 @@ def texture(x: Tensor) -> Texture:
     too large for a texture.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a tensor, found a {type(x).__name__}: torch.as_tensor makes one")
+        raise TypeError(
+            f"expected a tensor, found a {type(x).__name__}: convert it with torch.as_tensor"
+        )
     if x.dtype.itemsize not in (1, 2, 4):
         raise TypeError(
             f"expected elements of 1, 2 or 4 bytes, found {str(x.dtype).removeprefix('torch.')}: "

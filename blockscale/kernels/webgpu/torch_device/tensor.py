@@ -97,7 +97,7 @@ class WebGPUTensor(Tensor):
 
     def untyped_storage(self) -> Any:
         """Raises NotImplementedError, which tells readers of storages that there is none."""
-        raise NotImplementedError(f"a tensor on {self.device} has no storage: see .cpu()")
+        raise NotImplementedError(f"a tensor on {self.device} has no storage: use .cpu() first")
 
     storage = untyped_storage
 
@@ -108,7 +108,7 @@ class WebGPUTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """The numbers as an array, if `force` allows to read them back; raises TypeError."""
         if not force:
-            raise TypeError(f"a tensor on {self.device} is no array: use .cpu().numpy()")
+            raise TypeError(f"a tensor on {self.device} cannot become an array: use .cpu().numpy()")
         return self.detach().cpu().numpy()
 
     def tolist(self) -> Any:

@@ -63,7 +63,9 @@ def joint(*shapes: Sizes) -> Sizes:
         for d in range(-len(shape), 0):
             if shape[d] != 1 and found[d] not in (1, shape[d]):
                 listed = " and ".join(str(tuple(each)) for each in shapes)
-                raise RuntimeError(f"shapes {listed} do not fit: sizes must be equal, or 1")
+                raise RuntimeError(
+                    f"shapes {listed} cannot be broadcast: sizes must be equal, or 1"
+                )
             found[d] = found[d] if shape[d] == 1 else shape[d]
     return tuple(found)
 

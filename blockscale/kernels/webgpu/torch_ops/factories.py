@@ -55,7 +55,7 @@ def empty_strided(
 def _check_number(device: Any) -> None:
     if device is not None and device.index not in (None, 0):
         raise RuntimeError(
-            f"no device {device}: a process computes on one GPU, webgpu:0; {NAMED} says which"
+            f"no device {device}: a process uses one GPU, webgpu:0; set {NAMED} to choose it"
         )
 
 

@@ -86,8 +86,8 @@ def _check(indices: Tensor, count: int, least: int = 0) -> None:
     """On the CPU: kernels have no way to say that one is wrong."""
     if indices.numel() and not least <= int(indices.min()) <= int(indices.max()) < count:
         raise IndexError(
-            f"indices from {int(indices.min())} to {int(indices.max())} are out of range: there "
-            f"are {count} rows"
+            f"indices from {int(indices.min())} to {int(indices.max())} are out of range for "
+            f"{count} rows"
         )
 
 
@@ -105,7 +105,7 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     for x in parts:
         if [*x.shape[:dim], *x.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
             raise RuntimeError(
-                f"cat along {dim}: {tuple(x.shape)} does not fit to {tuple(parts[0].shape)}"
+                f"cat along {dim}: {tuple(x.shape)} does not match {tuple(parts[0].shape)}"
             )
     shape[dim] = sum(x.shape[dim] for x in parts)
     made, start = fresh(tuple(shape), dtype), 0

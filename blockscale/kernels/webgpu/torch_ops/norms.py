@@ -71,7 +71,9 @@ def layer_norm(
         return NotImplemented
     columns = prod(shape)
     if tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape):
-        raise RuntimeError(f"layer_norm over {list(shape)} of a tensor {tuple(x.shape)}")
+        raise RuntimeError(
+            f"layer_norm over {list(shape)} does not match a tensor {tuple(x.shape)}"
+        )
     rows = x.numel() // max(columns, 1)
     made = fresh(tuple(x.shape), torch.float32)
     outer = (*x.shape[: x.ndim - len(shape)], *[1] * len(shape))

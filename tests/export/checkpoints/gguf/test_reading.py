@@ -165,7 +165,7 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     first, second = tmp_path / SPLIT.name, tmp_path / "split-00002-of-00002.gguf"
     shutil.copy(SPLIT, first)
     shutil.copy(SPLIT, second)
-    with pytest.raises(bs.FileError, match="is in another file of it, too"):
+    with pytest.raises(bs.FileError, match="is in another of its files, too"):
         bs.checkpoint(first)
     empty = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
     second.write_bytes(empty)

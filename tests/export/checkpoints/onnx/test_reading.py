@@ -252,7 +252,7 @@ def test_external_data_and_what_is_wrong_with_it(tmp_path):
     data = (tmp_path / "d" / "m.data").read_bytes()
     with bs.checkpoint(path) as found:
         (tmp_path / "d" / "m.data").write_bytes(data[:40])
-        with pytest.raises(bs.FileError, match="it was cut while being read"):
+        with pytest.raises(bs.FileError, match="it was truncated while being read"):
             found["b"]
     with pytest.raises(bs.FileError, match="ends behind the end"):
         bs.checkpoint(path)

@@ -97,7 +97,7 @@ def test_a_missing_bin_and_a_cut_one(tmp_path):
     data = path.with_suffix(".bin").read_bytes()
     with bs.checkpoint(path) as model:
         path.with_suffix(".bin").write_bytes(data[:50])
-        with pytest.raises(bs.FileError, match="it was cut while being read"):
+        with pytest.raises(bs.FileError, match="it was truncated while being read"):
             model["w"]
     with pytest.raises(bs.FileError, match="download or copy both files again"):
         bs.checkpoint(path)

@@ -211,5 +211,5 @@ def test_unigrams_of_a_tokenizer_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocab", [None, {"a": 0}, [["a"]], [[1, 0.0]], [["a", "b"]]])
 def test_damaged_unigrams(vocab: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="its vocabulary is no list of texts and scores"):
+    with pytest.raises(ValueError, match="its vocabulary is not a list of texts and scores"):
         of(tmp_path, 3, model={"type": "Unigram", "vocab": vocab})

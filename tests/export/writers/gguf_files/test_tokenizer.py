@@ -120,7 +120,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocab", [None, {"a": "0"}, {"a": -1}, ["a"], {"a": True}])
 def test_damaged(vocab: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="its vocabulary is no object of texts and numbers"):
+    with pytest.raises(ValueError, match="its vocabulary is not an object of texts and numbers"):
         tokenizer_keys(folder(tmp_path, model=MODEL | {"vocab": vocab}), 5)
 
 

@@ -47,7 +47,7 @@ def test_tokens_beyond_the_embedding_are_counted_once() -> None:
 
 def test_what_is_damaged() -> None:
     for vocab in (None, {"a": "0"}, {"a": -1}, ["a"], {"a": True}):
-        with pytest.raises(ValueError, match="its vocabulary is no object of texts and numbers"):
+        with pytest.raises(ValueError, match="its vocabulary is not an object of texts and numbers"):
             tokens_of(vocab)
     rows = [{"id": 1, "content": "a"}, {"id": -1, "content": "b"}, {"id": 2}, "c", {"id": True}]
     assert list(added_of(rows)) == [(1, "a", False)] and not list(added_of({"id": 1}))

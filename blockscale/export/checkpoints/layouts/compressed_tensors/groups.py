@@ -15,7 +15,7 @@ def groups_of(config: Mapping[str, Any], of: str = "weights") -> list[tuple[list
     JSON."""
     found = config.get("config_groups", {})
     if not isinstance(found, dict):
-        raise FileError("config_groups of the quantization_config is no JSON object")
+        raise FileError("config_groups of the quantization_config is not a JSON object")
     groups = []
     for name, group in found.items():
         weights = group.get(of) if isinstance(group, dict) else None

@@ -126,7 +126,10 @@ def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
     element = parse(f"uint{bits}:tensor:fp32").element
     needed = -(-count * bits // 8)
     if rows.shape[-1] < needed or prod(by_row.shape[:-1]) * count != prod(shape):
-        raise ValueError(f"its zero points are {list(stored.shape)}, not of {list(shape)} scales")
+        raise ValueError(
+            f"its zero points have shape {list(stored.shape)}, expected that of the scales, "
+            f"{list(shape)}"
+        )
     cut = kept(rows, element, count)
     return unpack(cut, element, (*by_row.shape[:-1], count)).mT.to(torch.int32)
 

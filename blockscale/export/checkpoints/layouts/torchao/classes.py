@@ -65,7 +65,7 @@ def _decode_plain(spelling: str, shape: Shape, parts: Parts) -> QTensor:
     if fmt.element.integer and fmt.bits < 8:
         low, high = fmt.element.limits(True)
         if bool(((codes < low) | (codes > high)).any()):
-            raise ValueError(f"it has codes that no {fmt.element.name} is")
+            raise ValueError(f"it has codes that {fmt.element.name} does not have")
         codes = pack(codes, fmt.element)
     held = {"codes": codes, "scale": parts["scale"]}
     if fmt.asym:
@@ -150,8 +150,8 @@ def matrix(stored: Tensor, rows: int, columns: int) -> Tensor:
     """Stored scales of any shape -> [rows, columns]. Raises ValueError for another number."""
     if stored.numel() != count(rows, columns):
         raise ValueError(
-            f"it has {stored.numel()} scales in tiles, and {rows} x {columns} take "
-            f"{count(rows, columns)}"
+            f"it has {stored.numel()} scales in tiles, expected {count(rows, columns)} for "
+            f"{rows} x {columns}"
         )
     high, wide = -(-rows // _ROWS), -(-columns // _COLUMNS)
     tiles = stored.contiguous().view(torch.uint8).reshape(high, wide, 32, 4, 4)
@@ -194,7 +194,7 @@ def _add(found: Found, name: str, told: Mapping[str, Any], kinds: Kinds) -> None
     roles = told.get("_tensor_data_names")
     data = told.get("_data")
     if not isinstance(roles, list) or not isinstance(data, dict):
-        raise FileError(f"what is said of {quoted(name)} has no _data or _tensor_data_names")
+        raise FileError(f"the metadata of {quoted(name)} have no _data or _tensor_data_names")
     places = {str(role): f"{owner}._{last}_{role}" for role in roles}
     missing = [place for place in places.values() if place not in kinds]
     if missing:

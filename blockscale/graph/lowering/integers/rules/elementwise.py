@@ -59,8 +59,8 @@ def div(builder: Builder, task: Task) -> Value:
     a, by = task.operands
     if by.fmt or not is_constant(by.data):
         raise NotIntegerError(
-            f"{task.what} divides by what is computed, and integers are divided by what the model "
-            f"holds alone: leave it out, or in float"
+            f"{task.what} divides by a computed value, and integers can be divided only by "
+            "constants: leave it out, or in float"
         )
     divisor: Any = by.data
     numbers = get(builder.graph, divisor).detach()
@@ -90,7 +90,7 @@ def _of_codes(builder: Builder, task: Task, x: Value) -> Value:
         ends.append(end if math.isinf(bound) else whole)
     if any(end != round(end) for end in ends):
         raise NotIntegerError(
-            f"{task.what}: a bound of {_bounds(task)} is no multiple of the step "
+            f"{task.what}: a bound of {_bounds(task)} is not a multiple of the step "
             f"{2.0**x.fixed.exponent} of its input: use a smaller scale there, or ReLU"
         )
     low, high = (max(x.fixed.low, min(int(end), x.fixed.high)) for end in ends)
@@ -118,14 +118,14 @@ def table(builder: Builder, task: Task) -> Value:
     y = builder.fixed(task.y, f"the result of {task.what}")
     if x.fixed.bits > 16 or not x.fixed.fmt:
         raise NotIntegerError(
-            f"{task.what} takes sums of {x.fixed.bits} bits, and no table has so many entries: "
-            f"give it codes, by a rule '{task.rule}' with an input such as "
-            f"'int8:tensor:pow2/nearest'"
+            f"{task.what} takes sums of {x.fixed.bits} bits, too many for a table: set a "
+            f"format for its input, by a rule '{task.rule}' with an input such as "
+            "'int8:tensor:pow2/nearest'"
         )
     if y is None:
         raise NotIntegerError(
-            f"{task.what} has no format for its result: give it one, by a rule '{task.rule}' with "
-            f"an output such as 'int8:tensor:pow2/nearest'"
+            f"{task.what} has no format for its result: set one, by a rule '{task.rule}' with "
+            "an output such as 'int8:tensor:pow2/nearest'"
         )
     return builder.emit(task.node, "look_up", [x.node, _entries(task, x.fixed, y)], y)
 

@@ -28,7 +28,7 @@ def joined(builder: Builder, node: fx.Node, sources: Sequence[fx.Node], what: st
     """Codes that torch's own op joins: they mean the same in all."""
     parts = [builder.value(each) for each in sources]
     if any(part is None for part in parts):
-        raise NotIntegerError(f"{what} joins codes and floats: give all it reads a format")
+        raise NotIntegerError(f"{what} joins codes and floats: set a format for all its inputs")
     known = [part for part in parts if part is not None]
     y = _one(known, what, "cat")
     args = ([part.node for part in known], *node.args[1:])
@@ -40,8 +40,8 @@ def _one(parts: Sequence[Value], what: str, name: str) -> Fixed:
     y = parts[0].fixed
     if any(not _alike(part.fixed, y) for part in parts):
         raise NotIntegerError(
-            f"{what} joins tensors of several scales: give it a format, by a rule 'op:{name}' with "
-            f'an output, or an input and "shared": true'
+            f"{what} joins tensors of different scales: set a format, by a rule 'op:{name}' "
+            'with an output, or an input and "shared": true'
         )
     low, high = min(part.fixed.low for part in parts), max(part.fixed.high for part in parts)
     return Fixed(y.exponent, y.zero, low, high, y.fmt)

@@ -31,14 +31,14 @@ def _norm(builder: Builder, task: Task, *, centered: bool) -> Value:
     sizes = s["normalized_shape"]
     if len(sizes) != 1:
         raise NotIntegerError(
-            f"{task.what} is over {len(sizes)} dimensions: only the last is there"
+            f"{task.what} is over {len(sizes)} dimensions: only the last is supported"
         )
     n = int(sizes[0])
     if 2 * n * x.fixed.largest >= _REACH or not task.y.fmt:
         reason = "" if task.y.fmt else " and has no format for its result"
         raise NotIntegerError(
-            f"{task.what} takes {n} codes up to {x.fixed.largest}{reason}: give it codes of 8 or "
-            f"16 bits and a format, by a rule '{task.rule}' with an input and an output"
+            f"{task.what} takes {n} codes up to {x.fixed.largest}{reason}: set formats of 8 "
+            f"or 16 bits, by a rule '{task.rule}' with an input and an output"
         )
     eps = s["eps"] if s["eps"] is not None else float(torch.finfo(torch.float32).eps)
     epsilon = min(round(n * n * eps * 2.0 ** (-2 * x.fixed.exponent)), 2**60)
@@ -75,12 +75,12 @@ def softmax(builder: Builder, task: Task) -> Value:
     x, dim = builder.operand(task, task.operands[0]), task.settings["dim"]
     sizes = shape(task.operands[0].data)
     if sizes is None or dim not in (-1, len(sizes) - 1):
-        raise NotIntegerError(f"{task.what} is over dimension {dim}: only the last is there")
+        raise NotIntegerError(f"{task.what} is over dimension {dim}: only the last is supported")
     y = builder.fixed(task.y, f"the result of {task.what}")
     if y is None or not 0 < -y.exponent < 31:
         raise NotIntegerError(
-            f"{task.what} needs a format for its result: give it one, by a rule 'op:softmax' with "
-            f"an output such as 'uint8:tensor:pow2/nearest'"
+            f"{task.what} needs a format for its result: set one, by a rule 'op:softmax' with "
+            "an output such as 'uint8:tensor:pow2/nearest'"
         )
     factor, right, table = exponential(x.fixed.exponent, 1.0, task.what)
     args = [x.node, factor, right, table, -y.exponent, y.zero, y.low, y.high, y.fmt]

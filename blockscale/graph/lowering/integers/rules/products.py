@@ -65,7 +65,7 @@ def activation(task: Task) -> tuple[float, float] | None:
     name = task.settings.get("activation", "")
     if name not in _BOUNDS:
         raise NotIntegerError(
-            f"{task.what} ends in {name} of its sums, which needs codes: give it a format, by a "
+            f"{task.what} ends in {name} of its sums, which needs codes: set formats, by a "
             f"rule 'op:{name.removesuffix('_tanh')}' with an input and an output"
         )
     return _BOUNDS[name]
@@ -146,9 +146,9 @@ def attention(builder: Builder, task: Task) -> Value:
     for name, value in (("query", q), ("key", k), ("value", v)):
         if value.fixed.bits != 8:
             raise NotIntegerError(
-                f"{task.what} takes a {name} of {value.fixed.bits} bits: give it codes of 8, by a "
-                f"rule 'op:scaled_dot_product_attention' with an input such as "
-                f"'int8:tensor:pow2/nearest'"
+                f"{task.what} takes a {name} of {value.fixed.bits} bits: set a format of 8 "
+                "bits, by a rule 'op:scaled_dot_product_attention' with an input such as "
+                "'int8:tensor:pow2/nearest'"
             )
     s, depth = task.settings, shape(task.operands[0].data)[-1]  # type: ignore[index]
     mask = s["mask"]

@@ -31,8 +31,8 @@ def average_pool(builder: Builder, task: Task) -> Value:
     x, s, count = builder.operand(task, task.operands[0]), task.settings, int(task.name[-2])
     if s["ceil_mode"] or s.get("divisor_override") or not s["count_include_pad"]:
         raise NotIntegerError(
-            f"{task.what} divides by a number that changes: leave ceil_mode, divisor_override and "
-            f"count_include_pad as they are by default"
+            f"{task.what} divides by a number that varies: leave ceil_mode, divisor_override "
+            "and count_include_pad as they are by default"
         )
     kernel = _each(s["kernel_size"], count)
     stride = _each(s["stride"], count) if s["stride"] else kernel
@@ -48,8 +48,8 @@ def adaptive_pool(builder: Builder, task: Task) -> Value:
     for n, parts in zip(sizes[-count:] if sizes else (), wanted, strict=True):
         if not isinstance(n, int) or n % parts:
             raise NotIntegerError(
-                f"{task.what} divides {n} into {parts} windows of several sizes, or of a size that "
-                f"is not known: export with a fixed size that {parts} divides"
+                f"{task.what} divides {n} into {parts} windows of different or unknown sizes: "
+                f"export with a fixed size that {parts} divides"
             )
         kernel.append(n // parts)
     return _pool(builder, task, x, kernel, kernel, [0] * count)
@@ -70,7 +70,7 @@ def mean(builder: Builder, task: Task) -> Value:
     count = [sizes[d] for d in dims]
     if not all(isinstance(n, int) for n in count):
         raise NotIntegerError(
-            f"{task.what} is over a dimension of free size: export with a fixed size there"
+            f"{task.what} is over a dimension of dynamic size: export with a fixed size there"
         )
     args = [x.node, dims, bool(s["keepdim"]), x.fixed.zero]
     divides = task.name == "mean"
@@ -95,8 +95,8 @@ def _mean(
     divisor = 1 if power or not divides else count
     if divisor > 1 and not task.y.fmt:
         raise NotIntegerError(
-            f"{task.what} averages {count} values, which only a power of two leaves exact: give "
-            f"its result a format, by a rule '{task.rule}' with an output"
+            f"{task.what} averages {count} values, and only a power of two can be divided by "
+            f"exactly: set a format for its result, by a rule '{task.rule}' with an output"
         )
     return builder.finish(task, op, [*args, acc.largest, divisor], acc)
 

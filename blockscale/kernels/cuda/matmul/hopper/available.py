@@ -25,8 +25,9 @@ def unusable(device: int) -> str | None:
     wish = os.environ.get("BLOCKSCALE_GLUON", "")
     if wish not in ("", "0", "1"):
         raise ValueError(
-            f"BLOCKSCALE_GLUON is {wish!r}: 1 runs the kernels for Hopper with any Triton, 0 with "
-            "none; without it they run with the versions that they were tested with"
+            f"BLOCKSCALE_GLUON is {wish!r}: expected 1 (use the Hopper kernels with any "
+            "Triton) or 0 (never use them); unset it to use them with the Triton versions "
+            "that they were tested with"
         )
     if interpreting():
         return "Triton's interpreter does not run Gluon"
@@ -40,8 +41,9 @@ def unusable(device: int) -> str | None:
         return None
     reason = f"Triton {version} is not among those they were tested with: {', '.join(TESTED)}"
     warnings.warn(
-        f"blockscale's kernels for Hopper are left out: {reason}. Linear layers take slower ways; "
-        "BLOCKSCALE_GLUON=1 uses the kernels all the same, 0 silences this",
+        f"blockscale's kernels for Hopper are left out: {reason}. Linear layers use slower "
+        "kernels; set BLOCKSCALE_GLUON=1 to use the Hopper kernels anyway, 0 to silence this "
+        "warning",
         stacklevel=2,
     )
     return reason
