@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.support.durations import FILE, Durations
-from tests.support.schedule import Clock, changed_first, left_out
+from tests.support.schedule import Budget
 from tests.support.some import beyond_pairs, mark_slow
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
@@ -41,22 +41,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case", action="store_true", help="of tests marked `some` or `pairs`, too"
     )
-    parser.addoption("--first", metavar="COMMIT", help="tests of what changed since come first")
-    parser.addoption("--seconds", type=float, help="skip what has not begun by then")
+    parser.addoption(
+        "--budget", type=float, help="seconds of processor time: no more tests than fit into it"
+    )
+    parser.addoption(
+        "--base", metavar="COMMIT", default="HEAD", help="of --budget: what changed since is first"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Durations(config.rootpath / FILE))
-    seconds = config.getoption("--seconds")
+    config.pluginmanager.register(Durations(config.rootpath / FILE), "durations")
+    seconds = config.getoption("--budget")
     if seconds is not None:
-        config.pluginmanager.register(Clock(seconds))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    lines = left_out(terminalreporter.stats.get("skipped", []))
-    if lines:
-        terminalreporter.section("not run for lack of time")
-        terminalreporter.write("\n".join(lines) + "\n")
+        config.pluginmanager.register(Budget(seconds, config.getoption("--base")))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
@@ -67,9 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=sorted(dropped, key=lambda item: item.nodeid))
             items[:] = [item for item in items if item not in dropped]
         mark_slow(items)
-    commit = config.getoption("--first")
-    if commit:
-        changed_first(items, commit)
 
 
 def pytest_collection_finish() -> None:

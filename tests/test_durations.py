@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each run writes down what each of its tests cost."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests.support.durations import by_folder, folder, read, table
+import pytest
+
+from tests.support import durations, forks
+from tests.support.durations import by_folder, costs, folder, read, record, table
 from tests.support.schedule import ROOT
 
 
@@ -26,6 +31,7 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
         "def test_nothing(): time.sleep(0.1)\n"
         "def test_fixture(busy): pass\n"
         "def test_child(): subprocess.run([sys.executable, '-c', SPIN], check=True)\n"
+        "@pytest.mark.slow\n"
         "def test_skipped(): pytest.skip('here')\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "test_a.py"]
@@ -41,6 +47,7 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     assert lines["test_a.py::test_skipped"]["outcome"] == "skipped"
     assert lines["test_a.py::test_nothing"]["outcome"] == "passed"
     assert lines["test_a.py::test_nothing"]["worker"] == "gw0"
+    assert lines["test_a.py::test_skipped"]["slow"] and not lines["test_a.py::test_child"]["slow"]
     assert lines["(collection)"]["tests"] == 4
     assert len(lines) == 5
 
@@ -64,3 +71,46 @@ def test_table() -> None:
         "| d/ | 0.0 | 2.0 | 1 |",
         "| all | 1.0 | 4.5 | 3 |",
     ]
+
+
+def line(test: str, processor: float, slow: bool = True, outcome: str = "passed") -> dict[str, Any]:
+    return {"test": test, "processor": processor, "slow": slow, "outcome": outcome}
+
+
+def test_costs() -> None:
+    """The mean of the cases that passed; what did not run keeps what it had."""
+    lines = [
+        line("a.py::test_b[1]", 1.0), line("a.py::test_b[2]", 2.0),
+        line("a.py::test_fast", 1.0, False), line("a.py::test_c", 9.0, outcome="failed"),
+        {"test": "(collection)", "processor": 1.0},
+    ]  # fmt: skip
+    assert costs(lines, {"z.py::test_z": 3.0, "a.py::test_b": 9.0, "a.py::test_c": 4.0}) == {
+        "a.py::test_b": 1.5, "a.py::test_c": 4.0, "z.py::test_z": 3.0,
+    }  # fmt: skip
+
+
+def test_costs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "costs.json"
+    table.write_text('{"tests/test_gone.py::test_a": 1.0, "tests/test_house.py::test_a": 2.0}')
+    monkeypatch.setattr(durations, "COSTS", table)
+    monkeypatch.chdir(ROOT)
+    record([line("tests/test_size.py::test_b", 0.5)])
+    assert json.loads(table.read_text()) == {
+        "tests/test_house.py::test_a": 2.0, "tests/test_size.py::test_b": 0.5,
+    }  # fmt: skip
+
+
+def test_processes_that_tests_are_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a living process has taken counts at once; a process that is gone has taken nothing."""
+    spin = "import time\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()\n"
+    command = [sys.executable, "-c", spin]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        before = durations.processor()
+        monkeypatch.setattr(forks, "_alive", {child.pid})
+        after = durations.processor()
+        child.communicate(b"\n")
+    if sys.platform == "linux":
+        assert after - before >= 0.19  # a tick is 0.01
+    assert forks._spent(child.pid) == 0.0

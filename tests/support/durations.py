@@ -3,10 +3,12 @@
 
 Processor time (user and system, of the test's process and of those that it started and waited for,
 with the making and unmaking of its fixtures) says what a test costs on a busy machine, too. One
-line for each test, `{"test", "processor", "wall", "outcome", "worker"}` in seconds, and one for the
-collection of each process, whose "test" is "(collection)". As a program it sums them:
+line for each test, `{"test", "processor", "wall", "outcome", "slow", "worker"}` in seconds, and one
+for the collection of each process, whose "test" is "(collection)". As a program it sums them, or
+records in tests/slow_costs.json what slow tests took, by which `.ci/run` chooses (schedule.py):
 
     python -m tests.support.durations [FILE] [--top 50] [--depth 1] [--before FILE]
+    python -m tests.support.durations [FILE] --costs
 """
 
 import argparse
@@ -20,16 +22,19 @@ from typing import Any, TextIO
 
 import pytest
 
-from tests.support import fresh
+from tests.support import forks, fresh
+from tests.support.schedule import COSTS
 
 FILE = Path(".pytest_cache") / "durations.jsonl"
 COLLECTION = "(collection)"
 
 
 def processor() -> float:
-    """Seconds of processor time that this process and its ended children have taken."""
+    """Seconds of processor time that this process, its ended children and the processes that
+    tests are forked from have taken."""
     ended = os.times()
-    return process_time() + ended.children_user + ended.children_system + fresh.spent()
+    children = ended.children_user + ended.children_system
+    return process_time() + children + fresh.spent() + forks.spent()
 
 
 class Durations:
@@ -72,6 +77,7 @@ class Durations:
         report = yield
         report.processor, report.elapsed = self._since()
         report.worker = self._worker
+        report.slow = item.get_closest_marker("slow") is not None
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -86,6 +92,7 @@ class Durations:
         if report.when == "call" or report.outcome != "passed":
             line["outcome"] = report.outcome
         line["worker"] = report.worker
+        line["slow"] = report.slow
         if report.when == "teardown":
             self._write(self._sums.pop(report.nodeid))
 
@@ -147,6 +154,27 @@ def table(lines: list[dict[str, Any]], depth: int, before: list[dict[str, Any]])
     return out
 
 
+def costs(lines: Iterable[dict[str, Any]], before: dict[str, float]) -> dict[str, float]:
+    """Seconds of processor time of one case of each slow test, by its name without parameters.
+
+    before: what was recorded earlier, which stays where a test did not run to its end now.
+    """
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        if line.get("slow") and line.get("outcome") == "passed":
+            seconds[line["test"].partition("[")[0]].append(line["processor"])
+    now = {name: round(sum(each) / len(each), 3) for name, each in seconds.items()}
+    return dict(sorted({**before, **now}.items()))
+
+
+def record(lines: Iterable[dict[str, Any]]) -> None:
+    """Write the costs of a run into the table; what its file no longer holds leaves it."""
+    before = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.exists() else {}
+    kept = {name: each for name, each in costs(lines, before).items()
+            if Path(name.partition("::")[0]).is_file()}  # fmt: skip
+    COSTS.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Print the table by folder, and the most expensive tests."""
     parser = argparse.ArgumentParser(description="Sums what the tests of the last run cost.")
@@ -154,8 +182,12 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=50, help="so many tests by name")
     parser.add_argument("--depth", type=int, default=1, help="levels of folders")
     parser.add_argument("--before", type=Path, help="the file of an earlier run")
+    parser.add_argument("--costs", action="store_true", help="record what slow tests took")
     given = parser.parse_args()
     lines = read(given.file)
+    if given.costs:
+        record(lines)
+        return
     print("\n".join(table(lines, given.depth, read(given.before) if given.before else [])))
     print()
     for line in sorted(lines, key=lambda line: -line["processor"])[: given.top]:

@@ -36,6 +36,8 @@ TOO_LATE, TIMED_OUT = 100, 101
 COMMON = [
     "-p",
     "no:cacheprovider",
+    "-p",
+    "no:durations",
     "--every-case",
     "-W",
     "ignore::pytest.PytestAssertRewriteWarning",
@@ -49,6 +51,24 @@ class Outcome:
     code: int
     output: str
     seconds: float
+
+
+_alive: set[int] = set()
+
+
+def spent() -> float:
+    """Processor seconds of the processes that stand ready and of their forks, until they are ended
+    and are children like others; 0 where the system does not say."""
+    return sum(_spent(number) for number in _alive)
+
+
+def _spent(number: int) -> float:
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    own_and_children = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime: proc(5)
+    return own_and_children / os.sysconf("SC_CLK_TCK")
 
 
 class Process:
@@ -70,6 +90,7 @@ class Process:
             command, cwd=root, env=environment, pass_fds=(there[0], here[1]),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        _alive.add(self._process.pid)
         os.close(there[0])
         os.close(here[1])
         self._ask, self._answer = os.fdopen(there[1], "w"), os.fdopen(here[0])
@@ -94,6 +115,7 @@ class Process:
         self._ask.close()
         self._answer.close()
         self._process.wait()
+        _alive.discard(self._process.pid)
 
 
 class Forks:
