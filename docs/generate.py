@@ -6,11 +6,11 @@ and the newest full run of `blockscale bench` that git tracks; in docs/design.md
 house, from the folders of the package and the first sentence of what each says of itself; in
 docs/graph.md the graphs; docs/models.md from docs/models.json; docs/accuracy.md and its plots from
 docs/accuracy_notes.md, docs/accuracy.json and docs/accuracy_earlier.json; the figures of
-docs/search.md; docs/reliability.md from docs/reliability_notes.md and the figures of the last
-campaign.
+docs/search.md; in docs/webgpu.md the table of ops; docs/reliability.md from
+docs/reliability_notes.md and the figures of the last campaign.
 """
 
-from docs.pages import DOCS, figures, formats, graphs, house, models
+from docs.pages import DOCS, figures, formats, graphs, house, models, webgpu
 
 
 def made() -> dict[str, str]:
@@ -22,6 +22,7 @@ def made() -> dict[str, str]:
         "design.md": house.design(),
         "graph.md": graphs.graph(),
         "models.md": models.models(),
+        "webgpu.md": webgpu.webgpu(),
         **figures.performance(),
         **figures.accuracy(),
     }

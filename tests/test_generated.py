@@ -2,7 +2,7 @@
 """Pages that are generated from the code are up to date."""
 
 import blockscale as bs
-from docs.pages import DOCS, figures, formats, graphs, models
+from docs.pages import DOCS, figures, formats, graphs, models, webgpu
 
 
 def test_formats_page_is_up_to_date():
@@ -57,3 +57,19 @@ def test_every_named_format_has_its_row():
 
 def test_the_figures_of_the_search_are_up_to_date():
     assert figures.searched() == (DOCS / "search.md").read_text(), "run: make docs"
+
+
+def test_the_table_of_webgpu_is_up_to_date():
+    assert webgpu.webgpu() == (DOCS / "webgpu.md").read_text(), "run: make docs"
+    table = webgpu.table()
+    assert "`conv` | no kernel: the reference computes on the CPU, with one warning" in table
+    assert "`linear` | a kernel: `kernels/webgpu/linear.py`" in table
+
+
+def test_a_kernel_that_is_added_comes_into_the_table(tmp_path, monkeypatch):
+    folder = tmp_path / "kernels/webgpu"
+    folder.mkdir(parents=True)
+    (folder / "conv.py").write_text('@kernel("conv", backend="webgpu")\ndef conv(): ...\n')
+    monkeypatch.setattr(webgpu, "KERNELS", folder)
+    assert "| `conv` | a kernel: `kernels/webgpu/conv.py` |" in webgpu.table()
+    assert "`linear` | no kernel" in webgpu.table()

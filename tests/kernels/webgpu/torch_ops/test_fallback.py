@@ -7,9 +7,14 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core.operand import Quantizer, Value
+from blockscale.core.parse import parse
 from blockscale.kernels import registry
 from blockscale.kernels.registry import KERNELS
 from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
+from blockscale.ops.fused import FUSED
+from blockscale.ops.op import OPS
+from docs.pages import webgpu as table
 from tests.kernels.webgpu.torch_ops.numbers import same
 
 
@@ -120,3 +125,22 @@ def test_a_reference_sees_the_cpu(device: torch.device) -> None:
     found = reference_on_cpu(reference, (on, [on, None]))
     assert seen == ["cpu", "cpu"]
     assert same(found[0], torch.full((3,), 2.0))
+
+
+def test_fused_ops_are_composed_on_the_device(device: torch.device) -> None:
+    """As docs/webgpu.md says: warnings are errors here, so nothing of them runs on the CPU."""
+    x = torch.randn(4, 64)
+    by = Quantizer(None, None, None, str(parse("mxfp4")), None)
+    found = FUSED["relu"](Value(x.to(device)), dtype=torch.float32, y=by)
+    with bs.use("reference"):
+        expected = FUSED["relu"](Value(x), dtype=torch.float32, y=by)
+    assert [each.device for each in found] == [device] * len(expected)
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_table_of_the_documentation_is_true() -> None:
+    files = table.kernels()
+    assert {"conv", "linear"} <= OPS.keys()
+    for name in OPS:
+        runs = registry.supporting(name, "webgpu", (str(parse("mxfp4")),), ()) is not None
+        assert runs == (name in files), name
