@@ -2,7 +2,8 @@
 """A format as what shaders are made of: the parts that they choose, and their constants."""
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from blockscale.core.element import ElementNumbers
@@ -11,13 +12,12 @@ from blockscale.core.parse import parse
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
-from blockscale.kernels.webgpu.gpu.probe import INTEGERS, refusal
-from blockscale.kernels.webgpu.gpu.shader import Constant, Signed
+from blockscale.kernels.webgpu.gpu.probe import INTEGERS, Device, refusal
+from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
 FEATURES = ("nd", "flat", "offset", "float_zero", "signed", "given", "inner")  # and of formats
 STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2}  # as bits/storage has it
-Choices = tuple[tuple[str, str], ...]
 Constants = tuple[tuple[str, Constant], ...]
 _families = supports_families(FAMILIES, FEATURES)
 NAN = 0x7FC00000
@@ -38,10 +38,10 @@ def _supported(formats: Sequence[Format]) -> bool:
 @cache
 def operations(fmt: Format) -> tuple[str, ...]:
     """Those of probe.OPERATIONS that kernels for a format rely on."""
-    choices = dict(shader_of(fmt)[0])
-    divides = choices["how"] != "shift" or "levels" in choices or choices["rule"] == "float"
-    sums = "sum of normal numbers" if "even" in choices["rounding"] or fmt.asym else ""
-    quick = "division by a reciprocal" if divides or choices["power"] == "nearest" else ""
+    roles = shader_of(fmt)[0]
+    divides = roles.how != "shift" or roles.levels is not None or roles.rule == "float"
+    sums = "sum of normal numbers" if "even" in roles.rounding or fmt.asym else ""
+    quick = "division by a reciprocal" if divides or roles.power == "nearest" else ""
     return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quick)
 
 
@@ -54,26 +54,65 @@ def _has_rare_offset(fmt: Format) -> bool:
 known = ByFormats(_supported)  # and every dtype, shape and layout
 
 
-@cache
-def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
-    """The choices and constants of a shader for a format, its name or its spelling.
+@dataclass(frozen=True)
+class FormatRoles(Roles):
+    """The roles of parts that a format fills.
 
-    choices: roles of parts, some of which depend on the device (choices.of_device): element,
-        rounding, how, step, zero, offset, random, hardware, arithmetic and those of choosing
-        scales, rule before all
+    element:     what elements are, element/{element}
+    rounding:    rounding/{rounding}
+    how:         elements become steps by "shift", "product" or "quotient", code/{how}
+    approximate: how most codes are found without exact quotients, code/approximate/…
+    values:      how values of codes are found, four at a time, element/values/…
+    step:        what a stored scale is, step/{step}
+    zero, offset: zero_point/{zero}, zero_point/offset/{offset}
+    random:      what draws numbers for rounding
+    rule:        how scales are chosen, choose/{rule}; numerator, ratio and power: its parts
+    inner, joined, levels: of scales of two levels alone
+    """
+
+    element: str
+    rounding: str
+    how: str
+    approximate: str
+    values: str
+    step: str
+    zero: str
+    offset: str
+    random: str
+    rule: str
+    numerator: str
+    ratio: str
+    power: str
+    inner: str | None = None
+    joined: str | None = None
+    levels: str | None = None
+
+
+@dataclass(frozen=True)
+class Coding(Roles):
+    """A format on a device."""
+
+    format: FormatRoles
+    device: Device
+
+
+@cache
+def shader_of(fmt: Format | str) -> tuple[FormatRoles, Constants]:
+    """The roles that a format fills, by its name or its spelling, and the constants of its shaders.
+
     constants: BITS, SIGNED, LOW, HIGH and more, all of which any part may use
 
     Raises TypeError if no part knows its elements: `known` keeps those from here.
     """
     numbers = lowered(fmt)
     form = parse(fmt)
-    choices = {**_coding(numbers), **_choosing(numbers), **_levels(numbers, form)}
+    roles = _roles(numbers, form)
     constants: dict[str, Constant] = {
         **_element_constants(numbers.element),
         "FAR_VALUES": _reaches_far(numbers.element) or form.zero is not None,
         **_divisors(LEVELS=numbers.levels),
         **_divisors(LOWEST=numbers.element.low, HIGHEST=numbers.element.high),
-        "QUICK": choices["approximate"] != "none",
+        "QUICK": roles.approximate != "none",
         "EXACT_PRODUCT": _how(numbers) != "quotient",
         "EMAX": Signed(numbers.emax),
         "THRESHOLD": numbers.threshold,
@@ -83,33 +122,33 @@ def shader_of(fmt: Format | str) -> tuple[Choices, Constants]:
         "ZERO_STORAGE": STORAGE[str(form.zero)] if form.zero is not None else 0,
         **_inner_constants(numbers, form),
     }
-    return tuple(choices.items()), tuple(constants.items())
+    return roles, tuple(constants.items())
 
 
-def on_device(features: Collection[str]) -> dict[str, str]:
-    """What a device with these features can choose instead."""
-    return {"wide": "native"} if "shader-int64" in features else {}
-
-
-def _coding(numbers: FormatNumbers) -> dict[str, str]:
-    """What quantize and dequantize choose."""
-    rounds = numbers.element.family in ("integer", "minifloat")
-    how = _how(numbers)
+def _roles(numbers: FormatNumbers, fmt: Format) -> FormatRoles:
+    element = numbers.element
+    rounds = element.family in ("integer", "minifloat")
     zero = "float" if "float_zero" in numbers.features else "integer"
-    return {
-        "element": "large_codebook" if _is_large(numbers.element) else numbers.element.family,
-        "rounding": numbers.rounding,
-        "how": how,
-        "approximate": _approximate(numbers, how),
-        "values": _values(numbers),
-        "step": numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
-        "zero": zero if numbers.asym else "none",
-        "offset": "added" if numbers.offset else "none",
-        "random": "philox" if rounds and numbers.rounding == "stochastic" else "none",
-        "hardware": "plain",
-        "wide": "words",
-        "arithmetic": "integers",
-    }
+    ratio = "two_sided" if numbers.full else "divided"
+    inner, joined, levels = _levels(numbers, fmt)
+    return FormatRoles(
+        element="large_codebook" if _is_large(element) else element.family,
+        rounding=numbers.rounding,
+        how=_how(numbers),
+        approximate=_approximate(numbers, _how(numbers)),
+        values=_values(numbers),
+        step=numbers.scale if numbers.scale in ("e8m0", "two_level") else "float",
+        zero=zero if numbers.asym else "none",
+        offset="added" if numbers.offset else "none",
+        random="philox" if rounds and numbers.rounding == "stochastic" else "none",
+        rule="float" if numbers.scale in STORAGE else numbers.scale,  # "given": its scale's
+        numerator=_numerator(numbers),
+        ratio="signed" if "signed" in numbers.features else ratio,
+        power="nearest" if numbers.nearest else "threshold",
+        inner=inner,
+        joined=joined,
+        levels=levels,
+    )
 
 
 def _how(numbers: FormatNumbers) -> str:
@@ -140,30 +179,23 @@ def _values(numbers: FormatNumbers) -> str:
     return "minifloat" if near else "each"
 
 
-def _choosing(numbers: FormatNumbers) -> dict[str, str]:
-    """What choosing scales chooses. "given" has the rule that its scale would have."""
+def _numerator(numbers: FormatNumbers) -> str:
+    """What of a block's statistics a scale is a ratio of."""
     element = numbers.element
-    largest = "magnitude" if element.signed and element.family != "binary" else "high"
+    if numbers.asym or numbers.offset:
+        return "spread"
     mean = element.statistic in ("mean", "mean_above")
-    ratio = "two_sided" if numbers.full else "divided"
-    return {
-        "rule": "float" if numbers.scale in STORAGE else numbers.scale,
-        "numerator": "spread" if numbers.asym or numbers.offset else "high" if mean else largest,
-        "ratio": "signed" if "signed" in numbers.features else ratio,
-        "power": "nearest" if numbers.nearest else "threshold",
-    }
+    signed = element.signed and element.family != "binary"
+    return "magnitude" if signed and not mean else "high"
 
 
-def _levels(numbers: FormatNumbers, fmt: Format) -> dict[str, str]:
-    """What scales of two levels choose."""
+def _levels(numbers: FormatNumbers, fmt: Format) -> tuple[str | None, str | None, str | None]:
+    """inner, joined and levels."""
     if numbers.inner is None or not isinstance(fmt.scale, TwoLevel):
-        return {}
+        return None, None, None
     inverse = fmt.scale.reciprocal
-    return {
-        "inner": numbers.inner.family,
-        "joined": "divided" if inverse else "multiplied",
-        "levels": "separate" if numbers.recip and not inverse else "joint",
-    }
+    levels = "separate" if numbers.recip and not inverse else "joint"
+    return numbers.inner.family, "divided" if inverse else "multiplied", levels
 
 
 def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, Constant]:

@@ -2,14 +2,46 @@
 """What a page has to know of a format: its blocks as a matrix has them, and its shaders."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scales.two_level import TwoLevel
 from blockscale.kernels.numbers import lowered
-from blockscale.kernels.webgpu.gpu.shader import Shader, constant, is_table, needed, part, tables
-from blockscale.kernels.webgpu.spec import known, shader_of
+from blockscale.kernels.webgpu.gpu.probe import EXACT
+from blockscale.kernels.webgpu.gpu.shader import (
+    Kernel,
+    Shader,
+    constant,
+    is_table,
+    needed,
+    part,
+    tables,
+)
+from blockscale.kernels.webgpu.spec import Coding, known, shader_of
+
+
+@dataclass(frozen=True)
+class BoxRanges(Kernel, part="kernels/box_ranges"):
+    """What scales are chosen from. statistic: boxes/{statistic}"""
+
+    coding: Coding
+    statistic: str
+
+
+@dataclass(frozen=True)
+class BoxScales(Kernel, part="kernels/box_scales"):
+    """The scale of each block."""
+
+    coding: Coding
+
+
+@dataclass(frozen=True)
+class BoxCodes(Kernel, part="kernels/box_codes"):
+    """The code of each number, and its value."""
+
+    coding: Coding
 
 
 def refusal(fmt: Format) -> str | None:
@@ -56,7 +88,7 @@ def told(name: str, fmt: Format) -> dict[str, Any]:
 def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
     """What finds ranges, chooses scales and makes codes, one invocation a block or a number."""
     numbers = lowered(fmt)
-    choices, constants = shader_of(fmt)
+    roles, constants = shader_of(fmt)
     statistic = "mean" if numbers.statistic in ("mean", "mean_above") else "range"
     more = (
         ("BARE", fmt.offset is not None),
@@ -64,9 +96,9 @@ def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
         ("POISONS", numbers.poisons),
     )
     given = tuple({**dict(constants), **dict(more)}.items())
-    chosen = tuple({**dict(choices), "statistic": statistic}.items())
-    kernels = ("kernels/box_ranges", "kernels/box_scales", "kernels/box_codes")
-    first, second, third = (Shader(kernel, chosen, given) for kernel in kernels)
+    coding = Coding(roles, EXACT)
+    kernels = BoxRanges(coding, statistic), BoxScales(coding), BoxCodes(coding)
+    first, second, third = (Shader(kernel, given) for kernel in kernels)
     return first, second, third
 
 
@@ -78,8 +110,8 @@ def parts(formats: Mapping[str, Format]) -> dict[str, str]:
 
 def _plain(shader: Shader) -> dict[str, Any]:
     return {
-        "kernel": shader.kernel,
-        "choices": dict(shader.choices),
+        "kernel": shader.part,
+        "choices": shader.roles.filled(),
         "constants": [constant(*each) for each in shader.constants if not is_table(each[0])],
         "tables": {name: list(words) for name, words in tables(shader).items()},
     }

@@ -82,11 +82,11 @@ def _of_tests(fmt: str) -> None:
     """The kernels that only tests run."""
     from blockscale.kernels.webgpu.gpu.launch import pipeline_of
     from blockscale.kernels.webgpu.gpu.shader import source
-    from tests.kernels.webgpu.wgsl.running import shader
+    from tests.kernels.webgpu.wgsl.running import ProbeChoose, ProbeCode, shader
 
     for hardware in ("plain", "flushing"):
-        for kernel in ("kernels/probe_code", "kernels/probe_choose"):
-            pipeline_of(source(shader(kernel, fmt, hardware=hardware), ("count",), None).text)
+        for kernel in (ProbeCode, ProbeChoose):
+            pipeline_of(source(shader(kernel, fmt, hardware), ("count",), None).text)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import probe
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives.choices import shader
+from blockscale.kernels.webgpu.primitives.choices import coding
 from blockscale.kernels.webgpu.primitives.form import form
 from tests.support.webgpu_textures import differing, hard
 
@@ -27,7 +27,8 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_used() -> None:
-    assert ("arithmetic", "native") in shader("quantize", form("int8"), {}, {}).choices
+    own = coding(form("int8"))
+    assert (own.device.arithmetic, own.format.approximate) == ("native", "none")
 
 
 @pytest.mark.some(3)

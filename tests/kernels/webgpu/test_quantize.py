@@ -10,7 +10,7 @@ from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.shader import Signed
 from blockscale.kernels.webgpu.primitives import choices
-from blockscale.kernels.webgpu.spec import Choices, Constants
+from blockscale.kernels.webgpu.spec import Constants, FormatRoles
 from tests.kernels.webgpu.equal import DTYPES, hard, wrong
 from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.support.some import crossed
@@ -87,7 +87,7 @@ def test_rank_zero_and_empty_tensors() -> None:
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     known = choices.shader_of
 
-    def other(fmt: Format) -> tuple[Choices, Constants]:
+    def other(fmt: Format) -> tuple[FormatRoles, Constants]:
         parts, constants = known(fmt)
         turned = dict(constants)
         turned["EMAX"] = Signed(int(turned["EMAX"]) + 1)  # type: ignore[arg-type]

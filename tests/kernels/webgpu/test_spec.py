@@ -6,9 +6,11 @@ import pytest
 
 from blockscale.core.catalog import CATALOG
 from blockscale.core.parse import parse
+from blockscale.kernels.webgpu.gpu.probe import EXACT
 from blockscale.kernels.webgpu.gpu.shader import Shader, is_table, needed
-from blockscale.kernels.webgpu.spec import bits_of, float_of, in_order, known, shader_of
+from blockscale.kernels.webgpu.spec import Coding, bits_of, float_of, in_order, known, shader_of
 from tests.kernels.codebook import registered
+from tests.kernels.webgpu.wgsl.running import ProbeChoose, ProbeCode, ProbeRandom
 
 FORMATS = (
     *CATALOG,
@@ -26,9 +28,10 @@ FORMATS = (
 def test_every_part_is_there(name: str) -> None:
     """Shaders that choose, encode, decode and draw are composed; no constant is there twice."""
     assert known((parse(name),), ())
-    choices, constants = shader_of(name)
-    for kernel in ("kernels/probe_code", "kernels/probe_choose", "kernels/probe_random"):
-        assert len(needed(Shader(kernel, choices, constants))) > 2
+    roles, constants = shader_of(name)
+    for kernel in (ProbeCode, ProbeChoose):
+        assert len(needed(Shader(kernel(Coding(roles, EXACT)), constants))) > 2
+    assert len(needed(Shader(ProbeRandom(roles.random, EXACT)))) > 1
     assert len(dict(constants)) == len(constants)
     assert all(is_table(n) or not isinstance(v, tuple) or len(v) <= 16 for n, v in constants)
 
@@ -58,7 +61,7 @@ def test_a_spelling_and_its_format_are_one() -> None:
     ],
 )
 def test_what_is_chosen(name: str, role: str, part: str) -> None:
-    assert dict(shader_of(name)[0])[role] == part
+    assert shader_of(name)[0].filled()[role] == part
 
 
 def test_constants() -> None:

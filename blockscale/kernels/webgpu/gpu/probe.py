@@ -8,7 +8,7 @@ numbers with normal results, and divisions within 2.5 ulps, which they put right
 import os
 import warnings
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -18,7 +18,7 @@ from blockscale.kernels.webgpu.gpu.adapter import missing
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles, Shader
 
 OPERATIONS = (  # the columns of kernels/probe_arithmetic
     "multiplication from integers",
@@ -32,9 +32,33 @@ OPERATIONS = (  # the columns of kernels/probe_arithmetic
     "conversion of whole numbers",
 )
 INTEGERS = OPERATIONS[:5]
-_PROBE = Shader("kernels/probe_arithmetic", (("hardware", "plain"),))
 ARITHMETIC = "BLOCKSCALE_WEBGPU_ARITHMETIC"
+_HARDWARE = "plain"  # tests ask devices that do the worst that WGSL allows
 _told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Device(Roles):
+    """How a device computes.
+
+    arithmetic: "integers", of which floats are made, or "native" ones
+    hardware:   "plain", or "flushing", which does what WGSL allows to the worst
+    wide:       integers of 64 bits: "words" of 32 bits, or "native" ones
+    """
+
+    arithmetic: str = "integers"
+    hardware: str = "plain"
+    wide: str = "words"
+
+
+EXACT = Device()  # right on every device
+
+
+@dataclass(frozen=True)
+class ProbeArithmetic(Kernel, part="kernels/probe_arithmetic"):
+    """What a device makes of floats."""
+
+    device: Device
 
 
 def refusal(needed: Collection[str]) -> str | None:
@@ -83,7 +107,7 @@ def _results(a: Tensor, b: Tensor, arithmetic: str) -> Tensor:
     shape = (len(a), len(OPERATIONS))
     results = allocate(4 * shape[0] * shape[1])
     buffers = {"pairs": upload(torch.stack([a, b], 1)), "results": results}
-    probe = replace(_PROBE, choices=(*_PROBE.choices, ("arithmetic", arithmetic)))
+    probe = Shader(ProbeArithmetic(Device(arithmetic, _HARDWARE)))
     launch(probe, buffers, {"count": len(a)}, -(-len(a) // 64), baked=False)
     return download(results, shape, torch.int32)
 

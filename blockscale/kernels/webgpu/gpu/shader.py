@@ -11,8 +11,10 @@ of its constants; the rest is left out.
 
 A part may begin with lines of these kinds:
 
-    // needs: bits/wide, element/{element}         parts that it calls; {element} is filled in
+    // needs: bits/wide, element/{element}         parts that it calls; {element} is a role
     enable subgroups;                              moved to the top of the shader
+
+What fills the roles is a dataclass of the kernel (Kernel), with a field for each role.
 
 Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as members
 of `sizes`, which is a constant (baked in) or a uniform: the text is the same. Constant arrays that
@@ -21,10 +23,10 @@ are called TABLE, or end so, are buffers, too: parts bind them by their name in 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from blockscale.kernels.webgpu.gpu.declarations import declarations, reached
 
@@ -43,17 +45,112 @@ Constant = bool | int | Signed | tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Roles:
+    """What fills {role} in the names of parts: subclasses have a field for each role.
+
+    A field may itself be Roles, which several kernels have in common. None: no part needs it.
+    """
+
+    def filled(self) -> dict[str, str]:
+        """{role: the variant that fills it}, those of fields that are Roles included."""
+        found: dict[str, str] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Roles):
+                found |= value.filled()
+            elif value is not None:
+                found[each.name] = value
+        return found
+
+    def replaced(self, **others: str) -> Self:
+        """The same with other variants. Raises ValueError for a role that there is not."""
+        changes: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Roles):
+                own = {name: others.pop(name) for name in [*others] if value.has(name)}
+                changes[each.name] = value.replaced(**own)
+            elif each.name in others:
+                changes[each.name] = others.pop(each.name)
+        if others:
+            raise ValueError(f"{self.title} has no role {_listed(others)}; it has {self._names()}")
+        return replace(self, **changes)
+
+    def has(self, role: str) -> bool:
+        """Whether there is such a role, filled or not."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        groups = [value for value in values.values() if isinstance(value, Roles)]
+        own = role in values and not isinstance(values[role], Roles)
+        return own or any(each.has(role) for each in groups)
+
+    @property
+    def title(self) -> str:
+        """Its name in errors."""
+        return type(self).__name__
+
+    def _names(self) -> str:
+        return _listed(self.filled()) or "none"
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names))
+
+
+@dataclass(frozen=True)
+class Kernel(Roles):
+    """The roles of a kernel, by a subclass of its own: class Spread(Kernel, part="kernels/spread").
+
+    part: the part with the entry point `main`
+    """
+
+    part: ClassVar[str] = ""
+
+    def __init_subclass__(cls, part: str = "", **others: Any) -> None:
+        super().__init_subclass__(**others)
+        cls.part = part or cls.part
+
+    @property
+    def title(self) -> str:
+        """Its part, and the class that fills its roles."""
+        return f"{self.part} ({type(self).__name__})"
+
+
+@dataclass(frozen=True)
+class _Plain(Kernel):
+    """A kernel without roles."""
+
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its part."""
+        return self.name
+
+    def filled(self) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+
+@dataclass(frozen=True)
 class Shader:
     """A compute shader before the sizes of a call are known. Hashable.
 
-    kernel:    the part with the entry point `main`
-    choices:   (role, name): what fills {role} in the names of parts
+    kernel:    what fills its roles, or the name of its part if it has none
     constants: (name, value): u32, i32 (Signed), bool, or an array of u32
     """
 
-    kernel: str
-    choices: tuple[tuple[str, str], ...] = ()
+    kernel: Kernel | str
     constants: tuple[tuple[str, Constant], ...] = ()
+
+    @property
+    def part(self) -> str:
+        """The part with the entry point `main`."""
+        return self.kernel if isinstance(self.kernel, str) else self.kernel.part
+
+    @property
+    def roles(self) -> Kernel:
+        """What fills its roles."""
+        return _Plain(self.kernel) if isinstance(self.kernel, str) else self.kernel
 
 
 @dataclass(frozen=True)
@@ -78,7 +175,7 @@ class _Code(NamedTuple):
 def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> Source:
     """A shader's text, with `sizes` of these names baked in, or as a uniform (None).
 
-    Raises ValueError for a part that does not exist, or one whose choice is missing.
+    Raises ValueError for a part that does not exist, and for a role that nothing fills.
     """
     code = _code(shader)
     head = f"{code.constants}{_sizes(names, sizes) if code.sized else ''}"
@@ -94,7 +191,7 @@ def _code(shader: Shader) -> _Code:
     there = {name: declarations(_ENABLE.sub("", text)) for name, text in texts.items()}
     names = reached(each for part in there.values() for each in part)
     if "main" not in names:
-        raise ValueError(f"expected a function main in the part {shader.kernel}; it has none")
+        raise ValueError(f"expected a function main in the part {shader.part}; it has none")
     every = [each for part in there.values() for each in part if each.name in names]
     used = frozenset[str]().union(*(each.uses for each in every))
     enabled: dict[str, None] = {}
@@ -129,32 +226,30 @@ def tables(shader: Shader) -> dict[str, tuple[int, ...]]:
 def needed(shader: Shader) -> dict[str, str]:
     """{name: text} of the parts that a shader is made of, each after those that it needs.
 
-    Raises ValueError for a part that does not exist, or one whose choice is missing.
+    Raises ValueError for a part that does not exist, and for a role that nothing fills.
     """
     texts: dict[str, str] = {}
-    _collect(shader.kernel, dict(shader.choices), texts)
+    roles = shader.roles
+    _collect(shader.part, roles, roles.filled(), texts)
     return texts
 
 
-def _collect(name: str, choices: Mapping[str, str], texts: dict[str, str]) -> None:
+def _collect(name: str, roles: Kernel, filled: Mapping[str, str], texts: dict[str, str]) -> None:
     """Add a part and, before it, the parts that it needs."""
     if name in texts:
         return
     text = part(name)
     for line in _NEEDS.findall(text):
-        for needed in line.split(","):
-            _collect(_filled(needed.strip(), choices, name), choices, texts)
+        for pattern in line.split(","):
+            try:
+                other = pattern.strip().format_map(filled)
+            except KeyError as missing:
+                raise ValueError(
+                    f"{roles.title} fills no role {missing.args[0]!r}, which its part {name} needs "
+                    f"({pattern.strip()}); it fills {_listed(filled) or 'none'}"
+                ) from None
+            _collect(other, roles, filled, texts)
     texts[name] = _NEEDS.sub("", text)
-
-
-def _filled(needed: str, choices: Mapping[str, str], by: str) -> str:
-    try:
-        return needed.format_map(choices)
-    except KeyError as missing:
-        raise ValueError(
-            f"{by} needs {needed}, and the shader chooses no {missing.args[0]!r}; it chooses "
-            f"{dict(choices)}"
-        ) from None
 
 
 def part(name: str) -> str:

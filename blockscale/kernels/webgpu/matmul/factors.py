@@ -9,7 +9,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Constant
-from blockscale.kernels.webgpu.matmul.shaders import storage
+from blockscale.kernels.webgpu.matmul.shaders import RightRoles, storage
 from blockscale.kernels.webgpu.spec import bits_of
 
 _FLUSHED = -126  # devices may take what is below 2^-126 for 0
@@ -78,7 +78,7 @@ class Right(NamedTuple):
     """
 
     outputs: int
-    choices: dict[str, str]
+    roles: RightRoles
     constants: dict[str, Constant]
     buffers: dict[str, Memory | Window]
     sizes: dict[str, int]
@@ -106,7 +106,7 @@ def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: Places) -> 
     limits = Limits(2.0**30, 1.0, left=2.0**30)
     return Right(
         outputs,
-        {"right": "floats", "arithmetic": "integers"},
+        RightRoles("floats"),
         {
             "RIGHT_STORAGE": storage(dtype),
             "OUTPUTS_ADJOIN": places.row == 1 and places.column != 1,

@@ -53,7 +53,7 @@ def _launch(
 ) -> None:
     p = plan(left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads)
     added = None if bias is None else bias.dtype
-    shader = product_shader(p, right.choices, right.constants, left.dtype, added, kind)
+    shader = product_shader(p, right.roles, right.constants, left.dtype, added, kind)
     wide = right.outputs * kind.itemsize
     buffers = right.bound(piece.output, piece.outputs) | {
         "x": _part(left, piece),

@@ -18,7 +18,7 @@ def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Mem
     kind = dtype if whole else torch.float32
     count, wide = indices.numel(), columns * kind.itemsize
     result, asked = allocate(count * wide), memory_of(indices)
-    shader = rows_shader(table.choices, table.constants, indices.dtype, kind)
+    shader = rows_shader(table.roles, table.constants, indices.dtype, kind)
     each = most(count, wide)
     seen = most(table.outputs, table.row_bytes)
     for first in range(0, count, each):

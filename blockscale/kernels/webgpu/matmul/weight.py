@@ -19,8 +19,15 @@ from blockscale.kernels.numbers import lowered, plain_levels
 from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant
-from blockscale.kernels.webgpu.matmul.factors import Limits, Places, Right, constants_of, floats
+from blockscale.kernels.webgpu.matmul.factors import (
+    Limits,
+    Places,
+    Right,
+    constants_of,
+    floats,
+)
 from blockscale.kernels.webgpu.matmul.halves import widened_exactly
+from blockscale.kernels.webgpu.matmul.shaders import RightRoles
 from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
@@ -101,7 +108,7 @@ _THERE = Residents(_made, _fingerprint)
 def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:
     """Codes of a format that `decodes`."""
     fmt = f.format
-    choices, memories = reading(f, parts, shape)
+    stored, memories = reading(f, parts, shape)
     buffers = dict(memories)
     own, constants = shader_of(fmt)
     row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
@@ -112,9 +119,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
     chunk, quads, piece = _chunk(fmt.bits, row_bytes, size)
     return Right(
         shape[0],
-        dict(own)
-        | choices
-        | {"right": "codes", "decode": decode, "chunk": chunk, "fast_step": step},
+        RightRoles("codes", format=own, stored=stored, decode=decode, chunk=chunk, fast_step=step),
         dict(constants)
         | _constants(fmt, shape[1])
         | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)}

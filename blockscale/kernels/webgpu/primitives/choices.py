@@ -1,42 +1,55 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kernels for a format, and how numbers of a dtype are read and written."""
+"""The roles that kernels of formats have in common, and their shaders."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
+from blockscale.kernels.webgpu.gpu.probe import Device, arithmetic
+from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form
-from blockscale.kernels.webgpu.spec import on_device, shader_of
+from blockscale.kernels.webgpu.spec import Coding, shader_of
 
-Choices = dict[str, str]
 Constants = dict[str, Constant]
+HARDWARE = "plain"  # tests compute as devices that round divisions by ulps and flush subnormals
 
 
-def shader(
-    kernel: str, f: Form, choices: Mapping[str, str], constants: Mapping[str, Constant]
-) -> Shader:
-    """A kernel for a format, with what else it chooses."""
-    own, known = shader_of(f.format)
-    return Shader(
-        f"kernels/{kernel}",
-        tuple((dict(own) | of_device() | dict(choices)).items()),
-        tuple((dict(known) | dict(constants)).items()),
-    )
+@dataclass(frozen=True)
+class Numbers(Roles):
+    """How numbers of a dtype are read and written.
+
+    dtype: memory/float/{dtype}; load, store: memory/load/{load}, memory/store/{store}
+    """
+
+    dtype: str
+    load: str
+    store: str
 
 
-def of_device() -> Choices:
-    """What a device computes with where it can.
+def coding(f: Form) -> Coding:
+    """A format on this process's device.
 
     Exact quotients of the device's own floats are its fastest way: no short cut comes before them.
     """
-    own = on_device(gpu().features) | {"arithmetic": arithmetic()}
-    return own | {"approximate": "none"} if own["arithmetic"] == "native" else own
+    own, device = shader_of(f.format)[0], of_device()
+    native = device.arithmetic == "native"
+    return Coding(replace(own, approximate="none") if native else own, device)
 
 
-def numbers(dtype: torch.dtype) -> Choices:
+def of_device() -> Device:
+    """What this process's device computes with where it can."""
+    wide = "native" if "shader-int64" in gpu().features else "words"
+    return Device(arithmetic(), HARDWARE, wide)
+
+
+def numbers(dtype: torch.dtype) -> Numbers:
     """How numbers of a dtype are read and written."""
     halves = "words" if dtype == torch.float32 else "halves"
-    return {"dtype": DTYPES[dtype], "load": halves, "store": halves}
+    return Numbers(DTYPES[dtype], halves, halves)
+
+
+def shader(f: Form, kernel: Kernel, constants: Mapping[str, Constant]) -> Shader:
+    """A kernel for a format: its constants are the format's, and these."""
+    return Shader(kernel, tuple((dict(shader_of(f.format)[1]) | dict(constants)).items()))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scale of each block of a tensor."""
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -8,14 +9,56 @@ import torch
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
-from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles
+from blockscale.kernels.webgpu.primitives.choices import Constants, coding, shader
 from blockscale.kernels.webgpu.primitives.find import GROUP, find, of_means, statistic
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
 from blockscale.kernels.webgpu.primitives.source import Source
+from blockscale.kernels.webgpu.spec import Coding
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Writing(Roles):
+    """How what is chosen for blocks is written: stored_params/store/…"""
+
+    store_zeros: str
+    store_offsets: str
+    stored_scale: str
+    stored_zero: str
+    stored_offset: str
+
+
+@dataclass(frozen=True)
+class Finish(Kernel, part="kernels/finish"):
+    """The scale of each block, of what was found in it."""
+
+    coding: Coding
+    statistic: str
+    block_stats: str
+    given_outer: str
+    writing: Writing
+
+
+@dataclass(frozen=True)
+class Numerators(Kernel, part="kernels/numerators"):
+    """The largest numerators of the blocks that share an outer scale."""
+
+    coding: Coding
+    statistic: str
+    block_stats: str
+    blocks: str
+
+
+@dataclass(frozen=True)
+class Outer(Kernel, part="kernels/outer"):
+    """Outer scales, of those."""
+
+    coding: Coding
+    stored_outer: str
 
 
 def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
@@ -26,14 +69,13 @@ def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
         )
     at = geometry(tuple(shape), f.format.block)
     found = find(f, x, dtype, at)
-    choices = _reading(f)
-    parts = new_parts(f, shape)
+    parts, given_outer = new_parts(f, shape), "none"
     buffers = dict(found)
     if f.inner is not None:
         parts = parts._replace(outer=_outer(f, found, shape))
         assert parts.outer is not None
-        choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
-    _finish(f, buffers, choices, parts, at.blocks)
+        given_outer, buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
+    _finish(f, buffers, given_outer, parts, at.blocks)
     return parts
 
 
@@ -42,28 +84,29 @@ def choose_outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape) -> Memory
     return _outer(f, find(f, x, dtype, geometry(tuple(shape), f.format.block)), shape)
 
 
-def _reading(f: Form) -> Choices:
-    """How what was found in blocks is read."""
-    found = "means" if of_means(f) else "extremes"
-    return {"statistic": statistic(f), "block_stats": found, "given_outer": "none"}
+def _block_stats(f: Form) -> str:
+    """How what was found in blocks is read: statistics/block_stats/…"""
+    return "means" if of_means(f) else "extremes"
 
 
 def _finish(
-    f: Form, buffers: dict[str, Memory], choices: Choices, parts: Parts, blocks: int
+    f: Form, buffers: dict[str, Memory], given_outer: str, parts: Parts, blocks: int
 ) -> None:
     """Write the scales of blocks."""
     writing, constants, written = scale_writing(f, parts)
     together = 32 // min(stored_bits(f))
     constants["TOGETHER"] = together
     launch(
-        shader("finish", f, choices | writing, constants),
+        shader(
+            f, Finish(coding(f), statistic(f), _block_stats(f), given_outer, writing), constants
+        ),
         {name: whole(memory) for name, memory in (buffers | written).items()},
         {"blocks": blocks},
         -(-blocks // (GROUP * together)),
     )
 
 
-def scale_writing(f: Form, parts: Parts) -> tuple[Choices, Constants, dict[str, Memory]]:
+def scale_writing(f: Form, parts: Parts) -> tuple[Writing, Constants, dict[str, Memory]]:
     """How kernels write what they choose for blocks, and the memory that they write to."""
     scale, zero, offset = stored_bits(f)
     constants: Constants = {
@@ -72,15 +115,15 @@ def scale_writing(f: Form, parts: Parts) -> tuple[Choices, Constants, dict[str, 
         "OFFSET_BITS": offset,
         "POISONS": lowered(f.format).poisons,
     }
-    choices = {
-        "store_zeros": "none" if parts.zero is None else "words",
-        "store_offsets": "none" if parts.offset is None else "words",
-        "stored_scale": stored(f.scale_dtype),
-        "stored_zero": stored(f.zero_dtype),
-        "stored_offset": stored(f.offset_dtype),
-    }
+    writing = Writing(
+        store_zeros="none" if parts.zero is None else "words",
+        store_offsets="none" if parts.offset is None else "words",
+        stored_scale=stored(f.scale_dtype),
+        stored_zero=stored(f.zero_dtype),
+        stored_offset=stored(f.offset_dtype),
+    )
     written = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
-    return choices, constants, {name: part for name, part in written.items() if part is not None}
+    return writing, constants, {name: part for name, part in written.items() if part is not None}
 
 
 def stored_bits(f: Form) -> tuple[int, int, int]:
@@ -97,30 +140,26 @@ def stored(dtype: torch.dtype | None) -> str:
 def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
     """The outer scales, chosen from the largest numerators of the blocks that share them."""
     assert f.inner is not None and f.outer_shape is not None
-    choices, scales = _reading(f), f.scale_shape(shape)
+    scales = f.scale_shape(shape)
     at = geometry(scales, f.inner.block)
     count = prod(f.outer_shape(scales))
     largest = zeros(4 * count)
     constants: Constants = {"ONE_OUTER": count == 1, "POISONS": lowered(f.format).poisons}
     launch(
-        shader("numerators", f, {**choices, "blocks": at.kind}, constants),
+        shader(f, Numerators(coding(f), statistic(f), _block_stats(f), at.kind), constants),
         {name: whole(memory) for name, memory in found.items()} | {"largest": whole(largest)},
         at.named | {"blocks": at.count},
         -(-at.count // (GROUP * 16)),
     )
-    return outer_of(f, largest, count, choices)
+    return outer_of(f, largest, count)
 
 
-def outer_of(f: Form, largest: Memory, count: int, choices: Choices) -> Memory:
-    """`count` outer scales as stored, of the largest numerators that they are chosen from.
-
-    choices: of what else choosing a scale is made of
-    """
+def outer_of(f: Form, largest: Memory, count: int) -> Memory:
+    """`count` outer scales as stored, of the largest numerators that they are chosen from."""
     outers, bits = allocate(f.outer_dtype.itemsize * count), 8 * f.outer_dtype.itemsize
-    choices = dict(choices)
-    choices["stored_outer"] = stored(f.outer_dtype)
+    constants: Constants = {"SCALE_BITS": bits, "POISONS": lowered(f.format).poisons}
     launch(
-        shader("outer", f, choices, {"SCALE_BITS": bits, "POISONS": lowered(f.format).poisons}),
+        shader(f, Outer(coding(f), stored(f.outer_dtype)), constants),
         {"largest": whole(largest), "scales": whole(outers)},
         {"outers": count},
         -(-count * bits // (32 * GROUP)),

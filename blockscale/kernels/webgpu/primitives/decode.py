@@ -1,16 +1,37 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packed codes -> values."""
 
+from dataclasses import dataclass
+
 import torch
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.gpu.shader import Kernel
 from blockscale.kernels.webgpu.primitives import fast_path_decode
-from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.primitives.choices import (
+    Constants,
+    Numbers,
+    coding,
+    numbers,
+    shader,
+)
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.spec import Coding
+
+
+@dataclass(frozen=True)
+class Dequantize(Kernel, part="kernels/dequantize"):
+    """Values of codes. codes: in a "stream", or in "rows" with gaps"""
+
+    coding: Coding
+    numbers: Numbers
+    stored: Stored
+    blocks: str
+    codes: str
 
 
 def decode(
@@ -24,12 +45,14 @@ def decode(
     at = geometry(shape, f.format.block)
     row = shape[-1] if shape else 1
     streams = f.streams(row)
-    choices, buffers = reading(f, parts, shape)
+    stored, buffers = reading(f, parts, shape)
     beside = {name: whole(part) for name, part in buffers.items()}
-    choices |= numbers(dtype) | {"blocks": at.kind, "codes": "stream" if streams else "rows"}
+    kernel = Dequantize(
+        coding(f), numbers(dtype), stored, blocks=at.kind, codes="stream" if streams else "rows"
+    )
     chunk = 16 // dtype.itemsize
     constants: Constants = {"CHUNK": chunk, "SHARED": at.shares(chunk)}
-    made = shader("dequantize", f, choices, constants)
+    made = shader(f, kernel, constants)
     out, bits = result(shape, dtype), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
         sizes = at.named | piece.named

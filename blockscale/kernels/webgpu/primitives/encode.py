@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Numbers -> codes or values, with a scale that is given."""
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -9,15 +10,40 @@ from torch import Tensor
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel
+from blockscale.kernels.webgpu.primitives.choices import (
+    Constants,
+    Numbers,
+    coding,
+    numbers,
+    shader,
+)
 from blockscale.kernels.webgpu.primitives.form import Form, result, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.packing import pack_items
-from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.spec import Coding, shader_of
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Quantize(Kernel, part="kernels/quantize"):
+    """What a stored scale makes of numbers.
+
+    result: "codes", "values", or the "gradient" that passes where numbers are in range, whose
+        ends are those of element/in_range/{ends}
+    drawn:  "drawn" or "undrawn" random numbers
+    """
+
+    coding: Coding
+    numbers: Numbers
+    stored: Stored
+    blocks: str
+    result: str
+    drawn: str
+    ends: str | None = None
 
 
 def seed_memory(f: Form, seed: Tensor | None) -> Memory | None:
@@ -76,19 +102,21 @@ def _encode(
 ) -> None:  # fmt: skip
     """bits: of an element of `out`"""
     at = geometry(tuple(shape), f.format.block)
-    choices, buffers = reading(f, parts, shape)
+    stored, buffers = reading(f, parts, shape)
     beside = {name: whole(memory) for name, memory in buffers.items()}
-    choices |= numbers(dtype) | {"blocks": at.kind, "result": what}
-    choices["drawn"] = "undrawn" if seed is None else "drawn"
+    drawn = "undrawn" if seed is None else "drawn"
+    kernel = Quantize(coding(f), numbers(dtype), stored, at.kind, what, drawn)
     constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
     if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
         constants["GRADIENT_BITS"] = bits
-        choices["element"] = without_table(f)
-        choices["ends"] = lowered(f.format).element.family
-        choices["rounding"] = f.format.rounding if not f.drawn else "nearest_even"
+        kernel = kernel.replaced(
+            element=without_table(f),
+            ends=lowered(f.format).element.family,
+            rounding=f.format.rounding if not f.drawn else "nearest_even",
+        )
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
-    made = shader("quantize", f, choices, constants)
+    made = shader(f, kernel, constants)
     written = "codes" if what == "codes" else "values"
     own = 8 * dtype.itemsize
     for piece in pieces(at.count, max(own, bits)):
@@ -105,7 +133,7 @@ def _encode(
 
 def without_table(f: Form) -> str:
     """The part element/… of a kernel that asks for no codes: such would bind a table in vain."""
-    element = dict(shader_of(f.format)[0])["element"]
+    element = shader_of(f.format)[0].element
     return "ends" if element == "large_codebook" else element
 
 

@@ -2,6 +2,7 @@
 """Packed codes -> values, several units of 16 bytes an invocation: where that was measured to be
 faster than primitives/decode.py."""
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -10,15 +11,33 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.primitives.choices import Constants, numbers, shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel
+from blockscale.kernels.webgpu.primitives.choices import (
+    Constants,
+    Numbers,
+    coding,
+    numbers,
+    shader,
+)
 from blockscale.kernels.webgpu.primitives.fast_path_plan import narrowing
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, reading
+from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
 from blockscale.kernels.webgpu.primitives.pieces import pieces
-from blockscale.kernels.webgpu.spec import bits_of
+from blockscale.kernels.webgpu.spec import Coding, bits_of
 
 _GROUP = 256  # invocations of a workgroup
+
+
+@dataclass(frozen=True)
+class FastDequantize(Kernel, part="kernels/fast_path_dequantize"):
+    """Values of codes, several units an invocation. narrow: fast_path_memory/narrow/{narrow}"""
+
+    coding: Coding
+    numbers: Numbers
+    stored: Stored
+    blocks: str
+    narrow: str
 
 
 def units(f: Form, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
@@ -47,16 +66,18 @@ def decode(
 ) -> Memory:
     """As decode.py, by `each` of `units`."""
     at, unit = geometry(shape, f.format.block), 16 // dtype.itemsize
-    choices, buffers = reading(f, parts, shape)
+    stored, buffers = reading(f, parts, shape)
     beside = {name: whole(part) for name, part in buffers.items()}
-    choices |= numbers(dtype) | {"blocks": at.kind, "narrow": narrowing(f, dtype)}
+    kernel = FastDequantize(
+        coding(f), numbers(dtype), stored, blocks=at.kind, narrow=narrowing(f, dtype)
+    )
     constants: Constants = {"UNIT": unit, "GROUP": _GROUP, "EACH": each}
     element = lowered(f.format).element
     if element.family == "codebook" and element.bits <= 4:
-        choices["values"] = "codebook"
+        kernel = kernel.replaced(values="codebook")
         values = [bits_of(value) for value in element.values]
         constants["VALUE_TABLE"] = (*values, *[0] * (16 - len(values)))
-    made = shader("fast_path_dequantize", f, choices, constants)
+    made = shader(f, kernel, constants)
     out, bits = allocate(prod(shape) * dtype.itemsize), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
         windows = {"codes": piece.window(codes, f.bits), "values": piece.window(out, bits)}

@@ -2,6 +2,7 @@
 """What the fast path (primitives/fast_path.py) can do, and how much an invocation takes of it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from math import lcm
 from typing import NamedTuple
@@ -13,13 +14,13 @@ from blockscale.core.format import Format
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
+from blockscale.kernels.webgpu.gpu.shader import Roles
 from blockscale.kernels.webgpu.primitives import fast_path_sums
-from blockscale.kernels.webgpu.primitives.choices import Choices
 from blockscale.kernels.webgpu.primitives.fast_path_tables import cells
 from blockscale.kernels.webgpu.primitives.form import Form
 from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest
-from blockscale.kernels.webgpu.spec import bits_of, shader_of
+from blockscale.kernels.webgpu.spec import FormatRoles, bits_of, shader_of
 
 Shape = tuple[int, ...]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -68,45 +69,63 @@ class Plan(NamedTuple):
         return self.group // self.team * self.given.blocks
 
 
+@dataclass(frozen=True)
+class FastParts(Roles):
+    """The roles of the fast path's parts that a format fills.
+
+    family:      fast_path_code/{family}, how codes are found; tie_break: those beside ties
+    fast_choose: fast_path_choose/{fast_choose}, how scales are chosen
+    scaled:      fast_path_code/scaled/{scaled}, how numbers are divided by them
+    mean, range: what is found of blocks beside extremes, fast_path_choose/mean/… and …/range/…
+    """
+
+    family: str
+    fast_choose: str
+    scaled: str
+    tie_break: str
+    mean: str
+    range: str
+
+
 @cache
-def parts(fmt: Format) -> Choices | None:
+def parts(fmt: Format) -> FastParts | None:
     """The parts of shaders that a format asks for, or None where there are none.
 
     They know of elements of at most 8 bits that are rounded to nearest or, under shared powers of
     two, stochastically, and of scales that are such powers, float32, or minifloats under a float32.
     """
-    numbers, own = lowered(fmt), dict(shader_of(fmt)[0])
+    numbers, own = lowered(fmt), shader_of(fmt)[0]
     if _UNUSUAL & set(numbers.features) or numbers.recip or numbers.element.bits > 8:
         return None
     means = numbers.statistic in ("mean", "mean_above")
-    if own["approximate"] == "none" or not (means or numbers.statistic in ("magnitude", "range")):
+    if own.approximate == "none" or not (means or numbers.statistic in ("magnitude", "range")):
         return None
-    family, rule = own["approximate"], _rule(numbers, own)
+    family, rule = own.approximate, _rule(numbers, own)
     drawn = family.startswith("stochastic")
     if rule is None or (numbers.asym and (rule != "float" or family != "integer")):
         return None
-    if drawn and own["how"] != "shift":
+    if drawn and own.how != "shift":
         return None
-    if family == "codebook" and (own["how"] == "shift" or cells(numbers.element) is None):
+    if family == "codebook" and (own.how == "shift" or cells(numbers.element) is None):
         return None
-    near = {"shift": "shift_drawn" if drawn else "shift"}.get(own["how"], own["how"])
+    near = "shift_drawn" if drawn else own.how
     if means and rule != "float":
         return None
-    found = {"mean": "sums", "range": "means"} if means else {"mean": "none", "range": "extremes"}
-    rule = "means" if means else rule
-    return {"family": family, "fast_choose": rule, "scaled": near, "tie_break": family, **found}
+    if means:
+        return FastParts(family, "means", near, family, mean="sums", range="means")
+    return FastParts(family, rule, near, family, mean="none", range="extremes")
 
 
-def _rule(numbers: FormatNumbers, own: Choices) -> str | None:
+def _rule(numbers: FormatNumbers, own: FormatRoles) -> str | None:
     """The part fast_path_choose/{rule}."""
     if numbers.scale == "e8m0":
         return "any"
-    if numbers.full or own["how"] != "quotient":
+    if numbers.full or own.how != "quotient":
         return None
     if numbers.scale == "fp32":
         return "float"
-    inner = own.get("inner") == "minifloat" and own["joined"] == "multiplied"
-    return "two_level" if inner and own["levels"] == "joint" and not numbers.asym else None
+    inner = own.inner == "minifloat" and own.joined == "multiplied"
+    return "two_level" if inner and own.levels == "joint" and not numbers.asym else None
 
 
 def narrowing(f: Form, dtype: torch.dtype) -> str:

@@ -6,6 +6,7 @@ and subtracting it again, which a compiler that takes liberties with floats may 
 """
 
 import warnings
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -16,11 +17,20 @@ from blockscale.core.rounding import nearest_even
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.primitives.choices import of_device
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.spec import Coding, shader_of
 
 _FORMATS = ("int8:group4:e8m0/floor", "e4m3:group4:e8m0/floor")  # of each way to round
+
+
+@dataclass(frozen=True)
+class ProbeFastPath(Kernel, part="kernels/probe_fast_path"):
+    """What numbers are rounded to. family, scaled: as those of FastParts"""
+
+    coding: Coding
+    family: str
+    scaled: str
 
 
 @cache
@@ -46,10 +56,9 @@ def _wrong(fmt: str) -> bool:
 
 def rounded(x: Tensor, fmt: str) -> Tensor:
     """float32 [4 n] -> values of the format's elements, in steps of one"""
-    choices, constants = shader_of(fmt)
-    own, family = dict(choices) | of_device(), dict(choices)["approximate"]
-    own |= {"family": family, "scaled": "shift_drawn" if "stochastic" in family else "shift"}
-    made = Shader("kernels/probe_fast_path", tuple(own.items()), constants)
+    own, constants = shader_of(fmt)
+    scaled = "shift_drawn" if "stochastic" in own.approximate else "shift"
+    made = Shader(ProbeFastPath(Coding(own, of_device()), own.approximate, scaled), constants)
     values = allocate(4 * len(x))
     buffers = {"numbers": upload(x), "steps": upload(torch.ones(len(x) // 4)), "values": values}
     launch(made, buffers, {"count": len(x) // 4}, -(-len(x) // 256), baked=False)

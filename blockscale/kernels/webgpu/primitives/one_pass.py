@@ -2,6 +2,7 @@
 """Scales chosen, and codes or values written, in one pass over memory: where a block fits a
 workgroup, and blocks follow one another."""
 
+from dataclasses import dataclass, replace
 from math import lcm, prod
 from typing import NamedTuple
 
@@ -11,8 +12,20 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.primitives.choices import Choices, Constants, numbers, shader
-from blockscale.kernels.webgpu.primitives.choose import choose_outer, scale_writing, stored_bits
+from blockscale.kernels.webgpu.gpu.shader import Kernel
+from blockscale.kernels.webgpu.primitives.choices import (
+    Constants,
+    Numbers,
+    coding,
+    numbers,
+    shader,
+)
+from blockscale.kernels.webgpu.primitives.choose import (
+    Writing,
+    choose_outer,
+    scale_writing,
+    stored_bits,
+)
 from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
 from blockscale.kernels.webgpu.primitives.find import GROUP, of_means, statistic, team_of
 from blockscale.kernels.webgpu.primitives.form import Form, whole
@@ -20,12 +33,34 @@ from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.packing import pack_items
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
 from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
+from blockscale.kernels.webgpu.spec import Coding
 
 Shape = tuple[int, ...]
 _HELD = 8  # fours of numbers that an invocation keeps in registers
 _MOST = 64  # that it reads at all
 _FOURS = 4  # of numbers that an invocation reads, where it takes several
 _ALONE = 128  # elements of a block that one invocation takes where a CPU computes
+
+
+@dataclass(frozen=True)
+class OnePass(Kernel, part="kernels/one_pass"):
+    """Scales and what they make of numbers.
+
+    finding: "extremes" or "means" of magnitudes; keeping: numbers are "held", or "reread"
+    scales:  "kept", by `writing`, or "dropped"
+    """
+
+    coding: Coding
+    numbers: Numbers
+    statistic: str
+    team: str
+    finding: str
+    keeping: str
+    scales: str
+    result: str
+    drawn: str
+    given_outer: str = "none"
+    writing: Writing | None = None
 
 
 class Plan(NamedTuple):
@@ -121,15 +156,16 @@ def _run(
 ) -> None:  # fmt: skip
     """what: "codes", with scales written to `parts`, or "values", where only its outer is read"""
     at, bits, own = planned.at, planned.bits, 8 * dtype.itemsize
-    choices, constants = _shader_parts(f, planned, dtype, what)
+    kernel, constants = _kernel(f, planned, dtype, what, seed)
     buffers = {} if seed is None else {"seed": seed}
     if what == "codes":
         writing, more, written = scale_writing(f, parts)
-        choices, constants, buffers = choices | writing, constants | more, buffers | written
+        kernel = replace(kernel, writing=writing)
+        constants, buffers = constants | more, buffers | written
     if parts.outer is not None:
-        choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
-    choices["drawn"] = "undrawn" if seed is None else "drawn"
-    made = shader("one_pass", f, choices, constants)
+        how, buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
+        kernel = replace(kernel, given_outer=how)
+    made = shader(f, kernel, constants)
     for piece in pieces(at.count, max(own, bits), planned.step):
         blocks = -(-piece.count // at.block)
         sizes = at.named | piece.named | {"blocks": blocks}
@@ -140,20 +176,21 @@ def _run(
         launch(made, beside | windows, sizes, -(-blocks // (GROUP // planned.team)))
 
 
-def _shader_parts(
-    f: Form, planned: Plan, dtype: torch.dtype, what: str
-) -> tuple[Choices, Constants]:
+def _kernel(
+    f: Form, planned: Plan, dtype: torch.dtype, what: str, seed: Memory | None
+) -> tuple[OnePass, Constants]:
     mean = of_means(f)
-    choices = {
-        **numbers(dtype),
-        "statistic": statistic(f),
-        "team": team_part(planned.team),
-        "finding": "means" if mean else "extremes",
-        "keeping": "held" if planned.quads <= _HELD else "reread",
-        "scales": "kept" if what == "codes" else "dropped",
-        "given_outer": "none",
-        "result": what,
-    }
+    kernel = OnePass(
+        coding(f),
+        numbers(dtype),
+        statistic=statistic(f),
+        team=team_part(planned.team),
+        finding="means" if mean else "extremes",
+        keeping="held" if planned.quads <= _HELD else "reread",
+        scales="kept" if what == "codes" else "dropped",
+        result=what,
+        drawn="undrawn" if seed is None else "drawn",
+    )
     constants: Constants = {
         "CHUNK": planned.chunk,
         "QUADS": planned.quads,
@@ -165,7 +202,7 @@ def _shader_parts(
         constants["OUT_BITS"] = planned.bits
     if mean:
         constants["ABOVE"] = lowered(f.format).statistic == "mean_above"
-    return choices, constants
+    return kernel, constants
 
 
 def team_part(team: int) -> str:

@@ -18,7 +18,7 @@ def pack_items(f: Form, items: Memory, count: int, row: int, item_bits: int) -> 
     nbytes = count // row * f.row_bytes(row)
     packed = allocate(nbytes)
     launch(
-        Shader("kernels/pack", (), tuple(constants.items())),
+        Shader("kernels/pack", tuple(constants.items())),
         {"items": whole(items), "codes": whole(packed)},
         {"bytes": nbytes, "row_bytes": f.row_bytes(row), "row": row},
         -(-nbytes // 1024),

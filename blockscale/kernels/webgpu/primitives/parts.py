@@ -2,6 +2,7 @@
 """What stands beside the codes of a tensor, in memory on the GPU."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles, Shader
 from blockscale.kernels.webgpu.primitives.form import (
     DTYPES,
     Form,
@@ -33,6 +34,24 @@ class Parts(NamedTuple):
     outer: Memory | None = None
     zero: Memory | None = None
     offset: Memory | None = None
+
+
+@dataclass(frozen=True)
+class Stored(Roles):
+    """How what stands beside codes is read: stored_params/scale_{given_scale} and so on."""
+
+    given_scale: str
+    given_zero: str
+    given_offset: str
+    given_outer: str = "none"
+
+
+@dataclass(frozen=True)
+class Spread(Kernel, part="kernels/spread"):
+    """The outer scale of each block."""
+
+    blocks: str
+    given_scale: str
 
 
 def given_parts(
@@ -76,22 +95,22 @@ def listed(parts: QParams, like: Tensor) -> list[Tensor]:
     return [moved(part, like) for part in parts if part is not None]
 
 
-def reading(f: Form, parts: Parts, shape: Shape) -> tuple[dict[str, str], dict[str, Memory]]:
-    """Which parts of shaders read what stands beside codes, and its memory."""
-    choices = {
-        "given_scale": "byte" if f.scale_dtype == torch.uint8 else DTYPES[f.scale_dtype],
-        "given_zero": "none" if parts.zero is None else word_or_half(f.zero_dtype),
-        "given_offset": "none" if f.offset_dtype is None else DTYPES[f.offset_dtype],
-        "given_outer": "none",
-    }
+def reading(f: Form, parts: Parts, shape: Shape) -> tuple[Stored, dict[str, Memory]]:
+    """How what stands beside codes is read, and its memory."""
+    stored = Stored(
+        given_scale="byte" if f.scale_dtype == torch.uint8 else DTYPES[f.scale_dtype],
+        given_zero="none" if parts.zero is None else word_or_half(f.zero_dtype),
+        given_offset="none" if f.offset_dtype is None else DTYPES[f.offset_dtype],
+    )
     buffers = {"scales": parts.scale}
     if parts.zero is not None:
         buffers["zeros"] = parts.zero
     if parts.offset is not None:
         buffers["offsets"] = parts.offset
     if parts.outer is not None:
-        choices["given_outer"], buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
-    return choices, buffers
+        how, buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
+        stored = replace(stored, given_outer=how)
+    return stored, buffers
 
 
 def word_or_half(dtype: torch.dtype) -> str:
@@ -108,7 +127,7 @@ def outer_of_blocks(f: Form, outer: Memory, shape: Shape) -> tuple[str, Memory]:
     at = geometry(blocks, f.inner.block)
     each = allocate(4 * at.count)
     launch(
-        Shader("kernels/spread", (("blocks", at.kind), ("given_scale", DTYPES[f.outer_dtype]))),
+        Shader(Spread(at.kind, DTYPES[f.outer_dtype])),
         {"scales": whole(outer), "each": whole(each)},
         at.named | {"count": at.count},
         -(-at.count // 256),

@@ -2,6 +2,7 @@
 """Numbers that kernels read: in a buffer, in pieces that they can see, or in a texture."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.launch import Bound
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.texels import Texels
-from blockscale.kernels.webgpu.primitives.choices import Choices, numbers
+from blockscale.kernels.webgpu.primitives.choices import Numbers, numbers
 from blockscale.kernels.webgpu.primitives.pieces import Piece, pieces
 
 
@@ -24,10 +25,10 @@ class InTexture(NamedTuple):
 Source = Memory | InTexture
 
 
-def read(x: Source, dtype: torch.dtype) -> Choices:
+def read(x: Source, dtype: torch.dtype) -> Numbers:
     """How the numbers, of this dtype, are read."""
-    texture = {"load": "texture"} if isinstance(x, InTexture) else {}
-    return numbers(dtype) | texture
+    own = numbers(dtype)
+    return replace(own, load="texture") if isinstance(x, InTexture) else own
 
 
 def sizes(x: Source) -> dict[str, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS, Texels, texels
 from blockscale.kernels.webgpu.primitives.form import memory_of
 from blockscale.kernels.webgpu.textures.layout import Layout, layout
@@ -19,6 +19,13 @@ from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 _LOCAL = (16, 4)  # of the kernel that fills a texture: rows of a texture lie after one another
 _LANES = 64  # of the kernel that reads one
 _TOGETHER = 256  # rows: as many of any length begin at a multiple of 256 bytes
+
+
+@dataclass(frozen=True)
+class TextureFill(Kernel, part="kernels/texture_fill"):
+    """Texels of packed elements. texel: texture/texel/{texel}"""
+
+    texel: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +107,7 @@ def fill(target: Texture, packed: Memory) -> None:
     at = layout(target.shape)
     row_bytes = -(-at.width * target.bits // 8)
     constants = (("BITS", target.bits), ("LOCAL_X", _LOCAL[0]), ("LOCAL_Y", _LOCAL[1]))
-    shader = Shader("kernels/texture_fill", (("texel", f"bits{target.texels.bits}"),), constants)
+    shader = Shader(TextureFill(f"bits{target.texels.bits}"), constants)
     for first, rows in _chunks(at, row_bytes):
         sizes = {
             "width": at.width, "height": at.height, "first": first, "rows": rows,
@@ -114,7 +121,7 @@ def fill(target: Texture, packed: Memory) -> None:
 
 def _read(source: Texture, at: Layout, row_bytes: int, packed: Memory) -> None:
     unit = 32 if row_bytes % 4 == 0 else 8
-    shader = Shader("kernels/texture_read", (), (("BITS", source.bits), ("UNIT", unit)))
+    shader = Shader("kernels/texture_read", (("BITS", source.bits), ("UNIT", unit)))
     for first, rows in _chunks(at, row_bytes):
         words = -(-rows * row_bytes // 4)
         sizes = {

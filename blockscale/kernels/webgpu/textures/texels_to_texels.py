@@ -1,18 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The kernel that turns texels into texels: numbers into codes, codes into values."""
 
+from dataclasses import dataclass
+
 from blockscale.kernels.webgpu.gpu.launch import Bound, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
-from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
-from blockscale.kernels.webgpu.primitives.choices import of_device
+from blockscale.kernels.webgpu.primitives.choices import coding, shader
 from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, reading
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
+from blockscale.kernels.webgpu.spec import Coding
 from blockscale.kernels.webgpu.textures.layout import BlockGrid, Layout, block_grid, layout
 from blockscale.kernels.webgpu.textures.local_size import Three, local_size
 from blockscale.kernels.webgpu.textures.storage import Texture
+
+
+@dataclass(frozen=True)
+class TextureMap(Kernel, part="kernels/texture_map"):
+    """Texels of texels. texel: texture/texel/{texel}; op: texture/ops/{op}
+
+    texels, blocks: how a texel's blocks are found, texture/blocks/{texels} and blocks/{blocks}
+    """
+
+    coding: Coding
+    stored: Stored
+    texels: str
+    blocks: str
+    texel: str
+    op: str
+    dtype: str
+    drawn: str
+
 
 _NAMES = ("width", "height", "channels", "batch")
 
@@ -29,38 +49,35 @@ def run(
     if at.rows * at.width == 0:
         return
     numbers = made if op == "dequantize" else source
-    own, known = shader_of(f.format)
-    read, buffers = reading(f, parts, source.shape)
-    chosen, sizes, shared, block = _blocks(f, source.shape, at)
+    stored, buffers = reading(f, parts, source.shape)
+    (texels, blocks), sizes, shared, block = _blocks(f, source.shape, at)
     size = local or local_size(block, at.texels)
-    choices = dict(own) | of_device() | read | chosen | {
-        "texel": f"bits{made.texels.bits}", "op": op, "dtype": DTYPES[numbers.dtype],
-        "drawn": "undrawn" if seed is None else "drawn",
-    }  # fmt: skip
+    kernel = TextureMap(
+        coding(f), stored, texels, blocks, texel=f"bits{made.texels.bits}", op=op,
+        dtype=DTYPES[numbers.dtype], drawn="undrawn" if seed is None else "drawn",
+    )  # fmt: skip
     constants: dict[str, Constant] = {
-        **dict(known), "SHARED": shared,
-        "LOCAL_X": size[0], "LOCAL_Y": size[1], "LOCAL_Z": size[2],
+        "SHARED": shared, "LOCAL_X": size[0], "LOCAL_Y": size[1], "LOCAL_Z": size[2],
     }  # fmt: skip
     bound: dict[str, Bound] = {name: whole(memory) for name, memory in buffers.items()}
     bound |= {"source": source.texels, "result": made.texels}
     if seed is not None:
         bound["seed"] = whole(seed)
-    shader = Shader("kernels/texture_map", tuple(choices.items()), tuple(constants.items()))
     named = {"width": at.width, "height": at.height, "depth": at.depth}
-    launch(shader, bound, named | sizes, groups(at.texels, size))
+    launch(shader(f, kernel, constants), bound, named | sizes, groups(at.texels, size))
 
 
 def _blocks(
     f: Form, shape: tuple[int, ...], at: Layout
-) -> tuple[dict[str, str], dict[str, int], bool, Three]:
-    """(parts that find a texel's blocks, sizes they read, whether a texel has one, its texels)."""
+) -> tuple[tuple[str, str], dict[str, int], bool, Three]:
+    """(TextureMap's texels and blocks, sizes they read, whether a texel has one, its texels)."""
     boxes = block_grid(shape, f.format.block)
     around = geometry(shape, f.format.block)
-    choices = {"texels": "any" if boxes is None else "boxes", "blocks": around.kind}
+    roles = "any" if boxes is None else "boxes", around.kind
     if boxes is None:
         shared = at.width % COMPONENTS == 0 and around.shares(COMPONENTS)
-        return choices, around.named, shared, at.texels
-    return choices, _named(boxes), boxes.shared, boxes.texels
+        return roles, around.named, shared, at.texels
+    return roles, _named(boxes), boxes.shared, boxes.texels
 
 
 def _named(boxes: BlockGrid) -> dict[str, int]:

@@ -17,17 +17,17 @@ Sizes = tuple[int, ...]
 class Addresses(NamedTuple):
     """What a kernel of the part `torch/address/{address}` takes.
 
-    choice: of that part
+    address: that part
     constants: for its shader
     buffers: for its launch
     """
 
-    choice: tuple[str, str]
+    address: str
     constants: tuple[tuple[str, Constant], ...]
     buffers: dict[str, Memory]
 
 
-_STRAIGHT = Addresses(("address", "straight"), (), {})
+_STRAIGHT = Addresses("straight", (), {})
 
 
 def addresses(shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = False) -> Addresses:
@@ -43,7 +43,7 @@ def addresses(shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = 
     numbers = (len(dimensions), *offsets, *(n for each in reversed(dimensions) for n in each))
     kept = _geometry(numbers)
     constants = (("OPERANDS", len(operands)),)
-    return Addresses(("address", "strided"), constants, {"geometry": kept})
+    return Addresses("strided", constants, {"geometry": kept})
 
 
 @lru_cache(4096)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Copies: views become tensors of their own, tensors are written into views, dtypes change."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, is_whole
 from blockscale.kernels.webgpu.torch_ops.addresses import Sizes, addresses
@@ -22,6 +23,22 @@ _OTHERS = {
     torch.int64: "number_of_integer",
 }  # fmt: skip
 THREADS = 256  # invocations of a workgroup, one a word
+
+
+@dataclass(frozen=True)
+class Widen(Kernel, part="kernels/torch_widen"):
+    """float32 of other numbers. numbers: torch/{numbers}; float: memory/float/{float}"""
+
+    numbers: str
+    float: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Convert(Kernel, part="kernels/torch_convert"):
+    """Narrower floats of float32."""
+
+    float: str
 
 
 def fresh(shape: Sizes, dtype: torch.dtype) -> WebGPUTensor:
@@ -62,9 +79,7 @@ def _gather(x: WebGPUTensor, made: WebGPUTensor) -> None:
             encoder.copy_buffer_to_buffer(x.memory.buffer, 0, made.memory.buffer, 0, size)
         return
     at = addresses(tuple(x.shape), [x], always=True)
-    shader = Shader(
-        "kernels/torch_gather", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
-    )
+    shader = Shader("kernels/torch_gather", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants))
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
 
@@ -82,9 +97,7 @@ def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
         _gather(x, into)
         return
     at = addresses(tuple(into.shape), [into, x], always=True)
-    shader = Shader(
-        "kernels/torch_scatter", (at.choice,), (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
-    )
+    shader = Shader("kernels/torch_scatter", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants))
     buffers = {"x": x.memory, "result": into.memory, **at.buffers}
     count = into.numel()
     groups = -(-count * max(x.dtype.itemsize // 4, 1) // THREADS)
@@ -110,9 +123,9 @@ def _widened(x: WebGPUTensor) -> WebGPUTensor:
     made = fresh(tuple(x.shape), torch.float32)
     at = addresses(tuple(x.shape), [x])
     numbers = _OTHERS.get(x.dtype, "first")
-    choices = (("numbers", numbers), ("float", FLOATS.get(x.dtype, "float32")), at.choice)
     constants = (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
-    shader = Shader("kernels/torch_widen", choices, constants)
+    kernel = Widen(numbers, FLOATS.get(x.dtype, "float32"), at.address)
+    shader = Shader(kernel, constants)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
     return made
@@ -123,7 +136,7 @@ def narrowed(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
     if dtype == torch.float32:
         return x
     x, made = whole(x), fresh(tuple(x.shape), dtype)
-    shader = Shader("kernels/torch_convert", (("float", FLOATS[dtype]),))
+    shader = Shader(Convert(FLOATS[dtype]))
     buffers = {"x": x.memory, "result": made.memory}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
     return made

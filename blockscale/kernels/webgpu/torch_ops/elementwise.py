@@ -3,13 +3,15 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
@@ -38,7 +40,41 @@ _COMPARE = {
     "ge": ("at_most", True),
 }
 
-EXACT = (("hardware", "plain"), ("arithmetic", "integers"))  # what is not right by itself
+
+@dataclass(frozen=True)
+class Unary(Kernel, part="kernels/torch_unary"):
+    """A function of numbers, torch_functions/unary/{function}; float: memory/float/{float}"""
+
+    function: str
+    float: str
+    address: str
+    device: Device = EXACT
+
+
+@dataclass(frozen=True)
+class Binary(Kernel, part="kernels/torch_binary"):
+    """A function of two numbers, torch_functions/binary/{function}.
+
+    second: the other one is of a "tensor", or the same "number" for all
+    """
+
+    function: str
+    float: str
+    address: str
+    second: str
+    device: Device = EXACT
+
+
+@dataclass(frozen=True)
+class Compare(Binary, part="kernels/torch_compare"):
+    """A comparison of two numbers, torch_functions/compare/{function}."""
+
+
+@dataclass(frozen=True)
+class Where(Kernel, part="kernels/torch_where"):
+    """Elements of one of two tensors."""
+
+    address: str
 
 
 def bits(number: float) -> int:
@@ -52,8 +88,7 @@ def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
         return NotImplemented
     made = fresh(tuple(x.shape), x.dtype)
     at = addresses(tuple(x.shape), [x])
-    choices = (("function", part), ("float", FLOATS[x.dtype]), at.choice, *EXACT)
-    shader = Shader("kernels/torch_unary", choices, at.constants)
+    shader = Shader(Unary(part, FLOATS[x.dtype], at.address), at.constants)
     sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, sizes, words(made), baked=False)
@@ -73,20 +108,15 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     shape = joint(*(each.shape for each in operands))
     made = fresh(shape, torch.bool if compare else dtype)
     at = addresses(shape, operands)
-    choices = (
-        ("function", part), ("float", FLOATS[dtype]), at.choice,
-        ("second", "tensor" if number is None else "number"), *EXACT,
-    )  # fmt: skip
+    second = "tensor" if number is None else "number"
+    kernel = (Compare if compare else Binary)(part, FLOATS[dtype], at.address, second)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     sizes = {"count": made.numel()}
     if number is None:
         buffers["y"] = operands[1].memory
     else:
         sizes["number"] = bits(number)
-    shader = Shader(
-        "kernels/torch_compare" if compare else "kernels/torch_binary", choices, at.constants
-    )
-    launch(shader, buffers, sizes, words(made), baked=False)
+    launch(Shader(kernel, at.constants), buffers, sizes, words(made), baked=False)
     return made
 
 
@@ -261,7 +291,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     made = fresh(shape, dtype)
     at = addresses(shape, operands)
     constants = (("ITEM_BITS", dtype.itemsize * 8), *at.constants)
-    shader = Shader("kernels/torch_where", (at.choice,), constants)
+    shader = Shader(Where(at.address), constants)
     # a kernel may see one buffer several times if it only reads it
     buffers = dict(zip(("condition", "x", "y"), (x.memory for x in operands), strict=True))
     launch(

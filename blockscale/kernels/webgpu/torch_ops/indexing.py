@@ -75,7 +75,7 @@ def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
         ("ITEM_BITS", table.dtype.itemsize * 8),
         ("INDEX_WORDS", _INDICES[indices.dtype]),
     )
-    shader = Shader("kernels/torch_choose_rows", (), constants)
+    shader = Shader("kernels/torch_choose_rows", constants)
     buffers = {"table": table.memory, "indices": indices.memory, "result": made.memory}
     sizes = {"count": made.numel(), "row": table.numel() // max(table.shape[0], 1)}
     launch(shader, buffers, sizes, words(made), baked=False)

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whole numbers and booleans of up to 64 bits: sums, products, bits, order, and as floats."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
 from blockscale.kernels.webgpu.torch_ops.copies import THREADS, fresh, sent
+
+
+@dataclass(frozen=True)
+class Integers(Kernel, part="kernels/torch_integers"):
+    """A function of two whole numbers, torch_functions/integers/{function}."""
+
+    function: str
+    address: str
+
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OF_BOOLEANS = {"add": "either", "mul": "both"}  # as torch has it
@@ -37,9 +47,7 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
         ("Y_BITS", y.dtype.itemsize * 8), ("Y_SIGNED", y.dtype.is_signed),
         ("RESULT_BITS", dtype.itemsize * 8),
     )  # fmt: skip
-    shader = Shader(
-        "kernels/torch_integers", (("function", part), at.choice), (*constants, *at.constants)
-    )
+    shader = Shader(Integers(part, at.address), (*constants, *at.constants))
     buffers = {"x": x.memory, "y": y.memory, "result": made.memory, **at.buffers}
     count = made.numel()
     groups = -(-count // max(4 // dtype.itemsize, 1) // THREADS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What normalizes rows: softmax and its logarithm, layer_norm."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.addresses import addresses
@@ -23,6 +24,19 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
 from blockscale.kernels.webgpu.torch_ops.elementwise import bits
 
 
+@dataclass(frozen=True)
+class Softmax(Kernel, part="kernels/torch_softmax"):
+    """softmax of rows. float: memory/float/{float}"""
+
+    float: str
+    address: str
+
+
+@dataclass(frozen=True)
+class LayerNorm(Softmax, part="kernels/torch_layer_norm"):
+    """layer_norm of rows."""
+
+
 def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> Any:
     """Along any dimension, which is moved to the end for the kernel."""
     if x.dtype not in FLOATS or dtype not in FLOATS:
@@ -34,10 +48,7 @@ def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> An
     columns = last.shape[-1]
     at = addresses(tuple(last.shape), [last])
     constants = (("LOGARITHM", flags.get("log", False)), ("SAFE", flags.get("safe", False)))
-    shader = Shader(
-        "kernels/torch_softmax", (("float", FLOATS[x.dtype]), at.choice),
-        (*constants, *at.constants),
-    )  # fmt: skip
+    shader = Shader(Softmax(FLOATS[x.dtype], at.address), (*constants, *at.constants))
     rows = made.numel() // max(columns, 1)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"rows": rows, "columns": columns}, rows, baked=False)
@@ -79,9 +90,7 @@ def layer_norm(
     outer = (*x.shape[: x.ndim - len(shape)], *[1] * len(shape))
     means, inverses = fresh(outer, torch.float32), fresh(outer, torch.float32)
     at = addresses(tuple(x.shape), [x])
-    shader = Shader(
-        "kernels/torch_layer_norm", (("float", FLOATS[x.dtype]), at.choice), at.constants
-    )
+    shader = Shader(LayerNorm(FLOATS[x.dtype], at.address), at.constants)
     buffers = {
         "x": x.memory, "weight": _factors(weight, columns, 1.0).memory,
         "bias": _factors(bias, columns, 0.0).memory, "result": made.memory,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reductions: dimensions of floats become one number, in float32 until the end."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.shader import Shader
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.addresses import addresses
@@ -17,6 +18,15 @@ from blockscale.kernels.webgpu.torch_ops.elementwise import binary, bits, unary
 
 _STARTS = {"join_sums": 0.0, "maximum": -float("inf"), "minimum": float("inf")}
 _SPAN = 1 << 13  # elements that one workgroup takes
+
+
+@dataclass(frozen=True)
+class Reduce(Kernel, part="kernels/torch_reduce"):
+    """Numbers joined, two at a time, by torch_functions/binary/{joining}."""
+
+    joining: str
+    float: str
+    address: str
 
 
 def reduced(part: str, x: WebGPUTensor, dims: Any, keep: bool) -> WebGPUTensor:
@@ -40,10 +50,8 @@ def _joined(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> 
     """[rows, columns] in row-major order, of any view -> [rows, parts]."""
     made = fresh((rows, parts), torch.float32)
     at = addresses(tuple(x.shape), [x])
-    choices = (("joining", part), ("float", FLOATS[x.dtype]), at.choice)
-    shader = Shader(
-        "kernels/torch_reduce", choices, (("START", bits(_STARTS[part])), *at.constants)
-    )
+    kernel = Reduce(part, FLOATS[x.dtype], at.address)
+    shader = Shader(kernel, (("START", bits(_STARTS[part])), *at.constants))
     span = -(-columns // parts)
     sizes = {"rows": rows, "columns": columns, "parts": parts, "span": span}
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}

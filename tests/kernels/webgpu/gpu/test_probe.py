@@ -50,11 +50,7 @@ def test_this_device_is_right() -> None:
 
 def test_liberties_are_no_faults(planted: pytest.MonkeyPatch) -> None:
     """Flushed subnormals and bad divisions are what kernels expect."""
-    planted.setattr(
-        probe,
-        "_PROBE",
-        shader.Shader("kernels/probe_arithmetic", (("hardware", "flushing"),)),
-    )
+    planted.setattr(probe, "_HARDWARE", "flushing")
     assert wrongly_computed() == ()
 
 

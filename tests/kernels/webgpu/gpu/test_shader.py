@@ -1,12 +1,51 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Shaders of parts: each part once, in order; names become numbers; sizes are constants or not."""
 
+import re
+import typing
+from dataclasses import dataclass
+from functools import cache
+
 import pytest
 
+from blockscale.core.discover import import_all
+from blockscale.kernels import webgpu
+from blockscale.kernels.webgpu import primitives, textures, torch_ops
 from blockscale.kernels.webgpu.gpu import shader
-from blockscale.kernels.webgpu.gpu.shader import Shader, Signed, constant, needed, source
+from blockscale.kernels.webgpu.gpu.shader import (
+    Kernel,
+    Roles,
+    Shader,
+    Signed,
+    constant,
+    needed,
+    source,
+)
+from blockscale.reporting.browser import formats
+from tests.kernels.webgpu.wgsl import running
 
 MAIN = "fn main() {{ _ = {}; }}\n"
+
+
+@dataclass(frozen=True)
+class Group(Roles):
+    element: str
+    unused: str | None = None
+
+
+@dataclass(frozen=True)
+class Of(Kernel, part="a"):
+    group: Group
+
+
+@dataclass(frozen=True)
+class Other(Kernel, part="a"):
+    how: str
+
+
+@dataclass(frozen=True)
+class OfFile(Kernel, part="kernels/k"):
+    how: str
 
 
 @pytest.fixture
@@ -43,7 +82,7 @@ def test_a_choice_fills_a_name(parts):
         a="// needs: element/{element}\n" + MAIN.format("ELEMENT"),
         element="// Of a role.\n\n//# one\nconst ELEMENT = 1;\n\n//# two\nconst ELEMENT = 2;\n",
     )
-    text = source(Shader("a", (("element", "two"),)), (), None).text
+    text = source(Shader(Of(Group("two"))), (), None).text
     assert "ELEMENT = 2" in text
     assert "ELEMENT = 1" not in text
     assert "Of a role" not in text
@@ -54,15 +93,17 @@ def test_files_of_kernels_have_parts_of_their_own(parts, tmp_path):
     (tmp_path / "kernels/k.wgsl").write_text(
         "// needs: kernels/k/{how}\nMAIN\n\n//# deep/one\nONE\n//# two\nTWO\n"
     )
-    found = needed(Shader("kernels/k", (("how", "deep/one"),)))
+    found = needed(Shader(OfFile("deep/one")))
     assert list(found) == ["kernels/k/deep/one", "kernels/k"]
     assert shader.part("kernels/k/two") == "TWO\n"
 
 
 def test_what_is_missing_is_named(parts):
     parts(a="// needs: element/{element}\n", b="// needs: nowhere\n")
-    with pytest.raises(ValueError, match=r"a needs element/\{element\}.*no 'element'"):
+    with pytest.raises(ValueError, match=r"a fills no role 'element'.*its part a .*fills none"):
         needed(Shader("a"))
+    with pytest.raises(ValueError, match=r"a \(Other\) fills no role 'element'.*; it fills how"):
+        needed(Shader(Other("one")))
     with pytest.raises(ValueError, match=r"the part nowhere .*nowhere.wgsl; there is no such file"):
         needed(Shader("b"))
     parts(c="// needs: d/wrong\n", d="//# one\n//# two\n")
@@ -71,6 +112,83 @@ def test_what_is_missing_is_named(parts):
     parts(e="fn first() {}\n")
     with pytest.raises(ValueError, match="function main in the part e; it has none"):
         source(Shader("e"), (), None)
+
+
+def test_a_role_that_there_is_not_is_named():
+    made = Of(Group("one"))
+    assert made.filled() == {"element": "one"}
+    assert made.replaced(element="two", unused="three") == Of(Group("two", "three"))
+    with pytest.raises(ValueError, match=r"a \(Of\) has no role elment; it has element"):
+        made.replaced(elment="two")
+    with pytest.raises(TypeError, match=r"OfFile.* unexpected keyword argument 'why'"):
+        OfFile(how="one", why="two")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"OfFile.* missing .* 'how'"):
+        OfFile()  # type: ignore[call-arg]
+
+
+PATTERN = re.compile(r"\{([a-z_]+)\}")
+
+
+@cache
+def needs() -> dict[str, list[str]]:
+    """{part: the parts that it needs, with roles in their names} of all of ours."""
+    found = {}
+    for path in shader._FOLDER.rglob("*.wgsl"):
+        file = path.relative_to(shader._FOLDER).with_suffix("").as_posix()
+        for mark, text in shader.parts_of(path).items():
+            lines = shader._NEEDS.findall(text)
+            found[f"{file}/{mark}".removesuffix("/")] = [
+                each.strip() for line in lines for each in line.split(",")
+            ]
+    return found
+
+
+@cache
+def fitting(pattern: str) -> list[str]:
+    fits = re.compile(PATTERN.sub("[a-z0-9_/]+", pattern))
+    return [name for name in needs() if fits.fullmatch(name)]
+
+
+def every_role(name: str) -> set[str]:
+    """The roles of a kernel's parts, whatever fills them."""
+    found, waiting, seen = set(), [name], set()
+    while waiting:
+        part = waiting.pop()
+        if part not in seen:
+            seen.add(part)
+            for pattern in needs()[part]:
+                found |= set(PATTERN.findall(pattern))
+                waiting += fitting(pattern)
+    return found
+
+
+def kernels(of: type = Kernel) -> list[type[Kernel]]:
+    return [each for own in of.__subclasses__() for each in (own, *kernels(own))]
+
+
+def own_roles(of: type) -> set[str]:
+    """Roles that are fields of a class itself, not of fields that are Roles."""
+    found = set()
+    for name, hint in typing.get_type_hints(of).items():
+        kinds = [each for each in (hint, *typing.get_args(hint)) if isinstance(each, type)]
+        if name != "part" and not any(issubclass(each, Roles) for each in kinds):
+            found.add(name)
+    return found
+
+
+def test_the_fields_of_a_kernel_are_the_roles_of_its_parts():
+    for package in (webgpu, primitives, textures, torch_ops, running, formats):
+        import_all(package.__name__, getattr(package, "__path__", ()))
+    ours = [each for each in kernels() if each.part.startswith("kernels/")]
+    ours = [each for each in ours if each is not OfFile]
+    assert len(ours) >= 30
+    for each in ours:
+        more = own_roles(each) - every_role(each.part)
+        assert not more, f"{each.__name__}: no part of {each.part} has the roles {more}"
+    named = {each.part for each in ours}
+    for path in (shader._FOLDER / "kernels").glob("*.wgsl"):
+        if every_role(f"kernels/{path.stem}"):
+            assert f"kernels/{path.stem}" in named, f"no dataclass fills the roles of {path.stem}"
 
 
 def test_bindings_are_numbered_in_order(parts):
@@ -91,7 +209,7 @@ def test_what_main_does_not_reach_is_left_out(parts):
         "// Of what is used.\nfn used(i: u32) -> u32 {\n    return x[i];\n}\n\n"
         "// Of the rest.\nfn unused(i: u32) -> u32 {\n    return table[i + ONCE];\n}\n",
     )
-    made = source(Shader("a", (), (("TWICE", 2), ("ONCE", 1), ("TABLE", (1, 2)))), ("n",), None)
+    made = source(Shader("a", (("TWICE", 2), ("ONCE", 1), ("TABLE", (1, 2)))), ("n",), None)
     assert made.bindings == ("x",)
     assert made.text == (
         "enable f16;\nconst TWICE: u32 = 2u;\n//# b\n"

@@ -17,7 +17,7 @@ def test_all_parts_are_there(fmt: str, rows: int) -> None:
     right = right_of(stored(torch.randn(2, 128), fmt))
     made = plan(1, rows, 2, 128, right.chunk, right.chunk_quads)
     shader = product_shader(
-        made, right.choices, right.constants, torch.float16, torch.float32, torch.float16
+        made, right.roles, right.constants, torch.float16, torch.float32, torch.float16
     )
     found = source(shader, ("rows",), None)
     assert {"x", "y", "codes", "bias"} <= set(found.bindings)

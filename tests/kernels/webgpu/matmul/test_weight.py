@@ -54,7 +54,7 @@ def test_minifloats_as_float16_have_their_values(fmt: str, monkeypatch) -> None:
     for exact in (True, False):
         monkeypatch.setattr(weight, "widened_exactly", lambda exact=exact: exact)
         again = w._replace(codes=w.codes.clone())
-        ways.add(right_of(again).choices["decode"])
+        ways.add(right_of(again).roles.decode)
         for rows in (1, 5):
             check(torch.eye(rows, 32), again)
     assert ways == {"halves", "table"}

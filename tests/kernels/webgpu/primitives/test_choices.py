@@ -7,20 +7,24 @@ import torch
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
 from blockscale.kernels.webgpu.gpu.shader import source
 from blockscale.kernels.webgpu.primitives import choices
-from blockscale.kernels.webgpu.primitives.choices import numbers, shader
+from blockscale.kernels.webgpu.primitives.choices import Numbers, coding, numbers, shader
+from blockscale.kernels.webgpu.primitives.choose import Outer
 from blockscale.kernels.webgpu.primitives.form import form
 from tests.kernels.webgpu.equal import hard, wrong
 
 
 def test_sixteen_bits_are_read_as_halves() -> None:
-    assert numbers(torch.float32)["load"] == "words"
-    assert numbers(torch.bfloat16) == {"dtype": "bfloat16", "load": "halves", "store": "halves"}
+    assert numbers(torch.float32).load == "words"
+    assert numbers(torch.bfloat16) == Numbers("bfloat16", "halves", "halves")
 
 
-def test_what_a_kernel_chooses_comes_before_what_a_format_does() -> None:
-    made = shader("pack", form("int4"), {"rounding": "own"}, {"ITEM_BITS": 8, "BY_SIGN": False})
-    assert dict(made.choices)["rounding"] == "own"
-    assert "const BITS: u32 = 4u;" in source(made, ("bytes", "row", "row_bytes"), None).text
+def test_constants_of_a_kernel_come_before_those_of_a_format() -> None:
+    f = form("int4")
+    kernel = Outer(coding(f), "plain")
+    assert dict(shader(f, kernel, {"BITS": 9}).constants)["BITS"] == 9
+    made = shader(f, kernel, {"SCALE_BITS": 16, "POISONS": False})
+    assert (made.part, dict(made.constants)["BITS"]) == ("kernels/outer", 4)
+    assert "const SCALE_BITS: u32 = 16u;" in source(made, ("outers",), None).text
 
 
 FORMATS = [
@@ -34,7 +38,7 @@ def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
     fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divisions off by ulps, subnormals flushed; and teams of invocations, as on GPUs."""
-    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": "flushing"})
+    monkeypatch.setattr(choices, "HARDWARE", "flushing")
     monkeypatch.setattr("blockscale.kernels.webgpu.primitives.one_pass._ALONE", 0)
     assert not wrong(hard((4, 96), torch.float32), fmt)
 

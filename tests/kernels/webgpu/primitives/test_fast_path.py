@@ -138,7 +138,7 @@ def test_divisions_that_are_ulps_off(
     fmt: str, dtype: torch.dtype, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As WGSL allows; subnormals are flushed, too."""
-    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": "flushing"})
+    monkeypatch.setattr(choices, "HARDWARE", "flushing")
     x = beside_ties(fmt, dtype)
     assert planned(fmt, x, what) is not None
     assert right(x, fmt, what) and right(numbers(fmt, dtype), fmt, what)
@@ -149,7 +149,7 @@ def test_divisions_that_are_ulps_off(
 @pytest.mark.parametrize("hardware", ["plain", "flushing"])
 def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two levels: blocks whose scale, in outer scales, is a few ulps beside a tie of e4m3."""
-    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    monkeypatch.setattr(choices, "HARDWARE", hardware)
     values = (
         parse("e4m3:group32:fp32").element.decode(torch.arange(8, 127, dtype=torch.uint8)).float()
     )

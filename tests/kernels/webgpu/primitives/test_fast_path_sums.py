@@ -32,7 +32,7 @@ def test_what_is_flushed_is_rounded_up_at_random(
     hardware: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe draws 0: everything above 0 goes up, subnormal numbers, too."""
-    monkeypatch.setattr(choices, "on_device", lambda features: {"hardware": hardware})
+    monkeypatch.setattr(choices, "HARDWARE", hardware)
     x = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 2.0**-127, 2.0**-126, 1e-30, 0.25, 2.0, -2.5, 127.0,
                       -127.5, 3.0, 1 + 2.0**-23, 5.0, -4.5])  # fmt: skip
     whole = torch.copysign(x.abs().ceil(), x).clamp(-127, 127)

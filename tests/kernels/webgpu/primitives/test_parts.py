@@ -19,8 +19,8 @@ from blockscale.kernels.webgpu.primitives.parts import (
 def test_each_part_has_its_reader() -> None:
     f = form("uint4:group8:fp16:asym(bf16)")
     parts = new_parts(f, (2, 16))
-    choices, buffers = reading(f, parts, (2, 16))
-    assert (choices["given_scale"], choices["given_zero"]) == ("float16", "bfloat16")
+    stored, buffers = reading(f, parts, (2, 16))
+    assert (stored.given_scale, stored.given_zero) == ("float16", "bfloat16")
     assert set(buffers) == {"scales", "zeros"}
     kinds = [part.dtype for part in returned(f, parts, (2, 16), torch.empty(0))]
     assert kinds == [torch.float16, torch.bfloat16]

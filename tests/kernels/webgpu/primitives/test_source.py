@@ -32,6 +32,6 @@ def test_a_texture_is_seen_at_once_and_a_buffer_in_pieces(monkeypatch: pytest.Mo
     buffer = upload(torch.ones(count))
     assert [piece.count for piece, _ in seen(there, count, 32)] == [count]
     assert [piece.count for piece, _ in seen(buffer, count, 32)] == [1 << 16, count - (1 << 16)]
-    assert read(there, torch.float32)["load"] == "texture"
-    assert read(buffer, torch.float32)["load"] == "words"
+    assert read(there, torch.float32).load == "texture"
+    assert read(buffer, torch.float32).load == "words"
     assert (sizes(there), sizes(buffer)) == ({"width": 3, "height": 2}, {})

@@ -1,17 +1,47 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One part of shaders on arrays: what goes in and what comes out are words."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.spec import shader_of
+from blockscale.kernels.webgpu.gpu.probe import Device
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.spec import Coding, shader_of
 from tests.support.same import bits
+
+
+@dataclass(frozen=True)
+class ProbeCode(Kernel, part="kernels/probe_code"):
+    """Codes and values of four numbers with a step."""
+
+    coding: Coding
+
+
+@dataclass(frozen=True)
+class ProbeChoose(Kernel, part="kernels/probe_choose"):
+    """Scales of extremes."""
+
+    coding: Coding
+
+
+@dataclass(frozen=True)
+class ProbeRandom(Kernel, part="kernels/probe_random"):
+    """Random numbers."""
+
+    random: str
+    device: Device
+
+
+@dataclass(frozen=True)
+class ProbeMeans(Kernel, part="kernels/probe_means"):
+    """Means, and floats of 16 bits. float: memory/float/{float}"""
+
+    float: str
+    device: Device
 
 
 def words(*columns: Tensor) -> Tensor:
@@ -40,15 +70,10 @@ def run(shader: Shader, names: tuple[str, str], asked: Tensor, columns: int) -> 
     return download(result, (count, columns), torch.int32)
 
 
-def shader(kernel: str, fmt: str, **choices: str) -> Shader:
-    """The shader of a kernel for a format, with other choices for some roles."""
-    chosen, constants = shader_of(fmt)
-    return Shader(kernel, tuple((dict(chosen) | choices).items()), constants)
-
-
-def with_choices(made: Shader, choices: Mapping[str, str]) -> Shader:
-    """A shader with other choices."""
-    return replace(made, choices=tuple((dict(made.choices) | dict(choices)).items()))
+def shader(kernel: type[ProbeCode] | type[ProbeChoose], fmt: str, hardware: str) -> Shader:
+    """The shader of a kernel for a format, on a device that computes so."""
+    roles, constants = shader_of(fmt)
+    return Shader(kernel(Coding(roles, Device(hardware=hardware))), constants)
 
 
 def same_bits(found: Tensor, expected: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.parse import parse
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
-from tests.kernels.webgpu.wgsl.running import run, shader, words
+from tests.kernels.webgpu.wgsl.running import ProbeChoose, run, shader, words
 from tests.support.same import bits
 from tests.support.webgpu_tables import LEVELS, OTHERS
 
@@ -49,9 +49,7 @@ def check(spelling: str, hardware: str) -> None:
     expected = reference.qparams_from_range(low, high, poisoned, fmt)
     a = reference.numerator(low, high, fmt)
     asked = words(low, high, poisoned, torch.where(poisoned, 0.0, a))
-    found = run(
-        shader("kernels/probe_choose", spelling, hardware=hardware), ("given", "found"), asked, 5
-    )
+    found = run(shader(ProbeChoose, spelling, hardware), ("given", "found"), asked, 5)
     kept = [found[:, 0], found[:, 2]]
     wanted: list[Tensor | None] = [a, expected.scale]
     kept += [found[:, 1], found[:, 3], found[:, 4]]

@@ -17,7 +17,7 @@ from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales.two_level import TwoLevel
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
-from tests.kernels.webgpu.wgsl.running import run, same_bits, shader, words
+from tests.kernels.webgpu.wgsl.running import ProbeCode, run, same_bits, shader, words
 from tests.support.some import crossed
 from tests.support.webgpu_tables import LEVELS, OTHERS
 
@@ -117,7 +117,7 @@ def check(spelling: str, hardware: str, **parts: Tensor) -> None:
     columns = [given] + [others.get(name, zeros) for name in ("zero_point", "outer", "offset")]
     once = [words(_float_if(c)[::4]) for c in columns]
     each = [words(c).view(-1, 4) for c in (x, chance, codes)]
-    made = shader("kernels/probe_code", spelling, hardware=hardware)
+    made = shader(ProbeCode, spelling, hardware)
     found = run(made, ("questions", "answers"), torch.cat(once + each, 1), 12)
     expected = fmt.element.to_bits(reference.quantize(x, qparams, fmt, SEED))
     _tell(found[:, :4].flatten() != expected, [x, *columns, found[:, :4].flatten(), expected])

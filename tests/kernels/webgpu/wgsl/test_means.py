@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from blockscale.core.arithmetic.means import mean_of
+from blockscale.kernels.webgpu.gpu.probe import EXACT
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
-from tests.kernels.webgpu.wgsl.running import run, same_bits, words
+from tests.kernels.webgpu.wgsl.running import ProbeMeans, run, same_bits, words
 from tests.support.same import bits
 
 COUNT = 1 << 16
@@ -26,8 +27,7 @@ def test_means_and_floats_of_16_bits(name: str) -> None:
     field = torch.randint(1, 255, (n,), generator=made)
     half = torch.arange(n) % COUNT
     asked = words(total & 0xFFFFFFFF, total >> 32, count, field, x, half)
-    choices = (("float", name), ("hardware", "plain"), ("arithmetic", "integers"))
-    shader = Shader("kernels/probe_means", choices)
+    shader = Shader(ProbeMeans(name, EXACT))
     found = run(shader, ("given", "found"), asked, 3)
     assert bool(same_bits(found[:, 0], mean_of(total, count, field.to(torch.int32) - 127)).all())
     narrow = found[:, 1].to(torch.int16).view(dtype)
