@@ -4,7 +4,7 @@ and give. tests/test_layers.py has the order of the rooms."""
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 
 import pytest
@@ -56,23 +56,35 @@ def _child(module: str, folder: str) -> str | None:
 
 
 def _components(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Strongly connected components: what can be reached from each other."""
+    """Strongly connected components: what can be reached from each other (Kosaraju)."""
+    order: list[str] = []
+    _walk_from(graph, list(graph), set(), order.append)
+    back: dict[str, set[str]] = {}
+    for node, others in graph.items():
+        for other in others:
+            back.setdefault(other, set()).add(node)
+    seen: set[str] = set()
+    components: list[set[str]] = []
+    for node in reversed(order):
+        component: set[str] = set()
+        _walk_from(back, [node], seen, component.add)
+        components.append(component)
+    return components
 
-    def reach(start: str) -> set[str]:
-        seen, todo = set(), [start]
-        while todo:
-            for other in graph.get(todo.pop(), ()):
-                if other not in seen:
-                    seen.add(other)
-                    todo.append(other)
-        return seen
 
-    reached = {node: reach(node) for node in graph}
-    return [
-        {node, *(other for other in seen if node in reached.get(other, ()))}
-        for node, seen in reached.items()
-        if node in seen
-    ]
+def _walk_from(
+    graph: dict[str, set[str]], start: list[str], seen: set[str], leave: Callable[[str], None]
+) -> None:
+    """Depth first; `leave` is called with each node after all that it leads to."""
+    todo = [(node, True) for node in reversed(start)]
+    while todo:
+        node, enter = todo.pop()
+        if not enter:
+            leave(node)
+        elif node not in seen:
+            seen.add(node)
+            todo.append((node, False))
+            todo += [(other, True) for other in graph.get(node, ())]
 
 
 def test_no_circles() -> None:
