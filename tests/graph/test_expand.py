@@ -52,6 +52,7 @@ def test_linear(fmt, dtype):
         assert torch.equal(graph(x), model(x)) and graph(x).dtype == dtype
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in (None, *FORMATS)],
@@ -60,7 +61,7 @@ def test_net(fmt):
     assert_same(quantized(copy.deepcopy(models.net()[0]), fmt), (2, 3, 8, 8), (3, 3, 8, 8))
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
 def test_convolutions(dims, kind):

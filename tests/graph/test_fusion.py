@@ -25,7 +25,7 @@ FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", 
 FEW = ("uint8:tensor:fp32:asym", "mxfp8")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
 )
@@ -51,6 +51,7 @@ def test_every_named_format_of_weights(name):
         assert torch.equal(run(bs.graph.fuse(graph), batches[1]), run(graph, batches[1]))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", [None, "int8:tensor:fp32", "mxfp8"])
 def test_programs_of_models_that_were_quantized_before(fmt):
     model, _, batches = models.net()

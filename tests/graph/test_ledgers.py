@@ -14,7 +14,7 @@ from tests.support import graph_models as models
 
 def test_every_layer_and_parameter_is_there():
     model, program, _ = models.bert()
-    recipe = bs.Recipe("int8_channel", skip=["encoder.layer.1"])
+    recipe = bs.Recipe("int8_channel", skip=["encoder.layer.0.attention"])
     ledger = bs.graph.ledger(bs.graph.convert(bs.graph.prepare(program, recipe)))
     theirs = bs.quantize_(copy.deepcopy(model), recipe)
     assert {e.name: e.status for e in ledger} == {e.name: e.status for e in theirs}

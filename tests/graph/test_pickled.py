@@ -5,6 +5,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Net(nn.Module):
         return {"logits": self.head(x), "rows": x.reshape(x.shape[0] * 2, -1)}
 
 
+@cache
 def program() -> torch.export.ExportedProgram:
     torch.manual_seed(0)
     free = {"given": {"x": {0: Dim("rows", min=2, max=64)}}}
@@ -49,12 +51,23 @@ def prepared(**more: Any) -> Any:
     return bs.graph.prepare(program(), recipe, **more)
 
 
+@cache
 def converted() -> Graph:
     watching = prepared()
     watching({"x": X})
     made = bs.graph.convert(watching)
     assert isinstance(made, Graph)
     return made
+
+
+@cache
+def fused() -> Any:
+    return bs.graph.fuse(converted())
+
+
+@cache
+def lowered(target: str) -> Any:
+    return bs.graph.lower(fused(), target)
 
 
 def saved(graph: Any) -> Any:
@@ -71,10 +84,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 STEPS: dict[str, Callable[[], Any]] = {
     "converted": converted,
-    "fused": lambda: bs.graph.fuse(converted()),
-    "reference": lambda: bs.graph.lower(bs.graph.fuse(converted()), "reference"),
-    "cpu": lambda: bs.graph.lower(bs.graph.fuse(converted()), "cpu"),
-    "inductor": lambda: bs.graph.lower(bs.graph.fuse(converted()), "inductor"),
+    "fused": fused,
+    "reference": lambda: lowered("reference"),
+    "cpu": lambda: lowered("cpu"),
+    "inductor": lambda: lowered("inductor"),
 }
 
 
@@ -85,6 +98,7 @@ def same(a: Any, b: Any, rows: int = 5) -> None:
         assert all(torch.equal(one[name], other[name]) for name in ("logits", "rows"))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_graph_comes_back(step: str, way: str) -> None:
@@ -104,10 +118,10 @@ def test_a_graph_comes_back(step: str, way: str) -> None:
 def test_later_steps_go_on(way: str) -> None:
     """Of a graph that was read: fused, lowered and exported, with sizes as free as they were."""
     graph, again = converted(), WAYS[way](converted())
-    fused, fused_again = bs.graph.fuse(graph), bs.graph.fuse(again)
-    assert fused_again.code == fused.code
-    same(fused_again, fused)
-    same(bs.graph.lower(fused_again, "cpu"), bs.graph.lower(fused, "cpu"))
+    fused_again = bs.graph.fuse(again)
+    assert fused_again.code == fused().code
+    same(fused_again, fused())
+    same(bs.graph.lower(fused_again, "cpu"), lowered("cpu"))
     program = exported(again)
     same(program.module(), graph, rows=7)
     with pytest.raises(Exception, match=r"rows|64|Guard failed"):
@@ -115,7 +129,7 @@ def test_later_steps_go_on(way: str) -> None:
 
 
 def test_another_process_reads_it(tmp_path: Path) -> None:
-    graph = bs.graph.fuse(converted())
+    graph = fused()
     torch.save((graph, X, graph({"x": X})["logits"]), tmp_path / "graph.pt")
     code = "graph, x, y = torch.load(sys.argv[1], weights_only=False)\n"
     code = f"import sys, torch\n{code}assert torch.equal(graph({{'x': x}})['logits'], y)"

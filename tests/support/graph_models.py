@@ -53,7 +53,7 @@ def bert() -> tuple[nn.Module, ExportedProgram, list[dict[str, Tensor]]]:
 
     torch.manual_seed(0)
     config = BertConfig(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64,
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, intermediate_size=64,
         vocab_size=50,
     )  # fmt: skip
     model = BertModel(config, add_pooling_layer=False).eval()
@@ -76,7 +76,7 @@ def gpt2() -> tuple[nn.Module, ExportedProgram, list[tuple[Tensor, ...]]]:
 
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=2, n_embd=32, n_head=4, vocab_size=50, n_positions=32, use_cache=False,
+        n_layer=1, n_embd=32, n_head=4, vocab_size=50, n_positions=32, use_cache=False,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()

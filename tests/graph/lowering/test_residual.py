@@ -50,7 +50,7 @@ def graph_with(fmt: str, *, before: bool, rms: bool = False, spoiled: str = "") 
     return graph_of(net, X, **constants)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
 @pytest.mark.parametrize("before", [False, True], ids=["behind", "before"])
 @pytest.mark.parametrize("fmt", [UINT8, "int8:token:fp32", "uint8:token:fp32:asym"])

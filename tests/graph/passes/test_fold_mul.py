@@ -34,7 +34,7 @@ def folded(function, fmt: str, c: Tensor, bias: Tensor | None = None, x: Tensor 
 
 
 @pytest.mark.pairs
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("bias", [None, torch.randn(N)])
 @pytest.mark.parametrize(
     "fmt",
@@ -81,6 +81,7 @@ def test_a_negative_factor_and_a_scale_with_a_sign() -> None:
     assert folded(linear, "int4:channel0:fp32:signed", -torch.rand(N) - 1, torch.randn(N))[0] == 1
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("fmt", "c", "count"),
     [

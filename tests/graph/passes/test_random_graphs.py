@@ -66,7 +66,7 @@ def built(net, x: Tensor, plan: list[tuple]) -> list[Tensor]:
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("weight", ["int8:channel0:fp32", "int4:group16:fp32"])
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=steps)
 def test_the_same_bits(weight: str, plan: list[tuple]) -> None:
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ def check(recipe: object, observer: str = "min_max", model: nn.Module | None = N
 FEW = ("int8_channel", "uint8", "int4", "mxfp4", "nvfp4", "nf4", "ternary", "bfp8")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in CATALOG]
 )
@@ -111,6 +111,7 @@ def test_edges_of_one_tensor_keep_their_own_formats() -> None:
     assert targets_of["blockscale.quantize.default"].args[4] == "int8:tensor:fp32"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bias", ["int32", "int16:sums", "int8", "mxint8"])
 def test_biases(bias: str) -> None:
     """Derived: a bias in steps of input times weight, also under blocks that torchao's own derived
@@ -307,5 +308,5 @@ try:
 except ImportError as error:
     print(error)
 """
-    ran = fresh.run(code)
+    ran = fresh.run(code, ready=fresh.WITH_OURS)
     assert "torchao is not installed: pip install torchao, or blockscale[test]" in ran.stdout

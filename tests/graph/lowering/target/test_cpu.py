@@ -21,7 +21,7 @@ def by_kernel(node, args, kwargs):
     return node.target(*args, **kwargs)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_beside_the_reference(kind):
     """Integers are equal; floats, and codes of them, as far off as sums in another order."""
@@ -35,6 +35,7 @@ def test_each_node_beside_the_reference(kind):
             assert close(expected, found, step), node.format_node()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_end_to_end(kind):
     graph, x = layers(kind)
@@ -75,6 +76,7 @@ def test_the_fastest_way_runs(way, kind, monkeypatch):
     assert ("blockscale.onednn_linear.default" in names) == (way == "onednn")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("activation", ["", "relu", "gelu"])
 @pytest.mark.parametrize("result", ["", "int8", "mxfp8"])
 @pytest.mark.parametrize("kind", ["int8_token", "uint8:tensor:fp32:asym"])

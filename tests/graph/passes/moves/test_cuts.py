@@ -7,6 +7,7 @@ from blockscale.graph.passes.moves.cuts import _block_bounds
 from tests.graph.passes.moves.cases import block_after
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("move", "fmt", "block"),
     [

@@ -8,6 +8,7 @@ from tests.graph.passes.moves.cases import X, block_after
 from tests.graph.passes.nets import graph_of, names, round_trip, same_after
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("move", "fmt", "block"),
     [
