@@ -149,7 +149,7 @@ def test_an_observer_that_does_not_exist_is_an_error_also_where_none_is_needed()
     [
         {"weight": "gptq"},
         {"weight": "gptq", "sequential": "once"},
-        {"weight": "signround"},
+        {"weight": "signround:5"},
         {"transform": "smoothquant"},
         {"transform": "awq", "weight": "search", "blocks": False},
     ],

@@ -122,15 +122,19 @@ FLOWS = [
     (STATIC, {"observer": "min_max"}),
     (bs.Recipe("int8_channel", "int8"), {"observer": "mse"}),
     (INT4, {"weight": "gptq"}),
-    (INT4, {"weight": "gptq", "sequential": "once"}),
     (INT4, {"weight": "search", "blocks": False}),
     (bs.Recipe("int4:group16:fp32", "int8"), {"transform": "awq"}),
+]
+MORE = [
+    (INT4, {"weight": "gptq", "sequential": "once"}),
     (bs.Recipe("int4:group16:fp32", "int8"), {"transform": "smoothquant"}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "options"), FLOWS, ids=[", ".join(map(str, each[1].values())) for each in FLOWS]
+    ("recipe", "options"),
+    [*FLOWS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],
+    ids=[", ".join(map(str, each[1].values())) for each in (*FLOWS, *MORE)],
 )
 def test_padded_batches_are_their_sentences(recipe: bs.Recipe, options: dict[str, Any]) -> None:
     with_mask, one_by_one, without = llama(), llama(), llama()

@@ -10,6 +10,7 @@ from blockscale.calibration.algorithms.mse import best_scales
 from blockscale.core.blocks import Blocks
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt", ["int4:group8:fp32", "mxfp4", "int4:group8@0:fp32", "int4:channel1:fp32"]
 )

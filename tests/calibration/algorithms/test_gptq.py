@@ -129,6 +129,7 @@ def test_plain_rounding_is_kept_where_it_is_better() -> None:
     raise AssertionError("no example of it in 60")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", ["int4:group8:fp32", "int4:tile4x8:fp32", "nvfp4"])
 @pytest.mark.parametrize("act_order", [False, True])
 def test_batches_change_nothing(fmt: str, act_order: bool) -> None:

@@ -15,6 +15,7 @@ from tests.support import strategies
 from tests.support.algorithms_gptq import FORMATS, objective
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_format(fmt: str) -> None:
     weight, gram = torch.randn(12, 36), gram_of(36)

@@ -41,7 +41,7 @@ def chosen(
     return {name: q for name, (q, _) in found.items()}, notes
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.filterwarnings("ignore:no cpu kernel")
 @pytest.mark.parametrize("text", FORMATS)
 def test_every_format_gets_no_worse_than_plain_rounding(text: str) -> None:
@@ -99,7 +99,7 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.filterwarnings("ignore:(?s).*first. in no block")
 @pytest.mark.parametrize("settings", [{}, {"input": "mxfp8"}, {"input": "int8:tensor:fp32"}])
 @pytest.mark.parametrize("transform", [None, "hadamard:8"])

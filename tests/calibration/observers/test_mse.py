@@ -41,6 +41,7 @@ def tensors():
     }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", tensors())
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_symmetric_is_as_good_as_brute_force(name, bits):
@@ -65,7 +66,7 @@ def test_asymmetric_is_as_good_as_brute_force(name):
     assert error_of(mse("uint4:tensor:fp32:asym", x), x) <= 1.02 * best
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("rule", ["floor", "ceil", "nearest", "even"])
 @pytest.mark.parametrize("element", ["int4", "int8", "e2m1", "e4m3"])
 def test_powers_of_two_are_searched_completely(element, rule):

@@ -29,7 +29,7 @@ class Impatient(Progress):
 
 OPTIONS: list[Any] = [
     pytest.param({"weight": "gptq"}, marks=pytest.mark.slow),
-    {"weight": Gram(), "transform": "hadamard"},
+    pytest.param({"weight": Gram(), "transform": "hadamard"}, marks=pytest.mark.slow),
     {"weight": Gram(), "transform": "awq", "sequential": False},
     {"weight": Plain()},
 ]
