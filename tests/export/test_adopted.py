@@ -39,6 +39,7 @@ def weights(path) -> dict[str, str]:
     return {entry.name.partition(".")[0]: entry.reason for entry in found.quantized}
 
 
+@pytest.mark.some(6)  # pt2e, fx program
 @pytest.mark.parametrize("form", FORMS)
 def test_onnx(form, tmp_path):
     made = FORMS[form]()
@@ -93,6 +94,7 @@ def test_a_graph_of_quantize_fx_needs_an_example(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", producers.MADE)
 def test_powers_of_two_stay(kind, tmp_path):
     """The producer's values to the bit: in QuantizeLinear, and in integers alone."""

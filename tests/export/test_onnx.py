@@ -64,9 +64,9 @@ EVERY = [f for f in CATALOG if f not in FEW]
 SLOW = pytest.mark.slow
 
 
-def check_weights(fmt, tmp_path):
+def check_weights(fmt, path):
     graph = converted(mlp(), X, bs.Recipe(fmt))
-    call = exported(graph, tmp_path / "model.onnx")
+    call = exported(graph, path)
     for rows in (X, X[:1]):
         expected = reference(graph, rows)
         assert close(call(rows), expected)
@@ -76,13 +76,32 @@ def check_weights(fmt, tmp_path):
 
 @pytest.mark.parametrize("fmt", FEW)
 def test_weights(fmt, tmp_path):
-    check_weights(fmt, tmp_path)
+    check_weights(fmt, tmp_path / "model.onnx")
+    if fmt == "int4:group32:fp32":
+        the_file_holds_codes_alone(tmp_path / "model.onnx")
+
+
+def the_file_holds_codes_alone(path):
+    tensors = initializers(path)
+    codes = tensors["0.weight.codes"]
+    assert (codes.data_type, list(codes.dims)) == (TensorProto.INT4, [64, 32])  # [k, n]
+    assert len(codes.raw_data) == 64 * 32 // 2
+    assert list(tensors["0.weight.scale"].dims) == [2, 32]
+    floats = [t for t in tensors.values() if t.data_type == TensorProto.FLOAT]
+    assert max(array(t).size for t in floats) == 2 * 32  # scales and biases
 
 
 @SLOW
 @pytest.mark.parametrize("fmt", EVERY)
 def test_weights_of_the_catalogue(fmt, tmp_path):
-    check_weights(fmt, tmp_path)
+    check_weights(fmt, tmp_path / "model.onnx")
+
+
+@SLOW
+def test_codes_alone_beside_inputs_in_codes(tmp_path):
+    graph = converted(mlp(), X, bs.Recipe("int4:group32:fp32", input="int8"))
+    exported(graph, tmp_path / "model.onnx")
+    the_file_holds_codes_alone(tmp_path / "model.onnx")
 
 
 @SLOW
@@ -108,7 +127,7 @@ class Half(nn.Module):
         return self.last(torch.nn.functional.gelu(states))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
 def test_half_precision_becomes_a_file_that_cpus_run(dtype, tmp_path):
     """It computes what the model in float32 does, whose weights have the same values."""
     torch.manual_seed(0)
@@ -141,7 +160,9 @@ class Tied(nn.Module):
         return self.head(self.between(self.table(ids)))
 
 
-@pytest.mark.parametrize("fmt", ["int4:group32:fp16", "mxfp4", None])
+@pytest.mark.parametrize(
+    "fmt", ["int4:group32:fp16", *(pytest.param(f, marks=SLOW) for f in ("mxfp4", None))]
+)
 def test_a_tied_table_is_stored_once(fmt, tmp_path):
     """In codes and in float; onnxruntime makes MatMulNBits of the int4 head as before."""
     torch.manual_seed(0)
@@ -303,18 +324,6 @@ def test_power_of_two_scales_stay_powers_of_two(tmp_path, capsys):
         assert (torch.frexp(torch.from_numpy(array(each).copy())).mantissa == 0.5).all()
 
 
-def test_the_file_holds_codes_alone(tmp_path):
-    graph = converted(mlp(), X, bs.Recipe("int4:group32:fp32", input="int8"))
-    exported(graph, tmp_path / "model.onnx")
-    tensors = initializers(tmp_path / "model.onnx")
-    codes = tensors["0.weight.codes"]
-    assert (codes.data_type, list(codes.dims)) == (TensorProto.INT4, [64, 32])  # [k, n]
-    assert len(codes.raw_data) == 64 * 32 // 2
-    assert list(tensors["0.weight.scale"].dims) == [2, 32]
-    floats = [t for t in tensors.values() if t.data_type == TensorProto.FLOAT]
-    assert max(array(t).size for t in floats) == 2 * 32  # scales and biases
-
-
 OPSETS = [
     ("mxint8", 24),
     *(pytest.param(f, n, marks=SLOW) for f, n in {"int8": 21, "nvfp4": 21, "int2": 25}.items()),
@@ -408,5 +417,5 @@ def test_a_missing_package(tmp_path, monkeypatch):
 
 def test_importing_it_imports_no_onnx():
     script = "import sys, blockscale as bs; bs.export.onnx; print('onnx' in sys.modules)"
-    done = fresh.run(script, cwd=ROOT)
+    done = fresh.run(script, cwd=ROOT, ready=fresh.WITH_OURS)
     assert done.stdout == "False\n", done.stderr

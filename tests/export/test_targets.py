@@ -68,7 +68,7 @@ def test_a_target_without_its_package(monkeypatch):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import blockscale.export.to_program",
+        pytest.param("import blockscale.export.to_program", marks=pytest.mark.slow),
         pytest.param("from blockscale.export.to_program import program", marks=pytest.mark.slow),
         "import blockscale.export.to_program, blockscale.export.to_program as p",
     ],

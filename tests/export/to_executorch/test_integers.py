@@ -15,6 +15,7 @@ def names(graph):
     return {name.split(".")[1] for name in targets if "quantized_decomposed" in name}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("recipe", "taken"),
     [

@@ -24,6 +24,7 @@ def element(name):
     return parse(f"{name}:tensor:fp32").element
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_values_are_the_references(name):
     made = element(name)

@@ -75,6 +75,7 @@ def dequantized(folder: Path, layer: str) -> np.ndarray:
     return (scales[group] * (codes - zeros[group])).T.astype(np.float32)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("signed", [True, False])
 def test_symmetric_models(bits: int, signed: bool, tmp_path: Path) -> None:
