@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line as a whole: every command is found, and has help and JSON."""
 
-import os
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from typer.testing import CliRunner
 import blockscale
 from blockscale.cli import commands
 from blockscale.cli.app import app, tidy
+from tests.support import fresh
 from tests.support.file_models import tiny_tensors, write_model
 
 
@@ -44,12 +42,8 @@ def test_every_command_has_json():
 
 def test_a_module_that_runs():
     """As `torchrun -m blockscale.cli` starts it."""
-    found = subprocess.run(
-        [sys.executable, "-m", "blockscale.cli", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code = "import runpy; runpy.run_module('blockscale.cli', run_name='__main__', alter_sys=True)"
+    found = fresh.run(code, "--version", ready=fresh.WITH_OURS, check=True)
     assert found.stdout == f"blockscale {blockscale.__version__}\n"
 
 
@@ -96,11 +90,18 @@ def test_a_command_keeps_its_signature():
 
 
 def test_a_reader_that_stops_reading():
-    command = f"{sys.executable} -m blockscale formats --json | head -n 1"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, env=environment, cwd=ROOT
-    )
+    code = """
+import os, runpy
+reader, writer = os.pipe()
+if not os.fork():  # head -n 1
+    os.close(writer)
+    os.write(1, os.fdopen(reader).readline().encode())
+    os._exit(0)
+os.close(reader)
+os.dup2(writer, 1)
+runpy.run_module("blockscale", run_name="__main__", alter_sys=True)
+"""
+    done = fresh.run(code, "formats", "--json", cwd=ROOT, ready=fresh.WITH_OURS)
     assert done.stdout == "[\n"
     assert done.stderr == ""
 

@@ -189,11 +189,13 @@ def begin(model, out):
     return process
 
 
-def test_ctrl_c(long_model, tmp_path):
+def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_model, tmp_path):
     out = tmp_path / "out"
     process = begin(long_model, out)
-    process.send_signal(signal.SIGINT)
     try:
+        message = fails(long_model, out, "-r", "mxfp4")
+        assert "another process is writing" in message
+        process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=600)
     finally:
         process.kill()
@@ -210,13 +212,3 @@ def test_ctrl_c(long_model, tmp_path):
     assert "were finished by an earlier run" in result.stderr
     run(long_model, tmp_path / "whole", "-r", "mxfp4")
     assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_a_second_process_is_refused(long_model, tmp_path):
-    process = begin(long_model, tmp_path / "out")
-    try:
-        message = fails(long_model, tmp_path / "out", "-r", "mxfp4")
-        assert "another process is writing" in message
-    finally:
-        process.kill()
-        process.communicate()
