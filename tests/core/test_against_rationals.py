@@ -18,7 +18,7 @@ from tests.support.strategies import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 QUICK = settings(
-    max_examples=300,
+    max_examples=100,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -13,7 +13,7 @@ from blockscale.core.blocks import Blocks
 from tests.support.exact import block_of, layout, mean_magnitude
 from tests.support.strategies import ODD, SHAPES, blocks
 
-QUICK = settings(max_examples=300, derandomize=True, deadline=None)
+QUICK = settings(max_examples=120, derandomize=True, deadline=None)
 
 
 @st.composite

@@ -22,7 +22,7 @@ def cases(draw) -> tuple[str, tuple[int, ...], list[float]]:
     return draw(blocks(len(shape))), shape, draw(st.lists(value, min_size=count, max_size=count))
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=100, derandomize=True)
 @given(cases())
 def test_ranges_of_every_block(case) -> None:
     name, shape, values = case

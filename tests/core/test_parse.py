@@ -16,7 +16,7 @@ from tests.support.exact import ROUNDINGS, RULES
 from tests.support.oracle import split
 from tests.support.strategies import spellings
 
-QUICK = settings(max_examples=300, derandomize=True, deadline=None)
+QUICK = settings(max_examples=120, derandomize=True, deadline=None)
 
 # DESIGN.md, section 1: what the names mean does not change.
 NAMED = {

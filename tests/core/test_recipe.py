@@ -16,7 +16,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe, Scheme, matches, read_bias
 
 NONE = Scheme()
-QUICK = settings(max_examples=200)
+QUICK = settings(max_examples=100)
 
 formats = st.one_of(st.none(), st.sampled_from([*CATALOG, "int5:group7@0:bf16:stochastic"]))
 biases = st.one_of(st.sampled_from(["int32", "int16:sums", SumInteger(24)]), formats)

@@ -139,7 +139,7 @@ def every_exponent() -> list[float]:
     return sorted({0.0, *subnormal, *normal})
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("kind", ["e8m0", "pow2"])
 @pytest.mark.parametrize(
     ("rule", "element"), list(itertools.product(exact.RULES, ["e4m3", "int8"]))

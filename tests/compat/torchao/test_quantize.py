@@ -45,7 +45,7 @@ def check_both_ways(
         same(ours.dequantize_affine(*args, **limits, output_dtype=out), expected)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @every_mapping
 @every_block
 @every_dtype
@@ -64,7 +64,7 @@ def test_quantize_and_dequantize(
         check_both_ways(x, block, scale.squeeze(), zero, target, quant_min=0, quant_max=1)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @every_block
 @every_dtype
 def test_float_domain_and_no_preserve_zero(block: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -129,7 +129,7 @@ def check_fake(domain, x: Tensor, block, scale: Tensor, zero, target, *limits) -
     same(run(ours.fake_quantize_affine, domain), expected)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @every_block
 @every_dtype
 def test_fake_quantize(block: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -166,7 +166,7 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...], torch.dtype, tup
     return x.clamp(info.min, info.max).to(dtype), block, target, (low, high)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(problems(), st.sampled_from(MAPPINGS), st.sampled_from(FLOATS))
 def test_any_shape_block_and_limits(problem, mapping: MappingType, scale_dtype) -> None:
     x, block, target, limits = problem

@@ -27,7 +27,7 @@ def problems(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, block
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(problems())
 def test_ranges_and_what_is_spread(problem) -> None:
     shape, block = problem

@@ -76,6 +76,7 @@ def block(name: str, values: list[float], cache: Grid) -> tuple[int, list[int]]:
     return byte, codes
 
 
+@pytest.mark.some(4)
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
