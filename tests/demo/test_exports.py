@@ -35,7 +35,7 @@ def test_every_target_has_a_line():
 SECONDS = ("executorch", "c")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "target",
     [pytest.param(name, marks=pytest.mark.slow if name in SECONDS else ()) for name in CASES],

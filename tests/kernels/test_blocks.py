@@ -26,7 +26,7 @@ DIMENSION = st.integers(1, 7).flatmap(
 
 
 @given(st.lists(DIMENSION, max_size=6))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_same_elements_share_a_scale(dims: list[tuple[int, int]]) -> None:
     shape, sizes = tuple(n for n, _ in dims), tuple(size for _, size in dims)
     fewer, fewer_sizes = merged(shape, sizes)

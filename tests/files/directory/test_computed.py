@@ -50,6 +50,7 @@ def flows(model: nn.Module, build: Build, recipe: object, folder: Path, shards: 
     assert {entry.name: entry.details for entry in expected.quantized}.items() <= details.items()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("build", [several, hooked, recurrent])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_both_flows_give_one_model(build: Build, dtype: torch.dtype, tmp_path: Path) -> None:

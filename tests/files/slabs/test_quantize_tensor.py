@@ -155,7 +155,7 @@ def test_empty_tensors(name):
 
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_any_format(data):
     shape = data.draw(SHAPES)
     spelling = data.draw(spellings(len(shape)))

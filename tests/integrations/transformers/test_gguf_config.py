@@ -139,6 +139,7 @@ def test_factors_and_keys_at_once() -> None:
         config_of_gguf(File("llama", keys, **{"rope_freqs.weight": torch.ones(8)}))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_every_kind_of_model_there_and_back(kind: str, tmp_path: Path) -> None:
     """A float model as a GGUF file, loaded from it, and as a directory again: the same logits."""
@@ -155,6 +156,7 @@ def test_every_kind_of_model_there_and_back(kind: str, tmp_path: Path) -> None:
     assert torch.equal(tiny.logits(again, ids), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "gemma3_text", "phi3", "gpt2"])
 def test_a_quantized_model_loads_as_its_directory_does(kind: str, tmp_path: Path) -> None:
     """Stacked experts, fused and turned layers hold the file's codes."""

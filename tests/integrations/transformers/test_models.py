@@ -18,7 +18,7 @@ Checkpoints = Callable[[str], tuple[type, Path]]
 NAMES = [make.__name__ for make in MODELS]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints(name)
@@ -34,7 +34,7 @@ def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "quantize_"))
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral", "hubert", "encodec"]
 )

@@ -120,6 +120,7 @@ def test_both_sides_of_a_tie_that_differ(tmp_path: Path) -> None:
     assert not torch.equal(found.lm_head.qweight.scale, found.model.embed_tokens.qweight.scale)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "auto"], ids=str)
 def test_dtypes(dtype: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("t5")  # keeps its wo in float32 beside float16
@@ -243,6 +244,7 @@ def older(name: str) -> str:
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", [older, lambda name: name.removeprefix("hubert.")], ids=["g", ""])
 def test_other_names(name: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     """As older checkpoints have them, and as the base model's."""
@@ -261,6 +263,7 @@ def test_other_names(name: Any, checkpoints: Checkpoints, tmp_path: Path) -> Non
     same_bits(expected, hf.HubertForCTC.from_pretrained(tmp_path / "directory"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_of_computing(dtype: torch.dtype, checkpoints: Checkpoints) -> None:
     kind, path = checkpoints("encodec")

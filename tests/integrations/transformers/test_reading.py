@@ -25,6 +25,7 @@ def calibrated(make: Callable[[], Any], **options: Any) -> Any:
     return model
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("make", [llama, tied_llama])
 @pytest.mark.parametrize("options", [{}, {"transform": "smoothquant"}], ids=["static", "smooth"])
 def test_static_inputs_and_transforms(

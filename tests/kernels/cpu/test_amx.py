@@ -120,6 +120,7 @@ FLOATS = (
 )
 
 
+@pytest.mark.some(4)
 @needs_unit
 @pytest.mark.parametrize("fmt", FLOATS)
 def test_floats(fmt: str) -> None:
@@ -135,6 +136,7 @@ def test_floats(fmt: str) -> None:
                 assert excess(y, x, weight, fmt, bias=bias) <= 1, (m, k, n, dtype)
 
 
+@pytest.mark.some(3)
 @needs_unit
 @pytest.mark.parametrize("value", [0.0, 1e-22, 1e-38, 1e-30, 1e-44, 3e38, torch.inf, torch.nan])
 def test_floats_that_the_unit_would_change(value: float) -> None:

@@ -30,6 +30,7 @@ UNDER = ("int8", "int8:recip", "uint12:asym", "uint3:asym:stochastic", "e4m3", "
 UNDER += ("e2m1", "e2m1:stochastic", "binary", "binary:recip")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("scale", [*GIVEN, math.nan])
 def test_given_float_scales(scale: float) -> None:
     x = torch.cat([torch.randn(50), torch.tensor(ODD)])
@@ -40,7 +41,7 @@ def test_given_float_scales(scale: float) -> None:
         assert wrong(x, fmt, qparams=QParams(torch.tensor([scale]), None, zero)) == [], fmt
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "uint3", "uint1"])
 def test_given_zero_points(element: str) -> None:
     low, high = parse(f"{element}:tensor:fp32:asym").element.limits(True)

@@ -48,7 +48,7 @@ def test_rows(fmt: str) -> None:
         assert wrong(table(str(parse(fmt)), rows, size), indices) == [], (rows, size)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_elements_and_blocks(element: str) -> None:
     for i, block in enumerate(BLOCKS[ELEMENTS.index(element) % 6 :: 6]):

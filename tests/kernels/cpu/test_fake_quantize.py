@@ -31,7 +31,7 @@ def layouts() -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", layouts())
 def test_strides(name: str) -> None:
     """Also the strides of the outputs are the reference's."""

@@ -51,7 +51,7 @@ SIZES = ((1, 100, 7), (2, 64, 1), (5, 33, 65), (13, 17, 40), (33, 1, 3), (17, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> None:
     del isa
@@ -132,7 +132,7 @@ def test_given_scales(isa: str, dtype: torch.dtype) -> None:
 FAR = ("int4:group32:fp32", "nf4:group32:fp32", "uint4:group32:fp32:offset", "log8f3:token:fp32")
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", [*CATALOG.values(), *FAR])
 def test_numbers_far_from_one(fmt: str) -> None:
     """Infinite and NaN x and weights, zeros, and steps at both ends of float32."""

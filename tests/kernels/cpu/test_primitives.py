@@ -28,7 +28,7 @@ MORE = (
 )
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", [*SPELLINGS, *MORE])
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes: the other two are slow."""
@@ -43,7 +43,7 @@ def test_hard_inputs_of_every_dtype(fmt: str, dtype: str) -> None:
     assert wrong(hard_inputs(DTYPES[dtype]), fmt) == []
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_formats_and_shapes(first: int) -> None:
     """Every element, with scales, blocks and options in turn."""
@@ -61,7 +61,7 @@ def test_more_formats_and_shapes(first: int) -> None:
 
 
 QUICK = settings(
-    max_examples=200,
+    max_examples=70,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -89,7 +89,7 @@ def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int], threads
     check(case, threads)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 3), (0, 0)], ids=str)
 def test_empty_tensors(shape: tuple[int, ...]) -> None:
     blocks = ["tensor", "token", "group4", "channel0", "channel-1"]
@@ -100,7 +100,7 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
             assert wrong(torch.zeros(shape), fmt) == [], fmt
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_rank_0(element: str) -> None:
     for scale in ("fp32", "e8m0/floor", "e4m3", "(uint8:tensor:fp32)"):

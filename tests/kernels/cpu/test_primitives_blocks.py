@@ -58,7 +58,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("fmt", "shape"), CASES[::2], ids=str)
 def test_cuts(fmt: str, shape: tuple[int, ...]) -> None:
     assert wrong(rough(shape, 1), fmt, threads=(1, 3)) == []

@@ -40,7 +40,7 @@ def both(
     return found
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", crossed(3, SPELLED))
 def test_every_code(isa: str, fmt: str) -> None:
     value = every_code(fmt, 0.047)
@@ -63,6 +63,7 @@ def test_settings_make_other_tables() -> None:
         assert not torch.equal(results[0][1][0], results[1][1][0])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", [(1,), (7,), (5, 33), (2, 3, 1), (1, 4099), (3, 70_001)])
 @pytest.mark.parametrize("fmt", [UINT8, "int4:tensor:fp32", "e3m2:tensor:fp32"])
 def test_every_place_is_looked_up(isa: str, fmt: str, shape: tuple[int, ...]) -> None:

@@ -119,6 +119,7 @@ def test_odd_shapes_zero_points_and_a_shift_for_each_output(isa, rows, n, k):
             equal("integer_linear", *args, each[:1], point, max(point, -100), 90, fmt)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("rounding", ["", "nearest_away", "toward_zero", "down", "up"])
 def test_every_rounding_at_ties(isa, rounding):
     """All residues of a shift by 3, and those of one by 31 where a sum is half of it."""

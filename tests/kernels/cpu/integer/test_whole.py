@@ -63,6 +63,7 @@ def test_mul(types):
             equal("integer_mul", x[:8, None], y[:1], 3, -5, largest, *end)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("columns", [1, 3, 64, 384, 1000])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 def test_norm(dtype, columns):
