@@ -103,14 +103,21 @@ def unavailable(backend: str) -> str | None:
     return reason
 
 
+@cache
 def _module(backend: str) -> ModuleType:
     return importlib.import_module(f"{kernels.__name__}.{backend}")
 
 
 def _takes(backend: str, device: str) -> bool:
     """Whether tensors on a device of this type can go to the backend."""
-    takes: Callable[[str], bool] | None = getattr(_module(backend), "takes", None)
+    takes = _takes_of(backend)
     return device == backend if takes is None else takes(device)
+
+
+@cache
+def _takes_of(backend: str) -> Callable[[str], bool] | None:
+    takes: Callable[[str], bool] | None = getattr(_module(backend), "takes", None)
+    return takes
 
 
 @contextmanager
@@ -203,7 +210,7 @@ def _of_composed(
     wanted = _choice.get().backend
     if wanted == "reference":
         return None
-    for backend in dict.fromkeys([wanted, device]):
+    for backend in (device,) if wanted in ("auto", device) else (wanted, device):
         if backend in backends() and _prefers(backend, device):
             found = supporting(op, backend, spellings, arguments)
             if found is not None:

@@ -244,10 +244,15 @@ class QInput(Scaled):
 
     def for_rank(self, rank: int) -> QParams | None:
         """All parts that are given, shaped for a tensor of `rank`; None without a given scale."""
+        part = self.present()
+        scale, zero = part["scale"], part["zero_point"]
+        if scale is not None and part["outer"] is None and not self._further:  # nearly always
+            zero = None if zero is None else _of_rank(zero, rank)
+            return QParams(_of_rank(scale, rank), None, zero)
         parts = self.qparams
         if parts is None:
             return None
-        return QParams(*(None if part is None else _of_rank(part, rank) for part in parts))  # type: ignore[arg-type]
+        return QParams(*(None if each is None else _of_rank(each, rank) for each in parts))  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] -> what the format leaves of it, in x's dtype."""
@@ -260,4 +265,7 @@ class QInput(Scaled):
 
 def _of_rank(part: Tensor, rank: int) -> Tensor:
     """A scale whose leading sizes are 1, with as many of them as a tensor of `rank` needs."""
-    return part.reshape((1,) * (rank - part.ndim) + tuple(part.shape[max(part.ndim - rank, 0) :]))
+    more = rank - part.ndim
+    if more == 0:
+        return part
+    return part.reshape((1,) * more + tuple(part.shape[max(-more, 0) :]))

@@ -42,7 +42,10 @@ def alone(args: tuple[Any, ...]) -> bool:
         if kind in _VALUES:
             continue
         if kind not in _TENSORS:
-            if kind is list and all(_asks_nothing(each, grad) for each in arg):
+            if kind is list and (
+                _VALUES.issuperset(map(type, arg))  # sizes, mostly
+                or all(_asks_nothing(each, grad) for each in arg)
+            ):
                 continue
             return False
         if _keys_of(arg).raw_repr() not in _plain and not _is_plain(arg):
