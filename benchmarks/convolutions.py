@@ -87,12 +87,12 @@ def measured(shape: tuple[int, ...], seconds: float) -> dict[str, Any]:
     best = least(calls, seconds)
     unit = best["torch fp32"]
     formats = {how: bs.parse(fmt).spelling if fmt else "" for how, fmt in INPUTS.items()}
-    isa = _native.isa()
+    isa, weight = _native.isa(), bs.parse("int8_channel").spelling
     return {
         "torch fp32 ms": round(unit, 4),
         "ratios": {how: round(best[how] / unit, 3) for how in INPUTS},
         "ways": {
-            how: way(layer.weight.shape, groups, fmt, isa, channels_last=False).value
+            how: way(layer.weight.shape, groups, fmt, weight, isa, channels_last=False).value
             for how, fmt in formats.items()
         },
     }
@@ -102,16 +102,20 @@ def main() -> None:
     """Measure, print, record."""
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--seconds", type=float, default=1.0)
-    given.add_argument("--save", default="convolutions")
+    given.add_argument("--only", default="", help="shapes with this in their names")
+    given.add_argument("--save", default="convolutions", help="'' for no file")
     options = given.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"instructions": _native.isa()}
     with torch.no_grad():
         for name, shape in SHAPES.items():
+            if options.only not in name:
+                continue
             figures[name] = found = measured(shape, options.seconds)
             ratios = "  ".join(f"{how} {ratio:.2f}" for how, ratio in found["ratios"].items())
             print(f"{name:24} {found['torch fp32 ms']:8.3f} ms  {ratios}", flush=True)
-    print(record(options.save, figures))
+    if options.save:
+        print(record(options.save, figures))
 
 
 if __name__ == "__main__":

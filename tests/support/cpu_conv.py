@@ -3,16 +3,23 @@
 
 import pytest
 
-from blockscale.kernels.cpu import conv_way
+from blockscale.kernels.cpu import conv, conv_way, fused_conv
 from blockscale.kernels.cpu.conv_way import Way
 
 
 def always(monkeypatch: pytest.MonkeyPatch, chosen: Way = Way.PATCHES) -> None:
     """That way wherever it can give the result, however many outputs and channels there are."""
     patches, direct = (1 if chosen is each else 10**6 for each in (Way.PATCHES, Way.DIRECT))
-    most = 10**6 if chosen is Way.DIRECT else 0
+    most = 10**6 if chosen in (Way.DIRECT, Way.PLANES) else 0
+    planes = 10**6 if chosen is Way.PLANES else 0
+    for module in (conv, fused_conv):
+        monkeypatch.setattr(module, "chosen", conv_way.way)  # which remembers nothing
     for name in ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS"):
         monkeypatch.setattr(conv_way, name, patches)
     monkeypatch.setattr(conv_way, "DIRECT_OUTPUTS", direct)
-    for name in ("DIRECT_CHANNELS", "DIRECT_GROUPED", "DIRECT_GROUPED_LAST"):
+    for name in ("DIRECT_CHANNELS", "DIRECT_GROUPED"):
         monkeypatch.setattr(conv_way, name, most)
+    for name in ("PLANES_NUMBERS", "PLANES_PRODUCTS"):
+        monkeypatch.setattr(conv_way, name, planes)
+    if chosen is not Way.PLANES:
+        monkeypatch.setattr(conv_way, "by_planes", lambda *_: False)

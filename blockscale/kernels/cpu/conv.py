@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions: patches of x as the rows of an integer linear layer, lines of x where they lie, or
-torch's in float32 (`blockscale.kernels.cpu.conv_way` says which)."""
+"""Convolutions: of planes of x, patches of it as rows of an integer linear layer, lines of it where
+they lie, or torch's in float32 (`blockscale.kernels.cpu.conv_way` says which)."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -15,15 +16,16 @@ from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.conv_way import Way, by_patches, shares_a_scale, way
+from blockscale.kernels.cpu.conv_way import Way, by_patches, chosen, shares_a_scale
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.direct_conv import Image, channels_last, direct
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.fused_linear import Result, from_codes, given_parts
 from blockscale.kernels.cpu.linear import float_bias, row_block
-from blockscale.kernels.cpu.native import DTYPES, floats, known, native, threads
+from blockscale.kernels.cpu.native import DTYPES, addresses, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.cpu.quantize import patterns
+from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -68,20 +70,38 @@ def conv(
 ) -> Tensor:
     """As ops.conv.conv."""
     check_weight(weight, shape)
-    settings, y = (stride, padding, dilation), None
+    settings = (stride, padding, dilation)
     if x.ndim == len(shape) and x.shape[1] == shape[1] * groups and x.dtype in DTYPES:
-        last = _lies_last(x)
-        chosen = way(shape, groups, input.fmt, _native.isa(), channels_last=last)
         offset = None if bias is None else float_bias(bias, shape[0])
         plain = Result(offset, "", x.dtype, UNQUANTIZED, channels_first=True)
-        if chosen is Way.PATCHES:
-            y = _as_integers(x, weight, shape, settings, input, plain)
-        elif chosen is Way.DIRECT:
-            given = _image(x, input)
-            y = directly(given, weight, shape, settings, groups, plain)
-    if y is not None:
-        return y[0]
+        y = _of_ours(x, weight, shape, settings, groups, input, plain)
+        if y is not None:
+            return y[0]
     return _by_torch(x, weight, bias, shape, settings, groups, input)
+
+
+def _of_ours(
+    x: Tensor,
+    weight: Operand,
+    shape: Sizes,
+    settings: Settings,
+    groups: int,
+    by: Quantizer,
+    result: Result,
+) -> list[Tensor] | None:
+    """The convolution the way that its sizes say, or None where none of ours can give it."""
+    told = (tuple(shape), groups, by.fmt, weight.fmt, _native.isa())
+    found = chosen(*told, channels_last=_lies_last(x))
+    if found is Way.PLANES:
+        y = _by_planes(x, weight, shape, settings, groups, by, result)
+        if y is not None:
+            return y
+        found = chosen(*told, channels_last=True)
+    if found is Way.PATCHES:
+        return _as_integers(x, weight, shape, settings, by, result)
+    if found is Way.DIRECT:
+        return directly(_image(x, by), weight, shape, settings, groups, result)
+    return None
 
 
 def _by_torch(
@@ -133,16 +153,56 @@ def _as_integers(
     return _of_patches(Codes(codes, parts, by.fmt), weight, places, result)
 
 
+def _by_planes(
+    x: Tensor,
+    weight: Operand,
+    shape: Sizes,
+    settings: Settings,
+    groups: int,
+    by: Quantizer,
+    result: Result,
+) -> list[Tensor] | None:
+    """The convolution of x [batch, channels, *size] where it lies, quantized on the way, or None
+    where that cannot be."""
+    x, dtype = floats(x)
+    out, numbers = _geometry(tuple(x.shape), tuple(shape), *map(tuple, settings))
+    if 0 in out:
+        return None
+    handle, scale, zero, parts = None, 0, 0, None
+    if by.fmt:
+        form = native(by.fmt)
+        handle = form.handle
+        if by.scale is not None:
+            parts = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
+            scale, _, zero, _ = addresses(parts)
+    y, bias = new(out, result.dtype), result.bias
+    done = prepared(weight).planes(
+        handle, x.data_ptr(), dtype, scale, zero, out[0], groups, numbers,
+        0 if bias is None else bias.data_ptr(), y.data_ptr(), DTYPES[y.dtype], threads(),
+    )  # fmt: skip
+    return [y] if done else None
+
+
+@lru_cache(1024)
+def _geometry(
+    x: tuple[int, ...], shape: tuple[int, ...], *settings: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of the result, channels first, with a 0 where there is none; and `_numbers`."""
+    stride, padding, dilation = (list(each) for each in settings)
+    batch, channels, *size = x
+    out = sizes_after(size, list(shape), (stride, padding, dilation))
+    numbers = _numbers(size, out, list(shape), (stride, padding, dilation), channels)
+    return (batch, shape[0], *(max(0, each) for each in out)), numbers
+
+
 def _image(x: Tensor, by: Quantizer) -> Image:
     """x as the direct kernel takes it."""
-    if by.fmt and not shares_a_scale(by.fmt, x.ndim):
-        return Image(fake_quantize(channels_last(x.to(torch.float32)), by), True)
-    last = _lies_last(x)
-    x = x.movedim(1, -1) if last else x
     if not by.fmt:
-        return Image(floats(x)[0], last)
-    codes, parts = patterns(x, by)
-    return Image(codes, last, by.fmt, parts)
+        return Image(channels_last(floats(x)[0]))
+    if not shares_a_scale(by.fmt, x.ndim):
+        return Image(fake_quantize(channels_last(x.to(torch.float32)), by))
+    codes, parts = patterns(x.movedim(1, -1) if _lies_last(x) else x, by)
+    return Image(codes if _lies_last(x) else channels_last(codes), by.fmt, parts)
 
 
 def _lies_last(x: Tensor) -> bool:
@@ -154,9 +214,7 @@ def directly(
     x: Image, weight: Operand, shape: Sizes, settings: Settings, groups: int, result: Result
 ) -> list[Tensor] | None:
     """The convolution by vectors of float32, or None where these cannot give it."""
-    batch, *size = x.data.shape
-    size = [*size[-1:], *size[:-1]] if x.channels_last else size
-    channels, *size = size
+    batch, *size, channels = x.data.shape
     out = sizes_after(size, shape, settings)
     if min(batch, *out) <= 0:
         return None

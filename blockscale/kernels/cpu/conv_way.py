@@ -6,10 +6,12 @@ The figures behind it are those of benchmarks/convolutions.py, in docs/performan
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import lru_cache
+from math import prod
 
 from blockscale.core.elements.integer import Integer
 from blockscale.core.parse import parse
-from blockscale.kernels.cpu.linear import row_block
+from blockscale.kernels.cpu.linear import WHOLE_ROW, row_block
 
 # Patches: with fewer outputs or channels, copying them costs more than their products save. Without
 # vpdpbusd that is so earlier where pixels have scales of their own, which end sums.
@@ -17,39 +19,76 @@ OUTPUTS, CHANNELS = 32, 32
 OUTPUTS_OF_BLOCKS = 128
 # Direct: vectors of 32 outputs, of which few may be missing, for fewer channels than patches take.
 # In groups each output has channels of its own, which are laid out once for each.
-DIRECT_OUTPUTS, DIRECT_CHANNELS = 16, 31
-DIRECT_GROUPED, DIRECT_GROUPED_LAST = 8, 1
+DIRECT_OUTPUTS, DIRECT_CHANNELS, DIRECT_GROUPED = 16, 31, 1
+# Planes: channels that an output sees, of numbers; and, of codes, products that an element of x is
+# in: for more of them patches, which cost once what the products of planes cost each time.
+PLANES_NUMBERS, PLANES_PRODUCTS = 64, 1024
+PLANES_ISAS = ("avx512vnni", "amx")  # that multiply codes of planes
 
 
 class Way(Enum):
     """How a convolution is computed.
 
+    PLANES: vectors along the pixels of a channel, x and the result channels first: integers, four
+        channels at a time, or float32
     PATCHES: integers times integers, of patches of x as the rows of a linear layer
     DIRECT: vectors of float32, of lines of x where they lie, by the decoded weight
     TORCH: torch's convolution in float32, by the decoded weight
     """
 
+    PLANES = "products of planes"
     PATCHES = "integer products of patches"
     DIRECT = "vectors of float32"
     TORCH = "torch's float32 convolution"
 
 
-def way(shape: Sequence[int], groups: int, input_fmt: str, isa: str, *, channels_last: bool) -> Way:
+def way(
+    shape: Sequence[int],
+    groups: int,
+    input_fmt: str,
+    weight_fmt: str,
+    isa: str,
+    *,
+    channels_last: bool,
+) -> Way:
     """How a convolution runs.
 
     shape: of its float weight, [n, channels / groups, *kernel]
     input_fmt: of codes of x, or that quantizes x; empty for floats
+    weight_fmt: of the weight's codes
     isa: the instruction set of the kernels
-    channels_last: how x lies in memory
+    channels_last: how x lies in memory, and the result
     """
+    if not channels_last and by_planes(shape, groups, input_fmt, weight_fmt, isa):
+        return Way.PLANES
     if groups == 1 and input_fmt and by_patches(shape, input_fmt, isa):
         return Way.PATCHES
-    if groups == 1:
-        most = DIRECT_CHANNELS
-    else:  # channels of pixels would be picked one by one for lanes that see several
-        lines = not channels_last and (not input_fmt or shares_a_scale(input_fmt, len(shape)))
-        most = DIRECT_GROUPED if lines else DIRECT_GROUPED_LAST
+    # channels of pixels would be picked one by one for lanes that see several
+    most = DIRECT_CHANNELS if groups == 1 else DIRECT_GROUPED
     return Way.DIRECT if shape[0] >= DIRECT_OUTPUTS and shape[1] <= most else Way.TORCH
+
+
+chosen = lru_cache(1024)(way)  # of tuples: parsing formats takes longer than small convolutions
+
+
+def by_planes(shape: Sequence[int], groups: int, input_fmt: str, weight_fmt: str, isa: str) -> bool:
+    """Whether planes pay: one scale for all of x, and few products for what is read of it."""
+    outputs, channels, *kernel = shape
+    if not input_fmt:
+        return channels <= PLANES_NUMBERS
+    if not shares_a_scale(input_fmt, len(shape)):
+        return False
+    if channels <= DIRECT_CHANNELS:
+        return True
+    few = outputs // groups * prod(kernel) <= PLANES_PRODUCTS
+    return few and isa in PLANES_ISAS and one_step_each(weight_fmt)
+
+
+def one_step_each(weight_fmt: str) -> bool:
+    """Whether codes of a weight are integers of up to 8 bits under one scale for each output."""
+    form = parse(weight_fmt)
+    whole = isinstance(form.element, Integer) and form.bits <= 8 and form.element.signed
+    return whole and row_block(weight_fmt, 2) in (0, WHOLE_ROW) and not form.asym
 
 
 def by_patches(shape: Sequence[int], input_fmt: str, isa: str) -> bool:

@@ -17,13 +17,12 @@ from blockscale.kernels.operand import new
 
 
 class Image(NamedTuple):
-    """x of a convolution [batch, channels, *size], or with its channels last, in order.
+    """x of a convolution [batch, *size, channels], in order.
 
     data: numbers, or codes of `fmt`, one a byte, whose one scale is in `parts`
     """
 
     data: Tensor
-    channels_last: bool
     fmt: str = ""
     parts: QParams | None = None
 
@@ -50,8 +49,8 @@ def direct(
         dtype = DTYPES[x.data.dtype]
     return ended(
         lambda end: ready.direct(
-            handle, x.data.data_ptr(), dtype, scale, zero, shape[0], groups, x.channels_last,
-            places, *end.arguments, threads(),
+            handle, x.data.data_ptr(), dtype, scale, zero, shape[0], groups, places,
+            *end.arguments, threads(),
         ),
         shape, result,
     )  # fmt: skip

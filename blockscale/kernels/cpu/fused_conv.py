@@ -22,7 +22,7 @@ from blockscale.kernels.cpu.conv import (
     of_codes,
     sizes_after,
 )
-from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, way
+from blockscale.kernels.cpu.conv_way import Way, chosen, shares_a_scale
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.direct_conv import Image
 from blockscale.kernels.cpu.fused_linear import Result, finished, takes
@@ -42,8 +42,11 @@ def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     if len(size) != len(shape) or size[-1] != shape[1] * groups:
         return False
     out = sizes_after(size[1:-1], shape, (stride, padding, dilation))
-    chosen = way(shape, groups, x.fmt, _native.isa(), channels_last=True)
-    return min(size[0], *out) > 0 and chosen is not Way.TORCH
+    return min(size[0], *out) > 0 and _way(x, weight.fmt, shape, groups) is not Way.TORCH
+
+
+def _way(x: Value, weight_fmt: str, shape: Sizes, groups: int) -> Way:
+    return chosen(tuple(shape), groups, x.fmt, weight_fmt, _native.isa(), channels_last=True)
 
 
 @kernel("fused_conv", backend="cpu", supports=_supports)
@@ -68,7 +71,7 @@ def fused_conv(
     check_weight(whole, shape)
     offset = None if bias is None else float_bias(bias, shape[0])
     result = Result(offset, activation, dtype, y)
-    if way(shape, groups, x.fmt, _native.isa(), channels_last=True) is Way.PATCHES:
+    if _way(x, weight.fmt, shape, groups) is Way.PATCHES:
         made = of_codes(x, whole, shape, settings, result)
     else:
         made = directly(_image(x), whole, shape, settings, groups, result)
@@ -78,11 +81,11 @@ def fused_conv(
 def _image(x: Value) -> Image:
     """x as the direct kernel takes it."""
     if not x.fmt:
-        return Image(floats(x.data)[0], True)
+        return Image(floats(x.data)[0])
     if not shares_a_scale(x.fmt, x.data.ndim):
-        return Image(dequantize(x.operand, torch.float32), True)
+        return Image(dequantize(x.operand, torch.float32))
     codes = codes_of(x)
-    return Image(codes.data, True, x.fmt, codes.parts)
+    return Image(codes.data, x.fmt, codes.parts)
 
 
 def _by_torch(

@@ -6,6 +6,8 @@ import pytest
 from blockscale.kernels.cpu import conv_way
 from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, way
 
+WEIGHT = "int8:channel0:fp32"
+
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "amx"])
 @pytest.mark.parametrize("outputs", [31, 32, 64, 127, 128])
@@ -22,10 +24,11 @@ def test_which_are_patches(isa: str, outputs: int) -> None:
         ("nvfp4", 999),
         ("", 999),
     ):
-        chosen = way([outputs, 32, 3, 3], 1, fmt, isa, channels_last=False)
+        chosen = way([outputs, 32, 3, 3], 1, fmt, WEIGHT, isa, channels_last=True)
         assert (chosen is Way.PATCHES) == (outputs >= least), fmt
         assert chosen in (Way.PATCHES, Way.TORCH)
-        assert way([outputs, 31, 3, 3], 1, fmt, isa, channels_last=True) is Way.DIRECT
+        last = way([outputs, 31, 3, 3], 1, fmt, WEIGHT, isa, channels_last=True)
+        assert last is Way.DIRECT
 
 
 @pytest.mark.parametrize("fmt", ["", "int8:tensor:fp32", "int8:token:fp32", "mxfp8"])
@@ -39,15 +42,40 @@ def test_which_are_direct(fmt: str) -> None:
         ([128, 9, 3], 16, Way.TORCH),
         ([12, 1, 3, 3], 12, Way.TORCH),
     ):
-        for last in (False, True):
-            assert way(shape, groups, fmt, "amx", channels_last=last) is expected
+        assert way(shape, groups, fmt, WEIGHT, "amx", channels_last=True) is expected
+        first = way(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
+        planes = fmt in ("", "int8:tensor:fp32")
+        assert first is (Way.PLANES if planes else expected)
 
 
-def test_groups_of_several_channels_are_direct_where_these_lie_in_lines() -> None:
-    for fmt, lines in (("", True), ("int8:tensor:fp32", True), ("int8:token:fp32", False)):
-        for last in (False, True):
-            chosen = way([128, 8, 3], 16, fmt, "amx", channels_last=last)
-            assert (chosen is Way.DIRECT) == (lines and not last)
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "amx"])
+def test_which_are_planes(isa: str) -> None:
+    """Codes of many channels where these are multiplied four at a time, by weights of one step to
+    an output, and few products to an element; else few channels."""
+    fours = isa in ("avx512vnni", "amx")
+    one, several = "int8:tensor:fp32", "uint4:group16:fp32:asym"
+    for shape, groups, fmt, weight, expected in (
+        ([64, 256, 1, 1], 1, one, WEIGHT, fours),
+        ([64, 256, 1, 1], 1, "uint8:tensor:fp32:asym", WEIGHT, fours),
+        ([1024, 512, 1, 1], 1, one, WEIGHT, fours),
+        ([1025, 512, 1, 1], 1, one, WEIGHT, False),
+        ([113, 64, 3, 3], 1, one, WEIGHT, fours),
+        ([114, 64, 3, 3], 1, one, WEIGHT, False),
+        ([1140, 64, 3, 3], 10, one, WEIGHT, False),
+        ([1130, 64, 3, 3], 10, one, WEIGHT, fours),
+        ([64, 256, 1, 1], 1, one, several, False),
+        ([64, 256, 1, 1], 1, one, "uint8:channel0:fp32", False),
+        ([64, 256, 1, 1], 1, "int8:token:fp32", WEIGHT, False),
+        ([64, 31, 1, 1], 1, one, several, True),
+        ([64, 32, 1, 1], 1, one, several, False),
+        ([144, 1, 3, 3], 144, one, WEIGHT, True),
+        ([64, 64, 3, 3], 1, "", several, True),
+        ([64, 65, 3, 3], 1, "", several, False),
+    ):
+        found = way(shape, groups, fmt, weight, isa, channels_last=False)
+        assert (found is Way.PLANES) == expected, (shape, fmt, weight)
+        last = way(shape, groups, fmt, weight, isa, channels_last=True)
+        assert last is not Way.PLANES
 
 
 def test_which_codes_stay_codes() -> None:
@@ -59,5 +87,6 @@ def test_which_codes_stay_codes() -> None:
 
 def test_every_limit_is_one_of_the_rule() -> None:
     """Tests set these."""
-    for name in ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS", "DIRECT_OUTPUTS", "DIRECT_CHANNELS"):
+    names = ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS", "DIRECT_OUTPUTS", "DIRECT_CHANNELS")
+    for name in (*names, "DIRECT_GROUPED", "PLANES_NUMBERS", "PLANES_PRODUCTS"):
         assert getattr(conv_way, name) > 0

@@ -99,12 +99,12 @@ void bind_linear(nb::module_& m) {
         }, nb::call_guard<nb::gil_scoped_release>())
         .def("direct", [](LinearWeight& w, const NativeFormat* format, Address x, int dtype,
                           Address scale, int32_t zero_point, int64_t batch, int64_t groups,
-                          bool channels_last, const std::vector<int64_t>& places, Address bias,
-                          int activation, Address y, int y_dtype, int64_t image,
+                          const std::vector<int64_t>& places, Address bias, int activation,
+                          Address y, int y_dtype, int64_t image,
                           const NativeFormat* y_format, Address y_scale, Address y_zero_point,
                           int threads) {
             Image in{at(x), Dtype(dtype), format ? &format->spec() : nullptr, 1.0f, zero_point, batch,
-                     groups, channels_last, window(places)};
+                     groups, window(places)};
             Output out = output(bias, y, y_dtype);
             out.activation = Activation(activation), out.image = image;
             Codes codes;
@@ -115,7 +115,16 @@ void bind_linear(nb::module_& m) {
             return w.direct(in, at(scale), out, threads);
         }, nb::call_guard<nb::gil_scoped_release>(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+           nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+        .def("planes", [](LinearWeight& w, const NativeFormat* format, Address x, int dtype, Address scale,
+                          Address zero_point, int64_t batch, int64_t groups,
+                          const std::vector<int64_t>& places, Address bias, Address y, int y_dtype,
+                          int threads) {
+            Image in{at(x), Dtype(dtype), nullptr, 1.0f, 0, batch, groups, window(places)};
+            QParams given{at(scale), nullptr, at(zero_point), nullptr};
+            return w.planes(format, in, given, output(bias, y, y_dtype), threads);
+        }, nb::call_guard<nb::gil_scoped_release>(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("floats", [](LinearWeight& w, Address x, int dtype, int64_t rows, Address bias,
                           Address y, int y_dtype, int threads) {
             w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads);

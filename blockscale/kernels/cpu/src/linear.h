@@ -57,8 +57,8 @@ struct IntegerInput {
     int64_t scales;        // how many there are: of x, not of the rows that a window makes
 };
 
-// x of a convolution by vectors, without patches: numbers [batch, channels, size], or integer codes of
-// up to 8 bits, one a byte, that share a scale.
+// x of a convolution by vectors, without patches: numbers [batch, size, channels], or integer codes of
+// up to 8 bits, one a byte, that share a scale; of planes numbers [batch, channels, size].
 struct Image {
     const void* x;
     Dtype dtype;        // of numbers
@@ -66,8 +66,15 @@ struct Image {
     float step;         // of codes, else 1
     int32_t zero_point;
     int64_t batch, groups;
-    bool channels_last;
     Window window;
+    const struct Codes* by = nullptr;  // how numbers are quantized first; `step`: of these codes
+};
+
+// A weight as the products of planes read it: [panels][cells under the kernel][32][4] codes less their zero
+// points, of four channels each, zeros for those that are none; and the sums of all of an output's.
+struct PlaneWeight {
+    const int8_t* codes;
+    const int32_t* sums;  // [panels * 32]
 };
 
 // What LinearWeight adds to both for the dot products.
@@ -145,6 +152,12 @@ struct Linears {
     void (*activate)(Activation, float* y, int64_t n, int threads);  // in place
     // A convolution. False, and nothing written, if the weight is not finite.
     bool (*direct)(const FloatWeight&, const Image&, const Output&, int threads);
+    // The same of x whose channels lie first, so do those of the result, which are numbers and end in no
+    // activation. packed: null: products are those of numbers.
+    bool (*planes)(const FloatWeight&, const PlaneWeight* packed, const Image&, const Output&, int threads);
+    // Fills the parts of a PlaneWeight, whose outputs see so many channels. False where codes cannot be
+    // multiplied so: without vpdpbusd, or several steps to an output.
+    bool (*pack_planes)(const FloatWeight&, int64_t inner, int8_t* codes, int32_t* sums);
     // `planes` matrices [rows, columns] of numbers of 1, 2 or 4 bytes -> [columns, rows].
     void (*transpose)(int bytes, const void* x, int64_t planes, int64_t rows, int64_t columns, void* y,
                       int threads);

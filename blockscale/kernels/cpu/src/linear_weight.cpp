@@ -292,4 +292,47 @@ bool LinearWeight::direct(Image x, const void* scale, const Output& y, int threa
     return isa().linears->direct(float_, x, y, threads);
 }
 
+const PlaneWeight* LinearWeight::plane_weight(int64_t inner) {
+    const Linears* linears = isa().linears;
+    std::lock_guard<std::mutex> guard(lock_);
+    State& state = plane_state_[linears];
+    if (state == State::unknown) {
+        int64_t panels = (float_.grid.rows + kPanel - 1) / kPanel;
+        int64_t cells = float_.grid.columns / inner * ((inner + 3) / 4);
+        Numbers<int8_t> codes(panels * kPanel * cells * 4 + kSpare);
+        Numbers<int32_t> sums(panels * kPanel);
+        state = linears->pack_planes(float_, inner, codes.data(), sums.data()) ? State::yes : State::no;
+        if (state == State::yes) {
+            if (plane_codes_.empty()) plane_codes_ = std::move(codes), plane_sums_ = std::move(sums);
+            plane_ = {plane_codes_.data(), plane_sums_.data()};
+        }
+    }
+    return state == State::yes ? &plane_ : nullptr;
+}
+
+bool LinearWeight::planes(const NativeFormat* format, Image x, QParams given, const Output& y, int threads) {
+    constexpr int64_t kMostNumbers = 31;  // channels of codes as numbers: of more, patches pay
+    int64_t inner = x.window.channels / x.groups, size = x.batch * x.window.channels;
+    for (int64_t n : x.window.size) size *= n;
+    Codes codes;
+    char stored[8];
+    int32_t zero_point;
+    const PlaneWeight* packed = nullptr;
+    if (format) {
+        const Spec& spec = format->spec();
+        if (spec.element.family != Family::integer || spec.element.bits > 8) return false;
+        if (!given.scale) {
+            given = {stored, nullptr, spec.asym ? &zero_point : nullptr, nullptr};
+            isa().primitives->choose(spec, {one_block(size), kNoBlocks}, x.x, x.dtype, given, threads);
+        }
+        if (!codes_of(*format, given.scale, static_cast<int32_t*>(given.zero_point), &codes)) return false;
+        isa().primitives->steps(spec, {one_block(1), kNoBlocks}, given, &x.step);
+        if (!(std::abs(x.step) <= 0x1p90f)) return false;
+        x.by = &codes;
+        if (inner > 1) packed = plane_weight(inner);
+    }
+    if (format && !packed && inner > kMostNumbers) return false;
+    return isa().linears->planes(float_, packed, x, y, threads);
+}
+
 }  // namespace blockscale

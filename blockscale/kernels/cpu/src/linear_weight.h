@@ -34,6 +34,9 @@ public:
     // A convolution; scale: the one of codes, as stored. False, and nothing done, if that is far from 1
     // or the weight is not finite.
     bool direct(Image x, const void* scale, const Output& y, int threads);
+    // A convolution of planes (linear.h), quantized as `format` says, if it is there, by the given scale or
+    // one that is chosen from x. False, and nothing done, as above.
+    bool planes(const NativeFormat* format, Image x, QParams given, const Output& y, int threads);
 
 private:
     enum class State { unknown, yes, no };
@@ -42,6 +45,7 @@ private:
     bool pack(int threads);
     // The sums of the weight's codes over blocks of so many; made once.
     const int32_t* sums_of(int64_t block, int threads);
+    const PlaneWeight* plane_weight(int64_t inner);
     uint64_t sample() const;
 
     std::shared_ptr<NativeFormat> format_;
@@ -59,6 +63,10 @@ private:
     Numbers<float> panel_scales_;
     Numbers<int32_t> panel_zeros_;
     std::map<int64_t, Numbers<int32_t>> sums_;  // by block
+    std::map<const Linears*, State> plane_state_;  // by instruction set
+    Numbers<int8_t> plane_codes_;
+    Numbers<int32_t> plane_sums_;
+    PlaneWeight plane_;
     std::map<const Linears*, int64_t> few_;  // by instruction set: to find it reads all of the weight
 };
 

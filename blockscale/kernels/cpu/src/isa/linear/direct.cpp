@@ -5,15 +5,11 @@
 //
 // Vectors run along the outputs. Where each output sees channels of its own, so does each lane of the
 // slab; else a number of the slab is one broadcast.
-#include "../simd/array.h"
 #include "../simd/environment.h"
+#include "decoded.h"
 #include "epilogue.h"
-#include "scratch.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
-
-const Primitives& primitives();
-
 namespace {
 
 constexpr int64_t kSlab = 48 << 10;  // numbers: of the second-level cache
@@ -58,11 +54,8 @@ struct Buffers {
         slab = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
     }
 
-    // The channels of a panel, a line each; channels last those of one pixel, or all of a line.
-    static int64_t line_size(const Work& p) {
-        int64_t channels = p.spread ? (kPanel / p.each + 2) * p.inner : p.at().channels;
-        return larger(channels, kPanel) * (p.at().size[2] + 16) + 64;
-    }
+    // The channels of a panel.
+    static int64_t line_size(const Work& p) { return (kPanel / p.each + 2) * p.inner + 64; }
 
     Array<float> memory, line, sums;
     float* slab;  // in `memory`, where vectors cross no lines of the cache
@@ -98,34 +91,7 @@ const float* numbers(const Image& x, int64_t first, int64_t n, float* buffer) {
     return buffer;
 }
 
-// A line of x whose pixel 0 has that index, channels first, into the slab at `to`. first: output.
-void read_planes(const Work& p, int64_t image, int64_t pixel, int64_t first, Buffers& b, float* to) {
-    int64_t size = p.at().size[2], stride = size + 16, channels = p.at().channels;
-    int64_t outputs = smaller(kPanel, p.n() - first);
-    int64_t low = p.spread ? p.channel(first, 0) : 0;
-    int64_t high = p.spread ? p.channel(first + outputs - 1, p.inner - 1) + 1 : channels;
-    for (int64_t c = low; c < high; ++c) {
-        float* line = b.line + (c - low) * stride;
-        const float* from = numbers(*p.x, (image * channels + c) * p.pixels_in() + pixel, size, line);
-        if (from != line) memcpy(line, from, size * 4);
-    }
-    const float* rows[kPanel];
-    if (!p.spread) {
-        for (int64_t c = low; c < high; c += kPanel) {
-            int64_t count = smaller(kPanel, high - c);
-            for (int64_t i = 0; i < count; ++i) rows[i] = b.line + (c + i) * stride;
-            turn(rows, count, size, to + c, p.cell);
-        }
-        return;
-    }
-    for (int64_t i = 0; i < p.inner; ++i) {
-        for (int64_t lane = 0; lane < kPanel; ++lane)  // lanes that are no outputs see the last one's
-            rows[lane] = b.line + (p.channel(first + smaller(lane, outputs - 1), i) - low) * stride;
-        turn(rows, kPanel, size, to + i * kPanel, p.cell);
-    }
-}
-
-// The same of x whose channels lie last.
+// A line of x whose pixel 0 has that index into the slab at `to`. first: output.
 void read_pixels(const Work& p, int64_t image, int64_t pixel, int64_t first, Buffers& b, float* to) {
     int64_t size = p.at().size[2], channels = p.at().channels;
     int64_t from = (image * p.pixels_in() + pixel) * channels;
@@ -168,8 +134,7 @@ void fill_slab(const Work& p, const Band& band, int64_t first, Buffers& b) {
             memset(to, 0, left * bytes);
             memset(to + (p.columns - right) * p.cell, 0, right * bytes);
             int64_t pixel = (plane * w.size[1] + line) * size;
-            auto read = p.x->channels_last ? read_pixels : read_planes;
-            read(p, band.image, pixel, first, b, to + left * p.cell);
+            read_pixels(p, band.image, pixel, first, b, to + left * p.cell);
         }
     }
 }
@@ -252,39 +217,6 @@ void store_band(const Work& p, const Band& band, int64_t panel, Buffers& b) {
     if (p.out.image) store_finished(p.out, p.n(), b.sums, {from, pixels, panel * kPanel});
 }
 
-// [inputs that a kernel's place has][output] -> panels.
-void lay_out(const Work& p, float* to, float* line) {
-    const FloatWeight& w = *p.w;
-    int64_t k = p.k(), stride = k + 16;
-    const float* rows[kPanel];
-    for (int64_t panel = 0; panel < p.panels(); ++panel, to += k * kPanel) {
-        int64_t first = panel * kPanel, count = smaller(kPanel, p.n() - first);
-        memset(line, 0, stride * kPanel * 4);
-        const float* steps = p.steps ? p.weight : w.steps;  // ones
-        primitives().decode(*w.spec, w.grid, w.codes, steps, w.zero_points, w.offsets, first, count, 0, k,
-                            line, stride);
-        for (int64_t i = 0; i < kPanel; ++i) rows[i] = line + i * stride;
-        turn(rows, kPanel, k, to, kPanel);
-    }
-}
-
-bool finite(const float* numbers, int64_t n) {
-    bool all_of_them = true;
-    for (int64_t i = 0; i < n; ++i) all_of_them &= (to_bits(numbers[i]) & kInfinity) != kInfinity;
-    return all_of_them;
-}
-
-// Whether sums of codes may be scaled late: one step to an output, none far from 1.
-bool scales_late(const Work& p) {
-    const FloatWeight& w = *p.w;
-    if (!p.x->codes || w.spec->element.family != Family::integer) return false;
-    if (w.offsets || w.spec->zero != Stored::none) return false;
-    if (w.grid.block_columns < p.k() || w.grid.blocks() == 0) return false;
-    for (int64_t i = 0; i < w.grid.blocks(); ++i)
-        if (!(from_bits(to_bits(w.steps[i]) & INT32_MAX) <= 0x1p90f)) return false;
-    return true;
-}
-
 void find_sizes(Work& p) {
     const Window& w = p.at();
     int64_t span = (w.kernel[1] - 1) * w.dilation[1] + 1;
@@ -347,22 +279,12 @@ bool direct(const FloatWeight& w, const Image& x, const Output& out, int threads
     p.spread = x.groups > 1;
     p.cell = p.spread ? p.inner * kPanel : p.inner;
     find_sizes(p);
-    int64_t k = p.k(), outputs = p.panels() * kPanel, blocks = w.grid.blocks();
-    bool late = scales_late(p);
-    Array<float> weight(outputs * k), line((k + 16) * kPanel), bias(outputs), steps(outputs);
-    Array<float> ones(late ? blocks + 16 : 1);
-    Array<int64_t> offsets(k);
-    memset(bias, 0, outputs * 4);
-    if (out.bias) memcpy(bias, out.bias, w.grid.rows * 4);
-    for (int64_t i = 0; late && i < outputs; ++i)
-        steps[i] = w.steps[smaller(i, w.grid.rows - 1) / w.grid.block_rows];
-    for (int64_t i = 0; late && i < blocks + 16; ++i) ones[i] = 1.0f;
-    find_offsets(p, offsets);
-    p.offsets = offsets, p.bias = bias, p.steps = late ? steps.get() : nullptr, p.weight = ones;
     FullPrecision guard;
-    lay_out(p, weight, line);
-    if (!finite(weight, outputs * k)) return false;  // times zeros beyond the edges
-    p.weight = weight;
+    Decoded decoded(w, out.bias, x.codes && one_step_each(w));
+    if (!decoded.finite(w)) return false;  // times zeros beyond the edges
+    Array<int64_t> offsets(p.k());
+    find_offsets(p, offsets);
+    p.offsets = offsets, p.weight = decoded.weight, p.bias = decoded.bias, p.steps = decoded.late_steps();
     run_all(p, threads);
     return true;
 }

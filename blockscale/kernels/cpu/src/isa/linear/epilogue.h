@@ -52,15 +52,19 @@ struct Encoder {
         sure = all(multiply ? 0.75f : invertible ? 0.5f - 0x1p-13f : 0.0f);
     }
 
-    Bytes operator()(Vector y) const {
+    // The code less the zero point.
+    Vector whole(Vector y) const {
         Vector t = y * inverse, n = rounded(t);
         if (!all_below(magnitude(t - n), sure)) {
             t = multiply ? t : y / by;
             t = (Vector)((Ints)t & (t == t));  // NaN counts as 0
             n = rounded(greatest(low, least(high, t)));
         }
-        n = greatest(low, least(high, n));
-        return __builtin_convertvector(__builtin_convertvector(n, Ints) + zero_point, Bytes);
+        return greatest(low, least(high, n));
+    }
+
+    Bytes operator()(Vector y) const {
+        return __builtin_convertvector(__builtin_convertvector(whole(y), Ints) + zero_point, Bytes);
     }
 
     Vector low, high, by, inverse, sure;  // sure: how far from an integer t may be

@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Convolutions of planes: x and the result channels first, each channel a plane. Vectors run along the
+// pixels of a line, so that nothing is turned, and numbers of x become codes on their way into a slab.
+//
+// A cell of the slab is a pixel's number of one channel in float32 or, with vpdpbusd, four channels' codes:
+// less their lowest, so that they are unsigned; what that adds to a sum is known before (`starts`).
+#include "../simd/environment.h"
+#include "decoded.h"
+#include "epilogue.h"
+
+namespace blockscale::BLOCKSCALE_ISA {
+namespace {
+
+constexpr int64_t kSlab = 48 << 10;  // cells of 4 bytes: of the second-level cache
+constexpr int64_t kNear = 6 << 10;   // the same, of the first-level cache
+constexpr int64_t kLine = 16;         // the same, of a line of the cache
+constexpr int64_t kCell = 4;         // codes
+#if defined(__AVX512F__)
+constexpr int kMost = 4, kSums = 16;  // outputs at a time; vectors of sums
+#else
+constexpr int kMost = 2, kSums = 8;
+#endif
+constexpr int kWide = 4;  // vectors of pixels beside one another, at most
+
+// So many lines at a time, of so many vectors for so many outputs.
+constexpr int lines_of(int outputs, int vectors) {
+    int lines = kSums / (outputs * vectors);
+    return lines < 1 ? 1 : lines > 8 ? 8 : lines;
+}
+
+struct Work {
+    const Image* x;
+    const Spec* spec;  // of the weight
+    Window at;  // pixels that see no others lie in one line
+    Output out;
+    const float* weight;    // [panels][terms][32] cells
+    const float* steps;     // [panels * 32], or null
+    const float* bias;      // [panels * 32]
+    const int32_t* starts;  // the same: what sums of codes begin with; null: numbers
+    int64_t n, inner, each;  // outputs; channels that one sees, outputs of a group
+    int64_t depth, terms;    // cells of a pixel, and under the kernel
+    int64_t columns, band;   // of the result at a time
+    int64_t pitch, phase, lines;  // of the slab: cells of a line and of each part of it; lines
+    int32_t move;            // less the lowest code
+    const int64_t* offsets;  // [terms], in the slab
+    bool alone;              // pixels see no others
+
+    int64_t pixels_in() const { return at.size[0] * at.size[1] * at.size[2]; }
+    int64_t pixels() const { return at.out[0] * at.out[1] * at.out[2]; }
+};
+
+// A part of the result: `count` lines from `first` on, and `columns` from `column` on.
+struct Band {
+    int64_t image, group, place, first, count, column, columns;
+};
+
+// ------------------------------------------------------------------ x -> cells
+
+// Cells of zeros of x.
+void zeros(const Work& p, float* to, int64_t count) {
+    const uint32_t zero = p.starts ? static_cast<uint32_t>(p.move) * 0x01010101u : 0;
+    for (int64_t i = 0; i < count; ++i) copy<4>(to + i, &zero);
+}
+
+struct Buffers {
+    explicit Buffers(const Work& p)
+        : memory(slab_size(p) + kLine), line(most_read(p)), wide(kCell * most_read(p)),
+          encode(p.x->by ? *p.x->by : Codes{p.spec, 1.0f, false, 0}) {
+        slab = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
+        if (!p.alone || !p.starts) zeros(p, slab, slab_size(p));  // junk may be slow in float32
+    }
+
+    static int64_t slab_size(const Work& p) {
+        int64_t behind = 8 * p.at.stride[1] * p.pitch + kWide * kFloats;  // tiles may reach beyond the last line
+        return p.depth * p.at.kernel[0] * p.lines * p.pitch + behind;
+    }
+
+    static int64_t most_read(const Work& p) { return larger(p.columns, p.lines * p.at.size[2]) + 4 * kFloats; }
+
+    Array<float> memory, line, wide;
+    float* slab;  // in `memory`, where a line of the cache begins
+    Encoder encode;
+};
+
+// Up to a vector of numbers, of which there are `count`; zeros behind them.
+inline Vector some(const float* x, int64_t count) {
+    if (count >= kFloats) return load(x);
+#if defined(__AVX512F__)
+    return (Vector)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), x);
+#else
+    float few[kFloats] = {};
+    memcpy(few, x, count * 4);
+    return load(few);
+#endif
+}
+
+inline void put(float* to, Vector y, int64_t count) {
+    if (count >= kFloats) return store(to, y);
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1 << count) - 1), (__m512)y);
+#else
+    memcpy(to, &y, count * 4);
+#endif
+}
+
+// Numbers of one channel from index `from` on, or their codes less the zero point; in x or in the buffers.
+const float* read_numbers(const Work& p, int64_t channel, int64_t from, int64_t count, Buffers& b) {
+    const float* x = widen(p.x->x, p.x->dtype, channel * p.pixels_in() + from, count, b.wide);
+    if (!p.x->by) return x;
+    const Encoder encode = b.encode;
+    for (int64_t i = 0; i < count; i += kFloats) store(b.line + i, encode.whole(some(x + i, count - i)));
+    return b.line;
+}
+
+// The codes of up to four channels beside one another.
+const float* read_codes(const Work& p, int64_t channel, int64_t channels, int64_t from, int64_t count,
+                        Buffers& b) {
+    const float* x[kCell];
+    for (int64_t c = 0; c < channels; ++c)
+        x[c] = widen(p.x->x, p.x->dtype, (channel + c) * p.pixels_in() + from, count,
+                     b.wide + c * Buffers::most_read(p));
+    const Encoder encode = b.encode;
+    for (int64_t i = 0; i < count; i += kFloats) {
+        Ints cells{};
+        for (int64_t c = 0; c < channels; ++c) {
+            if (p.x->dtype == Dtype::fp32) __builtin_prefetch(x[c] + kCell * p.pixels_in() + i);
+            Vector whole = encode.whole(some(x[c] + i, count - i));
+            cells |= (__builtin_convertvector(whole, Ints) + p.move) << static_cast<int>(8 * c);
+        }
+        store(b.line + i, (Vector)cells);
+    }
+    return b.line;
+}
+
+// Every second of n numbers, from the first on.
+void halve(const float* from, int64_t n, float* to) {
+    int64_t half = ceil_div(n, 2), j = 0;
+#if defined(__AVX512F__)
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    for (; j < half; j += kFloats) {
+        __m512 low = (__m512)some(from + 2 * j, n - 2 * j);
+        __m512 high = n - 2 * j > kFloats ? (__m512)some(from + 2 * j + kFloats, n - 2 * j - kFloats) : low;
+        put(to + j, (Vector)_mm512_permutex2var_ps(low, even, high), half - j);
+    }
+#endif
+    for (; j < half; ++j) to[j] = from[2 * j];
+}
+
+// Cells of `lines` lines of x into those of the slab, from cell `left` of each on. Of steps along a line each
+// has a part of its own, so that neighbours of the result are neighbours there.
+void place_lines(const Work& p, const float* cells, int64_t lines, int64_t count, int64_t left, float* to) {
+    int64_t steps = p.at.stride[2];
+    for (int64_t first = 0; first < smaller(steps, count); ++first) {
+        float* part = steps == 1 ? to + left : to + (left + first) % steps * p.phase + (left + first) / steps;
+        const float* from = cells + first;
+        for (int64_t line = 0; line < lines; ++line, from += count, part += p.pitch) {
+            int64_t n = count - first;
+            if (steps == 1) {
+                for (int64_t i = 0; i < n; i += kFloats) put(part + i, some(from + i, n - i), n - i);
+            } else if (steps == 2) {
+                halve(from, n, part);
+            } else {
+                for (int64_t i = 0, j = 0; i < n; i += steps, ++j) part[j] = from[i];
+            }
+        }
+    }
+}
+
+// What lies beyond the edges of x keeps what the buffers began with; other lines may have been x's.
+void fill_plane(const Work& p, const Band& band, int64_t cell, int64_t plane, Buffers& b, float* to) {
+    const Window& w = p.at;
+    int64_t first = band.first * w.stride[1] - w.padding[1];
+    int64_t lines = (band.count - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1;
+    int64_t low = smaller(lines, larger(0, -first)), high = larger(low, smaller(lines, w.size[1] - first));
+    if (plane < 0 || plane >= w.size[0]) low = high = lines;
+    zeros(p, to, low * p.pitch);
+    zeros(p, to + high * p.pitch, (lines - high) * p.pitch);
+    if (low == high) return;
+    int64_t columns = p.alone ? band.columns : w.size[2], count = (high - low) * columns;
+    int64_t from = (plane * w.size[1] + first + low) * w.size[2] + band.column;
+    int64_t channel = (band.image * p.x->groups + band.group) * p.inner;
+    const float* cells =
+        p.starts ? read_codes(p, channel + cell * kCell, smaller(kCell, p.inner - cell * kCell), from, count, b)
+                 : read_numbers(p, channel + cell, from, count, b);
+    place_lines(p, cells, high - low, columns, w.padding[2], to + low * p.pitch);
+}
+
+void fill_slab(const Work& p, const Band& band, Buffers& b) {
+    const Window& w = p.at;
+    for (int64_t cell = 0; cell < p.depth; ++cell)
+        for (int64_t a = 0; a < w.kernel[0]; ++a)
+            fill_plane(p, band, cell, band.place * w.stride[0] - w.padding[0] + a * w.dilation[0], b,
+                       b.slab + (cell * w.kernel[0] + a) * p.lines * p.pitch);
+}
+
+// ------------------------------------------------------------------ products
+
+template <bool CODES>
+struct SumOf {
+    using Type = Vector;
+};
+template <>
+struct SumOf<true> {
+    using Type = Ints;
+};
+
+inline void add(Vector& sum, Vector x, Vector w) { sum = multiply_add(x, w, sum); }
+
+inline void add(Ints& sum, Vector x, Vector w) {
+#if defined(__AVX512VNNI__)  // a line of assembly, as in tile_vnni.h
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+#else
+    (void)sum, (void)x, (void)w;
+#endif
+}
+
+inline Vector everywhere(const float* cell) {
+    int32_t bits;
+    copy<4>(&bits, cell);
+    return (Vector)(Ints{} + bits);
+}
+
+// Where sums go: outputs from `output` on, lines and columns of the result that are there.
+struct Spot {
+    int64_t image, output, pixel, lines, columns;
+};
+
+// A line of sums into the result: as they are, or scaled; in the order of the integer tiles.
+template <bool CODES>
+[[gnu::noinline]] void end_line(const Work& p, int64_t output, const float* sums, int64_t to, int64_t count) {
+    using Sums = typename SumOf<CODES>::Type;
+    const Vector step = everywhere(p.steps ? p.steps + output : p.bias), bias = everywhere(p.bias + output);
+    const Vector x_step = all(p.x->step);
+    float wide[kWide * kFloats];
+    bool plain = p.out.dtype == Dtype::fp32;
+    float* y = plain ? static_cast<float*>(p.out.y) + to : wide;
+    for (int64_t i = 0; i < count; i += kFloats) {
+        Vector sum = load(sums + i);
+        if constexpr (CODES) sum = __builtin_convertvector((Sums)sum + p.starts[output], Vector);
+        if (p.steps) sum = sum * step;
+        sum = multiply_add(sum, x_step, bias);
+        put(y + i, sum, plain ? count - i : kFloats);
+    }
+    if (!plain) narrow(wide, p.out.dtype, count, static_cast<uint16_t*>(p.out.y) + to);
+}
+
+// R outputs of L lines of V vectors.
+template <int R, int V, int L, bool CODES>
+void sum_tile(const Work& p, const float* x, const float* weight, const Spot& at) {
+    typename SumOf<CODES>::Type sum[R][L][V] = {};
+    const int64_t line = p.at.stride[1] * p.pitch;
+    for (int64_t i = 0; i < p.terms; ++i, weight += kPanel) {
+        const float* from = x + p.offsets[i];
+        Vector w[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) w[r] = everywhere(weight + r);
+#pragma GCC unroll 8
+        for (int l = 0; l < L; ++l)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                Vector cells = load(from + l * line + v * kFloats);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) add(sum[r][l][v], cells, w[r]);
+            }
+    }
+    alignas(64) float sums[R][L][V * kFloats];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int l = 0; l < L; ++l)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) store(sums[r][l] + v * kFloats, (Vector)sum[r][l][v]);
+    int64_t lines = smaller(L, at.lines);
+    for (int r = 0; r < R; ++r)
+        for (int64_t l = 0; l < lines; ++l) {
+            int64_t output = at.output + r;
+            int64_t to = (at.image * p.n + output) * p.pixels() + at.pixel + l * p.at.out[2];
+            end_line<CODES>(p, output, sums[r][l], to, at.columns);
+        }
+}
+
+using SumTile = void (*)(const Work&, const float*, const float*, const Spot&);
+
+// Of up to M outputs at a time, `outputs` now.
+template <int M, int V, bool CODES>
+SumTile tile_of(int64_t outputs) {
+    constexpr int L = lines_of(M, V);
+    if constexpr (M >= 4)
+        if (outputs >= 4) return sum_tile<4, V, L, CODES>;
+    if constexpr (M >= 2)
+        if (outputs >= 2) return sum_tile<2, V, L, CODES>;
+    return sum_tile<1, V, L, CODES>;
+}
+
+// The columns of a band from `begin` to `end`, V vectors at a time, in chunks of tiles whose x stays near while
+// the outputs pass by, each of which is written along its lines.
+template <int M, int V, bool CODES>
+void sum_columns(const Work& p, const Band& band, int64_t begin, int64_t end, const float* slab) {
+    constexpr int64_t L = lines_of(M, V), kColumns = V * kFloats;
+    int64_t beside = ceil_div(end - begin, kColumns), tiles = ceil_div(band.count, L) * beside;
+    int64_t together = larger(1, kNear / (p.depth * kColumns * L)), last = (band.group + 1) * p.each;
+    for (int64_t first = 0; first < tiles; first += together)
+        for (int64_t output = band.group * p.each, step; output < last; output += step) {
+            int64_t within = output % kPanel, left = smaller(last - output, kPanel - within);
+            step = left >= 4 && M >= 4 ? 4 : left >= 2 && M >= 2 ? 2 : 1;
+            SumTile run = tile_of<M, V, CODES>(step);
+            const float* weight = p.weight + (output - within) * p.terms + within;
+            for (int64_t t = first; t < smaller(tiles, first + together); ++t) {
+                int64_t line = t / beside * L, column = begin + t % beside * kColumns;
+                int64_t above = band.place * p.at.out[1] + band.first + line;
+                run(p, slab + line * p.at.stride[1] * p.pitch + column, weight,
+                    {band.image, output, above * p.at.out[2] + band.column + column, band.count - line,
+                     smaller(kColumns, end - column)});
+            }
+        }
+}
+
+template <int M, bool CODES>
+void sum_band(const Work& p, const Band& band, const float* slab) {
+    int64_t all = band.columns, whole = all / (kWide * kFloats) * kWide * kFloats, rest = all - whole;
+    if (rest > 2 * kFloats || band.count == 1) whole = all, rest = 0;
+    if (whole) sum_columns<M, kWide, CODES>(p, band, 0, whole, slab);
+    if (rest > kFloats) {
+        sum_columns<M, 2, CODES>(p, band, whole, all, slab);
+    } else if (rest) {
+        sum_columns<M, 1, CODES>(p, band, whole, all, slab);
+    }
+}
+
+template <bool CODES>
+void sum_all(const Work& p, const Band& band, const float* slab) {
+    if (p.each >= 4 && kMost >= 4) return sum_band<kMost, CODES>(p, band, slab);
+    if (p.each >= 2) return sum_band<2, CODES>(p, band, slab);
+    sum_band<1, CODES>(p, band, slab);
+}
+
+// ------------------------------------------------------------------ all of it
+
+void find_sizes(Work& p) {
+    Window& w = p.at;
+    p.alone = true;
+    for (int i = 0; i < 3; ++i) p.alone &= w.kernel[i] == 1 && w.stride[i] == 1 && w.padding[i] == 0;
+    if (p.alone) {
+        w.size[2] = w.out[2] = p.pixels();
+        w.size[0] = w.size[1] = w.out[0] = w.out[1] = 1;
+    }
+    p.columns = w.out[2];
+    if (p.alone) p.columns = smaller(p.columns, larger(1, kSlab / (p.depth * 64)) * 64);
+    int64_t reach = (w.kernel[2] - 1) * w.dilation[2], span = (w.kernel[1] - 1) * w.dilation[1] + 1;
+    int64_t read = p.alone ? p.columns : w.padding[2] + w.size[2];  // cells of x beyond the last one's reach, too
+    p.phase = larger(p.columns + reach / w.stride[2], ceil_div(read, w.stride[2]));
+    p.pitch = (p.phase * w.stride[2] / kLine | 1) * kLine;  // lines of the cache: not all in the same of its sets
+    if (p.pitch < p.phase * w.stride[2]) p.pitch += 2 * kLine;
+    int64_t fit = (kSlab / (p.depth * w.kernel[0] * p.pitch) - span) / w.stride[1] + 1;
+    p.band = smaller(w.out[1], larger(1, fit));
+    p.lines = (p.band - 1) * w.stride[1] + span;
+}
+
+void find_offsets(const Work& p, int64_t* offsets) {
+    const Window& w = p.at;
+    for (int64_t a = 0; a < w.kernel[0]; ++a)
+        for (int64_t b = 0; b < w.kernel[1]; ++b)
+            for (int64_t c = 0; c < w.kernel[2]; ++c)
+                for (int64_t cell = 0; cell < p.depth; ++cell) {
+                    int64_t line = (cell * w.kernel[0] + a) * p.lines + b * w.dilation[1];
+                    int64_t column = c * w.dilation[2];
+                    *offsets++ = line * p.pitch + column % w.stride[2] * p.phase + column / w.stride[2];
+                }
+}
+
+void run_all(const Work& p, int threads) {
+    const Window& w = p.at;
+    int64_t bands = ceil_div(w.out[1], p.band), parts = ceil_div(w.out[2], p.columns);
+    int64_t items = p.x->batch * p.x->groups * w.out[0] * bands * parts;
+    Lack lack;
+#pragma omp parallel num_threads(startable(threads)) if (threads > 1)
+    {
+        FullPrecision guard;
+        Later<Buffers> buffers;
+        lack.carry([&] { buffers.make(p); });
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < items; ++item) lack.carry([&] {
+            int64_t column = item % parts * p.columns, left = item / parts, first = left % bands * p.band;
+            left /= bands;
+            int64_t place = left % w.out[0], group = left / w.out[0] % p.x->groups;
+            Band band{left / w.out[0] / p.x->groups, group, place, first, smaller(p.band, w.out[1] - first),
+                      column, smaller(p.columns, w.out[2] - column)};
+            fill_slab(p, band, *buffers);
+            p.starts ? sum_all<true>(p, band, (*buffers).slab) : sum_all<false>(p, band, (*buffers).slab);
+        });
+    }
+    lack.raise();
+}
+
+Work plan_of(const FloatWeight& w, const Image& x, const Output& out, bool codes) {
+    Work p{};
+    p.x = &x, p.spec = w.spec, p.at = x.window, p.out = out, p.n = w.grid.rows;
+    p.inner = x.window.channels / x.groups, p.each = p.n / x.groups;
+    p.depth = codes ? ceil_div(p.inner, kCell) : p.inner;
+    p.terms = p.depth * p.at.cells();
+    find_sizes(p);
+    return p;
+}
+
+bool by_codes(const FloatWeight& w, const PlaneWeight& packed, const Image& x, const Output& out, int threads) {
+    Work p = plan_of(w, x, out, true);
+    p.move = x.by->zero_point - static_cast<int32_t>(x.by->spec->element.low);
+    if (p.move < 0 || p.move > 255) return false;  // no code is 0
+    int64_t outputs = ceil_div(p.n, kPanel) * kPanel;
+    Array<float> steps(outputs), bias(outputs);
+    Array<int32_t> starts(outputs);
+    Array<int64_t> offsets(p.terms);
+    memset(bias, 0, outputs * 4);
+    if (out.bias) memcpy(bias, out.bias, p.n * 4);
+    for (int64_t i = 0; i < outputs; ++i) {
+        steps[i] = w.steps[smaller(i, p.n - 1) / w.grid.block_rows];
+        starts[i] = -p.move * packed.sums[i];
+    }
+    find_offsets(p, offsets);
+    p.weight = reinterpret_cast<const float*>(packed.codes);
+    p.steps = steps, p.bias = bias, p.starts = starts, p.offsets = offsets;
+    run_all(p, threads);
+    return true;
+}
+
+}  // namespace
+
+bool planes(const FloatWeight& w, const PlaneWeight* packed, const Image& x, const Output& out, int threads) {
+    FullPrecision guard;
+    if (packed) return by_codes(w, *packed, x, out, threads);
+    Work p = plan_of(w, x, out, false);
+    Decoded decoded(w, out.bias, x.by && one_step_each(w));
+    if (!decoded.finite(w)) return false;  // times zeros beyond the edges
+    Array<int64_t> offsets(p.terms);
+    find_offsets(p, offsets);
+    p.weight = decoded.weight, p.steps = decoded.late_steps(), p.bias = decoded.bias, p.offsets = offsets;
+    run_all(p, threads);
+    return true;
+}
+
+// [panels][cells under the kernel][32][4]
+bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* codes, int32_t* sums) {
+    constexpr int64_t kMostTerms = INT32_MAX / (255 * 128);  // whose sums int32 holds
+#if defined(__AVX512VNNI__)
+    if (w.grid.columns > kMostTerms || !one_step_each(w)) return false;
+    FullPrecision guard;
+    Decoded decoded(w, nullptr, true);
+    int64_t k = w.grid.columns, depth = ceil_div(inner, kCell), terms = k / inner * depth;
+    memset(codes, 0, decoded.outputs * terms * kCell);
+    memset(sums, 0, decoded.outputs * 4);
+    for (int64_t first = 0; first < decoded.outputs; first += kPanel)
+        for (int64_t i = 0; i < k; ++i) {
+            int64_t term = i / inner * depth + i % inner / kCell;
+            int8_t* to = codes + (first * terms + term * kPanel) * kCell + i % inner % kCell;
+            for (int64_t lane = 0; lane < kPanel; ++lane) {
+                float code = decoded.weight[first * k + i * kPanel + lane];
+                if (!(code >= -128.0f && code <= 127.0f)) return false;
+                to[lane * kCell] = static_cast<int8_t>(code);
+                sums[first + lane] += static_cast<int32_t>(code);
+            }
+        }
+    return true;
+#else
+    (void)w, (void)inner, (void)codes, (void)sums, (void)kMostTerms;
+    return false;
+#endif
+}
+
+}  // namespace blockscale::BLOCKSCALE_ISA
