@@ -19,9 +19,11 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.support import durations\n"
         "from tests.support.durations import Durations\n"
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(Durations(Path('cache') / 'durations.jsonl'))\n"
+        "    durations.BUDGET = 0.15\n"
     )
     spin = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
     (tmp_path / "test_a.py").write_text(
@@ -36,6 +38,7 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "test_a.py"]
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command += ["-m", "not slow"]
     done = subprocess.run(
         command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
     )
@@ -50,6 +53,8 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     assert lines["test_a.py::test_skipped"]["slow"] and not lines["test_a.py::test_child"]["slow"]
     assert lines["(collection)"]["tests"] == 4
     assert len(lines) == 5
+    named = done.stdout.partition("above 0.15 s of processor time")[2]
+    assert "s  test_a.py::test_fixture" in named and "test_nothing" not in named
 
 
 def test_folders() -> None:

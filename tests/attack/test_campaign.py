@@ -58,7 +58,7 @@ def test_a_campaign_goes_on_where_it_ended(tmp_path: Path) -> None:
     part = Part("quick", "cases", 12, lambda case: {"cases": 1, "numbers": case.number})
     for _ in range(2):
         campaign = Campaign(tmp_path / "state.json", 4, "version")
-        campaign.run([part], 1.0, lambda _: None)
+        campaign.run([part], 0.01, lambda _: None)  # a case at least
     own = json.loads((tmp_path / "state.json").read_text())["parts"]["quick"]
     cases = own["counts"]["cases"]
     assert cases == own["next"] > 0
@@ -94,7 +94,7 @@ def test_figures_of_other_parts_stay_with_their_commit(tmp_path: Path) -> None:
     part = Part("quick", "cases", 12, lambda case: None)
     for version, name in (("one", "first"), ("two", "second")):
         campaign = Campaign(tmp_path / f"{version}.json", 4, version)
-        campaign.run([replace(part, name=name)], 0.2, lambda _: None)
+        campaign.run([replace(part, name=name)], 0.01, lambda _: None)
         show.write_figures(campaign, {}, tmp_path / "figures.json")
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert {name: each["version"] for name, each in figures["parts"].items()} == {

@@ -27,6 +27,7 @@ from tests.support.schedule import COSTS
 
 FILE = Path(".pytest_cache") / "durations.jsonl"
 COLLECTION = "(collection)"
+BUDGET = 3.0  # seconds of processor time: the end of a run of fast tests names what takes more
 
 
 def processor() -> float:
@@ -46,6 +47,7 @@ class Durations:
         self._file: TextIO | None = None
         self._sums: dict[str, dict[str, Any]] = {}
         self._last = (processor(), monotonic())
+        self._dear: list[tuple[float, str]] = []
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """The first process writes, not xdist's workers; runs at the same time do not mix."""
@@ -94,7 +96,16 @@ class Durations:
         line["worker"] = report.worker
         line["slow"] = report.slow
         if report.when == "teardown":
-            self._write(self._sums.pop(report.nodeid))
+            done = self._sums.pop(report.nodeid)
+            self._write(done)
+            if done["processor"] > BUDGET:
+                self._dear.append((done["processor"], done["test"]))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the fast tests above the budget; it is no failure."""
+        if self._dear and "not slow" in terminalreporter.config.option.markexpr:
+            terminalreporter.section(f"above {BUDGET:g} s of processor time (CONTRIBUTING, Tests)")
+            terminalreporter.write("\n".join(dearest(self._dear)) + "\n")
 
     def pytest_unconfigure(self) -> None:
         """The file takes its name; that of a run which is cut off keeps the process's number."""
@@ -117,6 +128,11 @@ class Durations:
 def read(file: Path) -> list[dict[str, Any]]:
     """The lines of a file that the plugin wrote."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def dearest(costs: Iterable[tuple[float, str]]) -> list[str]:
+    """A line for each test, the most expensive first."""
+    return [f"{seconds:8.2f} s  {test}" for seconds, test in sorted(costs, reverse=True)]
 
 
 def folder(test: str, depth: int) -> str:
@@ -190,8 +206,7 @@ def main() -> None:
         return
     print("\n".join(table(lines, given.depth, read(given.before) if given.before else [])))
     print()
-    for line in sorted(lines, key=lambda line: -line["processor"])[: given.top]:
-        print(f"{line['processor']:8.2f} s  {line['test']}")
+    print("\n".join(dearest((line["processor"], line["test"]) for line in lines)[: given.top]))
 
 
 if __name__ == "__main__":
