@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Scheme
+from blockscale.kernels.registry import unavailable
 from blockscale.layers.before import Before
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
@@ -85,6 +86,16 @@ class QConv(Convolution):
     def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme, like: Any):
         super().__init__(weight, bias, scheme, like)
         self._around, self._inside = _paddings(like)
+
+    def slow(self) -> str:
+        if not self.qweight.codes.is_cpu or unavailable("cpu") is not None:
+            return ""
+        from blockscale.kernels.cpu import _native  # not where there is no native library
+        from blockscale.kernels.cpu.conv_way import told
+
+        about = list(self.qweight.shape), self.groups, "" if self.input is None else self.input.fmt
+        slow = told(*about, self.qweight.fmt, _native.isa(), channels_last=False).slow
+        return f"on this CPU {slow}" if slow else ""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""

@@ -131,6 +131,11 @@ class QLayer(nn.Module):
         """The quantized layer in place of `module`, with its weight quantized as given."""
         return cls(weight, module.bias, scheme)
 
+    def slow(self) -> str:
+        """Where its kernels were measured not to be faster than the float layer: by how much, and
+        why; else empty."""
+        return ""
+
     def take_place_of(self, module: nn.Module) -> None:
         """Take over a float layer's mode and hooks; the hooks' handles still remove them."""
         self.train(module.training)

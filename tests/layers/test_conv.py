@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
+from blockscale.kernels.registry import unavailable
 from blockscale.layers.conv import QConv
 
 CONVS = [
@@ -101,3 +102,16 @@ def test_an_image_of_one_pixel_is_contiguous_as_ever() -> None:
     layer = quantized(nn.Conv2d(4, 6, 1))
     y = layer(torch.ones(2, 4, 1, 1).contiguous(memory_format=torch.channels_last))
     assert y.is_contiguous()
+
+
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
+def test_the_ledger_says_where_a_layer_is_slower_than_the_float_one() -> None:
+    """No slow way without a word: its figure and its reason, and nothing of a faster one."""
+    model = nn.Sequential(nn.Conv2d(256, 64, 1), nn.Conv2d(3, 64, 7), nn.ConvTranspose2d(64, 8, 2))
+    alone = bs.quantize_(copy.deepcopy(model), "int8_channel")
+    told = "on this CPU 1.1 to 1.9 of float32's time: the same products, of a weight that is"
+    assert alone["0"].details.startswith(told)
+    assert alone["1"].details == alone["2"].details == ""
+    assert told in str(alone)
+    both = bs.quantize_(copy.deepcopy(model), bs.Recipe("int8_channel", "int8_token"))
+    assert "each pixel has scales of its own" in both["0"].details

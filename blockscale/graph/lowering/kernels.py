@@ -25,13 +25,30 @@ def kernel_way(node: fx.Node, backend: str) -> Way:
     op = of_ours(node)
     assert op is not None
     if has_kernel(node, backend):
-        return way(node, "kernel")
+        return way(
+            node, "kernel", _conv_told(op, own_arguments(node, op)) if backend == "cpu" else ""
+        )
     reason = misses(node, backend)
     if reason is None:
         return way(node, "composed", f"no {backend} kernel of its own: decoded, torch's, encoded")
     left = way(node, "reference", reason, left=True)
     node.target = pinned(node.target)
     return left
+
+
+def _conv_told(op: Op, own: tuple[Any, ...]) -> str:
+    """How a convolution runs on the CPU, and whether that is slow; empty for other ops."""
+    if op.name not in ("conv", "fused_conv"):
+        return ""
+    from blockscale.kernels.cpu import _native  # there is one: it has this kernel
+    from blockscale.kernels.cpu.conv_way import told
+
+    x, weight, _, shape, *_ = own
+    fused = op.name == "fused_conv"
+    groups, fmt = own[7], x.fmt if fused else own[8].fmt
+    return "; ".join(
+        filter(None, told(shape, groups, fmt, weight.fmt, _native.isa(), channels_last=fused))
+    )
 
 
 def has_kernel(node: fx.Node, backend: str) -> bool:

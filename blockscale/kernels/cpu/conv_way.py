@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from blockscale.core.elements.integer import Integer
 from blockscale.core.parse import parse
@@ -24,6 +25,10 @@ DIRECT_OUTPUTS, DIRECT_CHANNELS, DIRECT_GROUPED = 16, 31, 1
 # in: for more of them patches, which cost once what the products of planes cost each time.
 PLANES_NUMBERS, PLANES_PRODUCTS = 64, 1024
 PLANES_ISAS = ("avx512vnni", "amx")  # that multiply codes of planes
+
+# Times of torch's float32 convolution, where they are not all below one (benchmarks/results).
+TORCH, MANY_NUMBERS, SMALL_PLANES = "1.1 to 1.9", "0.9 to 1.2", "0.9 to 1.3"
+PIXELS, OWN_ROWS = "0.7 to 2.7", "0.4 to 2.4"
 
 
 class Way(Enum):
@@ -69,6 +74,46 @@ def way(
 
 
 chosen = lru_cache(1024)(way)  # of tuples: parsing formats takes longer than small convolutions
+
+
+class Told(NamedTuple):
+    """way: how a convolution runs, and by which instructions
+    slow: where it was measured not to be faster than torch's float32 one: by how much, and why
+    """
+
+    way: str
+    slow: str
+
+
+def told(
+    shape: Sequence[int],
+    groups: int,
+    input_fmt: str,
+    weight_fmt: str,
+    isa: str,
+    *,
+    channels_last: bool,
+) -> Told:
+    """What a ledger says of a convolution. The arguments are those of `way`."""
+    found = way(shape, groups, input_fmt, weight_fmt, isa, channels_last=channels_last)
+    return Told(f"{found.value}, {isa}", _slow(found, shape, input_fmt))
+
+
+def _slow(found: Way, shape: Sequence[int], input_fmt: str) -> str:
+    """As `Told.slow`: the largest figures of benchmarks/convolutions.py, by one thread."""
+    _, channels, *kernel = shape
+    if found is Way.TORCH:
+        return f"{TORCH} of float32's time: the same products, of a weight that is decoded first"
+    if found is Way.PLANES and not input_fmt and channels > DIRECT_CHANNELS:
+        return f"{MANY_NUMBERS} of float32's time: the same products, of codes decoded first"
+    if found is Way.PLANES and input_fmt and channels == 1:
+        return f"{SMALL_PLANES} of float32's time on images of 28 x 28 and smaller, less on others"
+    if input_fmt and not shares_a_scale(input_fmt, len(shape)):
+        if found is Way.DIRECT:
+            return f"{PIXELS} of float32's time: each pixel's codes are decoded first"
+        if prod(kernel) == 1:
+            return f"{OWN_ROWS} of float32's time: each pixel has scales of its own"
+    return ""
 
 
 def by_planes(shape: Sequence[int], groups: int, input_fmt: str, weight_fmt: str, isa: str) -> bool:

@@ -56,7 +56,7 @@ def build(
         input="" if layer.input is None else layer.input.fmt,
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
-        details=", ".join(filter(None, [*plan.told, place.told])),
+        details=", ".join(filter(None, [*plan.told, place.told, layer.slow()])),
         bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=(*plan.entry.notes, *notes),
         bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),

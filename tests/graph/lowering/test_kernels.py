@@ -3,13 +3,16 @@
 
 import pytest
 import torch
+from torch import nn
 
+import blockscale as bs
 from blockscale.core.operand import Value
 from blockscale.graph.lowering import kernels
 from blockscale.graph.lowering.kernels import has_kernel, kernel_way, misses, own_arguments
 from blockscale.graph.lowering.way import of_ours
 from blockscale.kernels.registry import unavailable
 from blockscale.ops.fused import FUSED
+from blockscale.ops.op import OPS
 from tests.graph.lowering.programs import layers
 from tests.support.lowering import learned
 
@@ -43,6 +46,25 @@ def test_a_kernel(monkeypatch):
     node = product(layers("int8 static")[0])
     assert has_kernel(node, "cpu") and misses(node, "cpu") is None
     assert kernel_way(node, "cpu").way == "kernel"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "way", "slow"),
+    [
+        (bs.Recipe("int8_channel", "int8"), "products of planes, ", ""),
+        (bs.Recipe("int8_channel"), "torch's float32 convolution, ", "of float32's time"),
+    ],
+)
+def test_how_a_convolution_runs(recipe, way, slow):
+    """The way of the kernel, and why it is slow, where it is."""
+    model, x = nn.Sequential(nn.Conv2d(70, 8, 1)), torch.randn(1, 70, 4, 4)
+    bs.quantize_(model, recipe)
+    program = torch.export.export(model.eval(), (x,))
+    node = next(n for n in program.graph_module.graph.nodes if of_ours(n) is OPS["conv"])
+    found = kernel_way(node, "cpu")
+    assert found.way == "kernel"
+    assert found.why.startswith(way) or not slow  # patches without vpdpbusd
+    assert slow in found.why
 
 
 def test_composed(monkeypatch):

@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.kernels.cpu import conv_way
-from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, way
+from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, told, way
 
 WEIGHT = "int8:channel0:fp32"
 
@@ -90,3 +90,22 @@ def test_every_limit_is_one_of_the_rule() -> None:
     names = ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS", "DIRECT_OUTPUTS", "DIRECT_CHANNELS")
     for name in (*names, "DIRECT_GROUPED", "PLANES_NUMBERS", "PLANES_PRODUCTS"):
         assert getattr(conv_way, name) > 0
+
+
+def test_what_a_ledger_says() -> None:
+    """The way and, where it was measured to be no faster than float32, by how much and why."""
+    one, token = "int8:tensor:fp32", "int8:token:fp32"
+    for shape, groups, fmt, found, slow in (
+        ([64, 256, 1, 1], 1, one, Way.PLANES, ""),
+        ([64, 256, 1, 1], 1, "", Way.TORCH, "1.1 to 1.9 of float32's time: the same products"),
+        ([64, 64, 1, 1], 1, "", Way.PLANES, "0.9 to 1.2 of float32's time: the same products"),
+        ([64, 3, 7, 7], 1, "", Way.PLANES, ""),
+        ([144, 1, 3, 3], 144, one, Way.PLANES, "on images of 28 x 28 and smaller"),
+        ([144, 1, 3, 3], 144, "", Way.PLANES, ""),
+        ([64, 3, 7, 7], 1, token, Way.DIRECT, "each pixel's codes are decoded first"),
+        ([64, 256, 1, 1], 1, token, Way.PATCHES, "each pixel has scales of its own"),
+        ([256, 256, 3, 3], 1, token, Way.PATCHES, ""),
+    ):
+        about = told(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
+        assert about.way == f"{found.value}, amx"
+        assert slow in about.slow and bool(slow) == bool(about.slow), (shape, fmt)
