@@ -66,6 +66,7 @@ KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _AUTO = Choice("auto", must=False)
 _choice: ContextVar[Choice] = ContextVar("blockscale_backend", default=_AUTO)
 _settled: dict[tuple[str, str, tuple[str, ...]], Kernel] = {}  # (op, device, spellings): by "auto"
+_can_be_asked: set[tuple[str, str]] = set()  # (backend, device) that were seen to go together
 _warned: set[tuple[str, ...]] = set()
 
 
@@ -183,7 +184,7 @@ def find(
     """
     chosen = _choice.get()
     if composed:
-        return _of_composed(op, spellings, device, arguments)
+        return _of_composed(op, spellings, device, arguments, chosen.backend)
     if chosen is _AUTO:
         kernel = _settled.get((op, device, spellings))
         return kernel or _of_device(op, spellings, device, arguments)
@@ -204,18 +205,26 @@ def find(
 
 
 def _of_composed(
-    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...]
+    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...], wanted: str
 ) -> Kernel | None:
     """A kernel of the wanted backend, else of the device's; None where there is none."""
-    wanted = _choice.get().backend
     if wanted == "reference":
         return None
-    for backend in (device,) if wanted in ("auto", device) else (wanted, device):
-        if backend in backends() and _prefers(backend, device):
-            found = supporting(op, backend, spellings, arguments)
-            if found is not None:
-                return found
-    return None
+    backend = None if wanted in ("auto", device) else wanted
+    if backend is not None and (found := _preferred(op, spellings, backend, device, arguments)):
+        return found
+    return _preferred(op, spellings, device, device, arguments)
+
+
+def _preferred(
+    op: str, spellings: tuple[str, ...], backend: str, device: str, arguments: tuple[Any, ...]
+) -> Kernel | None:
+    """The kernel of a backend that can be asked, if it has one."""
+    if (backend, device) not in _can_be_asked:
+        if backend not in backends() or not _prefers(backend, device):
+            return None
+        _can_be_asked.add((backend, device))
+    return supporting(op, backend, spellings, arguments)
 
 
 def _prefers(backend: str, device: str) -> bool:

@@ -73,7 +73,12 @@ class Residents(Generic[T]):
             if part is None or reference is None:
                 if part is not reference:
                     return False
-            elif reference() is not part or self._stamp(part) != stamp:
+            elif reference() is not part:
+                return False
+            elif part.is_inference():
+                if self._stamp(part) != stamp:
+                    return False
+            elif stamp[1] != part._version or stamp[0] != part.data_ptr():  # a call less
                 return False
         return self._unchanged is None or self._unchanged(kept.value)
 

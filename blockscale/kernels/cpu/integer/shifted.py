@@ -117,7 +117,7 @@ def _run(
     """places: of a convolution, as `window` of src/bind_linear.cpp takes them; () without."""
     _, zero, low, high, fmt = end
     sums = torch.int64 if kept.wide else torch.int32
-    y = new(shape, parse(fmt).element.code_dtype if fmt else sums)
+    y = new(shape, _code_dtype(fmt) if fmt else sums)
     before = None if len(kept.steps) == 1 else new(shape, sums)
     halves, channels, rows = _halves(x, x_zero), x.shape[-1], y.numel() // shape[-1]
     for i, step in enumerate(kept.steps):
@@ -145,6 +145,11 @@ def _halves(x: Tensor, zero: int) -> list[tuple[Tensor, int]]:
     if codes.dtype != torch.int16:
         return [(codes, zero)]
     return [((codes >> 8).to(torch.int8), zero >> 8), (codes.to(torch.uint8), zero & 255)]
+
+
+@lru_cache(256)
+def _code_dtype(fmt: str) -> torch.dtype:
+    return parse(fmt).element.code_dtype
 
 
 @lru_cache(4)
