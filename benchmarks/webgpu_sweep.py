@@ -24,7 +24,7 @@ from benchmarks.webgpu import Call, OnWebGPU, _operand, copying, numbers, there
 from blockscale.bench import traffic
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import download, release

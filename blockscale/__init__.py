@@ -9,14 +9,14 @@ from blockscale import moved as moved
 from blockscale import qat as qat
 from blockscale.calibration import observers as observers
 from blockscale.calibration.calibrate import calibrate as calibrate
-from blockscale.calibration.compare import compare as compare
+from blockscale.calibration.comparison import compare as compare
 from blockscale.core.format import Format as Format
+from blockscale.core.integer_scales import round_to_power_of_2 as round_to_power_of_2
 from blockscale.core.ledger import Entry as Entry
 from blockscale.core.ledger import Ledger as Ledger
 from blockscale.core.ledger import SkippedError as SkippedError
 from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
-from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
 from blockscale.core.profiles import Profile as Profile
 from blockscale.core.profiles import profile as profile
 from blockscale.core.recipe import Recipe as Recipe
@@ -36,21 +36,21 @@ from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
 from blockscale.qat.conversion import convert as convert
 from blockscale.qat.prepare import prepare_qat as prepare_qat
-from blockscale.reporting.model.report import report as report
+from blockscale.reporting.model.page import report as report
 from blockscale.selection.recommend import recommend as recommend
 from blockscale.selection.result import read_search as read_search
 from blockscale.selection.search import search as search
-from blockscale.selection.system.estimates import auto_quantize_tensor as auto_quantize_tensor
-from blockscale.selection.system.estimates import (
-    estimate_accuracy_impact as estimate_accuracy_impact,
-)
-from blockscale.selection.system.estimates import estimate_memory_savings as estimate_memory_savings
 from blockscale.selection.system.facade import QuantizationSystem as QuantizationSystem
 from blockscale.selection.system.facade import (
     create_quantization_system as create_quantization_system,
 )
 from blockscale.selection.system.params import QuantizationParams as QuantizationParams
 from blockscale.selection.system.params import create_optimal_params as create_optimal_params
+from blockscale.selection.system.workload import auto_quantize_tensor as auto_quantize_tensor
+from blockscale.selection.system.workload import (
+    estimate_accuracy_impact as estimate_accuracy_impact,
+)
+from blockscale.selection.system.workload import estimate_memory_savings as estimate_memory_savings
 
 __version__ = "0.1.0"
 

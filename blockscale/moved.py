@@ -32,7 +32,7 @@ MOVED = {
     "blockscale.graph.lower.targets": "blockscale.graph.lowering.target",
     "blockscale.graph.prepare": "blockscale.graph.preparation",
     "blockscale.integrations.transformers.from_checkpoint": (
-        "blockscale.integrations.transformers.checkpoints"
+        "blockscale.integrations.transformers.reading"
     ),
     "blockscale.kernels.webgpu.textures.texture": "blockscale.kernels.webgpu.textures.storage",
     "blockscale.ops.fused.match": "blockscale.ops.fused.matching",

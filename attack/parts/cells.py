@@ -12,10 +12,9 @@ from torch import Tensor
 
 import blockscale as bs
 from attack.part import Case, Counts, Found, Part
-from blockscale.core.catalog import CATALOG
 from blockscale.core.elements import FAMILIES
 from blockscale.core.operand import Operand, quantizer
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.ops import primitives
 
 _BLOCKS = (

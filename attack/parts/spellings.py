@@ -4,9 +4,8 @@
 import random
 
 from attack.part import Case, Found, Part
-from blockscale.core.catalog import CATALOG
 from blockscale.core.elements import FAMILIES
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 
 _ELEMENTS = (
     *(name for family in FAMILIES for name in family.EXAMPLES),

@@ -10,7 +10,7 @@ from typing import Any
 from blockscale.bench.environment import allocator
 from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
 from blockscale.bench.settings import Settings
-from blockscale.core.untrusted.json_text import read_json
+from blockscale.core.untrusted import read_json
 from blockscale.files.whole import written_whole
 
 SCHEMA = 1

@@ -6,7 +6,7 @@ from math import prod
 import torch
 
 from blockscale.core.format import Format
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 Shape = tuple[int, ...]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.padding import Padding
-from blockscale.core.work.progress import Progress
-from blockscale.layers.guards.sample import call as call
-from blockscale.layers.guards.sample import device_of as device_of
+from blockscale.core.work import Progress
+from blockscale.layers.guards import call as call
+from blockscale.layers.guards import device_of as device_of
 
 
 @contextmanager

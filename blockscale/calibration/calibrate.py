@@ -10,25 +10,23 @@ from torch import nn
 
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.blocks.task import BlockAlgorithm
+from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.learn import Data, Methods, chosen
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.rotations.rotated import check_rotatable, rotated
 from blockscale.calibration.session import Session
-from blockscale.calibration.walk.settle import streamed
-from blockscale.calibration.walk.stream import Source
+from blockscale.calibration.walk.weights import Source, streamed
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
-from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.optimizers import replacing
-from blockscale.layers.guards.processes import Group, agreeing, check_group, check_whole
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.planned import ParameterPlan, plan_parameters
+from blockscale.layers.guards import ordinary_tensors, replacing
+from blockscale.layers.model import unwrapped
+from blockscale.layers.parameters import ParameterPlan, plan_parameters
+from blockscale.layers.processes import Group, agreeing, check_group, check_whole
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options

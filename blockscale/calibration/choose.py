@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.blocks.task import BlockAlgorithm
+from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.session import Session, has_rows, width
-from blockscale.core.layout import to_stored
+from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
 from blockscale.layers.joined import settle_top
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model.build import beside_rows
+from blockscale.layers.model import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor

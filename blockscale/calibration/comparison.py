@@ -3,11 +3,32 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockscale.calibration.errors import Deviation, Rounding
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from blockscale.calibration.batches import Batches, call, inference
+from blockscale.calibration.errors import (
+    Deviation,
+    Rounding,
+    RoundingSums,
+    Sums,
+    add_input,
+    add_weight,
+)
+from blockscale.calibration.input_stats import Callback, features_last, watch
+from blockscale.calibration.progress_bar import listener
+from blockscale.core import reference
+from blockscale.core.pack import to_stored
+from blockscale.core.work import Progress
+from blockscale.layers.guards import check_model
+from blockscale.layers.layer import QLayer
+from blockscale.layers.model import unwrapped
 
 ORDERS = ("isolated", "accumulated", "weight", "input", "name")
 
@@ -141,3 +162,215 @@ def _notes(layer: LayerComparison) -> Iterator[str]:
             )
         if error is not None and error.odd > hidden:
             yield f"{part}: {error.odd - hidden} elements are NaN or infinite on one side only"
+
+
+# bs.compare: layer by layer, how far a quantized model is from the float one.
+
+
+def compare(
+    model_float: nn.Module,
+    model_quantized: nn.Module,
+    batches: Iterable[Any],
+    *,
+    progress: bool | Progress = False,
+    budget: float = 1e9,
+) -> Comparison:
+    """Run both models over the same batches and measure each quantized layer against float.
+
+    A layer's output has two errors: `isolated`, when the quantized layer is given the float
+    model's input, which is the layer's own doing; and `accumulated`, as it is in the quantized
+    model, with all that the layers before it did. Nothing but sums is kept between batches.
+
+    batches: as in `bs.calibrate`; once through is enough.
+    progress: as there.
+    budget: bytes of the float model's activations that are held at one time. With more, each batch
+        goes through both models again for the rest.
+
+    Returns the Comparison, the layer with the lowest isolated SQNR first. Raises ValueError if the
+    second model has no quantized layer, or one that is not in the first.
+    """
+    for model in (model_float, model_quantized):
+        check_model(model, "bs.compare")
+    told, count = listener(progress), 0
+    try:
+        with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
+            differences = LayerDifferences(first, second, budget)
+            with inference(first, second):
+                for batch in Batches(batches, 1, "", told):
+                    a, b = differences.run(batch)
+                    differences.add_outputs(a, b)
+                    count += 1
+    finally:
+        told.close()
+    return differences.result(count)
+
+
+class LayerDifferences:
+    """What bs.compare measures, a batch at a time: for whoever runs both models anyway.
+
+    budget: bytes of the float model's activations that are held at one time
+    Raises ValueError as bs.compare does.
+    """
+
+    def __init__(self, model_float: nn.Module, model_quantized: nn.Module, budget: float = 1e9):
+        self._models, self._budget = (model_float, model_quantized), budget
+        self._layers, self._output = _pairs(model_float, model_quantized), Sums()
+
+    def run(self, batch: Any) -> tuple[Any, Any]:
+        """Both models over one batch, and what they returned."""
+        return _one_batch(self._models, batch, self._layers, self._budget)
+
+    def add_outputs(self, a: Any, b: Any) -> None:
+        """Add the difference of what the models returned."""
+        for x, y in _float_outputs(a, b):
+            self._output.add(x, y)
+
+    def result(self, batches: int) -> Comparison:
+        """All that was measured, the layer with the lowest isolated SQNR first."""
+        compared = tuple(layer.result() for layer in self._layers)
+        return Comparison(compared, self._output.result(), batches).sorted()
+
+
+def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
+    floats = dict(model_float.named_modules(remove_duplicate=False))
+    quantized = {n: m for n, m in model_quantized.named_modules() if isinstance(m, QLayer)}
+    if not quantized:
+        raise ValueError("the second model has no quantized layer: quantize it first")
+    for name, layer in quantized.items():
+        like = getattr(floats.get(name), "weight", None)
+        if like is None or tuple(like.shape) != tuple(layer.qweight.shape):
+            raise ValueError(
+                f"the quantized layer {name!r} has no counterpart with a weight of shape "
+                f"{tuple(layer.qweight.shape)} in the first model: compare two copies of the "
+                "same model"
+            )
+        if floats[name] is layer:
+            raise ValueError(
+                "the models share their layers: compare with a copy made before quantizing"
+            )
+    return [_Layer(name, floats[name], layer) for name, layer in quantized.items()]
+
+
+class _Layer:
+    """A pair of layers, and the sums of their differences."""
+
+    def __init__(self, name: str, like: nn.Module, layer: QLayer):
+        self.name, self.like, self.layer = name, like, layer
+        self.isolated, self.accumulated = Sums(), Sums()
+        self.calls = self.unpaired = 0
+        self.held: list[Tensor] = []  # outputs of the float layer for one batch
+        self.input = None if layer.input is None else RoundingSums(layer.input.format)
+
+    @torch.no_grad()
+    def look(self, x: Tensor, y: Tensor) -> None:
+        """One call of the float layer: what the quantized one makes of the same input."""
+        self.calls += 1
+        x = x.to(self.layer.qweight.device)
+        self.isolated.add(y, self.layer.like(x, y))
+        if self.input is not None:
+            self._look_at_input(x, self.input)
+
+    def _look_at_input(self, x: Tensor, sums: RoundingSums) -> None:
+        layer, quantizer = self.layer, self.layer.input
+        assert quantizer is not None
+        x = features_last(x, layer.qweight.layout, len(layer.qweight.shape))
+        x = reference.widen(layer.prepared(x)).contiguous()
+        qparams = quantizer.parts_for(x)
+        if qparams is None:
+            qparams = reference.choose_qparams(x, quantizer.format.choosing)
+        add_input(sums, x, quantizer(x), qparams)
+
+    def meet(self, y: Tensor) -> None:
+        """One call of the layer in the quantized model."""
+        if not self.held:
+            return
+        a = self.held.pop(0)
+        if a.shape != y.shape:
+            self.unpaired += 1
+        else:
+            self.accumulated.add(a, y)
+
+    def result(self) -> LayerComparison:
+        """All that was measured."""
+        layer, sums = self.layer, RoundingSums(self.layer.qweight.format)
+        weight = self.like
+        dense: Any = weight.dequantize_weight() if isinstance(weight, QLayer) else weight.weight
+        stored = to_stored(dense.detach().to(layer.qweight.device), layer.qweight.layout).float()
+        if layer.before is not None:
+            stored = layer.before.to_weight(stored)
+        add_weight(sums, stored.contiguous(), layer.qweight.tensor)
+        parts = {"": layer.qweight, "input ": layer.input, "output ": layer.output}
+        formats = ", ".join(label + part.fmt for label, part in parts.items() if part is not None)
+        return LayerComparison(
+            self.name, type(self.like).__name__, formats, sums.rounding(),
+            None if self.input is None or not self.calls else self.input.rounding(),
+            self.isolated.result() if self.calls else None,
+            self.accumulated.result() if self.calls > self.unpaired else None,
+            self.calls, self.unpaired,
+        )  # fmt: skip
+
+
+def _one_batch(
+    models: tuple[nn.Module, nn.Module], batch: Any, layers: list[_Layer], budget: float
+) -> tuple[Any, Any]:
+    """Both models over one batch, as often as the budget for what is held between them asks."""
+    pending, outputs = {layer.name for layer in layers}, None
+    while pending or outputs is None:
+        room = _Room(budget, pending)
+        first = outputs is None
+        with watch({layer.like: room.holder(layer, isolated=first) for layer in layers}):
+            a = call(models[0], batch)
+        with watch({layer.layer: _meeting(layer) for layer in layers}):
+            b = call(models[1], batch)
+        for layer in layers:
+            layer.unpaired += len(layer.held)
+            layer.held.clear()
+        outputs = (a, b) if outputs is None else outputs
+        pending = room.left
+    return outputs
+
+
+class _Room:
+    """Holds outputs of float layers as long as there is room; a layer is held wholly or not."""
+
+    def __init__(self, budget: float, wanted: set[str]):
+        self._free, self._wanted = budget, wanted
+        self._in: defaultdict[str, bool] = defaultdict(lambda: self._free > 0)
+        self.left: set[str] = set()  # layers to be held in another run
+
+    def holder(self, layer: _Layer, *, isolated: bool) -> Callback:
+        """A callback for the float layer."""
+
+        def hold(x: Tensor, y: Tensor) -> None:
+            if isolated:
+                layer.look(x, y)
+            if layer.name not in self._wanted:
+                return
+            if self._in[layer.name]:
+                layer.held.append(y.detach().clone())  # what follows may change it in place
+                self._free -= y.nbytes
+            else:
+                self.left.add(layer.name)
+
+        return hold
+
+
+def _meeting(layer: _Layer) -> Callback:
+    def meet(x: Tensor, y: Tensor) -> None:
+        del x
+        layer.meet(y)
+
+    return meet
+
+
+def _float_outputs(a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs of float tensors in what two models returned."""
+    pairs = zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True)
+    for x, y in pairs:
+        if isinstance(x, Tensor) and x.is_floating_point():
+            if x.shape != y.shape:
+                raise ValueError(
+                    f"the two models give outputs of different shapes, {tuple(x.shape)} and "
+                    f"{tuple(y.shape)}: compare two copies of the same model"
+                )
+            yield x, y

@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches, inference
-from blockscale.calibration.hooks import Callback, watch
-from blockscale.calibration.layer_rows import seen_by
+from blockscale.calibration.input_stats import Callback, seen_by, watch
 from blockscale.calibration.progress_bar import listener
 from blockscale.core.ledger import SkippedError
 from blockscale.core.recipe import Recipe
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.layers.plan import Plan, plan_layers
 
 

@@ -9,14 +9,64 @@ those of the final range from the start, whatever the order of the data and wher
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.calibration.observer import Observer
+from blockscale.core import reference
+from blockscale.core.block import Blocks, read_block
 from blockscale.core.format import Format
+from blockscale.core.operand import Quantizer
+from blockscale.core.scale import FLOAT_SCALES
+from blockscale.core.scales import Offset, TwoLevel
+from blockscale.ops import primitives
+
+# What a format makes of values under candidate ranges: the same rules that will be used.
+
+
+def round_trips(values: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """Values [blocks, n] float32 of each block -> what each candidate leaves [c, blocks, n].
+
+    low, high: the candidate ranges [c, scale's shape]. Scales are stored as the format stores them.
+    """
+    steps, zeros, offsets = [], [], []
+    for each_low, each_high in zip(low, high, strict=True):
+        poisoned = torch.zeros_like(each_low, dtype=torch.bool)
+        qparams = reference.qparams_from_range(each_low, each_high, poisoned, fmt)
+        steps.append(reference.step_of(qparams, fmt).flatten())
+        zeros.append(qparams.zero_point)
+        if fmt.offset is not None and qparams.offset is not None:
+            offsets.append(fmt.offset.value(qparams.offset, qparams.offset_outer).flatten())
+    # a block a row, under its step: the same arithmetic for every layout and every kind of scale
+    float32 = FLOAT_SCALES["fp32"]
+    rows = replace(fmt.deterministic, block=read_block("token"), scale=float32)
+    if offsets:
+        rows = replace(rows, offset=Offset(float32))
+    more = [torch.stack(offsets).view(-1, 1)] if offsets else None
+    zero_point = torch.stack([z.flatten() for z in zeros if z is not None]) if fmt.asym else None
+    count = len(low)
+    zero_point = None if zero_point is None else zero_point.view(-1, 1)
+    by = Quantizer(torch.stack(steps).view(-1, 1), zero_point, None, str(rows), None, more)
+    rounded: Tensor = primitives.fake_quantize(values.repeat(count, 1), by)
+    return rounded.view(count, *values.shape)
+
+
+def pinned(low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """Ranges [scale's shape] -> bool: blocks whose range must stay, as it sets the outer scale.
+
+    Under two levels the scales of all blocks are relative to the largest. Where that one stays, a
+    candidate for one block changes nothing for the others.
+    """
+    if not isinstance(fmt.scale, TwoLevel) or low.numel() == 1:
+        return torch.zeros_like(low, dtype=torch.bool)
+    numerator = reference.numerator(low, high, fmt)
+    block = fmt.scale.inner.block
+    return numerator == block.expand(Blocks(numerator, block).range()[1], numerator.shape)
+
 
 _BITS = 8  # of the mantissa: bins an octave
 _DROPPED = 23 - _BITS
@@ -179,3 +229,77 @@ def _edges(top: Tensor) -> Tensor:
     bits = (leading.clamp(min=0) << _DROPPED).clamp(max=0x7F7FFFFF)
     bits[:, 0] = 0
     return bits.view(torch.float32)
+
+
+# Every value as it is while there are few of them, and their histogram when there are more.
+
+CAPACITY = 2**16  # elements that are kept as they are
+
+
+class Points(NamedTuple):
+    """Values of each block [blocks, n] float32, and how many elements each stands for, float64."""
+
+    value: Tensor
+    mass: Tensor
+
+    def mean_squared_error(self, low: Tensor, high: Tensor, fmt: Format) -> float:
+        """What a format under this range [scale's shape] does to them, all blocks together."""
+        left = round_trips(self.value, low[None], high[None], fmt)[0]
+        error = (left.double() - self.value).square_().mul_(self.mass).sum()
+        return float(error / self.mass.sum())
+
+
+class KeptValues(Histogram):
+    """A histogram, and beside it every finite element as long as there are at most 65536."""
+
+    name: ClassVar[str] = "kept_values"
+    means: ClassVar[bool] = True
+
+    kept: Tensor  # float32 [n], every finite element while they fit
+    owner: Tensor  # int32 [n], its block
+
+    def __init__(self, fmt: str | Format):
+        super().__init__(fmt)
+        self._sample("kept")
+        self._sample("owner", torch.int32)
+
+    def _update(
+        self, x: Tensor, low: Tensor, high: Tensor, finite: Tensor | None, weight: Tensor | None
+    ) -> None:
+        super()._update(x, low, high, finite, weight)
+        count = x.numel() if finite is None else int(finite.sum())
+        if self.finite + count > CAPACITY:
+            self._drop()
+            return
+        place = torch.arange(low.numel(), dtype=torch.int32, device=x.device).reshape(low.shape)
+        owner = self.format.block.expand(place, x.shape).expand(x.shape)
+        self.kept = torch.cat([self.kept, self._flat(x, finite)])
+        self.owner = torch.cat([self.owner, self._flat(owner, finite)])
+
+    def _settle(self) -> None:
+        if self.finite > CAPACITY:
+            self._drop()
+
+    def _drop(self) -> None:
+        self.kept, self.owner = self.kept[:0].clone(), self.owner[:0].clone()
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything that was seen is still kept."""
+        return self.kept.numel() == self.finite
+
+    def points(self) -> Points:
+        """Every value while they are kept, and then the middles of the histogram's bins."""
+        if not self.exact:
+            bins = self.bins()
+            return Points(bins.clip(bins.value), bins.mass)
+        counts = torch.bincount(self.owner, minlength=self.low.numel())
+        order = self.owner.argsort(stable=True)
+        start = counts.cumsum(0) - counts
+        owner = self.owner[order].long()
+        column = torch.arange(len(order), device=order.device) - start[owner]
+        value = self.kept.new_zeros(self.low.numel(), max(int(counts.max()), 1))
+        mass = torch.zeros_like(value, dtype=torch.float64)
+        value[owner, column] = self.kept[order]
+        mass[owner, column] = 1.0
+        return Points(value, mass)

@@ -11,8 +11,8 @@ from torch import nn
 from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.blocks.find import Block
-from blockscale.calibration.blocks.task import BlockAlgorithm
 from blockscale.calibration.choose import (
     choose_before,
     choose_weights,
@@ -23,13 +23,11 @@ from blockscale.calibration.choose import (
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.session import Session, has_rows, nbytes_of, static_parts
-from blockscale.calibration.walk.options import Options
 from blockscale.calibration.walk.resume import Finished, told_apart
-from blockscale.calibration.walk.settle import Settler
-from blockscale.calibration.walk.start import blocks_of, walked
-from blockscale.calibration.walk.whole import choose_whole, learns_whole
+from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
+from blockscale.calibration.walk.weights import Options, Settler
 from blockscale.core.recipe import Recipe
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.layers.plan import Decision, Plan
 
 _MANY = 4  # passes that are not worth a word

@@ -10,7 +10,7 @@ from torch import Tensor
 from blockscale.calibration.merging import MergeableStatistics
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.parse import parse

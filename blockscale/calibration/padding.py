@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.hooks import Callback
-from blockscale.core.layout import of_convolution
+from blockscale.calibration.input_stats import Callback
+from blockscale.core.pack import of_convolution
 from blockscale.layers.plan import Plan
 
 MASK = "attention_mask"

@@ -4,7 +4,7 @@
 import sys
 import time
 
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 
 _WIDTH, _SECONDS = 24, 0.1  # of the bar; between two drawings
 

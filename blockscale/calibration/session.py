@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +11,24 @@ from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches
 from blockscale.calibration.coverage import Coverage
-from blockscale.calibration.hooks import Callback, watch
 from blockscale.calibration.input_stats import (
+    Callback,
     GramCollector,
     InputStats,
     InputStatsCollector,
     Product,
     product_of,
+    rows_of,
+    seen_by,
+    watch,
 )
-from blockscale.calibration.last_products import LastProducts
-from blockscale.calibration.layer_rows import rows_of, seen_by
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.calibration.padding import Padding
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
-from blockscale.core.layout import of_convolution, stored_shape
+from blockscale.core.pack import of_convolution, stored_shape
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.signs import lost_signs
@@ -37,6 +39,51 @@ if TYPE_CHECKING:
     from blockscale.core.ledger import Entry
     from blockscale.layers.layer import QLayer
     from blockscale.layers.store import QWeight
+
+
+# Layers side by side have one input, such as query, key and value: its products are made once.
+
+
+class LastProducts:
+    """The products of the input that was seen last, as long as somebody holds it unchanged.
+
+    Of a longer input, which comes in pieces, they are added up.
+    """
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[Tensor] | None = None
+        self._key: Hashable = None
+        self._found: Product | None = None
+
+    def of(
+        self, x: Tensor, alike: Hashable, rows: Callable[[], Iterable[Tensor]]
+    ) -> Iterator[Product]:
+        """The product of x [...], from its rows if it is not the last one; none without rows.
+
+        alike: equal for layers that make the same rows of one input
+        """
+        if x.is_inference():  # nobody could tell whether it was changed
+            yield from map(product_of, rows())
+            return
+        key = alike, x._version
+        if self._of is None or self._of() is not x or self._key != key:
+            self._found = _added(map(product_of, rows()))
+            self._of, self._key = weakref.ref(x), key
+        if self._found is not None:
+            yield self._found
+
+
+def _added(products: Iterable[Product]) -> Product | None:
+    """One product of all; their float32 sums are added up in float64."""
+    found: Product | None = None
+    for each in products:
+        if found is None:
+            found = each
+        else:
+            total = found.sum.double() + each.sum
+            found = Product(total, found.rows + each.rows, found.skipped + each.skipped)
+    return found
+
 
 Observing = tuple[Plan, str, Observer]  # a layer, its "input" or "output", and who looks
 

@@ -14,8 +14,17 @@ from blockscale.bench.beside.race import table as race_table
 from blockscale.core.parse import formats
 from blockscale.files.whole import check_place, written_whole
 from blockscale.reporting.charts import bars, curves
-from blockscale.reporting.speed.reading import Run, baseline, mine, of_group
-from blockscale.reporting.speed.tables import LEGEND, conditions, left_out, predicted, tables
+from blockscale.reporting.speed import (
+    LEGEND,
+    Run,
+    baseline,
+    conditions,
+    left_out,
+    mine,
+    of_group,
+    predicted,
+    tables,
+)
 from blockscale.reporting.table import Table, markdown
 
 _BARS = 60  # in one plot: more cannot be read

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.evaluation.texts import Text
 from blockscale.files.metadata import FileError
 

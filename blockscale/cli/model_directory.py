@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from blockscale.core.untrusted.files import read_regular
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import json_object, quoted, read_json, read_regular
 from blockscale.files.load import load
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model

@@ -3,15 +3,34 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
 
-from blockscale.core.untrusted.names import shown, shown_lines
-from blockscale.core.work.closing import Closing
-from blockscale.core.work.progress import Progress
-from blockscale.reporting.wording import size
+from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted import shown, shown_lines
+from blockscale.core.work import Closing, Progress
+from blockscale.files.whole import check_place, written_whole
+from blockscale.reporting.table import size
+
+# Files that commands write beside what they print: checked before any work, then whole.
+
+
+def check_outputs(out: Path | None, recipe: Path | None) -> None:
+    """Raise ValueError for places where no file can be."""
+    for path, example in ((out, "search.json"), (recipe, "recipe.json")):
+        if path is not None:
+            check_place(path, example)
+
+
+def write_recipe(path: Path | None, recipe: Recipe) -> None:
+    """Write a recipe as `blockscale quantize --recipe` reads it; None writes nothing."""
+    if path is not None:
+        with written_whole(path) as temporary:
+            temporary.write_text(recipe.to_json() + "\n")
+
 
 _SECONDS = 10.0  # between lines where there is no terminal
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.rounding import Round
 
 

@@ -13,9 +13,11 @@ from blockscale.core.element import Element
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, Levels, PowerOfTwo
-from blockscale.core.scales.offset import Offset  # noqa: TC001 - evaluated by dataclasses.fields
-from blockscale.core.scales.two_level import TwoLevel
-from blockscale.core.untrusted.names import QUOTED, shown
+from blockscale.core.scales import (
+    Offset,
+    TwoLevel,
+)
+from blockscale.core.untrusted import QUOTED, shown
 
 Scale: TypeAlias = "FloatScale | PowerOfTwo | TwoLevel[Format]"
 

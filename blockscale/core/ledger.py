@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quoted, shown
 
 Status = Literal["quantized", "kept", "skipped"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from blockscale.core import rules as patterns
 from blockscale.core.format import Format
+from blockscale.core.joined_weights import Fused, read_fused
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.rules import OpScheme, names_op
 from blockscale.core.rules import matches as matches
-from blockscale.core.untrusted.json_text import parse_json, read_json
-from blockscale.core.weights.fused import Fused, read_fused
-from blockscale.core.weights.scheme import (
+from blockscale.core.untrusted import parse_json, read_json
+from blockscale.core.weight_scheme import (
     PARTS,
     BiasLike,
     FormatLike,
@@ -24,9 +24,9 @@ from blockscale.core.weights.scheme import (
     read_parts,
     read_rule,
 )
-from blockscale.core.weights.scheme import BiasFormat as BiasFormat
-from blockscale.core.weights.scheme import Scheme as Scheme
-from blockscale.core.weights.scheme import read_bias as read_bias
+from blockscale.core.weight_scheme import BiasFormat as BiasFormat
+from blockscale.core.weight_scheme import Scheme as Scheme
+from blockscale.core.weight_scheme import read_bias as read_bias
 
 
 @dataclass(frozen=True, init=False)

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core import zero_point
+from blockscale.core import integer_scales
 from blockscale.core.arithmetic import clusters, philox
 from blockscale.core.arithmetic.bits import FLT_MAX, divide
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -137,9 +137,9 @@ def with_zero(low: Tensor, qparams: QParams, fmt: Format) -> QParams:
     """Each block's smallest value and its scale -> the same with a zero point or an offset."""
     if fmt.asym:
         step = step_of(qparams, fmt)
-        return qparams._replace(zero_point=zero_point.choose(low, step, fmt))
+        return qparams._replace(zero_point=integer_scales.choose(low, step, fmt))
     if fmt.offset is not None:
-        offset, outer = fmt.offset.store(zero_point.offset(low, step_of(qparams, fmt), fmt))
+        offset, outer = fmt.offset.store(integer_scales.offset(low, step_of(qparams, fmt), fmt))
         return qparams._replace(offset=offset, offset_outer=outer)
     return qparams
 
@@ -211,7 +211,7 @@ def step_of(qparams: QParams, fmt: Format) -> Tensor:
 def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [...] -> y [...] float32: how many steps of its block each element is (section 4)."""
     x = widen(x)
-    offset = zero_point.expand_offset(qparams.offset, qparams.offset_outer, fmt, x.shape)
+    offset = integer_scales.expand_offset(qparams.offset, qparams.offset_outer, fmt, x.shape)
     if offset is not None:
         x = x - offset
     if not fmt.recip:
@@ -228,7 +228,7 @@ def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
 
 def _points(y: Tensor, qparams: QParams, fmt: Format) -> tuple[Tensor, Tensor | None]:
     """y of section 4 -> what `Element.encode` takes: y, and an integer zero point."""
-    zero = zero_point.expand(qparams.zero_point, fmt, y.shape)
+    zero = integer_scales.expand(qparams.zero_point, fmt, y.shape)
     if fmt.zero is None or zero is None:
         return y, zero
     return torch.where(y.isnan(), 0.0, y) + zero, None  # added before rounding: it is no integer
@@ -253,11 +253,11 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
     """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
     values = element_of(fmt.element, qparams.book).decode(codes)
-    zero = zero_point.expand(qparams.zero_point, fmt, codes.shape)
+    zero = integer_scales.expand(qparams.zero_point, fmt, codes.shape)
     if zero is not None:
         values = values - zero
     values = values * fmt.block.expand(step_of(qparams, fmt), codes.shape)
-    offset = zero_point.expand_offset(qparams.offset, qparams.offset_outer, fmt, codes.shape)
+    offset = integer_scales.expand_offset(qparams.offset, qparams.offset_outer, fmt, codes.shape)
     return (values if offset is None else values + offset).to(dtype)
 
 

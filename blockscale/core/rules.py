@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.names import quoted
-from blockscale.core.untrusted.patterns import compiled, full_match
+from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted_patterns import compiled, full_match
 
 PREFIX = "op:"
 _LONGEST = 1000  # characters of a glob: translating it takes their square

@@ -2,7 +2,7 @@
 """How the scale of a block is stored (docs/numerics.md, sections 1.3 and 3.3 to 3.5).
 
 There are three kinds: a float (`FloatScale`), a power of two (`PowerOfTwo`), and the code of a
-small format that has a scale of its own (`blockscale.core.scales.two_level`). Each has two
+small format that has a scale of its own (`blockscale.core.scales`). Each has two
 directions. `store` takes the
 numerator a of a block, such as its largest magnitude, and the largest value L of the element, and
 gives what is stored. `step` takes what is stored and gives the step: the float32 number that the

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches, call, inference
-from blockscale.calibration.compare import LayerDifferences
+from blockscale.calibration.comparison import LayerDifferences
 from blockscale.calibration.progress_bar import listener
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.evaluation.evaluation import Evaluation
 from blockscale.evaluation.figures import Accumulated, Parts, exponential
 from blockscale.evaluation.journal import Journal, batch_digest, fingerprint
 from blockscale.evaluation.kinds import KINDS, Measured, given_of, kind_of, measure
-from blockscale.layers.guards.entry import check_model
-from blockscale.layers.model.wrapped import unwrapped
+from blockscale.layers.guards import check_model
+from blockscale.layers.model import unwrapped
 
 # A user's function of a model and a batch: {name: a value for each sequence, or (sums, weights)}.
 Figures = Callable[[nn.Module, Any], Mapping[str, Any]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.calibration.comparison import Comparison
-from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.evaluation.figures import Figure
 from blockscale.files.whole import check_place, written_whole
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.evaluation.figures import Parts
 from blockscale.evaluation.kinds import Measured
 from blockscale.files.whole import check_place

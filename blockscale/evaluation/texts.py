@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted.files import read_regular
+from blockscale.core.untrusted import read_regular
 
 _LONGEST = 256_000_000  # bytes of a file
 _PIECE = 1 << 16  # characters that are made tokens at one time

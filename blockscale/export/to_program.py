@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adoption.program import adopted, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.adoption.quantize_fx import from_quantize_fx, is_quantize_fx
+from blockscale.graph.pickled import State
 from blockscale.graph.program import check_evaluation, exported, imported
-from blockscale.graph.state import State
 from blockscale.qat.layers.layer import QATLayer
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]

@@ -14,7 +14,7 @@ from blockscale.files.stored_model import StoredModel
 from blockscale.layers.apply import swap
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model.folded import stands_for_norm
+from blockscale.layers.model import stands_for_norm
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.core.untrusted.json_text import json_object, parse_json
-from blockscale.core.untrusted.names import LONGEST, quoted
+from blockscale.core.untrusted import LONGEST, json_object, parse_json, quoted
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

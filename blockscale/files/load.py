@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import from_stored, stored_shape, to_stored
+from blockscale.core.pack import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
-from blockscale.core.untrusted.names import shown
+from blockscale.core.untrusted import shown
 from blockscale.files.folded import without_folded_norms
 from blockscale.files.match import (
     Matches,
@@ -28,16 +28,14 @@ from blockscale.files.renaming.moves import Move, Moves, left_to_model, moves_of
 from blockscale.files.renaming.view import View
 from blockscale.files.stored_model import StoredModel, open_stored_model
 from blockscale.layers.computed import folded_for
-from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.optimizers import replacing
-from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
+from blockscale.layers.guards import ordinary_tensors, replacing
+from blockscale.layers.held_parameters import hold
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model.names import tell_names
-from blockscale.layers.model.resizing import let_embeddings_be_resized
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.hold import hold
-from blockscale.layers.reading.announce import announce
+from blockscale.layers.model import tell_names, unwrapped
+from blockscale.layers.processes import check_whole, sent_by_no_forward
+from blockscale.layers.reading.source import announce
+from blockscale.layers.resizing import let_embeddings_be_resized
 from blockscale.layers.store import QBias, QWeight
 from blockscale.ops.tensor import QTensor, from_parts
 

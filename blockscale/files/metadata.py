@@ -28,14 +28,12 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import check_layout, inputs_first, stored_shape
-from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.pack import check_layout, inputs_first, packed_dtype, packed_size, stored_shape
 from blockscale.core.parse import parse
 from blockscale.core.recipe import BiasFormat, read_bias
 from blockscale.core.reference import QParams
-from blockscale.core.untrusted.files import FileError as FileError
-from blockscale.core.untrusted.json_text import json_object, parse_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import FileError as FileError
+from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.files.header import LARGEST
 from blockscale.layers import before
 

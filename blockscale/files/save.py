@@ -12,14 +12,13 @@ from torch.fx import GraphModule
 
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
+from blockscale.graph.pickled import State
 from blockscale.graph.preparation import Prepared
-from blockscale.graph.state import State
-from blockscale.layers.guards.entry import check_model
-from blockscale.layers.guards.processes import check_unsharded
+from blockscale.layers.guards import check_model
+from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model.folded import folded_norms
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.hold import all_held
+from blockscale.layers.model import folded_norms, unwrapped
+from blockscale.layers.processes import check_unsharded
 from blockscale.layers.store import QBias, QWeight
 from blockscale.qat.layers import QATLayer
 

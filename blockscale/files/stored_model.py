@@ -15,8 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import json_object, quoted, read_json
 from blockscale.files.header import LARGEST
 from blockscale.files.metadata import PARTS, FileError, Metadata
 from blockscale.files.stream import Reader

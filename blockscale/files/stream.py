@@ -13,9 +13,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.names import quoted
-from blockscale.core.work.closing import Closing
+from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.work import Closing
 from blockscale.files.header import LARGEST, LENGTH, StoredTensor, parse_header
 
 _CHUNK = 1 << 24  # bytes copied at a time

@@ -8,10 +8,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
-from blockscale.core.untrusted.names import quoted, shown
-from blockscale.core.work.progress import Progress
+from blockscale.core.untrusted import (
+    LARGEST,
+    FileError,
+    json_object,
+    open_regular,
+    quoted,
+    read_json,
+    shown,
+)
+from blockscale.core.work import Progress
 from blockscale.files.directory.beside import again_path
 from blockscale.files.directory.folder import locked
 from blockscale.files.directory.model_files import LEDGER

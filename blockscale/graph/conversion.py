@@ -15,10 +15,10 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.graph import passes
 from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
-from blockscale.graph.names import source_line
+from blockscale.graph.nodes import source_line
+from blockscale.graph.pickled import set_state, state
 from blockscale.graph.preparation import Prepared, edges_of, preparation, replace_ops
 from blockscale.graph.program import imported, same, traced
-from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.conversion import convert as convert_trained

@@ -11,14 +11,13 @@ from blockscale.graph import passes
 from blockscale.graph.adoption.program import adopted
 from blockscale.graph.constants import is_constant
 from blockscale.graph.expand import expand
-from blockscale.graph.names import op_name
-from blockscale.graph.nodes import calls, quantize_of
+from blockscale.graph.nodes import calls, op_name, quantize_of
 from blockscale.graph.passes.fused import read
 from blockscale.graph.passes.merge_products import MERGED, layer_of
 from blockscale.graph.passes.moves.moved import MOVES
-from blockscale.graph.passes.moves.pieces import PIECES
+from blockscale.graph.passes.moves.parts import PIECES
+from blockscale.graph.pickled import state
 from blockscale.graph.program import Program
-from blockscale.graph.state import state
 
 _FLOAT = "its result goes on in float to"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from blockscale.graph.names import scope
+from blockscale.graph.nodes import scope
 from blockscale.layers.linear import Conv1D
 
 aten = torch.ops.aten

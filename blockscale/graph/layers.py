@@ -13,8 +13,8 @@ from torch import fx, nn
 
 from blockscale.graph import kinds
 from blockscale.graph.kinds import Found
-from blockscale.graph.names import scope
-from blockscale.graph.state import state
+from blockscale.graph.nodes import scope
+from blockscale.graph.pickled import state
 from blockscale.layers.kinds import quantized_class
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.graph.names import described
+from blockscale.graph.nodes import described
+from blockscale.graph.pickled import State, state
 from blockscale.graph.program import imported
-from blockscale.graph.state import State, state
 
 _PARTS = ("scale", "zero_point", "outer")
 

@@ -13,8 +13,7 @@ from torch import fx, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference
-from blockscale.calibration.hooks import Callback, watch
-from blockscale.calibration.input_stats import InputStatsCollector
+from blockscale.calibration.input_stats import Callback, InputStatsCollector, watch
 from blockscale.calibration.learn import Data, Methods, chosen
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.progress_bar import listener
@@ -24,15 +23,14 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.graph import passes
-from blockscale.graph.adoption.foreign import is_foreign
+from blockscale.graph.adoption.observed import is_foreign
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
-from blockscale.graph.pickled import Graph
+from blockscale.graph.pickled import Graph, set_state, state
 from blockscale.graph.program import Program, imported
-from blockscale.graph.state import set_state, state
 from blockscale.layers.apply import check
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.parameters.planned import plan_others
+from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, plan_layers
 from blockscale.qat.learned import PROFILED, Learn
 from blockscale.qat.prepare import ledger as trained_ledger

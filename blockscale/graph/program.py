@@ -11,9 +11,8 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from blockscale.graph.names import described
-from blockscale.graph.pickled import Graph
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.nodes import described
+from blockscale.graph.pickled import Graph, State, set_state, state
 
 Program = ExportedProgram | fx.GraphModule
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from blockscale.core.recipe import Recipe
 from blockscale.integrations.on_import import bring_along
-from blockscale.layers.reading.announce import listeners
+from blockscale.layers.reading.source import listeners
 
 
 def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:

@@ -15,7 +15,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import nn
 
-from blockscale.layers.guards.sample import device_of
+from blockscale.layers.guards import device_of
 
 
 def harness_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 1) -> Any:

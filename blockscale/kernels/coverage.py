@@ -4,8 +4,7 @@
 import warnings
 from dataclasses import dataclass
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.numbers import lower
 from blockscale.kernels.registry import KERNELS, ByFormats, unavailable
 

@@ -8,13 +8,86 @@ kernels: its ops run on the reference.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from math import prod
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockscale.core.block import WHOLE
 from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import RULES, FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
+
+# Fewer dimensions with the same blocks, so that kernels for a few serve tensors of any rank.
+#
+# Sizes of blocks are those of Block.sizes_for (blockscale.core.block).
+
+Sizes = tuple[int, ...]
+
+
+def merged(shape: Sequence[int], sizes: Sequence[int]) -> tuple[Sizes, Sizes]:
+    """A contiguous tensor of `shape` in blocks of `sizes`, with neighbouring dimensions merged.
+
+    Returns the shape and the sizes of its blocks, none of them larger than its dimension, of the
+    same memory seen in as few dimensions as the blocks allow: the same elements share a scale, and
+    scales have the same row-major order. Dimensions of size 1 are dropped, so a tensor of one
+    element has none left. Two neighbours merge where
+        the inner one is whole:  [4, 9] in blocks of (2, whole) is [36] in blocks of 18;
+        the outer one has blocks of 1 and those of the inner one divide it:
+                                 [4, 64] in blocks of (1, 32) is [256] in blocks of 32.
+    An empty tensor comes back as it is: its scales have no common order of elements to keep.
+
+    Raises ValueError for another number of sizes than dimensions.
+    """
+    if len(shape) != len(sizes):
+        raise ValueError(
+            f"expected a block size for each of {len(shape)} dimensions, found {sizes}"
+        )
+    if prod(shape) == 0:
+        return tuple(shape), tuple(sizes)
+    merged_shape: list[int] = []  # innermost first
+    merged_sizes: list[int] = []
+    for n, given in zip(reversed(shape), reversed(sizes), strict=True):
+        size = n if given == WHOLE else min(given, n)
+        if n == 1:
+            continue
+        if merged_shape and _joins(size, merged_shape[-1], merged_sizes[-1]):
+            inner = merged_shape[-1]
+            merged_sizes[-1] = size * inner if merged_sizes[-1] == inner else merged_sizes[-1]
+            merged_shape[-1] = n * inner
+        else:
+            merged_shape.append(n)
+            merged_sizes.append(size)
+    return tuple(reversed(merged_shape)), tuple(reversed(merged_sizes))
+
+
+def _joins(outer_size: int, inner: int, inner_size: int) -> bool:
+    """Whether a dimension with blocks of `outer_size` merges with the next one."""
+    return inner_size == inner or (outer_size == 1 and inner % inner_size == 0)
+
+
+# The activations that products may end in, by the names that ops give them.
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": _same,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
 
 
 @dataclass(frozen=True)

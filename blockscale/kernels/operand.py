@@ -16,7 +16,7 @@ from blockscale.core.block import Block
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 Device = torch.device | None
 Shape = Callable[[Sequence[int]], tuple[int, ...]]

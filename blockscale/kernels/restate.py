@@ -28,8 +28,7 @@ from blockscale.core.operand import Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, PowerOfTwo
-from blockscale.core.scales.offset import Offset
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import Offset, TwoLevel
 from blockscale.kernels.numbers import plain_levels
 
 _FLOAT32 = FLOAT_SCALES["fp32"]

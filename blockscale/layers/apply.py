@@ -15,21 +15,14 @@ from blockscale.core.recipe import Recipe
 from blockscale.layers.before import Before
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
-from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.optimizers import replacing
-from blockscale.layers.guards.processes import check_whole, sent_by_no_forward
-from blockscale.layers.guards.sample import tried
+from blockscale.layers.guards import ordinary_tensors, replacing, tried
 from blockscale.layers.joined import disagreeing, parameter_tops, settle_top
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.ledger import ledger_of
-from blockscale.layers.model.build import build
-from blockscale.layers.model.names import tell_names
-from blockscale.layers.model.profiled import read_recipe
-from blockscale.layers.model.resizing import let_embeddings_be_resized
-from blockscale.layers.model.swap import swap as swap
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.parameters.planned import (
+from blockscale.layers.model import build, tell_names, unwrapped
+from blockscale.layers.model import swap as swap
+from blockscale.layers.parameters import (
     ParameterPlan,
     entries_of,
     plan_others,
@@ -38,7 +31,10 @@ from blockscale.layers.parameters.planned import (
     quantized,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.reading.announce import announce
+from blockscale.layers.processes import check_whole, sent_by_no_forward
+from blockscale.layers.profiled import read_recipe
+from blockscale.layers.reading.source import announce
+from blockscale.layers.resizing import let_embeddings_be_resized
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
@@ -69,7 +65,7 @@ def quantize_(
         one warning names them.
     input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
         point, offset)}, for static ones.
-    weights: {layer: its weight's codes, in the stored layout (blockscale.core.layout)}.
+    weights: {layer: its weight's codes, in the stored layout (blockscale.core.pack)}.
     before: {layer: a Before module}, what its input goes through first; its weight is quantized
         after `to_weight`, unless it is in `weights`.
     seed: for stochastic rounding of weights.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from blockscale.core.layout import grouped_layout
+from blockscale.core.pack import grouped_layout
 from blockscale.core.recipe import Scheme
 from blockscale.layers.conv import Convolution
 from blockscale.layers.layer import QLayer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers of a model that share their outer scale: what decides it (blockscale.core.weights.fused).
+"""Layers of a model that share their outer scale: what decides it (blockscale.core.joined_weights).
 
 The largest numerator of all of them, `top`, is found before the first of them is quantized: by who
 quantizes a model at once and by who goes through it block by block alike.
@@ -11,10 +11,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from blockscale.core import joined_weights
 from blockscale.core.arithmetic.precision import subnormals_kept
-from blockscale.core.layout import to_stored
-from blockscale.core.weights import fused
-from blockscale.layers.parameters.planned import ParameterPlan
+from blockscale.core.pack import to_stored
+from blockscale.layers.parameters import ParameterPlan
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.saturation import block_ranges
 from blockscale.layers.supplied import Supplied
@@ -27,7 +27,7 @@ def top_of(plan: Plan | ParameterPlan, place: Supplied | None = None) -> Tensor:
     if place is not None and place.before is not None:
         stored = place.before.to(stored.device).to_weight(stored.to(torch.float32))
     with subnormals_kept():
-        return fused.top_of(block_ranges(stored, plan.format), plan.format)
+        return joined_weights.top_of(block_ranges(stored, plan.format), plan.format)
 
 
 def largest(tops: Sequence[Tensor]) -> Tensor:

@@ -11,8 +11,7 @@ from blockscale import layers
 from blockscale.core.discover import import_all
 from blockscale.layers import tables
 from blockscale.layers.layer import QLayer
-from blockscale.layers.subclasses import quantized_subclass
-from blockscale.layers.subclasses.forward import parent_of
+from blockscale.layers.subclasses import parent_of, quantized_subclass
 
 
 @cache

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.layout import stored_shape
 from blockscale.core.operand import UNQUANTIZED, Quantizer
+from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
 from blockscale.layers.reading.source import shared, written
@@ -97,7 +97,7 @@ class QLayer(nn.Module):
 
     @classmethod
     def layout_of(cls, module: Any) -> str:
-        """How the weight of this float layer is stored (blockscale.core.layout)."""
+        """How the weight of this float layer is stored (blockscale.core.pack)."""
         del module
         return cls.layout
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import of_convolution, stored_bytes, stored_shape
+from blockscale.core.joined_weights import partners, shares, told_shared
 from blockscale.core.ledger import Entry, Status
+from blockscale.core.pack import of_convolution, stored_bytes, stored_shape
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.core.weights.fused import partners, shares, told_shared
 from blockscale.layers.defaults import kept_layer_by_default
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
@@ -72,7 +72,7 @@ class Plan(Left):
 
     scheme: the formats of its weight, input, output and bias; format: the weight's
     kind: the class of the quantized layer
-    parameter: the float weight; layout: how it is stored (blockscale.core.layout)
+    parameter: the float weight; layout: how it is stored (blockscale.core.pack)
     tied: whether another layer has the same weight
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     gets_bias: whether it will have a bias, also if it has none so far

@@ -14,7 +14,7 @@ from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
-from blockscale.core.layout import stored_shape
+from blockscale.core.pack import stored_shape
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Scheme
 from blockscale.layers.layer import QLayer

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, to_stored
 from blockscale.core.operand import Operand, Quantizer, quantizer
+from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
 from blockscale.layers.reading.source import Source, traced
@@ -28,7 +28,7 @@ class QWeight(Scaled):
     """A quantized weight: buffers `codes` (packed), `scale`, `zero_point`, `outer`, further parts.
     Or a bias whose format has a scale of its own.
 
-    format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.layout.
+    format, shape, dtype: what it is in, and of the float weight; layout: blockscale.core.pack.
     """
 
     codes: Tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from blockscale.core.layout import stored_shape
+from blockscale.core.pack import stored_shape
 from blockscale.layers.before import Before
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QInput

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
-from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.pack import from_stored
 from blockscale.ops.gradient import differentiable
 from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import op

@@ -12,7 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import part_names
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.ops.tensor import QTensor, describe, dtype_name
 
 

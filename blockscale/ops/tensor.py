@@ -14,7 +14,7 @@ from blockscale.core.operand import Operand, Value, operand
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.fused.products import matmul
 

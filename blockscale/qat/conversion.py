@@ -8,14 +8,11 @@ from torch import nn
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
 from blockscale.layers.bias import notes_on_bias
-from blockscale.layers.guards.entry import check_model, ordinary_tensors
-from blockscale.layers.guards.optimizers import replacing
-from blockscale.layers.guards.processes import sent_by_no_forward
+from blockscale.layers.guards import check_model, ordinary_tensors, replacing
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model.folded import stands_for_norm
-from blockscale.layers.model.names import tell_names
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.layers.reading.announce import announce
+from blockscale.layers.model import stands_for_norm, tell_names, unwrapped
+from blockscale.layers.processes import sent_by_no_forward
+from blockscale.layers.reading.source import announce
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv

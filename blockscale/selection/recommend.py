@@ -13,20 +13,17 @@ from torch import nn
 from blockscale.calibration.batches import Batches
 from blockscale.calibration.errors import Sums
 from blockscale.core.recipe import Recipe
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.kernels.hardware import Hardware
 from blockscale.kernels.hardware import hardware as this_machine
-from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.processes import check_whole
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.selection.advice import Advised, advised
-from blockscale.selection.budget import Budget
-from blockscale.selection.candidates import Candidate, read
-from blockscale.selection.choices import Choice, choices
+from blockscale.layers.guards import ordinary_tensors
+from blockscale.layers.model import unwrapped
+from blockscale.layers.processes import check_whole
+from blockscale.selection.advice import Advised, advised, claims_of
+from blockscale.selection.allocation import Budget
+from blockscale.selection.candidates import Candidate, Choice, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError
-from blockscale.selection.claims import claims_of
-from blockscale.selection.errors import Laboratory
-from blockscale.selection.estimate import float_bytes
+from blockscale.selection.errors import Laboratory, float_bytes
 from blockscale.selection.objective import Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
 from blockscale.selection.recommendation import Recommendation

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.selection.budget import Budget
-from blockscale.selection.estimate import Checked, Estimate, check
+from blockscale.selection.allocation import Budget
+from blockscale.selection.errors import Checked, Estimate, check
 from blockscale.selection.objective import Objective
-from blockscale.selection.result import Search
-from blockscale.selection.state import write_whole
+from blockscale.selection.result import Search, write_whole
 
 
 @dataclass(frozen=True)

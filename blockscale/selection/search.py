@@ -16,18 +16,16 @@ from torch import nn
 from blockscale.calibration.batches import Batches, inference
 from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.walk.resume import told_apart
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware
-from blockscale.layers.guards.entry import ordinary_tensors
-from blockscale.layers.guards.processes import check_whole
-from blockscale.layers.model.wrapped import unwrapped
-from blockscale.selection.candidates import Candidate, read
-from blockscale.selection.choices import Choice, choices
+from blockscale.layers.guards import ordinary_tensors
+from blockscale.layers.model import unwrapped
+from blockscale.layers.processes import check_whole
+from blockscale.selection.candidates import Candidate, Choice, choices, read
 from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
-from blockscale.selection.result import Search
-from blockscale.selection.state import State
+from blockscale.selection.result import Search, State
 from blockscale.selection.steps import Asked, searched
 
 SCORES = ("fisher", "output", "sqnr")

@@ -9,14 +9,11 @@ import torch
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.selection.candidates import Candidate
-from blockscale.selection.choices import Choice
+from blockscale.selection.candidates import Candidate, Choice
 from blockscale.selection.choose import LayerChoice, LayerError, as_recipe, recipe_of
-from blockscale.selection.curvature import Curvature
 from blockscale.selection.errors import Errors, Laboratory, errors_of
-from blockscale.selection.objective import Measured
-from blockscale.selection.result import Point
-from blockscale.selection.state import State
+from blockscale.selection.objective import Curvature, Measured
+from blockscale.selection.result import Point, State
 from blockscale.selection.times import inputs_of, layer_seconds
 
 

@@ -2,18 +2,68 @@
 """How long layers take on this machine: float ones, and each candidate of them."""
 
 import gc
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from blockscale.calibration.batches import call
-from blockscale.calibration.hooks import Callback, watch
-from blockscale.selection.candidates import Candidate
-from blockscale.selection.choices import Choice
+from blockscale.calibration.input_stats import Callback, watch
+from blockscale.selection.candidates import Candidate, Choice
+
+# Memory that a call takes: the most that torch's allocators gave out at once while it ran.
+
+
+def peak(call: Callable[[], Any], device: str) -> int:
+    """Bytes above what was there before, the result included.
+
+    Of tensors, whoever makes them. What native kernels take beside tensors (a tile for each thread)
+    is not in it. On a CPU torch's profiler tells of every allocation; on CUDA the allocator does.
+    """
+    if device.partition(":")[0] == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        kept = call()
+    most = held = 0
+    for _, nbytes in sorted(_allocations(found)):
+        held += nbytes
+        most = max(most, held)
+    del kept
+    return most
+
+
+def _allocations(found: Any) -> Iterator[tuple[int, int]]:
+    """(when, bytes; negative where they are given back)."""
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            yield event.start_ns(), event.nbytes()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Some builds of torch write two lines on standard error for each profile."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
 
 _ROUNDS, _SAMPLE = 7, 2e-3  # samples of each layer; seconds of one, at least
 _MOST = 2.0  # seconds that one layer may take in all

@@ -7,7 +7,7 @@ import re
 from blockscale.bench.results import newest_full
 from blockscale.cli.comparing import pages
 from blockscale.reporting import accuracy as accuracy_page
-from blockscale.reporting.searched import searched_tables
+from blockscale.reporting.ledger import searched_tables
 from docs.pages import DOCS
 
 ACCURACY = DOCS / "accuracy.json"  # python -m benchmarks.language_model.gather

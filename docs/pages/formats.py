@@ -21,7 +21,7 @@ SHAPE = (4096, 4096)
 
 HEAD = """# The formats
 
-Generated from `blockscale/core/catalog.py` by `make docs`; do not edit. What every part means, exactly, is in
+Generated from `blockscale/core/parse.py` by `make docs`; do not edit. What every part means, exactly, is in
 [numerics.md](numerics.md). A name is accepted wherever a spelling is, on the command line too
 (`blockscale formats` prints this table, `blockscale formats mxfp4` one format in full).
 

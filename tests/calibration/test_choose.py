@@ -12,7 +12,7 @@ import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.choose import groups, side_by_side, statistics_bytes
 from blockscale.calibration.input_stats import InputStatsCollector
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.layers.before import Scale
 from blockscale.layers.plan import plan_layers
 

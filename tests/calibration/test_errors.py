@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.calibration.compare import compare
+from blockscale.calibration.comparison import compare
 from tests.calibration.pairs import X, pair
 
 

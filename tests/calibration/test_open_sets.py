@@ -74,7 +74,7 @@ from typing import ClassVar
 
 import torch
 
-from blockscale.calibration.algorithms.output_error import OutputError
+from blockscale.calibration.algorithms.hessian import OutputError
 from blockscale.layers.before import Scale
 
 

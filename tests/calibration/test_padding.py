@@ -14,7 +14,7 @@ import blockscale as bs
 from blockscale.calibration.algorithms.learned.loop import divergence, squared_error
 from blockscale.calibration.algorithms.learned.samples import Sample
 from blockscale.calibration.algorithms.signround import SignRound
-from blockscale.calibration.blocks.task import Call
+from blockscale.calibration.blocks.calls import Call
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.observers import make
 from blockscale.calibration.padding import Padding

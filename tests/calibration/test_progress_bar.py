@@ -10,7 +10,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.progress_bar import BatchBar
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 
 
 class Recorder(Progress):

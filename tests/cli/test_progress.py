@@ -3,10 +3,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
+import blockscale as bs
 from blockscale.cli import progress
-from blockscale.cli.progress import Bar
+from blockscale.cli.progress import Bar, check_outputs, write_recipe
 
 
 def lines(capsys, **options):
@@ -62,3 +64,23 @@ def test_names_on_a_terminal(monkeypatch):
     text = held.getvalue()
     assert r"a[/red]\x1b]0;title\x07\u202e\n" in text and r"lines\x1b[2J" in text
     assert "\x1b]0" not in text and "\x1b[2J" not in text and "\u202e" not in text
+
+
+# Files beside what is printed.
+
+
+def test_a_recipe_is_read_back(tmp_path):
+    recipe = bs.Recipe("mxfp4", rules={"a": "int8"})
+    write_recipe(tmp_path / "recipe.json", recipe)
+    assert bs.Recipe.read(tmp_path / "recipe.json") == recipe
+    write_recipe(None, recipe)
+    assert [each.name for each in tmp_path.iterdir()] == ["recipe.json"]
+
+
+def test_places(tmp_path):
+    check_outputs(None, None)
+    check_outputs(tmp_path / "a.json", tmp_path / "b.json")
+    with pytest.raises(ValueError, match="is a directory"):
+        check_outputs(tmp_path, None)
+    with pytest.raises(ValueError, match="create it first"):
+        check_outputs(None, tmp_path / "no" / "a.json")

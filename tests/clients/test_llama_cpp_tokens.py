@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
 from blockscale.export.writers.gguf_files import pretokenizers
 from blockscale.export.writers.gguf_files.architectures import keys
-from blockscale.export.writers.gguf_files.head import encoded, lay_out
+from blockscale.export.writers.gguf_files.file import encoded, lay_out
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
 from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.clients.llama_cpp import greedy, special_tokens, tokenize

@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -1,19 +1,38 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packing against a bit stream written bit by bit (docs/numerics.md, section 6)."""
 
+import itertools
 import math
+from math import prod
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+import blockscale as bs
 from blockscale.core.elements import read_element
-from blockscale.core.pack import pack, packed_dtype, packed_size, unpack
-from tests.support.core_pack import NAMES, SHAPES, random_codes
+from blockscale.core.pack import (
+    LAYOUTS,
+    check_layout,
+    from_stored,
+    grouped_layout,
+    inputs_first,
+    of_convolution,
+    pack,
+    packed_dtype,
+    packed_size,
+    stored_shape,
+    to_stored,
+    unpack,
+)
+from tests.support.core_pack import NAMES as CORE_PACK_NAMES
+from tests.support.core_pack import SHAPES, random_codes
 from tests.support.exact import pack_row
 
-NAMES += ["binary", "ternary", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e3m0", "e3m3"]
-NAMES += [f"log{b}" for b in range(2, 9)]
+CORE_PACK_NAMES += ["binary", "ternary", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "e3m0", "e3m3"]
+CORE_PACK_NAMES += [f"log{b}" for b in range(2, 9)]
 NATIVE = {"int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16}
 
 
@@ -25,7 +44,7 @@ def rows(codes: Tensor) -> list[list[int]]:
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CORE_PACK_NAMES)
 def test_the_bit_stream(name: str, shape: tuple[int, ...]) -> None:
     element, codes = read_element(name), random_codes(name, shape)
     packed = pack(codes, element)
@@ -78,3 +97,99 @@ def test_sizes(bits: int) -> None:
     for count in range(20):
         expected = count if bits in (8, 16) else math.ceil(count * bits / 8)
         assert packed_size(element, count) == expected
+
+
+# Layouts: there and back for every shape, and blocks along what a layer sums over.
+
+RANKS = {"plain": (0, 4), "transposed": (2, 2), "channels_last": (3, 5)}
+RANKS |= {"transposed_channels_last": (3, 5), "transposed_channels_last:3": (3, 5)}
+
+
+@st.composite
+def cases(draw) -> tuple[str, tuple[int, ...]]:
+    layout = draw(st.sampled_from(sorted(RANKS)))
+    least, most = RANKS[layout]
+    first, *rest = draw(st.lists(st.integers(0, 4), min_size=least, max_size=most)) or (1,)
+    grouped = layout.endswith(":3")
+    return layout, (first * 3, *rest) if grouped else (first, *rest)[: max(most, 1)]
+
+
+@settings(max_examples=300)
+@given(cases(), st.booleans())
+def test_there_and_back(case, reversed_strides: bool) -> None:
+    layout, shape = case
+    weight = torch.arange(prod(shape), dtype=torch.float32).reshape(shape)
+    if reversed_strides:
+        order = tuple(reversed(range(len(shape))))
+        weight = weight.permute(order).contiguous().permute(order)
+    stored = to_stored(weight, layout)
+    assert tuple(stored.shape) == stored_shape(shape, layout)
+    back = from_stored(stored, layout, shape)
+    assert back.shape == weight.shape
+    assert torch.equal(back, weight)
+
+
+def test_transposed_is_the_layout_of_linear() -> None:
+    weight = torch.randn(3, 5)  # [inputs, outputs]
+    x = torch.randn(2, 3)
+    expected = torch.nn.functional.linear(x, weight.t())
+    assert torch.equal(torch.nn.functional.linear(x, to_stored(weight, "transposed")), expected)
+
+
+@pytest.mark.parametrize("kernel", [(3,), (2, 3), (2, 1, 3)])
+def test_channels_last_lists_the_channels_of_one_position_after_another(kernel) -> None:
+    outputs, inputs = 2, 4
+    weight = torch.randn(outputs, inputs, *kernel)
+    stored = to_stored(weight, "channels_last")
+    positions = list(itertools.product(*map(range, kernel)))
+    for o in range(outputs):
+        expected = [weight[(o, i, *p)].item() for p in positions for i in range(inputs)]
+        assert stored[o].tolist() == expected
+
+
+def test_a_block_holds_channels_of_one_kernel_position() -> None:
+    """TOSA 1.1's block-scaled conv2d; with inputs a multiple of the block, as the module says."""
+    weight = torch.randn(3, 8, 2, 2)
+    scale, _ = bs.choose_qparams(to_stored(weight, "channels_last"), "int8:group4:fp32")
+    assert scale.shape == (3, 2 * 2 * 2)
+    amax = weight.reshape(3, 2, 4, 2, 2).abs().amax(2)  # [o, group, y, x]
+    assert torch.equal(scale, amax.permute(0, 2, 3, 1).reshape(3, 8) / torch.tensor(127.0))
+    rows, _ = bs.choose_qparams(to_stored(weight, "channels_last"), "int8:channel0:fp32")
+    assert torch.equal(rows[:, 0], weight.abs().amax((1, 2, 3)) / torch.tensor(127.0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [(3,), (2, 3), (2, 1, 3)])
+def test_rows_of_a_transposed_convolution_are_its_outputs(kernel, groups: int) -> None:
+    """torch's own: an input of a single one at a place gives the weights that belong to it."""
+    run = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
+    inputs, outputs = 8, 12
+    weight = torch.randn(inputs, outputs // groups, *kernel)
+    stored = to_stored(weight, grouped_layout(groups))
+    assert stored.shape == (outputs, torch.Size(kernel).numel() * inputs // groups)
+    rows = stored.reshape(outputs, -1, inputs // groups)
+    for i in range(inputs):
+        one = torch.zeros(1, inputs, *[1] * len(kernel))
+        one[0, i] = 1
+        y = run[len(kernel)](one, weight, groups=groups)[0].flatten(1)  # [outputs, places]
+        group, own = divmod(i, inputs // groups)
+        seen = range(group * outputs // groups, (group + 1) * outputs // groups)
+        for o in range(outputs):
+            expected = rows[o, :, own] if o in seen else torch.zeros(y.shape[1])
+            assert torch.equal(y[o], expected)
+
+
+def test_which_layouts_there_are() -> None:
+    for layout in (*LAYOUTS, "transposed_channels_last:2", "transposed_channels_last:64"):
+        check_layout(layout)
+    assert grouped_layout(1) == "transposed_channels_last"
+    for layout in ("", "Plain", "transposed:2", "channels_last:2", *(f"{LAYOUTS[3]}:{text}" for text
+                   in ("", "1", "0", "-2", "02", "2.0", "2:2", "x", " 2", "²"))):  # fmt: skip
+        with pytest.raises(
+            ValueError, match=r"unknown layout .* choose from plain, transposed, channels"
+        ):
+            check_layout(layout)
+    assert [of_convolution(layout) for layout in LAYOUTS] == [False, False, True, True]
+    assert [inputs_first(layout) for layout in LAYOUTS] == [False, True, False, True]
+    with pytest.raises(ValueError, match="6 inputs do not divide into 4 groups"):
+        stored_shape((6, 2, 3), grouped_layout(4))

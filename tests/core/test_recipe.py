@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.core.recipe import Recipe, Scheme, matches, read_bias
 
 NONE = Scheme()

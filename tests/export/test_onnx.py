@@ -16,7 +16,7 @@ from onnx import TensorProto
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from tests.export.to_onnx.running import array, exported, initializers, kinds
 from tests.support import fresh
 from tests.support.integer_models import INT8, PER_CHANNEL, quantized

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from blockscale.files.load import renamed
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.support.gpu_linear import NOTHING, excess, stored

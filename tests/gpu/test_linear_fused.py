@@ -6,9 +6,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.linear import multiplied
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import Choice, rule

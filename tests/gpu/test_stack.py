@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import blockscale as bs
+from blockscale.core.joined_weights import of_stack
 from blockscale.core.parse import parse
-from blockscale.core.weights.stack import of_stack
-from blockscale.ops.pieces import stack
+from blockscale.ops import pieces
 from blockscale.ops.primitives import dequantize
 
 pytestmark = pytest.mark.gpu
@@ -26,14 +26,14 @@ def test_groups_and_choices(spelling: str, parts: int) -> None:
     whole = bs.quantize(weight.cuda(), fmt).operand
     assert torch.equal(whole.codes.cpu(), bs.quantize(weight, fmt).packed)
     dense, x = dequantize(whole, torch.float32), torch.randn(7, 128).cuda()
-    got = stack.grouped(x, whole, [0, 3, 3, 7])
+    got = pieces.grouped(x, whole, [0, 3, 3, 7])
     assert got is not None
     for rows, expert in ((slice(0, 3), 1), (slice(3, 7), 3)):
         bound = 2.0**-10 * (x[rows].abs() @ dense[expert].abs().T)
         assert bool(((got[rows] - F.linear(x[rows], dense[expert])).abs() <= bound).all())
     chosen = torch.tensor([3, 1, 1, 0, 3, 3, 2]).cuda()
-    each = stack.each(x.unsqueeze(1), whole, chosen)
-    values = stack.values(whole, chosen, torch.float32)
+    each = pieces.each(x.unsqueeze(1), whole, chosen)
+    values = pieces.values(whole, chosen, torch.float32)
     assert each is not None
     assert values is not None
     assert torch.equal(values, dense[chosen])

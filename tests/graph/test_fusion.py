@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.graph.passes.fused import read
-from blockscale.graph.state import state
+from blockscale.graph.pickled import state
 from tests.support import graph_models as models
 from tests.support.another import read_by_another
 from tests.support.another import reader as reader

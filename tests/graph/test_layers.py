@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from blockscale.graph.layers import restore_containers, with_layers
-from blockscale.graph.names import scope
+from blockscale.graph.nodes import scope
 from blockscale.graph.program import imported
 from blockscale.layers.linear import Conv1D
 from tests.support import graph_models as models

@@ -7,8 +7,8 @@ from torch import fx, nn
 from torch.export import Dim
 
 import blockscale as bs
+from blockscale.graph.pickled import state
 from blockscale.graph.program import example_of, exported, imported, same
-from blockscale.graph.state import state
 from tests.support import graph_models as models
 from tests.support.graph_models import run
 

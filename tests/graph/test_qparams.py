@@ -10,8 +10,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.compat import torchao
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.graph.qparams import QuantParams
 
 

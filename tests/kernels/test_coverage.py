@@ -3,8 +3,7 @@
 
 import pytest
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels import coverage as module
 from blockscale.kernels.coverage import OPS, coverage
 from blockscale.kernels.registry import KERNELS, ByFormats, Kernel, supporting, unavailable

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Formats as numbers, written out from docs/numerics.md; elements that no kernel knows."""
 
+import math
 from collections.abc import Iterator
+from math import prod
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from blockscale.core.catalog import CATALOG
+from blockscale.core.block import WHOLE, Block, divided
 from blockscale.core.element import ElementNumbers
-from blockscale.core.parse import parse
-from blockscale.kernels.numbers import lower, lowered, supports_families
+from blockscale.core.parse import CATALOG, parse
+from blockscale.kernels.numbers import ACTIVATIONS, lower, lowered, merged, supports_families
 from tests.kernels.codebook import registered
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _codebook() -> Iterator[None]:
     with registered():
         yield
@@ -34,6 +39,7 @@ ELEMENTS = {
 }
 
 
+@pytest.mark.usefixtures("_codebook")
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_elements(name: str) -> None:
     numbers = lowered(f"{name}:tensor:fp32")
@@ -41,6 +47,7 @@ def test_elements(name: str) -> None:
     assert numbers.statistic == numbers.element.statistic
 
 
+@pytest.mark.usefixtures("_codebook")
 @pytest.mark.parametrize(
     ("spelling", "expected"),
     [
@@ -71,12 +78,14 @@ def test_formats(spelling: str, expected: dict[str, object]) -> None:
         assert getattr(numbers, name) == value, name
 
 
+@pytest.mark.usefixtures("_codebook")
 @pytest.mark.parametrize(("option", "low"), [("", -7.0), ("full", -8.0), ("half", -8.0)])
 def test_the_lowest_code(option: str, low: float) -> None:
     spelling = ":".join(["int4:tensor:fp32", *([option] if option else [])])
     assert lowered(spelling).element.low == low
 
 
+@pytest.mark.usefixtures("_codebook")
 def test_named_formats_are_known_by_every_spelling() -> None:
     for name, spelling in CATALOG.items():
         numbers = lower(name)
@@ -85,6 +94,7 @@ def test_named_formats_are_known_by_every_spelling() -> None:
         assert hash(numbers) == hash(lower(spelling))
 
 
+@pytest.mark.usefixtures("_codebook")
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -100,12 +110,14 @@ def test_an_unknown_element_has_no_numbers(spelling: str) -> None:
         lowered(spelling)
 
 
+@pytest.mark.usefixtures("_codebook")
 def test_a_subclass_says_its_own_numbers() -> None:
     """Its codes mean something else, so its parent's numbers would be wrong."""
     assert parse("int4:tensor:fp32").element.numbers(False) is not None
     assert parse("twice4:tensor:fp32").element.numbers(False) is None
 
 
+@pytest.mark.usefixtures("_codebook")
 def test_families() -> None:
     """Every format of a call counts, and so does the element of a scale's own format."""
     of = {
@@ -123,8 +135,99 @@ def test_families() -> None:
     assert supports_families(["integer", "minifloat"])([mixed, binary]) is False
 
 
+@pytest.mark.usefixtures("_codebook")
 @pytest.mark.parametrize("spelling", ["made4:tensor:fp32", "int4:group16:(utwice4:tensor:fp32)"])
 def test_no_family_is_no_support(spelling: str) -> None:
     supports = supports_families(["integer", "minifloat", "binary", "codebook"])
     assert supports([parse(spelling)]) is False
     assert supports([parse("int8:token:fp32"), parse(spelling)]) is False
+
+
+# Merging dimensions: the same blocks, and the same order of their scales.
+
+
+def block_of_each(shape: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    """The index of each element's scale in row-major order, flat."""
+    counts = divided(shape, sizes)
+    block = Block("any", tuple(enumerate(sizes)))
+    index = torch.arange(prod(counts)).reshape(counts)
+    return block.expand(index, shape).expand(shape).reshape(-1)
+
+
+DIMENSION = st.integers(1, 7).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(0, 8) | st.sampled_from([1, WHOLE, n]))
+)
+
+
+@given(st.lists(DIMENSION, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_the_same_elements_share_a_scale(dims: list[tuple[int, int]]) -> None:
+    shape, sizes = tuple(n for n, _ in dims), tuple(size for _, size in dims)
+    fewer, fewer_sizes = merged(shape, sizes)
+    assert prod(fewer) == prod(shape) and 1 not in fewer
+    assert all(1 <= size <= n for n, size in zip(fewer, fewer_sizes, strict=True))
+    assert torch.equal(block_of_each(fewer, fewer_sizes), block_of_each(shape, sizes))
+    assert merged(fewer, fewer_sizes) == (fewer, fewer_sizes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "expected"),
+    [
+        ((), (), ((), ())),
+        ((1, 1), (1, WHOLE), ((), ())),
+        ((4, 64), (1, 32), ((256,), (32,))),
+        ((4, 60), (1, 32), ((4, 60), (1, 32))),
+        ((8, 6, 3, 3), (1, 2, 3, 3), ((432,), (18,))),
+        ((8, 5, 3, 3), (1, 2, 3, 3), ((8, 45), (1, 18))),
+        ((2, 3, 4), (WHOLE, WHOLE, WHOLE), ((24,), (24,))),
+        ((2, 3, 4), (WHOLE, 1, WHOLE), ((2, 12), (2, 4))),
+        ((64, 64, 64), (4, 8, 16), ((64, 64, 64), (4, 8, 16))),
+        ((4, 1, 8, 1), (2, 5, 4, 7), ((4, 8), (2, 4))),
+        ((3, 4, 5), (100, 100, 2), ((12, 5), (12, 2))),
+        ((2, 0, 3), (1, 2, 3), ((2, 0, 3), (1, 2, 3))),
+    ],
+)
+def test_by_hand(shape, sizes, expected) -> None:
+    assert merged(shape, sizes) == expected
+
+
+def test_refuses_another_number_of_sizes() -> None:
+    with pytest.raises(ValueError, match="no block size for each of 2 dimensions"):
+        merged((2, 3), (1,))
+
+
+# The activations by their definitions, in float64 and written out with Python's math.
+
+NUMBERS = (-40.0, -6.5, -3.0, -1.25, -1e-9, -0.0, 0.0, 1e-9, 0.75, 2.9999, 3.0, 6.0, 6.25, 40.0)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+EXPECTED = {
+    "": lambda x: x,
+    "relu": lambda x: max(x, 0.0),
+    "relu6": lambda x: min(max(x, 0.0), 6.0),
+    "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
+    "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x * _sigmoid(x),
+    "hardswish": lambda x: x * min(max(x + 3, 0.0), 6.0) / 6,
+    "sigmoid": _sigmoid,
+    "tanh": math.tanh,
+}
+
+
+def test_each_is_tested() -> None:
+    assert ACTIVATIONS.keys() == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_definitions(name: str) -> None:
+    found = ACTIVATIONS[name](torch.tensor(NUMBERS, dtype=torch.float64)).tolist()
+    assert found == pytest.approx([EXPECTED[name](x) for x in NUMBERS], rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_is_not_a_number_stays_that(name: str) -> None:
+    assert ACTIVATIONS[name](torch.tensor([torch.nan])).isnan().all()

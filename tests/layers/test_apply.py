@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from tests.support.layer_models import (
     CHANNELS,
     IDS,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration import algorithms
-from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.pack import from_stored, to_stored
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan, plan_layers
 from tests.layers.decoders import MODELS, UNet, Volumes, hifi_gan, images, made, video_mae, volumes

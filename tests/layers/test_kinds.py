@@ -10,10 +10,10 @@ from blockscale import layers
 from blockscale.layers.conv import QConv
 from blockscale.layers.conv_transpose import QConvTranspose
 from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.embedding_bag import QEmbeddingBag
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
-from blockscale.layers.tables.embedding_bag import QEmbeddingBag
 from tests.support.qat_models import Conv1D
 
 

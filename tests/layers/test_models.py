@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import blockscale as bs
+from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
-from blockscale.layers.parameters.hold import all_held
 from blockscale.layers.store import QWeight
 
 with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import blockscale as bs
-from blockscale.core.layout import to_stored
+from blockscale.core.pack import to_stored
 from tests.support.layer_formats import FORMATS, REFERENCE
 from tests.support.layer_models import IDS, bits, small
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.parameters.planned import plan_others
+from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Left, Plan, plan_layers
 from blockscale.layers.store import QWeight
 from tests.support.layer_models import (

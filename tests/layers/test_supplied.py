@@ -115,7 +115,11 @@ def test_what_comes_before_changes_the_weight() -> None:
         ("output_scales", {"one": torch.ones(1, 16), "same": torch.ones(1, 16)}, "are one layer"),
         ("input_scales", {"one": torch.ones(1, 1)}, "gives no such layer an input format"),
         ("weights", {"nine": None}, "weights names 'nine', but the recipe quantizes no such layer"),
-        ("weights", {"tied": None}, "which shares the codes of a tied layer: pass them for one of the tied layers: pass them for one of the tied layers"),
+        (
+            "weights",
+            {"tied": None},
+            "which shares the codes of a tied layer: pass them for one of the tied layers",
+        ),
         ("weights", {"one": torch.ones(16, 6)}, r"weights\['one'\]: expected a QTensor\('int4:gr"),
         ("weights", {"one": bs.quantize(torch.ones(16, 6), "int8")}, "shape=.16, 6.., found QTen"),
         ("weights", {"one": bs.quantize(torch.ones(16, 8), FMT)}, r"found QTensor\('int4:group8"),

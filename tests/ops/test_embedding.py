@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from tests.support.op_samples import Made
 from tests.support.ops_embedding import EXTRA
 

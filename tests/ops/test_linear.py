@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import UNQUANTIZED
+from blockscale.core.parse import CATALOG
 from tests.support.op_samples import Made
 
 N, K = 6, 40  # K leaves partial blocks in groups of 16, 32, 64 and 128

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from tests.support.exact import layout, pack_row
 from tests.support.ops_tensor import bits, parts
 from tests.support.oracle import Oracle

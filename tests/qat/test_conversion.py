@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from blockscale.qat.layers import QATLayer
 from tests.support.qat_models import Mixed, batch, train
 from tests.support.some import crossed

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core import reference
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.qat.learned import LearnedScale
 
 FORMATS = (

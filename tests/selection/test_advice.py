@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from blockscale.selection.advice import _made_up, _of_layers, _rows
-from blockscale.selection.candidates import read
-from blockscale.selection.choices import choices
+import blockscale as bs
+from blockscale.selection.advice import _made_up, _of_layers, _rows, claims_of
+from blockscale.selection.candidates import choices, read
 from blockscale.selection.recommend import by_weights
-from tests.selection.models import CANDIDATES, mlp
+from tests.selection.models import CANDIDATES, batches, mlp
 
 
 def test_inputs_are_made_up_for_layers_that_multiply():
@@ -32,3 +32,16 @@ def test_what_a_latency_leaves_to_layers():
     assert _of_layers(found, 5.0, 4.0) == 1.0
     with pytest.raises(ValueError, match="the latency cannot be"):
         _of_layers(found, 4.0, 4.0)
+
+
+# What is claimed: only what was measured.
+
+
+def test_a_claim_of_speed_needs_batches():
+    one = bs.recommend(mlp(), 6, candidates=CANDIDATES)
+    assert not [each for each in one.claims if "a batch will take" in each.text]
+    two = bs.recommend(mlp(), 6, batches=batches(), candidates=CANDIDATES, progress=False)
+    [speed] = [each for each in two.claims if "a batch will take" in each.text]
+    assert bs.hardware().processor in speed.source
+    assert f"{1e3 * two.foretold.seconds:.3f} ms" in speed.text
+    assert callable(claims_of)

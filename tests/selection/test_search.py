@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.selection.choose import damage
-from blockscale.selection.state import StateError
+from blockscale.selection.result import StateError
 from tests.selection.models import CANDIDATES, Tied, batches, mlp
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is timed, and how often: never how long."""
 
+import pytest
 import torch
 
 from blockscale.selection import times
-from blockscale.selection.candidates import read
-from blockscale.selection.choices import choices
+from blockscale.selection.candidates import choices, read
+from blockscale.selection.times import peak
 from tests.selection.models import CANDIDATES, Tied, batches, mlp
 
 
@@ -54,3 +55,32 @@ def test_all_take_turns(monkeypatch):
     monkeypatch.setattr(times, "_SAMPLE", 0.0)
     times.race({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
     assert "".join(order) == "aa" + "aa"[:0] + "bb" + "ab" + "ba"
+
+
+# The memory of a call, where it is known by counting.
+
+MIB = 1 << 20
+
+
+def test_the_result_alone():
+    assert peak(lambda: torch.empty(MIB, dtype=torch.uint8), "cpu") == MIB
+
+
+def test_temporaries_count_while_they_are_there():
+    def call():
+        first = torch.empty(3 * MIB, dtype=torch.uint8)
+        del first
+        second = torch.empty(2 * MIB, dtype=torch.uint8)
+        return torch.empty(MIB // 2, dtype=torch.uint8), second
+
+    assert peak(call, "cpu") == 3 * MIB
+
+
+def test_what_was_there_before_does_not_count():
+    kept = torch.empty(5 * MIB, dtype=torch.uint8)
+    assert peak(lambda: kept[:10], "cpu") == 0
+
+
+def test_an_error_comes_through(capfd):
+    with pytest.raises(ZeroDivisionError):
+        peak(lambda: 1 // 0, "cpu")

@@ -6,8 +6,8 @@ tests/calibration/blocks/test_lane.py: `lane_of`, `walk`.
 from typing import Any
 
 import blockscale as bs
+from blockscale.calibration.blocks.calls import Kept
 from blockscale.calibration.blocks.find import find_blocks
-from blockscale.calibration.blocks.kept import Kept
 from blockscale.calibration.blocks.lane import Lane
 from blockscale.calibration.blocks.record import record
 from blockscale.layers.plan import Plan, plan_layers

@@ -4,7 +4,7 @@
 import torch
 from torch import fx
 
-from blockscale.graph.state import State
+from blockscale.graph.pickled import State
 from blockscale.ops.integer import INTEGER_OPS
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.export.to_c.values import C_TYPES
+from blockscale.export.to_c.text import C_TYPES
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 SANITIZED = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]

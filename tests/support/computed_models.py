@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
-tests/layers/computed/test_plain.py: `LAYERS`, `Noisy`, `old`, ….
+tests/layers/test_computed.py: `LAYERS`, `Noisy`, `old`, ….
 """
 
 import warnings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.pack import from_stored, to_stored
 from blockscale.layers.kinds import quantized_class
 
 CHANNELS = 12

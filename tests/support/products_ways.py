@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the tests of several files share with tests/graph/lowering/products/test_ways.py: `one`."""
+"""What several tests share with tests/graph/lowering/products/test_product.py: `one`."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams, choose_qparams
-from blockscale.graph.state import State, set_state
+from blockscale.graph.pickled import State, set_state
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import choose_quantize, from_list, quantize
 from tests.graph.lowering.programs import operand_codes

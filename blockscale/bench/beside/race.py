@@ -16,7 +16,7 @@ from blockscale.bench.environment import ALLOCATOR, GUARD
 from blockscale.bench.machine import CHECKOUT
 from blockscale.bench.run import Watcher
 from blockscale.bench.settings import TINY, Settings
-from blockscale.core.work.closing import Closing
+from blockscale.core.work import Closing
 from blockscale.reporting.table import Table
 
 ROUNDS = 5  # turns of each side for a case; every other one the other side is first

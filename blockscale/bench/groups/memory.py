@@ -19,7 +19,7 @@ from blockscale.bench.requests import Layer, Primitive, normal
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 from blockscale.ops.tensor import QTensor
-from blockscale.selection.peak import peak
+from blockscale.selection.times import peak
 
 GROUP = "memory"
 _WEIGHT = 0.2  # of the run's time: nothing here needs many samples

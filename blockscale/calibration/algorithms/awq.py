@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration.algorithms.output_error import OutputError
+from blockscale.calibration.algorithms.hessian import OutputError
 from blockscale.calibration.algorithms.smoothquant import balanced, divided_by
 from blockscale.core.format import Format
 from blockscale.layers.before import Before

@@ -11,19 +11,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration.algorithms import gram as grams
+from blockscale.calibration.algorithms import hessian as grams
 from blockscale.calibration.algorithms.block_scales import widened
-from blockscale.calibration.algorithms.columns import Columns
-from blockscale.calibration.algorithms.descent import descend
-from blockscale.calibration.algorithms.feedback import (
+from blockscale.calibration.algorithms.columns import (
+    Columns,
     feed_back,
     inverse_factor,
     shifted,
     without_dead,
 )
 from blockscale.calibration.algorithms.mse import MSE
+from blockscale.calibration.algorithms.search import descend
 from blockscale.core.format import Format
-from blockscale.ops.flat import in_blocks_of, within_rows
+from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -48,7 +48,7 @@ class GPTQ:
         in the weight's order.
     static: choose all scales from the weight as it was given.
     sweeps: how often all codes and scales are chosen again afterwards, each under all the others
-        (blockscale.calibration.algorithms.descent); the paper has none of it. With "absmax" the
+        (blockscale.calibration.algorithms.search); the paper has none of it. With "absmax" the
         scales stay as they are.
     asymmetric: make up for what the quantized layers before changed in this layer's input, too: the
         output is to be that of the float model's input (GPTAQ, Li et al. 2025, arXiv 2504.02692,

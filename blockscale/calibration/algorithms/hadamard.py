@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from blockscale.calibration.algorithms.output_error import OutputError
+from blockscale.calibration.algorithms.hessian import OutputError
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.layers.before import Before, Rotate, random_signs

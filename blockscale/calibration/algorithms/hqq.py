@@ -15,13 +15,13 @@ from blockscale.calibration.algorithms.block_scales import (
     block_sums,
     choose_scales,
     in_steps,
+    nearest_scale,
     quantized,
     round_trip,
     search_by_parts,
     select,
     widened,
 )
-from blockscale.calibration.algorithms.known_scale import nearest_scale
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format

@@ -16,14 +16,14 @@ from blockscale.calibration.algorithms.block_scales import (
     block_sums,
     choose_scales,
     in_steps,
+    nearest_scale,
     quantized,
     round_trip,
     search_by_parts,
     select,
     widened,
 )
-from blockscale.calibration.algorithms.gram import check_weighting, importance_of
-from blockscale.calibration.algorithms.known_scale import nearest_scale
+from blockscale.calibration.algorithms.hessian import check_weighting, importance_of
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat

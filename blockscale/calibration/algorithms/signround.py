@@ -26,20 +26,21 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import widened
 from blockscale.calibration.algorithms.learned.loop import (
+    STARTS,
     Settings,
     divergence,
     learn,
+    least,
     squared_error,
+    start_of,
 )
-from blockscale.calibration.algorithms.learned.race import least
 from blockscale.calibration.algorithms.learned.samples import Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
-from blockscale.calibration.algorithms.learned.starts import STARTS, start_of
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight
-from blockscale.calibration.blocks.task import BlockTask
+from blockscale.calibration.blocks.calls import BlockTask
 from blockscale.core.format import Format
-from blockscale.core.layout import to_stored
-from blockscale.layers.model.build import beside_rows
+from blockscale.core.pack import to_stored
+from blockscale.layers.model import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.ops.tensor import QTensor
 

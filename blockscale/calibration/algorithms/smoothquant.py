@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration.algorithms.output_error import OutputError
+from blockscale.calibration.algorithms.hessian import OutputError
 from blockscale.core.format import Format
-from blockscale.core.power_of_two import round_to_power_of_2
+from blockscale.core.integer_scales import round_to_power_of_2
 from blockscale.layers.before import Before, Scale
 
 if TYPE_CHECKING:

@@ -2,14 +2,135 @@
 """What a block was called with and what it gave, taken apart: tensors are kept elsewhere."""
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+import tempfile
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
+import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from blockscale.calibration.blocks.task import Call
+from blockscale.core.work import Closing, Progress
+from blockscale.layers.plan import Plan
+from blockscale.layers.supplied import Supplied
+from blockscale.ops.tensor import QTensor
+
+# Tensors that are kept for a while: in memory, and beyond a budget in files.
+
+
+class Kept(Closing):
+    """Tensors by key. What exceeds `budget` bytes lies in safetensors files, one a tensor, in a
+    temporary directory that only its user can read and that `close` deletes.
+    """
+
+    def __init__(self, budget: float):
+        self.budget, self.held = budget, 0
+        self._in_memory: dict[Hashable, Tensor] = {}
+        self._on_disk: dict[Hashable, tuple[Path, torch.device]] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._numbers = count()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._in_memory or key in self._on_disk
+
+    def put(self, key: Hashable, tensor: Tensor) -> None:
+        """Keep a tensor, in the place of what had its key."""
+        self.drop(key)
+        tensor = tensor.detach()
+        if self.held + tensor.nbytes <= self.budget:
+            self._in_memory[key] = tensor
+            self.held += tensor.nbytes
+            return
+        if self._folder is None:  # mkdtemp: nobody else can read it
+            self._folder = tempfile.TemporaryDirectory(prefix="blockscale-blocks-")
+        path = Path(self._folder.name) / f"{next(self._numbers)}.safetensors"
+        safetensors.torch.save_file({"x": tensor.contiguous()}, path)
+        self._on_disk[key] = path, tensor.device
+
+    def get(self, key: Hashable) -> Tensor:
+        """A tensor: the one that was put in, or one read from its file."""
+        if key in self._in_memory:
+            return self._in_memory[key]
+        path, device = self._on_disk[key]
+        return safetensors.torch.load_file(path)["x"].to(device)
+
+    def on_disk(self, key: Hashable) -> bool:
+        """Whether `get` reads it from a file, a new tensor each time."""
+        return key in self._on_disk
+
+    def drop(self, key: Hashable) -> None:
+        """Keep it no longer, if it is there."""
+        if key in self._in_memory:
+            self.held -= self._in_memory.pop(key).nbytes
+        elif key in self._on_disk:
+            self._on_disk.pop(key)[0].unlink()
+
+    def close(self) -> None:
+        """Keep nothing any longer."""
+        self._in_memory, self._on_disk, self.held = {}, {}, 0
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+# What an algorithm that looks at a whole block is given, and what it gives back.
+
+
+class Call(NamedTuple):
+    """One call of a block: `block(*args, **kwargs)`; shared tensors (masks) are one object."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """One block, its calls over all batches, and what it should give for each.
+
+    name:    its dotted name in the model
+    module:  the float block, in evaluation mode; it is left as it was found
+    plans:   the layers in it whose weights are to be chosen, in the order of their first call;
+             plan.name is the name in the whole model
+    places:  {plan.name: what is chosen for it}: Before modules and static inputs are there
+    calls:   as the quantized blocks before leave them (or the float ones: sequential=False);
+             reading calls[i] may read from disk
+    targets: targets[i]: the first tensor of what the float block gives in the float model
+    grams:   {plan.name: X^T X / rows [k, k]} of the layers' inputs under `calls`
+    seed:    of anything random, the user's
+    progress: is told of each step
+    """
+
+    name: str
+    module: nn.Module
+    plans: Sequence[Plan]
+    places: Mapping[str, Supplied]
+    calls: Sequence[Call]
+    targets: Sequence[Tensor]
+    grams: Mapping[str, Tensor] = field(default_factory=dict)
+    seed: int = 0
+    progress: Progress | None = None
+
+
+class BlockAlgorithm(Protocol):
+    """Chooses the codes of all weights of a block at once, from what the block should give.
+
+    An attribute `steps`, if it has one, is how often it tells `task.progress` of one for a block:
+    they are counted beside the batches.
+    """
+
+    name: ClassVar[str]
+    needs_gram: bool
+
+    def quantize_block(self, task: BlockTask) -> dict[str, tuple[QTensor, list[str]]]:
+        """{plan.name: its codes, and notes for the ledger}, for every plan of the task.
+
+        Raises ValueError for a format it cannot serve, NaN and infinity, before it begins.
+        """
+
 
 Item = TypeVar("Item")
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.blocks.calls import (
+    Call,
+    Kept,
     Key,
     Parts,
     Shape,
@@ -21,10 +23,7 @@ from blockscale.calibration.blocks.calls import (
     tensors,
     version,
 )
-from blockscale.calibration.blocks.find import Block
-from blockscale.calibration.blocks.kept import Kept
-from blockscale.calibration.blocks.stubs import NotOnceError, NotWalkableError
-from blockscale.calibration.blocks.task import Call
+from blockscale.calibration.blocks.find import Block, NotOnceError, NotWalkableError
 from blockscale.calibration.padding import Padding
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)

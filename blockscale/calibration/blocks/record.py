@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from blockscale.calibration.blocks.calls import Key, Parts, ghost, holds_nan, version
+from blockscale.calibration.blocks.find import NotWalkableError, Stop, stubbed
 from blockscale.calibration.blocks.lane import Lane
-from blockscale.calibration.blocks.stubs import NotWalkableError, Stop, stubbed
-from blockscale.layers.guards.sample import call
+from blockscale.layers.guards import call
 
 
 def run_around(lane: Lane, only: int | None = None) -> None:

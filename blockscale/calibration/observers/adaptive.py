@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.kept_values import KeptValues
+from blockscale.calibration.histogram import KeptValues
 from blockscale.calibration.observer import Observer, is_mean
 from blockscale.calibration.observers import Spec, make
 from blockscale.core.format import Format

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration import candidate_ranges
+from blockscale.calibration import histogram
 from blockscale.calibration.histogram import BINS, OCTAVES, Bins, Histogram
 from blockscale.core.format import Format
 
@@ -60,7 +60,7 @@ class Entropy(Histogram):
         divergences = []
         for start in range(0, len(places), step):
             chosen = slice(start, start + step)
-            left = candidate_ranges.round_trips(values, low[chosen], high[chosen], self.format)
+            left = histogram.round_trips(values, low[chosen], high[chosen], self.format)
             divergences.append(divergence(bins, left, places[chosen], self._levels))
         all_seen = divergences[0][0]  # the threshold that clips nothing is always allowed
         all_seen.clamp_(max=torch.finfo(torch.float64).max)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration import candidate_ranges
+from blockscale.calibration import histogram
 from blockscale.calibration.histogram import Bins, Histogram
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.scale import PowerOfTwo
@@ -50,7 +50,7 @@ class MSEObserver(Histogram):
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         bins = self.bins()
-        pinned = candidate_ranges.pinned(self.low, self.high, self.format)
+        pinned = histogram.pinned(self.low, self.high, self.format)
         fractions = torch.stack([torch.ones_like(self.low)] * 2)  # of low and of high
         largest = 2 * fractions
         for factors, ends in self._moves():
@@ -98,7 +98,7 @@ class MSEObserver(Histogram):
         errors = []
         for start in range(0, len(low), step):
             chosen = slice(start, start + step)
-            left = candidate_ranges.round_trips(values, low[chosen], high[chosen], self.format)
+            left = histogram.round_trips(values, low[chosen], high[chosen], self.format)
             error = (left.double() - values) / unit
             errors.append((error.square_() * bins.mass).sum(-1))
         return torch.cat(errors)

@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blockscale.calibration.histogram import Bins
-from blockscale.calibration.kept_values import KeptValues
+from blockscale.calibration.histogram import Bins, KeptValues
 from blockscale.core.format import Format
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.padding import Padding
-from blockscale.calibration.rotations.fold import head_sizes, turned
+from blockscale.calibration.rotations.matrices import head_sizes, turned
 from blockscale.calibration.rotations.rotated import logits, logits_of
 from blockscale.calibration.rotations.stream import Stream
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import plans_for
-from blockscale.layers.guards.sample import call
+from blockscale.layers.guards import call
 from blockscale.layers.plan import Plan
 from blockscale.ops.quantize import fake_quantize
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from blockscale.calibration.batches import call, inference
 from blockscale.calibration.blocks.calls import first_tensor
 from blockscale.calibration.padding import Padding
-from blockscale.calibration.rotations.fold import head_sizes, turned
-from blockscale.calibration.rotations.matrices import orthogonal
+from blockscale.calibration.rotations.matrices import head_sizes, orthogonal, turned
 from blockscale.calibration.rotations.stream import Stream, UnrotatableError, stream_of
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe

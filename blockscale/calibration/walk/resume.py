@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.calibration.blocks.calls import digest, tensors
 from blockscale.calibration.session import Session
 from blockscale.core.reference import QParams
-from blockscale.core.untrusted.json_text import json_object, parse_json, read_json
+from blockscale.core.untrusted import json_object, parse_json, read_json
 from blockscale.layers import before
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput

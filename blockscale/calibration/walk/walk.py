@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockscale.calibration.algorithms import Transform
-from blockscale.calibration.blocks.calls import Sequenced
-from blockscale.calibration.blocks.find import Block
-from blockscale.calibration.blocks.kept import Kept
+from blockscale.calibration.blocks.calls import Kept, Sequenced
+from blockscale.calibration.blocks.find import Block, NotWalkableError
 from blockscale.calibration.blocks.lane import Lane
 from blockscale.calibration.blocks.record import record, run_around
-from blockscale.calibration.blocks.stubs import NotWalkableError
 from blockscale.calibration.choose import groups, side_by_side, statistics_bytes, tell_untransformed
-from blockscale.calibration.hooks import watch
+from blockscale.calibration.input_stats import watch
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.session import Session, has_rows, static_parts
-from blockscale.calibration.walk.drift import FloatInputs
-from blockscale.calibration.walk.layers import standing_in
-from blockscale.calibration.walk.looking import Looker
-from blockscale.calibration.walk.one_run import in_one_run
-from blockscale.calibration.walk.options import Options
-from blockscale.calibration.walk.weights import Weights
+from blockscale.calibration.walk.once import in_one_run
+from blockscale.calibration.walk.statistics import FloatInputs, Looker
+from blockscale.calibration.walk.weights import Options, Weights, standing_in
 from blockscale.layers.apply import swap
 from blockscale.layers.plan import Plan
 

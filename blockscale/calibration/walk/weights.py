@@ -1,25 +1,255 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The codes of weights on the walk: of a layer from its gram, of a block from its calls."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform
-from blockscale.calibration.blocks.calls import Sequenced
+from blockscale.calibration.algorithms.hessian import by_nearest
+from blockscale.calibration.blocks.calls import BlockTask, Sequenced
 from blockscale.calibration.blocks.find import Block
-from blockscale.calibration.blocks.task import BlockTask
-from blockscale.calibration.choose import choose_weight, transform_layers
+from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.session import Session
-from blockscale.calibration.walk.layers import quantized_so_far
-from blockscale.calibration.walk.options import Options
-from blockscale.core.work.progress import Progress
-from blockscale.layers.joined import settle_top
+from blockscale.calibration.walk.resume import Finished
+from blockscale.core.work import Progress
+from blockscale.layers.apply import swap
+from blockscale.layers.bias import without_dynamic
+from blockscale.layers.joined import parameter_tops, settle_top
 from blockscale.layers.layer import QLayer
+from blockscale.layers.model import build
+from blockscale.layers.parameters import ParameterPlan, coded, quantized
 from blockscale.layers.plan import Plan
+from blockscale.layers.reasons import weights_to_come
+from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import fitting
+
+# Weights that are read one block at a time, of a model on the meta device.
+
+Source = str | Path | Mapping[str, Tensor] | Callable[[str], Tensor]
+
+
+class Stream:
+    """Reads parameters and buffers of a model on the meta device, and forgets them again.
+
+    source: a directory of safetensors files, or one of them; a mapping; a function of a name
+    """
+
+    def __init__(self, model: nn.Module, source: Source):
+        self.model = model
+        self._read = _reader(source)
+        self._names: dict[int, list[str]] = {}
+        self._meta: dict[int, tuple[Tensor, Tensor]] = {}  # what was read, and what it replaced
+        real = [t.device for t in model.parameters() if not t.is_meta]
+        self.device = real[0] if real else torch.device("cpu")
+        for name, tensor in _named(model):
+            self._names.setdefault(id(tensor), []).append(name)
+
+    def load(self, *inside: str, outside: tuple[str, ...] = ()) -> None:
+        """Read what the modules of these names have ("" for all), and not what `outside` have."""
+        for name, tensor in list(_named(self.model)):
+            wanted = any(_in(name, each) for each in inside)
+            if tensor.is_meta and wanted and not any(_in(name, each) for each in outside):
+                self._load(tensor)
+
+    def unload(self, tensors: list[Tensor]) -> None:
+        """Forget what was read of these."""
+        for tensor in tensors:
+            if id(tensor) in self._meta:
+                torch.utils.swap_tensors(*self._meta.pop(id(tensor)))
+
+    def restore(self) -> None:
+        """Forget everything."""
+        self.unload([tensor for tensor, _ in list(self._meta.values())])
+
+    def _load(self, tensor: Tensor) -> None:
+        found = None
+        for name in self._names[id(tensor)]:
+            try:
+                found = self._read(name)
+                break
+            except KeyError:
+                continue
+        if found is None:
+            raise ValueError(
+                f"the source has no {self._names[id(tensor)][0]!r}, which is on the meta "
+                "device: a buffer that no file holds (a table of positions) must be made on "
+                "a real device"
+            )
+        if found.shape != tensor.shape:
+            raise ValueError(
+                f"{self._names[id(tensor)][0]}: expected {tuple(tensor.shape)}, the source has "
+                f"{tuple(found.shape)}"
+            )
+        found = found.detach().to(self.device, tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            found = nn.Parameter(found, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, found)
+        self._meta[id(tensor)] = tensor, found
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _in(name: str, module: str) -> bool:
+    return not module or name.startswith(f"{module}.")
+
+
+def _reader(source: Source) -> Callable[[str], Tensor]:
+    if isinstance(source, Mapping):
+        return source.__getitem__
+    if callable(source):
+        return source
+    path = Path(source)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files or not files[0].exists():
+        raise ValueError(f"{path} holds no safetensors files")
+    places: dict[str, Path] = {}
+    for file in files:
+        with safe_open(str(file), "pt") as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+
+    def read(name: str) -> Tensor:
+        with safe_open(str(places[name]), "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    return read
+
+
+# Layers of a block that are built as soon as it is done, so that its floats can go.
+
+
+class Settler:
+    """What becomes of a model whose weights are streamed, block by block.
+
+    planned: its parameters of no layer that are quantized, too; seed: as in `bs.calibrate`
+    """
+
+    def __init__(self, stream: Stream, seed: int | None):
+        self.stream, self.seed = stream, seed
+        self.planned: list[ParameterPlan] = []
+        self._weights: dict[int, QWeight] = {}
+
+    def load(self, block: Block) -> None:
+        """Read the weights of a block, those that are not there."""
+        self.stream.load(block.name)
+
+    def settle(self, session: Session, block: str, plans: Sequence[Plan]) -> None:
+        """Build the layers of a block, and forget their float weights."""
+        places = session.places
+        for plan in without_dynamic(plans, lambda plan: places[plan.name].input is not None):
+            assert isinstance(plan, Plan)
+            place = places[plan.name]
+            settle_top(plan, session.layers, places)
+            session.built[plan.name] = build(plan, self._weights, place, self.seed)
+        inside = [each for each in self.planned if each.name.startswith(f"{block}.")]
+        tops = parameter_tops(inside)
+        for each in inside:
+            session.made[each.name] = quantized(each, self.seed, top=tops.get(each.name))[0]
+        floats = [plan.parameter for plan in plans if plan.owns_weight]
+        self.stream.unload([*floats, *(each.parameter for each in inside)])
+
+
+@contextmanager
+def streamed(
+    model: nn.Module,
+    source: Source | None,
+    seed: int | None,
+) -> Iterator[Settler | None]:
+    """Who settles blocks whose weights come from `source`, None without one. Where anything is
+    raised, the model is on the meta device again."""
+    if source is None:
+        yield None
+        return
+    stream = Stream(model, source)
+    try:
+        with weights_to_come():
+            yield Settler(stream, seed)
+    except BaseException:
+        stream.restore()
+        raise
+
+
+# How to walk.
+
+
+class Options(NamedTuple):
+    """How to walk. settler: of weights that are streamed; finished: blocks of an earlier run;
+    seed: of what block algorithms draw by chance.
+
+    sequential: each block sees what the quantized ones before it leave; "layers": and in a block
+        each group of layers side by side sees the groups before it, in a run of its own;
+        "once": each layer sees the layers before it, in one run of the block.
+    """
+
+    sequential: bool | str
+    budget: float
+    progress: Progress
+    settler: Settler | None = None
+    finished: Finished | None = None
+    seed: int = 0
+
+
+# Quantized layers that stand in a model for a while, so that what comes after them sees them.
+
+
+def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
+    """{name: the layer with its weight, inputs and outputs quantized}, biases in float."""
+    layers: dict[str, QLayer] = {}
+    for plan in plans:
+        place, q = session.places[plan.name], session.places[plan.name].weight
+        if not plan.owns_weight:
+            continue
+        if q is None:  # what will be rounded plainly
+            stored = weight_of(plan)
+            stored = stored if place.before is None else place.before.to_weight(stored)
+            settle_top(plan, session.layers, session.places)
+            q = coded(stored, by_nearest(plan.format), None, place.top)[0]
+        kept = {
+            part: fmt
+            for part in ("input", "output")
+            if (fmt := getattr(plan.scheme, part)) is not None
+            and (not fmt.block.static or getattr(place, part) is not None)
+        }
+        scheme = replace(plan.scheme, **{"input": None, "output": None, "bias": None} | kept)
+        parameter = plan.parameter
+        weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
+        layer = plan.kind.from_float(plan.module, weight, scheme)
+        for part in kept:
+            if (quantizer := getattr(place, part)) is not None:
+                setattr(layer, part, quantizer.to(parameter.device))
+        if place.before is not None:
+            layer.set_before(place.before)
+        layer.take_place_of(plan.module)
+        layers |= dict.fromkeys(plan.names, layer)
+    return layers
+
+
+@contextmanager
+def standing_in(model: nn.Module, layers: dict[str, QLayer]) -> Iterator[None]:
+    """These layers are in the model, as long as this lasts."""
+    for layer in layers.values():
+        layer.training = False
+    old = swap(model, layers)
+    try:
+        yield
+    finally:
+        swap(model, old)
+
+
+def quantized_so_far(session: Session, plans: Sequence[Plan], *, inputs: bool) -> dict[str, QLayer]:
+    """What stands in for layers that are chosen. inputs: quantize those as well."""
+    return whole(session, plans) if inputs else weights_only(session, plans)
 
 
 class Weights:

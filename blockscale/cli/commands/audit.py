@@ -8,12 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
-from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
 from blockscale.export import audit as audit_file
 from blockscale.reporting.ledger import ledger_notes, ledger_summary
-from blockscale.reporting.table import aligned
-from blockscale.reporting.wording import family, size
+from blockscale.reporting.table import aligned, family, size
 
 
 def audit(

@@ -18,8 +18,7 @@ from blockscale.bench.run import Watcher, run
 from blockscale.bench.settings import Settings, sizes
 from blockscale.bench.tune import tune
 from blockscale.cli.comparing import as_grid, follow_up, show_race
-from blockscale.reporting.speed.reading import Run
-from blockscale.reporting.speed.tables import LEGEND, conditions, tables
+from blockscale.reporting.speed import LEGEND, Run, conditions, tables
 
 _SECONDS = {True: 60.0, False: 480.0}  # of a quick run, of a full one
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from blockscale.core.untrusted.names import shown
+from blockscale.core.untrusted import shown
 from blockscale.files.directory.leftovers import Leftover, delete, find_leftovers
-from blockscale.reporting.wording import size
+from blockscale.reporting.table import size
 
 
 def clean(

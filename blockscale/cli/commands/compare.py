@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.core.untrusted.names import TEXT, shown
+from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.checkpoints.comparing import FileComparison, TensorDifference
 from blockscale.export.checkpoints.comparing import compare as measure
-from blockscale.reporting.table import aligned
-from blockscale.reporting.wording import shape
+from blockscale.reporting.table import aligned, shape
 
 
 def compare(

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.core.untrusted.names import TEXT, shown
+from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
-from blockscale.export.conversion.result import Conversion, Converted
-from blockscale.reporting.table import aligned
-from blockscale.reporting.wording import family, size
-from blockscale.selection.budget import Budget
+from blockscale.export.conversion.proof import Conversion, Converted
+from blockscale.reporting.table import aligned, family, size
+from blockscale.selection.allocation import Budget
 
 
 def convert(  # noqa: PLR0913 - one argument an option

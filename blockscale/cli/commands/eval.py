@@ -11,8 +11,8 @@ import blockscale as bs
 from blockscale.calibration.progress_bar import BatchBar
 from blockscale.cli.evaluating import about_of, open_model, tasks_of, tokenizer_of
 from blockscale.cli.model_directory import fitting
-from blockscale.core.untrusted.names import shown
-from blockscale.core.work.progress import Progress
+from blockscale.core.untrusted import shown
+from blockscale.core.work import Progress
 from blockscale.evaluation.evaluation import Evaluation
 from blockscale.evaluation.texts import held_out, windows
 from blockscale.files.whole import check_place, written_whole

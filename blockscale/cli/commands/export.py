@@ -34,8 +34,7 @@ from blockscale.cli.model_directory import (
     without_place,
 )
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.core.untrusted.names import shown, shown_lines
+from blockscale.core.untrusted import json_object, read_json, shown, shown_lines
 from blockscale.files.directory.output import (
     absolute,
     check_apart,
@@ -46,7 +45,7 @@ from blockscale.files.directory.output import (
 from blockscale.files.directory.swap import restore, whole_folder
 from blockscale.files.whole import check_place
 from blockscale.layers.apply import quantize_
-from blockscale.reporting.wording import size
+from blockscale.reporting.table import size
 
 _METHOD = "compressed-tensors"
 _NOT_COPIED = (

@@ -12,8 +12,7 @@ from blockscale.kernels.coverage import Coverage
 from blockscale.kernels.hardware import Device, Hardware, Native
 from blockscale.kernels.processor import Cache
 from blockscale.kernels.rates import Rates
-from blockscale.reporting.table import aligned
-from blockscale.reporting.wording import size
+from blockscale.reporting.table import aligned, size
 
 
 def hardware(

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from blockscale.core.untrusted.names import TEXT, shown
+from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.checkpoints.contents import Recognized
 from blockscale.export.checkpoints.contents import inspect as look
 from blockscale.files.inspect import TensorSummary
-from blockscale.reporting.table import aligned
-from blockscale.reporting.wording import family, shape, size
+from blockscale.reporting.table import aligned, family, shape, size
 
 
 def inspect(

@@ -12,7 +12,7 @@ import typer
 
 from blockscale.cli.progress import Bar
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted.names import shown, shown_lines
+from blockscale.core.untrusted import shown, shown_lines
 from blockscale.files.directory.plan import DirectoryLedger
 from blockscale.files.directory.quantize_directory import (
     check_output,
@@ -20,7 +20,7 @@ from blockscale.files.directory.quantize_directory import (
     quantize_directory,
 )
 from blockscale.reporting.ledger import ledger_notes, ledger_table
-from blockscale.reporting.wording import size
+from blockscale.reporting.table import size
 
 
 def quantize(  # noqa: PLR0913 - one argument an option

@@ -9,9 +9,9 @@ import typer
 
 import blockscale as bs
 from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
-from blockscale.cli.outputs import check_outputs, write_recipe
-from blockscale.selection.budget import Budget
-from blockscale.selection.estimate import Checked
+from blockscale.cli.progress import check_outputs, write_recipe
+from blockscale.selection.allocation import Budget
+from blockscale.selection.errors import Checked
 
 
 def recommend(  # noqa: PLR0913 - one argument an option

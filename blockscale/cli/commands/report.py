@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.reporting.model.report import report as make
-from blockscale.reporting.wording import size
+from blockscale.reporting.model.page import report as make
+from blockscale.reporting.table import size
 
 
 def report(  # noqa: PLR0913 - one argument an option

@@ -9,8 +9,8 @@ import typer
 
 import blockscale as bs
 from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
-from blockscale.cli.outputs import check_outputs, write_recipe
-from blockscale.core.untrusted.names import shown
+from blockscale.cli.progress import check_outputs, write_recipe
+from blockscale.core.untrusted import shown
 from blockscale.reporting.table import aligned
 from blockscale.selection.result import Search
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.core.untrusted.names import shown
+from blockscale.core.untrusted import shown
 from blockscale.files.verify import reproduce as make_again
 from blockscale.files.verify import verify as verify_directory
-from blockscale.reporting.wording import size
+from blockscale.reporting.table import size
 
 
 def verify(

@@ -46,7 +46,7 @@ from blockscale.compat.torch_ao.qconfig import power_of_2 as power_of_2
 from blockscale.compat.torch_ao.recipe import to_recipe as to_recipe
 from blockscale.compat.torch_ao.training import prepare_qat as prepare_qat
 from blockscale.compat.torch_ao.training import to_observer as to_observer
-from blockscale.core.power_of_two import round_to_power_of_2 as round_to_power_of_2
+from blockscale.core.integer_scales import round_to_power_of_2 as round_to_power_of_2
 
 
 def __getattr__(name: str) -> Any:

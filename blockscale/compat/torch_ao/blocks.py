@@ -19,9 +19,9 @@ from blockscale.calibration import observers
 from blockscale.compat.torch_ao.formats import to_format
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, of_convolution, to_stored
+from blockscale.core.integer_scales import with_power_of_2_scale
+from blockscale.core.pack import from_stored, of_convolution, to_stored
 from blockscale.core.parse import parse
-from blockscale.core.power_of_two import with_power_of_2_scale
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.layers.store import QInput
@@ -88,7 +88,7 @@ class FormatObserver(ao.ObserverBase):
     format: what tensors are to be quantized in; spec: how static ranges are chosen (bs.observers)
     part: "input" for activations, along `ch_axis`, the dimension that blocks lie along; "weight"
         for weights, which are quantized as their layer stores them: those of convolutions with
-        their input channels last (blockscale.core.layout)
+        their input channels last (blockscale.core.pack)
     dtype, qscheme, quant_min, quant_max: what torch.ao's flows read
     power_of_2_scale: the format with the nearest power of two for a scale
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from blockscale import qat
 from blockscale.calibration import observers
-from blockscale.calibration.layer_rows import features_last
+from blockscale.calibration.input_stats import features_last
 from blockscale.calibration.session import static_parts
 from blockscale.compat.torch_ao import eager
+from blockscale.compat.torch_ao.formats import instance
 from blockscale.compat.torch_ao.recipe import decided, mapping_of, to_recipe
-from blockscale.compat.torch_ao.scheme import instance
 from blockscale.compat.torch_ao.training import to_observer
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for
-from blockscale.layers.parameters.planned import entries_of, plan_parameters
+from blockscale.layers.parameters import entries_of, plan_parameters
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied

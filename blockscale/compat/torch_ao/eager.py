@@ -14,7 +14,7 @@ from blockscale.compat.torch_ao.fake_quantize import FormatFakeQuantize
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import quantize_
-from blockscale.qat import observed
+from blockscale.qat import quantizers
 
 _OURS = (FormatObserver, FormatFakeQuantize)
 _RESULT, _WEIGHT = "activation_post_process", "weight_fake_quant"
@@ -41,9 +41,9 @@ def quantize_prepared(model: nn.Module) -> Ledger:
     hooks = {name: _without_hook(model.get_submodule(name)) for name in results}
     rules: dict[str, Any] = {}
     for name, made in weights.items():
-        layer = observed.float_layer(model.get_submodule(name))
-        observed.replace_layer(model, name, layer)
-        inner = name if observed.weighted(layer) is layer else f"{name}.0"
+        layer = quantizers.float_layer(model.get_submodule(name))
+        quantizers.replace_layer(model, name, layer)
+        inner = name if quantizers.weighted(layer) is layer else f"{name}.0"
         rules[inner] = {"weight": made.format}
     ledger = quantize_(model, Recipe(rules=rules))
     for name, values in results.items():
@@ -64,8 +64,8 @@ def _quantizes_result(module: nn.Module) -> bool:
 
 def _of_weight(module: nn.Module) -> Any:
     """What quantizes the weight of a layer that was prepared; None for other modules."""
-    prepared = observed.is_trained(module) or _quantizes_result(module)
-    return observed.weight_quantizer(module) if prepared else None
+    prepared = quantizers.is_trained(module) or _quantizes_result(module)
+    return quantizers.weight_quantizer(module) if prepared else None
 
 
 def _fixed(name: str, module: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ from blockscale.compat.torch_ao.blocks import (
     observer_arguments,
     spec_of,
 )
-from blockscale.core.power_of_two import nearest_power
+from blockscale.core.integer_scales import nearest_power
 
 
 def method(function: Any, name: str) -> Any:

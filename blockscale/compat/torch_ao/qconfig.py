@@ -16,8 +16,8 @@ from blockscale.compat.torch_ao.option import (
     wrap,
 )
 from blockscale.core.format import Format
+from blockscale.core.integer_scales import with_power_of_2_scale
 from blockscale.core.parse import parse
-from blockscale.core.power_of_two import with_power_of_2_scale
 
 _FAKES: dict[Any, Any] = {
     ao.FakeQuantize: fake_quantize.FakeQuantize,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.ao import quantization as ao
 
-from blockscale.compat.torch_ao.scheme import to_scheme
+from blockscale.compat.torch_ao.formats import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.kinds import quantized_class
 

@@ -11,9 +11,9 @@ from torch.ao import quantization as ao
 from blockscale import qat
 from blockscale.calibration import observers
 from blockscale.compat.torch_ao.blocks import FormatObserver, asked_format, spec_of
+from blockscale.compat.torch_ao.formats import instance
 from blockscale.compat.torch_ao.option import unwrap
 from blockscale.compat.torch_ao.recipe import is_layer, mapping_of, to_recipe
-from blockscale.compat.torch_ao.scheme import instance
 from blockscale.core.format import Format
 
 

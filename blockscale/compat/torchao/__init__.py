@@ -9,8 +9,8 @@ from blockscale.compat.torchao.choose import choose_qparams_affine as choose_qpa
 from blockscale.compat.torchao.choose import (
     choose_qparams_affine_with_min_max as choose_qparams_affine_with_min_max,
 )
-from blockscale.compat.torchao.enums import MappingType as MappingType
-from blockscale.compat.torchao.enums import ZeroPointDomain as ZeroPointDomain
+from blockscale.compat.torchao.dtypes import MappingType as MappingType
+from blockscale.compat.torchao.dtypes import ZeroPointDomain as ZeroPointDomain
 from blockscale.compat.torchao.formats import to_format as to_format
 from blockscale.compat.torchao.quantize import dequantize_affine as dequantize_affine
 from blockscale.compat.torchao.quantize import fake_quantize_affine as fake_quantize_affine

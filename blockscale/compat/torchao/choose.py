@@ -11,13 +11,14 @@ from torch import Tensor
 
 from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
+    MappingType,
+    ZeroPointDomain,
     check_float,
     check_float_dtype,
     check_holds,
     check_reaches,
     limits,
 )
-from blockscale.compat.torchao.enums import MappingType, ZeroPointDomain
 from blockscale.compat.torchao.rule import Rule, read_rule
 from blockscale.compat.torchao.split import split_blocks
 

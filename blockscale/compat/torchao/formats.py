@@ -6,8 +6,7 @@ from enum import Enum
 
 import torch
 
-from blockscale.compat.torchao.dtypes import limits
-from blockscale.compat.torchao.enums import MappingType, read_member
+from blockscale.compat.torchao.dtypes import MappingType, limits, read_member
 from blockscale.compat.torchao.split import split_blocks
 from blockscale.core.parse import parse
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockscale.compat.torchao.enums import MappingType, ZeroPointDomain
+from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
 from blockscale.compat.torchao.formats import element_of
 from blockscale.compat.torchao.rule import Rule
 from blockscale.compat.torchao.split import Split

@@ -12,14 +12,15 @@ from torch import Tensor
 from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
     FLOATS,
+    ZeroPointDomain,
     check_codes,
     check_float,
     check_float_dtype,
     check_reaches,
     limits,
+    read_member,
     stored_in,
 )
-from blockscale.compat.torchao.enums import ZeroPointDomain, read_member
 from blockscale.compat.torchao.split import Split, split_blocks
 
 

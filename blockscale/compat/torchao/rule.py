@@ -4,7 +4,7 @@
 from enum import Enum
 from typing import NamedTuple
 
-from blockscale.compat.torchao.enums import MappingType, ZeroPointDomain, read_member
+from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain, read_member
 
 
 class Rule(NamedTuple):

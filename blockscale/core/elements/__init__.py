@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from blockscale.core.discover import import_all
 from blockscale.core.element import Element
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 
 FAMILIES = import_all(__name__, __path__)
 

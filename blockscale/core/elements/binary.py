@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 
 # Tables of Python numbers as tensors, also where a graph is being traced.
 

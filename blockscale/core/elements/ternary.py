@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.elements.integer import Integer
 

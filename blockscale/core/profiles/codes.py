@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from blockscale.core import reference, zero_point
-from blockscale.core.blocks import Blocks
+from blockscale.core import integer_scales, reference
+from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
@@ -16,7 +16,7 @@ from blockscale.core.profiles.knobs import Encoder, Profile
 from blockscale.core.profiles.scales import Chosen, rounder
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import DETERMINISTIC
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 
 def encode(x: Tensor, chosen: Chosen, profile: Profile, fmt: Format) -> Tensor:
@@ -25,7 +25,7 @@ def encode(x: Tensor, chosen: Chosen, profile: Profile, fmt: Format) -> Tensor:
     wide = reference.widen(x)
     divisor = fmt.block.expand(chosen.divisor, x.shape)
     y = fl(wide * divisor if profile.reciprocal else wide / divisor)
-    zero = zero_point.expand(chosen.qparams.zero_point, fmt, x.shape)
+    zero = integer_scales.expand(chosen.qparams.zero_point, fmt, x.shape)
     element, search = fmt.element, profile.search
     if search == "half_up_add":
         codes = _half_up_add(y, zero, fmt)

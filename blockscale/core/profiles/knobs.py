@@ -17,7 +17,7 @@ from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.core.scale import FLOAT_SCALES, FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 DTYPES = ("fp32", "input")
 SIGNS = ("positive", "largest")

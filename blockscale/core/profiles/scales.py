@@ -9,13 +9,13 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import divide, exponent, mantissa
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 
 class Chosen(NamedTuple):

@@ -3,8 +3,7 @@
 
 import re
 
-from blockscale.export.auditing.entries import Stored
-from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.export.auditing.entries import Budget, DamagedError, Stored
 
 HEAD = b"/* An integer model in C99, written by blockscale."
 _ARRAY = re.compile(rb"^static const (u?int(8|16|32|64))_t (c\d+_\w+)\[(\d+)\] = \{$", re.M)

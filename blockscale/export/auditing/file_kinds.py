@@ -8,9 +8,8 @@ from pathlib import Path
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.parse import parse
 from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
-from blockscale.export.auditing.entries import Stored, gathered
+from blockscale.export.auditing.entries import DamagedError, Stored, gathered, opened
 from blockscale.export.auditing.entries import entry as entry_of
-from blockscale.export.auditing.limits import DamagedError, opened
 from blockscale.files.metadata import FileError
 
 KINDS = ".onnx, .pt2, .pte, .safetensors, C of ours, or a directory with *.safetensors"

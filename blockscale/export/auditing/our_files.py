@@ -7,9 +7,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.joined_weights import groups
 from blockscale.core.ledger import Entry
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.core.weights.fused import groups
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.export.auditing.entries import Stored, entry
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
@@ -97,7 +97,7 @@ def _bits(config: Any, stored: str) -> int:
 #
 # compressed-tensors has `weight_global_scale` and `input_global_scale` (or `input_scale`) for
 # each layer, NVIDIA ModelOpt `weight_scale_2` and `input_scale`. A server that joins such layers
-# keeps one of them (blockscale.core.weights.fused), so that the codes of the others mean other
+# keeps one of them (blockscale.core.joined_weights), so that the codes of the others mean other
 # numbers there.
 
 

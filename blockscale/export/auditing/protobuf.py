@@ -1,13 +1,102 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Protocol buffers: the fields of a message, without a library and without copying.
+"""Binary files read field by field: protobuf messages and flatbuffers, without their libraries."""
 
-The wire format: a number (varint) of field << 3 | type; 0 is a varint, 1 eight bytes, 2 a length
-and as many bytes, 5 four bytes. Source: protobuf.dev/programming-guides/encoding.
-"""
-
+import struct
 from collections.abc import Iterator
+from typing import Any
 
-from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.export.auditing.entries import Budget, DamagedError
+
+# FlatBuffers: tables and vectors by position, every offset checked, without a library.
+#
+# A table begins with the distance back to its vtable: u16 sizes, then a u16 for each field that
+# says
+# where in the table it is, 0 for a default. Source: flatbuffers.dev/internals.
+
+
+class Table:
+    """A table of a buffer. Fields are named by their place in the schema, unions take two."""
+
+    def __init__(self, data: memoryview, at: int, budget: Budget):
+        self._data, self._at, self._budget = data, at, budget
+        budget.take()
+        self._vtable = at - self._number("i", at)
+        self._size = self._number("H", self._vtable)
+        if self._size < 4 or self._size > 4096:
+            raise DamagedError(f"no table at byte {at}")
+
+    @classmethod
+    def root(cls, data: memoryview, identifiers: tuple[bytes, ...], budget: Budget) -> "Table":
+        """The first table of a buffer. Raises DamagedError if it is another kind of file."""
+        if len(data) < 8 or bytes(data[4:8]) not in identifiers:
+            raise DamagedError(f"it does not begin as {identifiers[0].decode()} files do")
+        return cls(data, struct.unpack_from("<I", data, 0)[0], budget)
+
+    def number(self, field: int, kind: str = "I", default: int = 0) -> int:
+        """A number of `struct`'s kind."""
+        at = self._place(field)
+        return default if at is None else self._number(kind, at)
+
+    def table(self, field: int) -> "Table | None":
+        """A table, or None where there is none."""
+        at = self._place(field)
+        return None if at is None else Table(self._data, self._target(at), self._budget)
+
+    def tables(self, field: int) -> list["Table"]:
+        """A vector of tables."""
+        return list(self._tables(field))
+
+    def _tables(self, field: int) -> Iterator["Table"]:
+        start, count = self._vector(field, 4)
+        for i in range(count):
+            yield Table(self._data, self._target(start + 4 * i), self._budget)
+
+    def numbers(self, field: int, kind: str) -> list[int]:
+        """A vector of numbers."""
+        start, count = self._vector(field, struct.calcsize(kind))
+        return list(struct.unpack_from(f"<{count}{kind}", self._data, start)) if count else []
+
+    def count(self, field: int) -> int:
+        """How many entries a vector of bytes or numbers has."""
+        return self._vector(field, 1)[1]
+
+    def bytes(self, field: int) -> memoryview:
+        """A vector of bytes."""
+        start, count = self._vector(field, 1)
+        return self._data[start : start + count]
+
+    def text(self, field: int) -> str:
+        """A text; empty where there is none."""
+        return bytes(self.bytes(field)).decode("utf-8", "replace")
+
+    def _place(self, field: int) -> int | None:
+        slot = 4 + 2 * field
+        if slot + 2 > self._size:
+            return None
+        inside = self._number("H", self._vtable + slot)
+        return self._at + inside if inside else None
+
+    def _target(self, at: int) -> int:
+        return at + self._number("I", at)
+
+    def _vector(self, field: int, width: int) -> tuple[int, int]:
+        at = self._place(field)
+        if at is None:
+            return 0, 0
+        start = self._target(at)
+        count = self._number("I", start)
+        if count * width > len(self._data) - start - 4:
+            raise DamagedError(
+                f"a vector at byte {start} should have {count:,} entries, more than the file holds"
+            )
+        self._budget.take(count if width > 1 else 1)
+        return start + 4, count
+
+    def _number(self, kind: str, at: int) -> Any:
+        if at < 0 or at + struct.calcsize(kind) > len(self._data):
+            raise DamagedError(f"byte {at} lies outside the file")
+        return struct.unpack_from(f"<{kind}", self._data, at)[0]
+
 
 Value = int | memoryview
 Fields = dict[int, list[Value]]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.json_text import parse_json
-from blockscale.export.auditing.entries import Stored, owner
-from blockscale.export.auditing.limits import RATIO, TEXT, Budget, DamagedError
+from blockscale.core.untrusted import parse_json
+from blockscale.export.auditing.entries import RATIO, TEXT, Budget, DamagedError, Stored, owner
 
 # torch._export.serde.schema.ScalarType of torch 2.13: number -> name, bits
 TYPES = {

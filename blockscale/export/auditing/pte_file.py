@@ -7,9 +7,8 @@ backends/xnnpack/serialization/runtime_schema.fbs.
 
 import struct
 
-from blockscale.export.auditing.entries import Stored
-from blockscale.export.auditing.flatbuffer import Table
-from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.export.auditing.entries import Budget, DamagedError, Stored
+from blockscale.export.auditing.protobuf import Table
 
 IDENTIFIER = b"ET12"
 _TYPES = {

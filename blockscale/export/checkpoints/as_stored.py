@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.layout import stored_shape
+from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.files.metadata import FileError, Metadata, TensorInfo

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.work.closing import Closing
+from blockscale.core.work import Closing
 from blockscale.files.metadata import FileError, Metadata
 from blockscale.files.stored_model import StoredModel
 from blockscale.ops.tensor import QTensor

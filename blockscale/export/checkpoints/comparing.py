@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.export.checkpoints.opening import checkpoint
 from blockscale.export.checkpoints.sides import CheckpointSide, Side, StoredSide
 from blockscale.files.inspect import TensorSummary

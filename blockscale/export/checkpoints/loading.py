@@ -13,7 +13,7 @@ from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.opening import reader_of
 from blockscale.files.load import load_opened
 from blockscale.files.stored_model import StoredModel
-from blockscale.layers.guards.processes import check_whole
+from blockscale.layers.processes import check_whole
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from blockscale.core.element import Element
 from blockscale.core.pack import pack, packed_dtype, packed_size
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.files.stream import bytes_of
 
 _CHUNK = 1 << 24  # bytes read at a time

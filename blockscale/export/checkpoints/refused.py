@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 from blockscale.files.header import begins
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import stored_shape
+from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import read_bias
-from blockscale.core.untrusted.json_text import json_object, read_json
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.layout import Weight, find_weights
 from blockscale.files.header import begins

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted.names import quoted
-from blockscale.core.work.progress import Progress
+from blockscale.core.untrusted import quoted
+from blockscale.core.work import Progress
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.opening import checkpoint
@@ -27,12 +27,10 @@ from blockscale.export.conversion.plan import (
     make_plan,
     total_bytes,
 )
-from blockscale.export.conversion.proof import error_of, prove
-from blockscale.export.conversion.result import Conversion, Converted
+from blockscale.export.conversion.proof import Conversion, Converted, error_of, prove
 from blockscale.export.conversion.source import AT_A_TIME, Source, read, source_of
-from blockscale.export.writers.gguf_files.file import GGUFFile
+from blockscale.export.writers.gguf_files.file import GGUFFile, SplitGGUF
 from blockscale.export.writers.gguf_files.model import Extra, metadata_for
-from blockscale.export.writers.gguf_files.split import SplitGGUF
 from blockscale.export.writers.writer import Writer, writer_of
 from blockscale.files.directory import output
 from blockscale.files.directory.model_files import LEDGER

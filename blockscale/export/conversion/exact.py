@@ -22,8 +22,8 @@ from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
-from blockscale.export.conversion.meaning import meaning
+from blockscale.core.scales import TwoLevel
+from blockscale.export.conversion.same_numbers import meaning
 from blockscale.export.to_compressed_tensors.tensors import reciprocal
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor

@@ -14,12 +14,13 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
-from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quoted, shown
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.blocks import GRIDS
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.export.checkpoints.safetensors import Safetensors
+from blockscale.export.conversion.directory import requantized
 from blockscale.export.conversion.exact import (
     CodesNeededError,
     InexactError,
@@ -27,14 +28,12 @@ from blockscale.export.conversion.exact import (
     certain,
     obstacle,
 )  # fmt: skip
-from blockscale.export.conversion.in_slabs import requantized
-from blockscale.export.conversion.joined import settle_joined
-from blockscale.export.conversion.meaning import meaning
-from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype
+from blockscale.export.conversion.same_numbers import meaning
+from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, settle_joined
 from blockscale.export.writers.gguf_files.architectures import of_config
 from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
-from blockscale.layers.parameters.planned import coded
+from blockscale.layers.parameters import coded
 from blockscale.ops.tensor import QTensor
 
 _GRIDS = {name for name, _, _ in GRIDS.values()}

@@ -11,8 +11,9 @@ share its faults.
 """
 
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +21,59 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.elements.integer import Integer
-from blockscale.export.conversion.same_bytes import same_bytes
+from blockscale.core.format import Format
+from blockscale.core.scale import PowerOfTwo
+from blockscale.core.scales import TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
+
+# Whether two tensors have the same bytes.
+
+_WORD = 8
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors on the CPU have one shape, one dtype and the same bytes: NaN is equal to
+    itself, and -0 is not 0.
+
+    numpy compares words in a sixth of the time that torch.equal takes (256 K float32, Zen 4).
+    """
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    one, other = (t.contiguous().reshape(-1).view(torch.uint8).numpy() for t in (a, b))
+    words = len(one) // _WORD * _WORD
+    same = np.array_equal(one[:words].view(np.uint64), other[:words].view(np.uint64))
+    return bool(same and np.array_equal(one[words:], other[words:]))
+
+
+# What a format's codes and scales mean, without how they were chosen.
+
+
+def meaning(fmt: Format) -> tuple[Any, ...]:
+    """Equal for two formats that give the same stored parts the same values, and only then.
+
+    Left out is what says how scales and codes are chosen: the rule of a power of two, which codes
+    are used, reciprocals and rounding.
+    """
+    zero = fmt.zero.name if fmt.zero is not None else ""
+    return fmt.element.name, str(fmt.block), _scale(fmt.scale), fmt.asym, zero, _offset(fmt)
+
+
+def _scale(scale: Any) -> Any:
+    if isinstance(scale, PowerOfTwo):
+        return "e8m0" if scale.byte else "pow2"
+    if isinstance(scale, TwoLevel):
+        return meaning(scale.inner), scale.reciprocal
+    return scale.name
+
+
+def _offset(fmt: Format) -> Any:
+    offset = fmt.offset
+    if offset is None:
+        return None
+    block = None if offset.block is None else str(offset.block)
+    return block, str(offset.type) if offset.inner is None else meaning(offset.inner)
+
 
 _SLAB = 1 << 20  # codes that are compared at a time: they stay in the cache
 _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # float32: the smallest normal number

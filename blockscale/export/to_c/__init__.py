@@ -13,7 +13,7 @@ from blockscale.export.to_c.graph_walk import walk
 from blockscale.export.to_program import Example, arguments, tried
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.lowering.lowering import lower
-from blockscale.graph.state import State
+from blockscale.graph.pickled import State
 
 
 def c(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from blockscale.export.to_c.graph_walk import Door, Walked
-from blockscale.export.to_c.text import helpers, indented, listed
-from blockscale.export.to_c.values import Array
+from blockscale.export.to_c.text import Array, helpers, indented, listed
 from blockscale.export.to_c.writer import Step
 
 _ARENA = {8: "int64_t", 4: "int32_t", 2: "int16_t", 1: "int8_t"}

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, fx
 
 from blockscale.export.to_c.ops import emitters
-from blockscale.export.to_c.text import loops, number
-from blockscale.export.to_c.values import C_TYPES, Access, Array, strides_of
+from blockscale.export.to_c.text import C_TYPES, Access, Array, loops, number, strides_of
 from blockscale.export.to_c.writer import Writer
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.lowering.integers.moves import MOVES
-from blockscale.graph.names import described
-from blockscale.graph.nodes import aten, calls
+from blockscale.graph.nodes import aten, calls, described
 from blockscale.ops.integer import INTEGER_OPS
 
 _PADS = (aten.constant_pad_nd, aten.pad)

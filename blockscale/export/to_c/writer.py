@@ -10,19 +10,21 @@ import torch
 from torch import Tensor, fx
 
 from blockscale.core.parse import parse
-from blockscale.export.to_c.text import head, loops, number
-from blockscale.export.to_c.values import (
+from blockscale.export.to_c.text import (
     C_TYPES,
     Access,
     Array,
     affine,
+    head,
     indices,
+    loops,
     nested,
+    number,
     numbers,
     strides_of,
 )
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.names import described
+from blockscale.graph.nodes import described
 
 
 @dataclass(frozen=True)

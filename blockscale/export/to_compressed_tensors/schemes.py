@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 Arguments = dict[str, Any]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError
 from blockscale.layers.linear import QLinear
 from blockscale.layers.store import QInput, QWeight

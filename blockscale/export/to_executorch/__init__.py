@@ -13,18 +13,17 @@ from torch.export import ExportedProgram
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.export.to_executorch.core_ops import LeftError, lowered
 from blockscale.export.to_executorch.integers import product, products, to_integers
-from blockscale.export.to_executorch.lowering import LeftError, lowered
 from blockscale.export.to_executorch.plain import write_out
 from blockscale.export.to_program import Example, program_of
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adoption.program import adopted
 from blockscale.graph.constants import get
 from blockscale.graph.expand import expand
-from blockscale.graph.names import described
-from blockscale.graph.nodes import dequantize_of, quantize_of
+from blockscale.graph.nodes import dequantize_of, described, quantize_of
+from blockscale.graph.pickled import State
 from blockscale.graph.program import imported
-from blockscale.graph.state import State
 
 
 def executorch(

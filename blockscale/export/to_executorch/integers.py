@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.pack import unpack
-from blockscale.export.to_executorch.copies import drop_copies, integer, per_tensor
+from blockscale.export.to_executorch.plain import drop_copies, integer, per_tensor
 from blockscale.graph.constants import get, is_constant, put
 from blockscale.graph.nodes import (
     aten,

@@ -17,7 +17,7 @@ from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.operand import FIRST, Operand
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.ops.primitives import dequantize
 
 

@@ -21,8 +21,8 @@ from blockscale.graph.adoption.program import adopted
 from blockscale.graph.expand import expand
 from blockscale.graph.integer.convert import IntegerModel
 from blockscale.graph.passes import clean, constants, duplicates
+from blockscale.graph.pickled import State, state
 from blockscale.graph.program import exported
-from blockscale.graph.state import State, state
 
 _WIDE = (
     "blockscale: the model computes in {}, which runtimes on CPUs do not: {} computes in float32, "

@@ -18,8 +18,8 @@ from blockscale.core.block import WHOLE
 from blockscale.core.element import Element
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
+from blockscale.core.integer_scales import expand_offset
 from blockscale.core.reference import QParams, step_of
-from blockscale.core.zero_point import expand_offset
 from blockscale.export.to_onnx import choose, encode, split, steps
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.split import Sizes

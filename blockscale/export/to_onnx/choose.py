@@ -9,7 +9,7 @@ import numpy as np
 from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.export.to_onnx.encode import encoded, power_of_two
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.split import Split

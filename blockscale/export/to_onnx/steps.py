@@ -13,7 +13,7 @@ from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scale import PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.export.to_onnx.blocks import expand
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.stored import native, put_bytes, put_tensor

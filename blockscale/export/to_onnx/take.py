@@ -17,17 +17,18 @@ from blockscale.export.to_onnx import activation
 from blockscale.export.to_onnx.pieces import Activation, Piece, Rows, Weight, placed, placed_like
 from blockscale.export.to_onnx.weight import Move
 from blockscale.graph.constants import get, is_constant
-from blockscale.graph.names import described, scope
 from blockscale.graph.nodes import (
     aten,
     bound,
     call,
     calls,
     dequantize_of,
+    described,
     each_call,
     ours,
     quantize_of,
     replace,
+    scope,
     shape,
     value,
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core.operand import Operand
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.export.to_onnx import steps
 from blockscale.export.to_onnx.blocks import expand, repeated
 from blockscale.export.to_onnx.scope import Scope

@@ -12,7 +12,7 @@ from blockscale.core.reference import FLOATS
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader, bytes_of
-from blockscale.layers.computed.stored import StoredComputed, stored_computed
+from blockscale.layers.computed_files import StoredComputed, stored_computed
 
 _ROWS = 1 << 22  # elements of a weight that is copied, computed at a time
 

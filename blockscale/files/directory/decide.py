@@ -4,8 +4,8 @@
 from dataclasses import replace
 from math import prod
 
-from blockscale.core.layout import stored_shape
 from blockscale.core.ledger import Entry, Status
+from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.eligibility import (

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Event
 from typing import Self
 
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.work.closing import Closing
+from blockscale.core.untrusted import FileError, open_regular
+from blockscale.core.work import Closing
 
 _CHUNK = 1 << 20  # bytes that are read at a time
 

@@ -28,11 +28,11 @@ import torch
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.layout import grouped_layout, stored_shape
+from blockscale.core.joined_weights import of_stack
 from blockscale.core.ledger import Status
+from blockscale.core.pack import grouped_layout, stored_shape
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.reference import FLOATS
-from blockscale.core.weights.stack import of_stack
 from blockscale.files.directory.computed import ComputedWeight, as_folded, computed_weights
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.stacks import Types, stacked, types_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 
 LOCK = "lock"
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted.files import FileError, read_regular
-from blockscale.core.untrusted.json_text import parse_json, set_aside
+from blockscale.core.untrusted import FileError, parse_json, read_regular, set_aside
 
 SECONDS = 5.0  # of work that a kill may cost, besides the tensor it interrupts
 BYTES = 1 << 28

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 from blockscale.files.directory.beside import beside, known
 from blockscale.files.directory.folder import (
     allocated,

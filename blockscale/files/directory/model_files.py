@@ -8,8 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted.json_text import LARGEST, json_object, read_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import LARGEST, json_object, quoted, read_json
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import INDEX, read_index, shards
 from blockscale.files.stream import Reader

@@ -10,8 +10,7 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.files.directory.beside import gone_path, old_path, work_path
 from blockscale.files.directory.folder import allocated, is_empty_folder, mounts_in
 from blockscale.files.directory.model_files import LEDGER

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.layout import stored_shape
+from blockscale.core.joined_weights import partners, shares, told_shared
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Recipe
-from blockscale.core.weights.fused import partners, shares, told_shared
-from blockscale.core.weights.scheme import for_rows
+from blockscale.core.weight_scheme import for_rows
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.decide import decide, layer_formats, tied_formats
 from blockscale.files.directory.eligibility import Known, biased_layers, known_of

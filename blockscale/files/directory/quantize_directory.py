@@ -21,7 +21,7 @@ import torch
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.files.directory.beside import beside, known, work_path
 from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import is_own, sync_folder

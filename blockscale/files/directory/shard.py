@@ -11,7 +11,7 @@ from torch import Tensor
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from blockscale.files.directory.computed import computed_reader
 from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import remove
@@ -26,7 +26,7 @@ from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import Piece, TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows, Rows
 from blockscale.files.stream import Reader, Tensors, Writer
-from blockscale.layers.model.build import beside_rows
+from blockscale.layers.model import beside_rows
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.signs import lost_signs
 from blockscale.ops.quantize import quantize

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 from blockscale.files.directory.beside import (
     any_digest,
     free_name,

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from blockscale.core.untrusted.files import FileError
-from blockscale.core.work.closing import Closing
+from blockscale.core.untrusted import FileError
+from blockscale.core.work import Closing
 from blockscale.files.directory.beside import old_path, work_path
 from blockscale.files.directory.folder import is_own, locked
 from blockscale.files.directory.journal import Journal

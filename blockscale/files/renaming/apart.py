@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.joined_weights import of_matrix
 from blockscale.core.parse import parse
-from blockscale.core.weights.stack import of_matrix
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming.carry import carried
 from blockscale.files.renaming.moves import Move, of_transformers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import from_stored, stored_shape
+from blockscale.core.pack import from_stored, stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import QUANTIZERS, FileError, Metadata, TensorInfo
 from blockscale.files.renaming.carry import Carried, carried

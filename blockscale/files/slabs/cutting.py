@@ -15,8 +15,8 @@ import torch
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
-from blockscale.ops.flat import blocks_of
+from blockscale.core.scales import TwoLevel
+from blockscale.ops.batching import blocks_of
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 

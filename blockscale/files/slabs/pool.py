@@ -14,7 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-from blockscale.core.work.closing import Closing
+from blockscale.core.work import Closing
 
 _THREADS = 8  # at most: each has a slab and its temporaries
 

@@ -22,20 +22,19 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.means import in_units, mean_of, unit_exponent
-from blockscale.core.block import WHOLE, Block
-from blockscale.core.blocks import Blocks
+from blockscale.core.arithmetic.sums import in_units, mean_of, unit_exponent
+from blockscale.core.block import WHOLE, Block, Blocks
 from blockscale.core.format import Format
+from blockscale.core.joined_weights import outer_of
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
-from blockscale.core.weights.fused import outer_of
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.layers.saturation import not_finite, saturates
 from blockscale.layers.signs import lost_signs
 from blockscale.ops import primitives
-from blockscale.ops.flat import within_rows
+from blockscale.ops.batching import within_rows
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.core.layout import from_stored, inputs_first, stored_shape, to_stored
 from blockscale.core.operand import operand
+from blockscale.core.pack import from_stored, inputs_first, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
 from blockscale.core.reference import QParams
@@ -28,7 +28,7 @@ from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader, Tensors
 from blockscale.layers.before import Before
 from blockscale.ops import primitives
-from blockscale.ops.flat import within_rows
+from blockscale.ops.batching import within_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,9 @@ import operator
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 
-from blockscale.graph.adoption.foreign import translate
+from blockscale.graph.adoption.affine import widen
+from blockscale.graph.adoption.observed import translate
 from blockscale.graph.adoption.weights import fold
-from blockscale.graph.adoption.wide import widen
 from blockscale.graph.nodes import set_value
 from blockscale.graph.passes import duplicates, tidy
 

@@ -8,12 +8,64 @@ goes through the format at each call, as torch.export then sees it.
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from blockscale.qat import observed
+from blockscale.graph.adoption import affine, written
+from blockscale.graph.adoption.parts import Call, NoFormatError
+from blockscale.graph.adoption.written import Known, choose_quantize, dequantize, quantize
+from blockscale.graph.nodes import say
+from blockscale.qat import quantizers
+
+# Quantize and dequantize nodes of torch and torchao as ours, where a format gives their bits.
+
+_READERS: dict[str, Callable[[fx.Node], Call]] = {**written.READERS, **affine.READERS}
+
+
+def schema_name(node: fx.Node) -> str:
+    """`quantized_decomposed::quantize_per_tensor.tensor` of a node that calls it; "" for others.
+
+    By name, because the ops exist only where their library was imported.
+    """
+    schema: Any = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    if schema is None:
+        return ""
+    overload = f".{schema.overload_name}" if schema.overload_name else ""
+    return f"{schema.name}{overload}"
+
+
+def translate(graph: fx.GraphModule) -> int:
+    """Change the nodes that have a format, in place; returns how many. Notes say why."""
+    count = 0
+    packed: Known = {}
+    for node in list(graph.graph.nodes):
+        name = schema_name(node)
+        if name not in _READERS:
+            if is_foreign(node):
+                say(graph, node, f"{name} has no counterpart and stays")
+            continue
+        try:
+            found = _READERS[name](node)
+            write = _WRITERS[found.kind]
+            write(graph, node, found, packed)
+        except NoFormatError as error:
+            say(graph, node, f"{name} stays as it is: {error}")
+            continue
+        count += 1
+    return count
+
+
+def is_foreign(node: fx.Node) -> bool:
+    """Whether another library's node quantizes or dequantizes."""
+    library, _, name = schema_name(node).partition("::")
+    quantizes = "quant" in name and "choose" not in name
+    return library in ("quantized_decomposed", "torchao") and quantizes
+
+
+_WRITERS = {"quantize": quantize, "dequantize": dequantize, "choose": choose_quantize}
 
 _STATE = "_observed_graph_module_attrs"  # where prepare_fx keeps what its converter needs
 
@@ -30,14 +82,14 @@ def quantize_weights(model: fx.GraphModule) -> None:
     for node in model.graph.find_nodes(op="call_module"):
         name = str(node.target)
         layer = model.get_submodule(name)
-        made = observed.weight_quantizer(layer) if name not in done else None
+        made = quantizers.weight_quantizer(layer) if name not in done else None
         if made is None:
             continue
-        if not observed.is_trained(layer) and node.name not in known.observed_node_names:
+        if not quantizers.is_trained(layer) and node.name not in known.observed_node_names:
             left.append(f"{name} ({type(layer).__name__})")
             continue
         done.add(name)
-        observed.replace_layer(model, name, _with_values(name, layer, made))
+        quantizers.replace_layer(model, name, _with_values(name, layer, made))
     if left:
         warnings.warn(
             f"blockscale: torch.ao's prepare_fx observes nothing of {', '.join(left)}, whose "
@@ -55,7 +107,7 @@ def observed_layers(model: fx.GraphModule) -> dict[str, type]:
     found = {}
     for node in model.graph.find_nodes(op="call_module"):
         layer: Any = model.get_submodule(str(node.target))
-        weight = getattr(observed.weighted(layer), "weight", None)
+        weight = getattr(quantizers.weighted(layer), "weight", None)
         matrix = isinstance(weight, Tensor) and weight.ndim > 1
         if matrix and node.name in known and getattr(layer, "qconfig", None) is not None:
             found[str(node.target)] = type_before_parametrizations(layer)
@@ -64,15 +116,15 @@ def observed_layers(model: fx.GraphModule) -> dict[str, type]:
 
 def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
     """The float layer whose weight goes through the format."""
-    layer = observed.float_layer(layer)
-    own = observed.weighted(layer)
+    layer = quantizers.float_layer(layer)
+    own = quantizers.weighted(layer)
     if not hasattr(own, "weight"):
         raise ValueError(
             f"{name}: a {type(own).__name__} has several weights, which torch.ao quantizes "
             "with classes of its own: quantize it with bs.quantize_, and leave it out of the "
             f"mapping, set_module_name({name!r}, None)"
         )
-    own.weight_values = made.values(observed.layout_of(own))
+    own.weight_values = made.values(quantizers.layout_of(own))
     kind: Any = type(own)
     own.__class__ = _reading(kind)
     for each in (layer, own):

@@ -14,12 +14,12 @@ from torch import fx
 from blockscale.core.ledger import Ledger
 from blockscale.graph import passes
 from blockscale.graph.adoption import adopt
-from blockscale.graph.adoption.foreign import is_foreign
+from blockscale.graph.adoption.observed import is_foreign
 from blockscale.graph.constants import is_constant
 from blockscale.graph.ledgers import of_nodes
 from blockscale.graph.nodes import calls, ours
+from blockscale.graph.pickled import State, set_state, state
 from blockscale.graph.program import Program, imported
-from blockscale.graph.state import State, set_state, state
 
 
 def adopted(

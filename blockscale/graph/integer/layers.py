@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.bits import exponent, pow2
 from blockscale.core.arithmetic.sums import INT32_MAX
-from blockscale.core.layout import from_stored
+from blockscale.core.pack import from_stored
 from blockscale.core.reference import QParams
 from blockscale.graph.integer.arithmetic import (
     integer_bias,

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from blockscale.graph.constants import get, is_constant, put
-from blockscale.graph.lowering.pinned import REFERENCE
+from blockscale.graph.lowering.kernels import REFERENCE
 from blockscale.graph.lowering.way import by_overload
 from blockscale.kernels.registry import as_chosen
 from blockscale.ops.op import Op

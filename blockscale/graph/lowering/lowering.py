@@ -13,8 +13,8 @@ from blockscale.graph.adoption.program import adopted
 from blockscale.graph.lowering import target as _targets
 from blockscale.graph.lowering.way import Way, set_ways
 from blockscale.graph.passes import tidy
+from blockscale.graph.pickled import note, state
 from blockscale.graph.program import Program
-from blockscale.graph.state import note, state
 
 
 def lower(

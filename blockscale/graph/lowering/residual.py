@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The end of a residual branch as one op: sum, norm, codes, and floats for the next sum.
-
-a + b -> norm -> quantize and others          ->  fused_residual_*(a, b, keep="norm", y...)
-a + b -> fused norm with codes, and others    ->  fused_residual_*(a, b, keep="sum", y...)
-"""
+"""Lowering of what several nodes make together: residual sums before norms, and attention."""
 
 import operator
 from dataclasses import dataclass
@@ -15,8 +11,34 @@ from torch import fx
 from blockscale.core.operand import Quantizer, Value
 from blockscale.graph.lowering.kernels import has_kernel
 from blockscale.graph.nodes import call, calls, quantize_of, same_sizes, shape
-from blockscale.graph.passes.fused import dtype_of, matched, only_user, read
-from blockscale.ops.fused.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+from blockscale.graph.passes.fused import Call, dtype_of, matched, only_user, read, result
+from blockscale.ops.fused.plan import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+
+# Attention of floats by our own kernel, which is faster than torch's.
+
+
+def lower_attention(graph: fx.GraphModule, backend: str) -> int:
+    """Write `fused_sdpa` in the place of each attention that a kernel of the backend runs.
+
+    In place; sums are in another order, within the op's ulps. Returns how many there are.
+    """
+    count = 0
+    for node in list(graph.graph.nodes):
+        found = None if node._erased else matched(node)
+        if found is None or found.fused.name != "sdpa":
+            continue
+        dtype = dtype_of(node)
+        assert dtype is not None
+        operands = [Value(each) for each in found.operands]  # type: ignore[arg-type]
+        made = Call(found.fused, operands, found.settings, dtype).write(graph, node)
+        if has_kernel(made, backend):
+            node.replace_all_uses_with(result(graph, made, node))
+            graph.graph.erase_node(node)
+            count += 1
+        else:
+            graph.graph.erase_node(made)
+    return count
+
 
 _OPS = {"layer_norm": RESIDUAL_LAYER_NORM, "rms_norm": RESIDUAL_RMS_NORM}
 
@@ -38,7 +60,7 @@ class _End:
     keep: str
 
 
-def run(graph: fx.GraphModule, backend: str) -> int:
+def lower_residual_norms(graph: fx.GraphModule, backend: str) -> int:
     """Write residual norms where a kernel of the backend runs them.
 
     In place; sums are in another order, within the ops' ulps. Returns how many there are.

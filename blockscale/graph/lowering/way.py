@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx
 
-from blockscale.graph.names import described, op_name, scope
+from blockscale.graph.nodes import described, op_name, scope
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.residual import RESIDUAL
+from blockscale.ops.fused.plan import RESIDUAL
 from blockscale.ops.op import OPS, Op
 
 _KEY = "blockscale ways"

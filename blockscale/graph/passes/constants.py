@@ -15,8 +15,7 @@ from torch import Tensor, fx
 
 from blockscale.core.parse import parse
 from blockscale.graph.constants import get, is_constant, put
-from blockscale.graph.names import scope
-from blockscale.graph.nodes import aten, calls, ours, quantize_of, replace
+from blockscale.graph.nodes import aten, calls, ours, quantize_of, replace, scope
 from blockscale.kernels.registry import use
 
 _UNSET = (aten.empty, aten.empty_strided, aten.new_empty, aten.empty_like)

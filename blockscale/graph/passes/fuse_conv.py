@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import Value
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.graph.nodes import (
     Dequantize,
     arguments,

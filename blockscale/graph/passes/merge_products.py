@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.graph.constants import equal_bits, get, is_constant, put
 from blockscale.graph.nodes import (
     Dequantize,

@@ -24,9 +24,9 @@ from blockscale.graph.nodes import (
     replace,
 )
 from blockscale.graph.passes.fused import matched
-from blockscale.graph.passes.moves.joins import joined, padded
+from blockscale.graph.passes.moves.cuts import joined, padded
 from blockscale.graph.passes.moves.moved import MOVES, moved
-from blockscale.graph.passes.moves.pieces import PIECES, cut
+from blockscale.graph.passes.moves.parts import PIECES, cut
 from blockscale.ops import primitives
 
 _JOINS = (aten.cat, aten.concat, aten.concatenate)

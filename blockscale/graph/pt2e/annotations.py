@@ -16,8 +16,7 @@ from blockscale.core.ledger import Entry
 from blockscale.graph import kinds
 from blockscale.graph.edges import Place as OpPlace
 from blockscale.graph.edges import _float_inputs
-from blockscale.graph.names import described, op_name
-from blockscale.graph.nodes import arguments
+from blockscale.graph.nodes import arguments, described, op_name
 from blockscale.graph.pt2e.edges import Place
 from blockscale.layers.plan import Plan
 

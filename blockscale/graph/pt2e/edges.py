@@ -15,23 +15,77 @@ from torchao.quantization.pt2e import (  # type: ignore[import-untyped]
     ObserverBase,
 )
 
-from blockscale.calibration.layer_rows import features_last
+from blockscale.calibration.input_stats import features_last
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.core.arithmetic.sums import SumInteger, sum_steps
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, of_convolution, to_stored
-from blockscale.core.operand import Quantizer, quantizer
+from blockscale.core.operand import FIRST, Quantizer, quantizer
+from blockscale.core.pack import from_stored, of_convolution, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
 from blockscale.core.reference import QParams, step_of
 from blockscale.graph import constants
-from blockscale.graph.adoption.wide import LAYER
-from blockscale.graph.nodes import SCOPE, aten, call
-from blockscale.graph.pt2e import written
+from blockscale.graph.adoption.affine import LAYER
+from blockscale.graph.expand import quantized
+from blockscale.graph.nodes import SCOPE, aten, call, inlined
 from blockscale.layers.bias import steps_of_outputs
 from blockscale.layers.store import QInput
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
+
+# What stands in a graph for a layer's tensors on their way through a format.
+#
+# A convolution's input goes through it with its channels last, a weight as the matrix that layers
+# store (blockscale.core.pack).
+
+
+def activation(
+    graph: fx.GraphModule, x: fx.Node, by: Quantizer, layout: str, rank: int, *, like: fx.Node
+) -> fx.Node:
+    """x [...] -> the values that the format leaves of it, in its dtype, written before `like`.
+
+    layout, rank: of the weight of x's layer
+    """
+    value = x.meta["val"]
+    if not of_convolution(layout):
+        return quantized(graph, x, by, value.dtype, like)
+    channel = value.ndim - rank + 1  # 0 without a batch
+    order = [dim for dim in range(value.ndim) if dim != channel] + [channel]
+    last = call(graph, aten.permute.default, (x, order), like=like)
+    y = quantized(graph, last, by, value.dtype, like)
+    back = [order.index(dim) for dim in range(value.ndim)]
+    return call(graph, aten.permute.default, (y, back), like=like)
+
+
+def weight(graph: fx.GraphModule, w: fx.Node, fmt: str, layout: str, *, like: fx.Node) -> fx.Node:
+    """The same for a weight, which chooses its scale."""
+    shape, dtype = tuple(w.meta["val"].shape), w.meta["val"].dtype
+    if layout == "plain":
+        return quantized(graph, w, Quantizer(None, None, None, fmt), dtype, like)
+    stored = inlined(graph, lambda dense: to_stored(dense, layout), w, like)
+    y = quantized(graph, stored, Quantizer(None, None, None, fmt), dtype, like)
+    return inlined(graph, lambda values: from_stored(values, layout, shape), y, like)
+
+
+def static(
+    graph: fx.GraphModule, qparams: QParams, fmt: Format, name: str, like: fx.Node
+) -> Quantizer:
+    """How a tensor is quantized by a scale that is known: its parts as buffers `name`.scale, …"""
+    parts = {
+        part: _buffer(graph, f"{name}.{part}", getattr(qparams, part), like) for part in fmt.parts
+    }
+    scale, zero_point, outer = (parts.get(part) for part in ("scale", "zero_point", "outer"))
+    more = [node for part, node in parts.items() if part not in FIRST]
+    return Quantizer(scale, zero_point, outer, str(fmt), None, more or None)  # type: ignore[arg-type]
+
+
+def _buffer(graph: fx.GraphModule, name: str, part: Tensor, like: fx.Node) -> fx.Node:
+    """The node that reads the buffer of this name, the one that is there where it has this value:
+    edges that share an observer share its scale."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if node.target == name and constants.equal_bits(constants.get(graph, node), part):
+            return node
+    return constants.put(graph, name, part, like=like)
 
 
 @dataclass(frozen=True)
@@ -41,7 +95,7 @@ class Place:
     part:   "input", "output", "weight" or "bias"
     fmt:    the format's spelling, or that of integers in steps of sums for a bias
     name:   what its buffers begin with, `encoder.fc.input`; where: as errors call it
-    layout: of the layer's weight (blockscale.core.layout), "plain" for ops without one
+    layout: of the layer's weight (blockscale.core.pack), "plain" for ops without one
     rank:   of the layer's weight, 2 for ops without one
     weight: of a bias in steps of sums: the name and the format of its layer's weight
     """
@@ -104,14 +158,14 @@ class _Edge:
         if place.part == "weight":
             for layer in node.users:
                 layer.meta[LAYER] = True
-            y = written.weight(model, x, place.fmt, place.layout, like=node)
+            y = weight(model, x, place.fmt, place.layout, like=node)
         elif isinstance(self.kind, SumInteger):
             y = self._write_sums(model, x, node)
         else:
             by, qparams = Quantizer(None, None, None, place.fmt), self.qparams()
             if qparams is not None:
-                by = written.static(model, qparams, self.kind, place.name, node)
-            y = written.activation(model, x, by, place.layout, place.rank, like=node)
+                by = static(model, qparams, self.kind, place.name, node)
+            y = activation(model, x, by, place.layout, place.rank, like=node)
         node.replace_all_uses_with(y)
         model.graph.erase_node(node)
 

@@ -21,11 +21,11 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.graph.edges import places
 from blockscale.graph.layers import with_layers
-from blockscale.graph.names import described
+from blockscale.graph.nodes import described
 from blockscale.graph.pt2e.annotations import Annotations, Edge
 from blockscale.graph.pt2e.edges import Fake, Place, Watch
 from blockscale.layers.bias import without_dynamic
-from blockscale.layers.parameters.planned import plan_others
+from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.supplied import supplied
 

@@ -16,7 +16,7 @@ import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
-from blockscale.core.layout import to_stored
+from blockscale.core.pack import to_stored
 from blockscale.integrations.peft.float_layer import float_layer
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight

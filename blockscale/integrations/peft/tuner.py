@@ -23,10 +23,10 @@ from blockscale.integrations.peft.merging import (
     summary,
     unchanged,
 )
+from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
-from blockscale.layers.model.swap import PLACED
-from blockscale.layers.parameters.hold import all_held
+from blockscale.layers.model import PLACED
 
 
 class QuantizedLoraModel(LoraModel):

@@ -2,7 +2,7 @@
 """The config of transformers for a GGUF file, from the file's own metadata (no package `gguf`).
 
 Keys: ggml-org/ggml, docs/gguf.md, "LLM"; of positions that are scaled linearly or by yarn, too
-(export/writers/gguf_files/positions.py). Llama 3's scaled positions have no key: llama.cpp's
+(export/writers/gguf_files/architectures.py). Llama 3's scaled positions have no key: llama.cpp's
 converter stores what it divides frequencies by, as the tensor `rope_freqs.weight`. The settings
 that give these numbers are looked for among those that Meta's models have.
 """

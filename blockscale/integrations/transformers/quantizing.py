@@ -30,17 +30,10 @@ from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
 from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
-from blockscale.layers.computed import folded
-from blockscale.layers.computed.folding import Folding
-from blockscale.layers.computed.plain import Computed, evaluating
+from blockscale.layers.computed import Computed, Folding, evaluating, folded
 from blockscale.layers.joined import largest, top_of
-from blockscale.layers.model.build import weight_in_codes
-from blockscale.layers.parameters.planned import (
-    ParameterPlan,
-    entries_of,
-    plan_parameters,
-    quantized,
-)
+from blockscale.layers.model import weight_in_codes
+from blockscale.layers.parameters import ParameterPlan, entries_of, plan_parameters, quantized
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied, supplied

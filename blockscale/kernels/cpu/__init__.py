@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from blockscale.core.discover import import_all
-from blockscale.core.untrusted.files import FileError, read_regular
+from blockscale.core.untrusted import FileError, read_regular
 from blockscale.kernels.cpu import tuned
 
 _NAME = f"{__name__}._native"

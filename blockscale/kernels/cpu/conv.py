@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
-from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
+from blockscale.core.pack import from_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv_way import Way, by_patches, chosen, shares_a_scale

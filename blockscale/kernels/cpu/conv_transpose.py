@@ -14,8 +14,8 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.block import WHOLE
-from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.kernels.cpu.choose_qparams import choose_qparams
 from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fake_quantize import fake_quantize

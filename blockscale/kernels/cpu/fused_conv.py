@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored
 from blockscale.core.operand import Operand, Quantizer, Value
+from blockscale.core.pack import from_stored
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv import (
     CONV,

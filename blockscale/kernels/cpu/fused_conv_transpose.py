@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu.conv_transpose import RUN, Places, Sizes, added, by_places, places_of
 from blockscale.kernels.cpu.dequantize import dequantize

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.native import DTYPES, addresses, floats, known, native, threads
 from blockscale.kernels.cpu.prepack import prepared

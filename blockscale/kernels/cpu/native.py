@@ -15,7 +15,7 @@ from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.operand import Storage, in_order

@@ -3,7 +3,7 @@
 
 What can be chosen, within what bounds and what holds unmeasured, says `src/tuning/tuning.h`. A
 machine is known by its processor's vendor and family, the instruction set in use and the threads:
-kernels/tuned.py has the tables' form.
+kernels/rates.py has the tables' form.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from blockscale.kernels import tuned
+from blockscale.kernels import rates
 from blockscale.kernels.processor import family
 
 SHIPPED = Path(__file__).parent / "tuned.json"
@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parent / "tuned.json"
 
 def key(isa: str) -> str:
     """What choices hold for besides the threads."""
-    return f"{tuned.CPU}{family()}|{isa}"
+    return f"{rates.CPU}{family()}|{isa}"
 
 
 def lookup(isa: str, threads: int) -> dict[str, int]:
@@ -30,7 +30,7 @@ def lookup(isa: str, threads: int) -> dict[str, int]:
     Raises ValueError for a file that is no table.
     """
     at = key(isa)
-    entries: dict[str, Any] = {**tuned.read(SHIPPED).get(at, {}), **_own().get(at, {})}
+    entries: dict[str, Any] = {**rates.read(SHIPPED).get(at, {}), **_own().get(at, {})}
     nearest = min(entries, key=lambda each: abs(math.log(int(each) / threads)), default=None)
     return {} if nearest is None else dict(entries[nearest])
 
@@ -45,7 +45,7 @@ def apply(native: Any) -> None:
         native.set_tuning(choices)
     except ValueError as error:
         raise ValueError(
-            f"{tuned.cache_file()} is not a table of launch choices ({error}): delete it"
+            f"{rates.cache_file()} is not a table of launch choices ({error}): delete it"
         ) from None
 
 
@@ -55,15 +55,15 @@ def record(native: Any, choices: Mapping[str, int], path: Path | None = None) ->
     path: the table, by default this machine's
     """
     threads = str(torch.get_num_threads())
-    tuned.record({key(native.isa()): {threads: dict(choices)}}, path)
+    rates.record({key(native.isa()): {threads: dict(choices)}}, path)
     native.set_tuning(dict(choices))
 
 
-def _own() -> tuned.Table:
+def _own() -> rates.Table:
     """This machine's table; none for a user without a home or with one that he may not read."""
     try:
-        return tuned.read(tuned.cache_file())
+        return rates.read(rates.cache_file())
     except (PermissionError, RuntimeError):
-        if tuned.named():
+        if rates.named():
             raise
         return {}

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
-from blockscale.core.layout import from_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.pack import from_stored
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.fake_quantize import fake_quantize
 from blockscale.kernels.cuda.primitives.form import floats

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.replay.replay import replayed

@@ -12,11 +12,11 @@ from blockscale.core.format import Format
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.activations import ACTIVATIONS
 from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.linear import linear
 from blockscale.kernels.cuda.quantize import choose_quantize, quantize
 from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.numbers import ACTIVATIONS
 from blockscale.kernels.registry import kernel
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measured launch choices: those shipped for an H200, and what this machine added.
 
-kernels/tuned.py has the tables' form.
+kernels/rates.py has the tables' form.
 """
 
 import math
@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import triton
 
-from blockscale.kernels import tuned
+from blockscale.kernels import rates
 from blockscale.kernels.cuda.replay import replay
-from blockscale.kernels.tuned import Table
+from blockscale.kernels.rates import Table
 
 Shape = tuple[int, int, int]  # rows of x, outputs, inputs
 Entry = list[Any]  # the way's name, then its settings
@@ -68,15 +68,15 @@ def _class(rows: int) -> int:
 @cache
 def _tables() -> Table:
     """The shipped table and, over it, this machine's."""
-    table = tuned.read(SHIPPED)
-    for at, entries in tuned.read(tuned.cache_file()).items():
+    table = rates.read(SHIPPED)
+    for at, entries in rates.read(rates.cache_file()).items():
         table[at] = {**table.get(at, {}), **entries}
     return table
 
 
 def record(choices: Table, path: Path | None = None) -> None:
     """Add choices to the table on disk, by default this machine's, and use them from now on."""
-    tuned.record(choices, path)
+    rates.record(choices, path)
     forget()
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 from blockscale.kernels.webgpu.gpu.probe import INTEGERS, Device, refusal

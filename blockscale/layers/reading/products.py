@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.layout import grouped_layout
 from blockscale.core.operand import Operand
-from blockscale.core.scales.two_level import TwoLevel
-from blockscale.layers.reading.pieces import VIEWS
+from blockscale.core.pack import grouped_layout
+from blockscale.core.scales import TwoLevel
+from blockscale.layers.reading.pieces import STACKS, VIEWS, chosen_of
 from blockscale.layers.reading.source import ReadTensor, dense, written
-from blockscale.layers.reading.stacks import STACKS, chosen_of
 from blockscale.ops.conv import conv
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.embedding import embedding
-from blockscale.ops.pieces.stack import product
+from blockscale.ops.pieces import product
 
 # The one write that codes allow: all of a weight times a power of two, where that is exact.
 #

@@ -7,10 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from blockscale.core.operand import Operand
+from blockscale.core.recipe import Recipe
+
+# Models that got quantized layers are announced, so that rooms further right can tell the library
+# that a model comes from how to save it. Nothing of that library is imported here.
+
+Listener = Callable[[nn.Module, Recipe | None], None]
+
+listeners: list[Listener] = []
+
+
+def announce(model: nn.Module, recipe: Recipe | None = None) -> None:
+    """Say that a model has quantized layers now, by this recipe if one is known."""
+    for listener in listeners:
+        listener(model, recipe)
 
 
 @dataclass(eq=False)
@@ -19,7 +33,7 @@ class Source:
 
     name:       of the parameter in its model, for errors; may be empty
     operand:    its codes as they are stored; None where only the floats are right
-    layout:     of the operand (blockscale.core.layout)
+    layout:     of the operand (blockscale.core.pack)
     transposed: whether the tensor is the operand with its last two dimensions exchanged
     dense:      gives the floats, in the tensor's dtype
     owner:      the module that holds the codes
@@ -47,7 +61,7 @@ class ReadTensor(Tensor):
     """A tensor without storage, whose numbers are where its source says.
 
     chosen: of matrices that were picked out of a stack, the stack's codes, which of them, and
-        whether they are turned (blockscale.layers.reading.stacks)
+        whether they are turned (blockscale.layers.reading.pieces)
     """
 
     source: Source

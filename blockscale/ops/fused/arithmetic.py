@@ -6,6 +6,26 @@ from torch import Tensor
 
 from blockscale.ops.fused.define import fused
 
+# Several tensors become one: each may have a format of its own.
+
+
+@fused(aten=("cat.default", "concat.default", "concatenate.default"))
+def cat(tensors: list[Tensor], *, dim: int = 0) -> Tensor:
+    """Tensors one behind the other along a dimension.
+
+    Tensors [...] of one size but along `dim` -> all of them.
+    """
+    return torch.cat(tensors, dim)
+
+
+@fused(aten=("stack.default",))
+def stack(tensors: list[Tensor], *, dim: int = 0) -> Tensor:
+    """Tensors beside each other along a new dimension.
+
+    Tensors [...] of one size -> all of them, along a dimension that is new.
+    """
+    return torch.stack(tensors, dim)
+
 
 @fused(aten=("add.Tensor",))
 def add(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:

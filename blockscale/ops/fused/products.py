@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.core.layout import from_stored, grouped_layout
 from blockscale.core.operand import Value
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.ops.embedding import embedding as rows_of
 from blockscale.ops.fused.define import fused
 from blockscale.ops.fused.values import widened
@@ -62,7 +62,7 @@ def conv(
     """Convolutions over one, two or three dimensions, plain and transposed, with channels last.
 
     Channels come last because blocks run along the last dimension: x is quantized that way, and
-    weights are stored that way (blockscale.core.layout). A graph has permutes around its
+    weights are stored that way (blockscale.core.pack). A graph has permutes around its
     convolution for it, so no overload of aten is this op.
 
     x [batch, *size, c], a weight as stored [n, k], floats bias [n] -> [batch, *size, n].

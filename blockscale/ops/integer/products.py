@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import accumulator
-from blockscale.core.layout import from_stored, grouped_layout
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.ops.integer.define import integer_op
 from blockscale.ops.integer.shifts import centered, ended
 

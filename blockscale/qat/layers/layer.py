@@ -11,7 +11,7 @@ from blockscale.core.recipe import Scheme
 from blockscale.layers.bias import quantize_bias, step_of_input
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
-from blockscale.qat.bias import BiasQuantizer
+from blockscale.qat.constraints import BiasQuantizer
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
 
 _FLAGS = ("quantizing", "observing", "norm_frozen")

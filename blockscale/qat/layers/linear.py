@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.core.layout import stored_shape
+from blockscale.core.pack import stored_shape
 from blockscale.layers.linear import QLinear, QTransposedLinear, replacement
 from blockscale.qat.layers.layer import Features, QATLayer
 

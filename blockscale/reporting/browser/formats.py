@@ -7,7 +7,7 @@ from typing import Any
 
 from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.probe import EXACT
 from blockscale.kernels.webgpu.gpu.shader import (

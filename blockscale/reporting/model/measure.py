@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core import reference, zero_point
+from blockscale.core import integer_scales, reference
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.files.slabs.cutting import Cuts, Sizes, Slab, block_sizes, can_be_cut, cut
 from blockscale.layers.before import Before
-from blockscale.ops.flat import in_blocks_of, within_rows
+from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.tensor import QTensor
 
 # A quantized tensor in memory, a slab at a time, so that floats of all of it are never there.
@@ -213,7 +213,7 @@ def _add_errors(found: Measured, part: QTensor, source: Tensor, before: Before |
 def _add_places(found: Measured, part: QTensor, x: Tensor) -> None:
     """Where the floats lie on the grid, and how many of them saturate."""
     y = reference.in_steps(x, part.qparams, part.format)
-    zero = zero_point.expand(part.qparams.zero_point, part.format, x.shape)
+    zero = integer_scales.expand(part.qparams.zero_point, part.format, x.shape)
     # A block of zeros may have a step of 0: its elements are 0, and nothing saturates.
     y = y.masked_fill(y.isnan() & x.isfinite(), 0.0)
     inside = reference.in_range(x, part.qparams, part.format) | (y == 0)

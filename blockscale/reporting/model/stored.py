@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from blockscale.core.layout import stored_shape, to_stored
-from blockscale.core.work.closing import Closing
+from blockscale.core.pack import stored_shape, to_stored
+from blockscale.core.work import Closing
 from blockscale.export.checkpoints.opening import checkpoint
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.files.metadata import FileError

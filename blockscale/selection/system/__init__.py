@@ -5,8 +5,8 @@ from blockscale.selection.system.facade import PerformanceHints as PerformanceHi
 from blockscale.selection.system.operations import BlockSize as BlockSize
 from blockscale.selection.system.operations import MemoryUsage as MemoryUsage
 from blockscale.selection.system.operations import OperationTime as OperationTime
+from blockscale.selection.system.params import CalibrationStatistics as CalibrationStatistics
 from blockscale.selection.system.params import QuantizedMemoryLayout as QuantizedMemoryLayout
-from blockscale.selection.system.statistics import CalibrationStatistics as CalibrationStatistics
 from blockscale.selection.system.workload import Measured as Measured
 from blockscale.selection.system.workload import PerformanceRequirements as PerformanceRequirements
 from blockscale.selection.system.workload import (

@@ -20,8 +20,14 @@ from blockscale.selection.system.operations import (
     operation_times,
     optimal_block_size,
 )
-from blockscale.selection.system.params import Data, ParamsLike, QuantizationParams, as_tensor
-from blockscale.selection.system.statistics import calibrated, recommended_method
+from blockscale.selection.system.params import (
+    Data,
+    ParamsLike,
+    QuantizationParams,
+    as_tensor,
+    calibrated,
+    recommended_method,
+)
 from blockscale.selection.system.workload import (
     Measured,
     PerformanceRequirements,

@@ -19,8 +19,7 @@ from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.ops.linear import linear
 from blockscale.ops.quantize import fake_quantize, quantize
-from blockscale.selection.peak import peak
-from blockscale.selection.times import race
+from blockscale.selection.times import peak, race
 
 SHAPE = (1024, 1024)
 FORMATS = ("int8_channel", "mxfp8", "int4", "mxfp4", "nvfp4")

@@ -8,7 +8,7 @@ import pytest
 import blockscale as bs
 from blockscale.bench import traffic
 from blockscale.bench.groups import memory
-from blockscale.reporting.speed.tables import tables
+from blockscale.reporting.speed import tables
 from tests.support.bench_runs import SETTINGS, measured
 
 MINE = replace(SETTINGS, only="memory/*", formats=("mxfp4", "int8_channel"))

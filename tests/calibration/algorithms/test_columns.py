@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Column after column under scales of its own gives what the whole gives under them."""
 
+import numpy as np
 import pytest
 import torch
 
 import blockscale as bs
 from blockscale.calibration.algorithms.block_scales import spread
-from blockscale.calibration.algorithms.columns import Columns
+from blockscale.calibration.algorithms.columns import (
+    Columns,
+    backwards_factor,
+    feed_back,
+    inverse_factor,
+    shifted,
+    without_dead,
+)
 from blockscale.calibration.algorithms.mse import best_scales, search
+from tests.calibration.algorithms.grams import gram_of
 
 FORMATS = [
     "int4:group8:fp32", "uint4:group8:fp32:asym", "mxfp4", "nvfp4", "int4:channel1:fp32",
@@ -75,3 +84,74 @@ def test_a_block_is_chosen_when_it_is_asked_for() -> None:
     columns.choose(0, weight[:, :8])
     columns.choose(2, weight[:, 16:])
     assert torch.equal(columns.finished().qparams.scale[:, 1:2], tripled.qparams.scale)
+
+
+# Factors of H, and error feedback by itself.
+
+
+def test_damping_is_raised_until_there_is_a_factor() -> None:
+    """Half of a matrix with a negative eigenvalue is no X^T X, but rounding may make one such."""
+    h = torch.tensor([[1.0, 1.5], [1.5, 1.0]], dtype=torch.float64)  # eigenvalues 2.5, -0.5
+    factor, damping = inverse_factor(h, 0.01, "layer")
+    assert damping == 1.0
+    inverse = np.linalg.inv((h + torch.eye(2)).numpy())
+    np.testing.assert_allclose((factor.T @ factor).numpy(), inverse, rtol=1e-12)
+    x = torch.randn(2, 6)  # two samples of six inputs: singular
+    _, damping = inverse_factor((x.T @ x).double(), 0.0, "layer")
+    assert 0 < damping <= 1e-3
+    with pytest.raises(ValueError, match="layer: the gram matrix of its inputs has no Cholesky"):
+        inverse_factor(torch.full((2, 2), torch.nan).double(), 0.01, "layer")
+
+
+def test_the_factor_is_that_of_the_inverse() -> None:
+    h = gram_of(20)
+    factor, damping = inverse_factor(h, 0.02, "layer")
+    assert damping == 0.02 and torch.equal(factor, factor.triu())
+    damped = (h + 0.02 * h.diagonal().mean() * torch.eye(20, dtype=h.dtype)).numpy()
+    inverse = np.linalg.inv(damped)
+    np.testing.assert_allclose(factor.numpy(), np.linalg.cholesky(inverse).T, rtol=1e-8, atol=1e-12)
+    r, _ = backwards_factor(h, 0.02, "layer")
+    assert torch.equal(r, r.triu())
+    np.testing.assert_allclose((r @ r.T).numpy(), damped, rtol=1e-12, atol=1e-9)
+
+
+def test_shifted_weights_are_the_least_squares_solution() -> None:
+    wanted, seen = torch.randn(300, 12).double(), torch.randn(300, 12).double()
+    weight = torch.randn(12, 5).double()
+    h, drift = seen.T @ seen / 300, seen.T @ (wanted - seen) / 300
+    best = np.linalg.lstsq(seen.numpy(), (wanted @ weight).numpy(), rcond=None)[0]
+    found = shifted(weight, h, drift, 0.0, "layer")
+    np.testing.assert_allclose(found.numpy(), best, rtol=1e-9, atol=1e-12)
+    assert torch.equal(shifted(weight, h, torch.zeros_like(h), 0.01, "layer"), weight)
+
+
+def test_dead_inputs_get_the_mean() -> None:
+    h = torch.diag(torch.tensor([2.0, 0.0, 4.0])).double()
+    alive, count = without_dead(h)
+    assert count == 1 and alive.diagonal().tolist() == [2.0, 3.0, 4.0]
+    same, count = without_dead(alive)
+    assert count == 0 and same is alive
+    alive, count = without_dead(torch.zeros(2, 2).double())
+    assert count == 2 and alive.diagonal().tolist() == [1.0, 1.0]
+
+
+def test_one_column_is_rounded_to_nearest() -> None:
+    weight, fmt = torch.randn(9, 1), bs.parse("int4:channel0:fp32")
+    columns = Columns(weight, fmt, None)
+    one = torch.ones(1, 1).double()
+    feed_back(columns, weight.T.double(), one, torch.zeros(1, dtype=torch.int64), 64)
+    assert torch.equal(columns.finished().packed, bs.quantize(weight, fmt).packed)
+
+
+def test_two_columns_by_hand() -> None:
+    """The second column makes up for U_01 / U_00 of the first one's error."""
+    weight, fmt = torch.tensor([[2.4, 1.3]]), bs.parse("int4:group1:fp32")
+    columns = Columns(weight, fmt, None)
+    columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
+    factor = torch.tensor([[2.0, -1.0], [0.0, 1.0]]).double()
+    feed_back(columns, weight.T.double(), factor, torch.arange(2), 64)
+    assert columns.finished().codes.tolist() == [[2, 2]]  # 1.3 + 0.4 / 2 = 1.5, to even
+    columns = Columns(weight, fmt, None)
+    columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
+    feed_back(columns, weight.T.double(), factor.abs(), torch.arange(2), 64)
+    assert columns.finished().codes.tolist() == [[2, 1]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import blockscale as bs
 from blockscale.calibration.algorithms import block_scales, mse
-from blockscale.calibration.algorithms.gram import importance_of
+from blockscale.calibration.algorithms.hessian import importance_of
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.core import reference
 from blockscale.core.reference import QParams

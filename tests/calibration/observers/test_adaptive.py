@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.kept_values import CAPACITY
+from blockscale.calibration.histogram import CAPACITY
 from blockscale.calibration.observers.adaptive import MEANS, RANGES
 from tests.calibration.observers.seen import draw, same, seeing
 

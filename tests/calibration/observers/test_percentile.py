@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibration.kept_values import CAPACITY
+from blockscale.calibration.histogram import CAPACITY
 
 SYMMETRIC, UNSIGNED, ASYM = "int8:{}:fp32", "uint8:{}:fp32", "uint8:{}:fp32:asym"
 

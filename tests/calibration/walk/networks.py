@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.task import BlockTask
-from blockscale.core.layout import to_stored
+from blockscale.calibration.blocks.calls import BlockTask
+from blockscale.core.pack import to_stored
 
 GROUPS = "int4:group8:fp32"
 CALLS: Counter[str] = Counter()

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration.algorithms.gptq import GPTQ
-from blockscale.calibration.blocks.stubs import NotOnceError
+from blockscale.calibration.blocks.find import NotOnceError
 from blockscale.calibration.walk.once import Once, stages
 from blockscale.layers.plan import Plan, plan_layers
-from tests.calibration.walk.networks import Block
+from tests.calibration.walk.networks import CALLS, GROUPS, Block, decoder, ids
+from tests.support.walk import quietly
 
 
 def block() -> tuple[Block, list[Plan]]:
@@ -129,3 +130,37 @@ def test_other_orders_are_refused() -> None:
     with pytest.raises(NotOnceError, match="input of its own"):
         own: Any = lambda b: model.attention.q(x) + model.attention.k(x + 1)  # noqa: E731
         Once(model, found, tell).run(2, own, choose)
+
+
+# Blocks that are run once: how often, and what is done where that cannot be.
+
+SKIP = ["head", "table"]
+
+
+def test_a_block_runs_once_for_each_batch_and_once_to_see() -> None:
+    model, batches = decoder(8), ids(4)
+    ledger = quietly(model, batches, bs.Recipe(GROUPS, skip=SKIP), weight="gptq", sequential="once")
+    assert [CALLS[str(i)] for i in range(1, 8)] == [4 + 1] * 7
+    assert all("gptq" in each.details for each in ledger if each.status == "quantized")
+    assert "not in one run" not in str(ledger)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "why"),
+    [
+        (bs.Recipe(GROUPS, "int8:tensor:fp32", skip=SKIP), {}, "static scales need a run"),
+        (bs.Recipe(GROUPS, skip=SKIP), {"budget": 30_000.0}, "more than the budget"),
+    ],
+)
+def test_what_cannot_be_is_done_in_two_runs(recipe: bs.Recipe, options: dict, why: str) -> None:
+    once, twice = decoder(3), decoder(3)
+    ledger = quietly(once, ids(), recipe, weight="gptq", sequential="once", **options)
+    quietly(twice, ids(), recipe, weight="gptq", **options)
+    assert why in ledger["layers.1.attention.q"].details
+    parts = zip(once.state_dict().values(), twice.state_dict().values(), strict=True)
+    assert all(bool((x == y).all()) for x, y in parts)
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="'layers' or 'once', found 'always'"):
+        quietly(decoder(2), ids(), GROUPS, weight="gptq", sequential="always")

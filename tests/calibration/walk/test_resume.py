@@ -9,7 +9,7 @@ import pytest
 import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.walk.resume import ResumeError
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from tests.calibration.walk.networks import CALLS, GROUPS, Gram, Plain, decoder, ids, same_state
 
 RECIPE = bs.Recipe(GROUPS, "int8", "int8:channel-1:fp32", skip=["head", "table"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 from tests.calibration.walk.networks import (
     CALLS,
     GROUPS,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.commands.convert import conversion_table
-from blockscale.export.conversion.result import Conversion, Converted
+from blockscale.export.conversion.proof import Conversion, Converted
 from tests.support.conversion_models import tensors, write
 
 ASYM = "uint4:group128:fp16:asym"

@@ -220,9 +220,15 @@ def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
     [
         (["--to", "tensorrt"], "unknown target 'tensorrt'; choose from c, compressed-tensors"),
         (["--to", "program"], "say how to quantize the model: --recipe"),
-        (["--to", "program", "--skip", "lm_head"], "--skip needs --recipe: it names layers that the recipe leaves in float"),
+        (
+            ["--to", "program", "--skip", "lm_head"],
+            "--skip needs --recipe: it names layers that the recipe leaves in float",
+        ),
         (["--to", "program", "-r", "int9000"], "int9000"),
-        (["--to", "program", "-r", "int8", "--name", "m"], "--name and --max-bytes are only for --to c"),
+        (
+            ["--to", "program", "-r", "int8", "--name", "m"],
+            "--name and --max-bytes are only for --to c",
+        ),
         (["--to", "onnx", "-r", "int8", "--max-bytes", "9"], "--max-bytes go with --to c"),
         (["--to", "program", "-r", "int8", "--text", "TEXT"], "has 1 sentences: give two or more"),
     ],

@@ -9,7 +9,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.compat import torch_ao as T
-from blockscale.core.layout import from_stored, grouped_layout, to_stored
+from blockscale.core.pack import from_stored, grouped_layout, to_stored
 
 CONFIGS = {
     "blocks": T.QConfig("bfp8", "bfp8"),

@@ -13,7 +13,7 @@ from torch.ao import quantization as ao
 import blockscale as bs
 from blockscale.compat import torch_ao as T
 from blockscale.compat.torch_ao.blocks import FormatObserver, Values, spec_of
-from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.pack import from_stored, to_stored
 
 STATIC = ["int8", "e4m3:tensor:fp32", "int8:channel-1:fp32", "uint8:tensor:pow2/nearest:asym"]
 KINDS = [

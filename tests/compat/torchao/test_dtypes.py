@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from blockscale.compat import torchao as ours
+from blockscale.compat.torchao import MappingType, ZeroPointDomain
 from blockscale.compat.torchao.dtypes import (
     BOUNDS,
     check_codes,
@@ -16,6 +17,7 @@ from blockscale.compat.torchao.dtypes import (
 from tests.compat.torchao.inputs import (
     SYMMETRIC,
     same,
+    their,
     theirs,
 )
 
@@ -77,3 +79,18 @@ def test_codes_must_not_overflow_what_computes_them() -> None:
     check_reaches(torch.float32, -(2**31), 2**31 - 1)
     with pytest.raises(ValueError, match=r"overflow torch\.float16.*convert the input to float32"):
         check_reaches(torch.float16, 0, 65505)
+
+
+# torchao's own enum members are accepted wherever ours are.
+
+
+def test_torchaos_members_are_accepted() -> None:
+    x = torch.randn(4, 64)
+    for mapping in theirs.MappingType:
+        mine = ours.choose_qparams_affine(x, mapping, (1, 64), torch.int8)
+        same(mine, theirs.choose_qparams_affine(x, mapping, (1, 64), torch.int8))
+    assert {m.name for m in theirs.MappingType} == {m.name for m in MappingType}
+    assert {m.name for m in theirs.ZeroPointDomain} == {m.name for m in ZeroPointDomain}
+    none = theirs.ZeroPointDomain.NONE
+    args = (their(SYMMETRIC), (1, 64), torch.int8)
+    assert ours.choose_qparams_affine(x, *args, zero_point_domain=none)[1] is None

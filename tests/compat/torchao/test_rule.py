@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from blockscale.compat.torchao.enums import MappingType, ZeroPointDomain
+from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
 from blockscale.compat.torchao.rule import Rule, read_rule
 
 SYMMETRIC, NO_CLIPPING, ASYMMETRIC = MappingType

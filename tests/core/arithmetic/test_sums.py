@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blockscale.core.arithmetic.sums import SumInteger, live_steps, sum_steps
+from blockscale.core.arithmetic.sums import (
+    SumInteger,
+    in_units,
+    live_steps,
+    mean_of,
+    sum_steps,
+    unit_exponent,
+)
+from blockscale.core.block import Blocks, read_block
 from tests.support.arithmetic_sums import code_of
 from tests.support.exact import FLT_MAX, multiply, nearest
 
@@ -150,3 +158,46 @@ def test_how_it_is_stored() -> None:
     }
     with pytest.raises(ValueError, match=r"int32:sums is for a bias \[n\], not for \(2, 3\)"):
         SumInteger(32).parts((2, 3))
+
+
+# Magnitudes as whole units: their sums are exact, in whatever pieces they are taken.
+
+EDGES = [
+    0.0, 2.0**-149, 3 * 2.0**-149, 2.0**-126, 2.0**-126 - 2.0**-149, 0.99999994, 1.0, 1.0000001,
+    1.9999999, 2.0, 6.5e4, 3.4028234663852886e38,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("largest", EDGES)
+def test_the_exponent_is_the_largest_magnitude_s(largest: float) -> None:
+    power = int(unit_exponent(torch.tensor(largest)))
+    if largest < 2.0**-126:  # subnormals share the smallest exponent, and a zero has that of 1
+        assert power == (0 if largest == 0 else -126)
+    else:
+        assert Fraction(2) ** power <= Fraction(largest) < Fraction(2) ** (power + 1)
+
+
+@pytest.mark.parametrize("largest", EDGES[1:])
+def test_units_are_rounded_down(largest: float) -> None:
+    size = torch.tensor([e for e in EDGES if e <= largest])
+    power = unit_exponent(torch.tensor(largest))
+    unit = Fraction(2) ** (int(power) - 30)
+    expected = [int(Fraction(float(x)) / unit) for x in size]
+    assert in_units(size, power).tolist() == expected
+    assert max(expected) < 2**31
+
+
+def test_the_mean_of_nothing_is_zero() -> None:
+    nothing = torch.zeros((), dtype=torch.int64)
+    assert mean_of(nothing, nothing, torch.tensor(0, dtype=torch.int32)).item() == 0.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-40, 1e38])
+def test_pieces_give_the_mean_of_the_whole(scale: float) -> None:
+    x = (torch.randn(1000) * scale).clamp(-3e38, 3e38)
+    whole = Blocks(x, read_block("tensor")).mean_magnitude()
+    power = unit_exponent(x.abs().amax())
+    pieces = [in_units(piece.abs(), power) for piece in x.split([1, 400, 599])]
+    total = sum(int(piece.sum()) for piece in pieces)
+    mean = mean_of(torch.tensor(total), torch.tensor(x.numel()), power)
+    assert torch.equal(mean, whole.squeeze())

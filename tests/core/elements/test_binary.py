@@ -5,8 +5,7 @@ import math
 
 import torch
 
-from blockscale.core.block import read_block
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks, read_block
 from blockscale.core.elements import read_element
 from tests.core.elements.points import encode
 from tests.support.oracle_elements import Binary

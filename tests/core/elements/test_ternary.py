@@ -7,8 +7,7 @@ from fractions import Fraction
 import torch
 
 from blockscale.core import reference
-from blockscale.core.block import read_block
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import Blocks, read_block
 from blockscale.core.elements import read_element
 from blockscale.core.parse import parse
 from tests.core.elements.points import encode

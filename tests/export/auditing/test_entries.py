@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tensors as entries: owners, parts that are counted with codes, bytes."""
 
+import pytest
+
+from blockscale.export.auditing import entries
 from blockscale.export.auditing.entries import Stored, entry, gathered, owner
+from blockscale.files.metadata import FileError
 
 
 def test_owners():
@@ -27,3 +31,29 @@ def test_why_tensors_are_kept():
     assert matrix.reason == "float32 in the file"
     table = entry(Stored("ids", "int64", (8, 8), 64, 512))
     assert table.reason == "int64, no weight in codes"
+
+
+# What an audit accepts of a file.
+
+
+def test_sizes(tmp_path, monkeypatch):
+    file = tmp_path / "x"
+    file.write_bytes(b"")
+    with pytest.raises(FileError, match="is empty"), entries.opened(file):
+        pass
+    file.write_bytes(b"12345")
+    with entries.opened(file) as data:
+        assert bytes(data) == b"12345"
+    monkeypatch.setattr(entries, "MODEL", 4)
+    with (
+        pytest.raises(FileError, match="has 5 bytes, of which an audit takes 4"),
+        entries.opened(file),
+    ):
+        pass
+
+
+def test_a_budget_ends():
+    budget = entries.Budget(2)
+    budget.take(2)
+    with pytest.raises(entries.DamagedError, match="parts"):
+        budget.take()

@@ -10,7 +10,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.auditing import pt2_file
-from blockscale.export.auditing.limits import DamagedError
+from blockscale.export.auditing.entries import DamagedError
 from blockscale.files.metadata import FileError
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from blockscale.core import reference
-from blockscale.core.layout import from_stored, to_stored
+from blockscale.core.joined_weights import of_stack
+from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.parse import formats, parse
-from blockscale.core.weights.stack import of_stack
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError, Metadata, TensorInfo

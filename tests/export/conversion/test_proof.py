@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The proof finds every difference, and tells an error's size."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.conversion.exact import carried
-from blockscale.export.conversion.proof import error_of, prove
+from blockscale.export.conversion.proof import Conversion, Converted, error_of, prove
 
 
 def test_equal_codes_and_equal_values() -> None:
@@ -66,3 +69,16 @@ def test_errors_of_numbers_whose_squares_float32_has_not(size: float) -> None:
     found = error_of(x, y)
     assert found.relative == pytest.approx(float(off.norm() / wide.norm()), rel=1e-6)
     assert error_of(x, torch.full_like(x, torch.inf)).relative == float("inf")
+
+
+# A result is plain data, and says whether it is lossless.
+
+ONE = Converted("a", "b", (2, 3), "exact", "Q8_0", "int8", "int8", "codes", 6, 7)
+
+
+def test_lossless() -> None:
+    done = Conversion("x", "y", "gguf", [ONE, replace(ONE, how="copied")])
+    assert done.lossless and done.of("exact") == [ONE]
+    done.tensors.append(replace(ONE, how="requantized", relative=0.1))
+    assert not done.lossless
+    assert json.loads(json.dumps(done.to_dict()))["tensors"][2]["relative"] == 0.1

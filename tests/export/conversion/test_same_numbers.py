@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.conversion.exact import InexactError, carried
-from blockscale.export.conversion.same_numbers import same_numbers
+from blockscale.export.conversion.same_numbers import meaning, same_bytes, same_numbers
 from blockscale.ops.tensor import QTensor
 from tests.support.same import same
 
@@ -143,3 +143,51 @@ def test_shapes() -> None:
     assert same_numbers(cube, carried(cube, parse("int8:group32:fp16:full"))) == 0
     with pytest.raises(InexactError):
         carried(cube, parse("int4:group32:fp16:full"))
+
+
+# Bytes are the same, or one bit of one of them is not.
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("count", [1, 3, 8, 37])
+def test_every_place(dtype: torch.dtype, count: int) -> None:
+    a = torch.arange(count).to(dtype)
+    assert same_bytes(a, a.clone()) and same_bytes(a[None], a.clone()[None])
+    assert not same_bytes(a, a[None]) and not same_bytes(a, a.view(torch.int8))
+    for place in range(count * dtype.itemsize):
+        b = a.clone()
+        b.view(torch.uint8)[place] ^= 1 << place % 8
+        assert not same_bytes(a, b)
+
+
+def test_nan_zeros_strides_and_nothing() -> None:
+    a = torch.tensor([[torch.nan, 0.0, 1.0], [2.0, 3.0, 4.0]])
+    assert same_bytes(a, a.clone()) and same_bytes(a.t(), a.t().contiguous())
+    assert not same_bytes(a, torch.where(a == 0, -0.0, a))
+    assert same_bytes(torch.empty(0, 4), torch.empty(0, 4)) and same_bytes(a[1:, 1:], a[1:, 1:])
+    assert same_bytes(torch.tensor(2.0), torch.tensor(2.0))
+
+
+# Two formats mean the same where the same stored parts have the same values.
+
+SAME = (
+    ("int8:group32:fp16", "int8:group32:fp16:full"), ("mxfp4", "e2m1:group32:e8m0/given"),
+    ("int8:group32:fp16:recip", "int8:group32:fp16"),
+    ("int4:tensor:fp32:stochastic", "int4:tensor:fp32"),
+)  # fmt: skip
+OTHER = (
+    "int8:group32:fp16", "int8:group32:bf16", "int8:group64:fp16", "int8:group32:fp16:asym",
+    "int8:group32:fp16:asym(fp16)", "int8:group32:fp16:offset", "int8:group32:fp16:offset(fp32)",
+    "int8:group32:pow2/floor", "int8:group32:e8m0/floor", "e2m1:group16:e4m3", "uint8:group32:fp16",
+    "e2m1:group16:e4m3/inv", "int6:group16:(int8:group16:fp16)", "int6:group16:(int8:group8:fp16)",
+    "uint4:group32:fp16:offset(uint6:group8:fp16)", "uint4:group32:fp16:offset(group64:fp16)",
+)  # fmt: skip
+
+
+def test_same() -> None:
+    assert all(meaning(parse(one)) == meaning(parse(other)) for one, other in SAME)
+
+
+def test_other() -> None:
+    found = [meaning(parse(each)) for each in OTHER]
+    assert len(set(map(str, found))) == len(OTHER)

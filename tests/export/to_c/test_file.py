@@ -7,7 +7,7 @@ import torch
 
 from blockscale.export.to_c.file import identifier, meet, plan, written
 from blockscale.export.to_c.graph_walk import walk
-from blockscale.export.to_c.values import Array
+from blockscale.export.to_c.text import Array
 from tests.support.c_handmade import handmade
 from tests.support.integer_oracle import UINT8, shifts, whole
 

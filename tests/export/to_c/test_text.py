@@ -3,7 +3,20 @@
 
 import torch
 
-from blockscale.export.to_c.text import helpers, indented, listed, loops, number
+from blockscale.export.to_c.text import (
+    Access,
+    Array,
+    affine,
+    helpers,
+    indented,
+    indices,
+    listed,
+    loops,
+    nested,
+    number,
+    numbers,
+    strides_of,
+)
 
 
 def test_helpers_come_with_what_they_call():
@@ -25,3 +38,39 @@ def test_loops():
     assert names == ["i0", "0", "i2"] and len(heads) == len(ends) == 2
     assert heads[0] == "for (int32_t i0 = 0; i0 < 3; i0++) {"
     assert indented([heads[0], "x;", "}"]) == [f"    {heads[0]}", "        x;", "    }"]
+
+
+# Places of elements, and what of them strides reach.
+
+
+def test_places_through_moves():
+    array = Array("a", "arena", torch.int8, 24, 3)
+    places = torch.nn.functional.pad(array.places((2, 3, 4)).permute(2, 0, 1), (1, 0), value=-7)
+    assert numbers(places)[0, 0].tolist() == [0, 3, 3, 3]
+    assert indices(places)[1, 1].tolist() == [-7, 13, 17, 21]
+
+
+def test_affine():
+    whole = torch.arange(24).reshape(2, 3, 4)
+    for each in (whole, whole.mT, whole.flip(1), whole[:, 1:, ::2], whole[:1].expand(5, 3, 4)):
+        offset, strides = affine(each)
+        grid = torch.meshgrid(*(torch.arange(n) for n in each.shape), indexing="ij")
+        assert torch.equal(offset + sum(g * s for g, s in zip(grid, strides, strict=True)), each)
+    assert affine(whole.roll(1, 2)) is None
+    assert affine(torch.tensor(5)) == (5, ())
+
+
+def test_access():
+    array = Array("a", "arena", torch.int16, 24, 1)
+    assert array.nbytes == 48 and array.ctype == "int16_t"
+    whole = Access(array, 0, (2, 1, 12), strides_of((2, 1, 12)))
+    assert whole.contiguous and whole.at(["i", "j", "k + 1"]) == "i * 12 + (k + 1)"
+    assert Access(array, 4, (2, 1), (6, 0)).at(["0", "0"]) == "4"
+
+
+def test_nested_loops():
+    rows = torch.arange(12).reshape(3, 4)
+    pairs = torch.stack([(rows + 2 * torch.arange(3)[:, None] + 1).flatten(), rows.flatten()], 1)
+    assert nested(pairs) == ([1, 0], [3, 4], [[6, 4], [1, 1]])
+    assert nested(pairs[:1]) == ([1, 0], [], [])
+    assert nested(pairs[[0, 1, 2, 5, 4, 3, 7]]) is None

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Torch's ops in the words of others: the same bits, for floats of every kind."""
 
+import logging
+import sys
+
 import pytest
 import torch
+from torch import nn
 
 from blockscale.export.to_executorch import core_ops
+from blockscale.export.to_executorch import core_ops as lowering
+from blockscale.graph.program import imported
 
 
 def floats():
@@ -72,3 +78,27 @@ def test_search_and_numbers():
     odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
     assert torch.equal(core_ops.nan_to_num(odd), torch.nan_to_num(odd))
     assert torch.equal(core_ops.nan_to_num(odd, 2.0, 5.0), torch.nan_to_num(odd, 2.0, 5.0))
+
+
+# From a graph of torch's ops to bytes, and what no kernel runs.
+
+
+def test_settings_are_as_they_were():
+    depth, level = sys.getrecursionlimit(), logging.root.manager.disable
+    with pytest.raises(KeyError), lowering._quiet():
+        raise KeyError
+    assert (sys.getrecursionlimit(), logging.root.manager.disable) == (depth, level)
+
+
+def test_nodes_that_are_left_are_named():
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
+
+    class Lonely(nn.Module):
+        def forward(self, x):
+            ops = torch.ops.quantized_decomposed
+            return ops.quantize_per_tensor.default(x, 0.1, 0, -128, 127, torch.int8)
+
+    program = torch.export.export(Lonely(), (torch.randn(2),))
+    with pytest.raises(lowering.LeftError, match="XNNPACK did not take quantize_per_tensor"):
+        lowering._check(program)
+    assert imported(program) is not None

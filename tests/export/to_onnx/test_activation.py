@@ -6,8 +6,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core import reference
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.core.reference import QParams
 from blockscale.export.to_onnx.activation import activation, refused
 from tests.export.to_onnx.running import EDGES, made, run, same

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from blockscale.core import reference
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.export.to_onnx.choose import choose, refused
 from blockscale.export.to_onnx.split import split
 from tests.export.to_onnx.running import EDGES, run, same

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from blockscale.export.to_onnx.weight import TURNED, as_products_read_it, moved, rows, weight
 from tests.export.to_onnx.running import made, run, same
 from tests.support.onnx_weight import stored

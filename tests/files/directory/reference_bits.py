@@ -6,9 +6,8 @@ from safetensors.torch import load_file
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
-from blockscale.core.layout import to_stored
-from blockscale.core.pack import pack
-from blockscale.core.weights.stack import of_stack
+from blockscale.core.joined_weights import of_stack
+from blockscale.core.pack import pack, to_stored
 
 
 def expected(name, tensor, layout, fmt, seed=0):

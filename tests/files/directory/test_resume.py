@@ -28,7 +28,7 @@ import os, signal, sys, warnings
 from blockscale.files.directory import journal
 from blockscale.files.slabs import cutting
 from blockscale.files.directory.quantize_directory import quantize_directory
-from blockscale.core.work.progress import Progress
+from blockscale.core.work import Progress
 
 model, out, steps, sig, force = sys.argv[1:]
 journal.SECONDS = 0.0

@@ -10,7 +10,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.openai_privacy_filter import modeling_openai_privacy_filter
 
 import blockscale as bs
-from blockscale.core.layout import to_stored
+from blockscale.core.pack import to_stored
 from blockscale.files.directory.stacks import CUT, Stacked, Types, stacked, types_of
 from blockscale.files.load import _read_qtensor
 from blockscale.files.stored_model import open_stored_model

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from blockscale.core.layout import from_stored
+from blockscale.core.pack import from_stored
 from blockscale.core.parse import parse
 from blockscale.files.stored_model import open_stored_model
 from blockscale.ops.tensor import from_parts

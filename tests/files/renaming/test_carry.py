@@ -19,9 +19,9 @@ from transformers.core_model_loading import (
 )
 
 import blockscale as bs
-from blockscale.core.layout import from_stored, stored_shape, to_stored
+from blockscale.core import joined_weights
+from blockscale.core.pack import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
-from blockscale.core.weights import stack
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming.carry import carried
 from blockscale.files.renaming.moves import Move
@@ -82,7 +82,7 @@ def quantized(case: Case, fmt: str) -> tuple[Move, dict[str, TensorInfo], dict[s
             stored = to_stored(torch.randn(shape, generator=generator), case.layout)
             own = parse(fmt)
             if stored.ndim == 3:
-                own = stack.of_stack(own, stored.shape)
+                own = joined_weights.of_stack(own, stored.shape)
             pieces[name] = bs.quantize(stored, own)
             infos[name] = TensorInfo(str(own), shape, "float32", case.layout)
     converter = WeightConverter(list(sources), list(case.targets), case.operations)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockscale.core import reference
-from blockscale.core.block import WHOLE, read_block
-from blockscale.core.blocks import Blocks
+from blockscale.core.block import WHOLE, Blocks, read_block
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.files.metadata import TensorInfo

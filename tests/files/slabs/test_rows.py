@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from blockscale.core.layout import to_stored
+from blockscale.core.joined_weights import of_stack
+from blockscale.core.pack import to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe
-from blockscale.core.weights.stack import of_stack
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.load import _read_qtensor
 from blockscale.files.slabs.cutting import Cuts, cut

@@ -10,8 +10,8 @@ import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from torch import Tensor, fx, nn
 
 from blockscale.graph.adoption import adopt
+from blockscale.graph.pickled import state
 from blockscale.graph.program import imported
-from blockscale.graph.state import state
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -3,6 +3,7 @@
 
 import copy
 import warnings
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,19 +14,12 @@ from torch.ao.quantization import quantize_fx
 
 import blockscale as bs
 from blockscale.compat import torch_ao as T
+from blockscale.graph.adoption.observed import schema_name
+from blockscale.graph.qparams import QuantParams
 from tests.compat.torch_ao.prepared import CONFIGS, with_quantized_weights
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max"),
-    pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
-    pytest.mark.filterwarnings("ignore:.*Triggered internally"),
-    pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn"),
-    pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),
-]
+from tests.graph.adoption.cases import adopted, graph_of, left
+from tests.graph.pt2e.flow import exported
+from tests.support.op_samples import bits
 
 
 class CNN(nn.Module):
@@ -97,6 +91,15 @@ CASES = [("cnn", name, qat) for name in CONFIGS for qat in (False, True)]
 CASES += [("transformer", "blocks", False), ("transformer", "static", True)]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize(("model", "name", "qat"), CASES)
 def test_the_bits_of_what_was_prepared(model: str, name: str, qat: bool) -> None:
     observed, x = prepared(model, CONFIGS[name], qat=qat)
@@ -122,6 +125,15 @@ def test_the_bits_of_what_was_prepared(model: str, name: str, qat: bool) -> None
             convert(copy.deepcopy(observed))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_formats_that_torch_ao_has() -> None:
     """convert_fx takes them as its own observers, with the same results."""
     affine = "uint8:tensor:fp32:asym:recip"
@@ -164,6 +176,15 @@ class Recurrent(nn.Module):
         return self.fc(self.rnn(x)[0])
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_what_torch_ao_leaves_out_is_said() -> None:
     mapping, x = T.QConfigMapping().set_global(T.QConfig("bfp8", "bfp8")), (torch.randn(2, 3, 8),)
     observed = quantize_fx.prepare_fx(Recurrent().eval(), mapping, x)
@@ -174,6 +195,15 @@ def test_what_torch_ao_leaves_out_is_said() -> None:
     assert not any("rnn" in name and name.endswith("codes") for name in names)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_torch_ao_s_own_qconfig() -> None:
     """Constructors that do not know their part: weights are stored as their layers do in any case,
     and a convolution that trained otherwise is an error."""
@@ -189,6 +219,15 @@ def test_torch_ao_s_own_qconfig() -> None:
         bs.graph.from_quantize_fx(trained, x)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_a_static_scale_without_data() -> None:
     mapping = T.QConfigMapping().set_global(T.QConfig("int8", "int8_channel"))
     observed = quantize_fx.prepare_fx(CNN().eval(), mapping, images())
@@ -196,6 +235,15 @@ def test_a_static_scale_without_data() -> None:
         bs.graph.from_quantize_fx(observed, images())
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
+@pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*Triggered internally")
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_the_same_as_our_own_flow(tmp_path: Any) -> None:
     """Rows of features: prepare and convert of ours, which quantize inputs; and in a file."""
     torch.manual_seed(0)
@@ -214,3 +262,103 @@ def test_the_same_as_our_own_flow(tmp_path: Any) -> None:
         assert torch.equal(once, twice)  # bfp8 of bfp8 changes nothing
     lowered = bs.graph.lower(bs.graph.fuse(program), "reference")
     assert lowered.get_buffer("0.weight.codes").dtype == torch.uint8
+
+
+# Whole programs that torchao's own quantizers made, taken over to the bit.
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8))
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    for _ in range(3):
+        net(torch.randn(8, 3, 6, 6))
+    return net.eval()
+
+
+@cache
+def program() -> torch.fx.GraphModule:
+    return exported(model(), (torch.zeros(4, 3, 6, 6),))
+
+
+def converted(dynamic: bool, fold: bool = True):
+    """What torchao's X86InductorQuantizer makes of it."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer().set_global(
+        x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    )
+    batch = torch.randn(4, 3, 6, 6)
+    prepared = prepare_pt2e(copy.deepcopy(program()), quantizer)
+    prepared(batch)
+    return convert_pt2e(prepared, fold_quantize=fold), batch
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_convert_pt2e_gives(dynamic: bool, fold: bool) -> None:
+    graph, batch = converted(dynamic, fold)
+    with warnings.catch_warnings(), bs.use("reference"), torch.no_grad():
+        expected = [bits(graph(x)) for x in (batch, batch[:2] * 3)]
+        made = adopted(graph)
+        assert [bits(made(x)) for x in (batch, batch[:2] * 3)] == expected
+    assert not [name for name in left(made) if "choose_qparams" not in name]
+    names = dict(made.named_buffers())
+    for layer in ("5", "7") if dynamic else ("0", "3", "5", "7"):
+        assert names[f"{layer}.weight.codes"].dtype == torch.int8, sorted(names)
+        scale = names[f"{layer}.weight.scale"]
+        assert scale.ndim == names[f"{layer}.weight.codes"].ndim
+        assert scale.shape[0] == scale.numel()
+    assert not any(n.endswith("weight") for n, _ in made.named_parameters() if n[0] in "57")
+    for node in made.graph.nodes:
+        if "blockscale.dequantize" in str(node.target):
+            params = QuantParams.of(node)  # each scale fits its format and its tensor
+            assert params.is_per_tensor or params.channel_axis == 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fuse_takes_it() -> None:
+    graph, batch = converted(False)
+    with bs.use("reference"), torch.no_grad():
+        expected = bits(graph(batch))
+        fused = bs.graph.fuse(graph)
+        assert bits(fused(batch)) == expected
+    assert not left(fused)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fuse_takes_what_our_quantizer_gave() -> None:
+    from tests.graph.pt2e.flow import through_pt2e
+
+    batch = torch.randn(4, 3, 6, 6)
+    with bs.use("reference"), torch.no_grad():
+        graph = through_pt2e(model(), bs.Recipe("int8_channel", "uint8"), [(batch,)])
+        expected = bits(graph(batch))
+        fused = bs.graph.fuse(graph)
+        assert bits(fused(batch)) == expected
+    assert not any(n.endswith("weight") for n, _ in fused.named_parameters() if n[0] in "0357")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_float_graph_stays() -> None:
+    graph = graph_of(lambda x: torch.relu(x) + 1, torch.randn(3, 4))
+    before = str(adopted(graph).graph)
+    assert before == str(graph.graph)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_names_of_schemas() -> None:
+    graph = graph_of(lambda x: torch.relu(x) + 1, torch.randn(3, 4))
+    assert [schema_name(n) for n in graph.graph.nodes] == ["", "aten::relu", "aten::add.Tensor", ""]

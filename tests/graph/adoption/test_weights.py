@@ -3,11 +3,15 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import blockscale as bs
+from blockscale.core.pack import from_stored
 from blockscale.graph.adoption.weights import fold, reader_of
 from blockscale.graph.program import imported
+from tests.graph.adoption.cases import A, D, adopted, graph_of, left
+from tests.support import adopt_producers as producers
 from tests.support.op_samples import bits
 
 ops = torch.ops.blockscale
@@ -98,3 +102,73 @@ def test_readers() -> None:
     named = {node.name: reader_of(node) for node in graph.graph.nodes if node.op != "output"}
     assert named["relu"] == "fc.input"
     assert "fc.weight" in named.values() and "fc.bias" in named.values()
+
+
+# Weights of others' convolutions as layers of ours store them.
+
+torch.manual_seed(0)
+CASES = {
+    "conv1d": (F.conv1d, (2, 4, 9), (6, 4, 3), 0, {}),
+    "grouped": (F.conv2d, (2, 4, 7, 7), (6, 2, 3, 3), 0, {"groups": 2}),
+    "conv3d": (F.conv3d, (2, 2, 5, 5, 5), (3, 2, 2, 2, 2), 0, {"padding": 1}),
+    "transposed": (F.conv_transpose2d, (2, 4, 5, 5), (4, 6, 2, 2), 1, {"stride": 2}),
+    "transposed, grouped": (F.conv_transpose1d, (2, 4, 5), (4, 3, 2), 1, {"groups": 2}),
+}
+
+
+@pytest.mark.parametrize("by", ["output", "tensor", "4 bits"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_stay_and_fuse_takes_them(case: str, by: str) -> None:
+    run, x_shape, shape, axis, settings = CASES[case]
+    high = 7 if by == "4 bits" else 127
+    codes = torch.randint(-high - 1, high + 1, shape, dtype=torch.int8)
+    count = 1 if by == "tensor" else shape[axis]
+    scale, zeros = 2.0 ** torch.randint(-9, -5, (count,)), torch.zeros(count, dtype=torch.int64)
+    block = [1 if dim == axis and by != "tensor" else n for dim, n in enumerate(shape)]
+
+    def model(x, codes, scale, zeros):
+        w = A.dequantize_affine(codes, block, scale, zeros, torch.int8, -high - 1, high)
+        x = D.quantize_per_tensor(x, 0.0625, 3, 0, 255, torch.uint8)
+        return run(D.dequantize_per_tensor(x, 0.0625, 3, 0, 255, torch.uint8), w, **settings)
+
+    x = torch.randn(x_shape) * 4
+    graph = graph_of(model, x, free=False, codes=codes, scale=scale, zeros=zeros)
+    made = adopted(graph)
+    assert not left(made)
+    stored = [t for t in made.buffers() if t.ndim == 2 and t.dtype in (torch.int8, torch.uint8)]
+    assert len(stored) == 1
+    expected = graph(x)
+    assert bits(made(x)) == bits(expected)  # sums of powers of two are exact in any order
+    fused = bs.graph.fuse(graph)
+    assert "fused_conv" in str(fused.graph) and torch.equal(fused(x), expected)
+
+
+def test_the_matrix_is_a_layers() -> None:
+    """As `bs.quantize_` stores it, under the layer's name."""
+    X = producers.example()
+    made = adopted_program(producers.pt2e(producers.Small(), X))
+    state, weight = made.state_dict(), producers.Small().one.weight
+    assert state["one.weight.codes"].shape == (8, 27)
+    scale = state["one.weight.scale"]
+    found = from_stored(state["one.weight.codes"] * scale, "channels_last", weight.shape)
+    assert ((found - weight).abs() <= scale.reshape(8, 1, 1, 1) * 0.51).all()
+
+
+def adopted_program(graph):
+    from blockscale.graph.adoption.program import adopted
+
+    return adopted(graph)
+
+
+def test_other_blocks_stay() -> None:
+    codes, scale = torch.ones(6, 4, 3, 3, dtype=torch.int8), torch.rand(6, 4, 1, 1)
+
+    def model(x, codes, scale):
+        w = A.dequantize_affine(codes, [1, 1, 3, 3], scale, None, torch.int8)
+        return F.conv2d(x, w)
+
+    x = torch.randn(1, 4, 5, 5)
+    graph = graph_of(model, x, free=False, codes=codes, scale=scale)
+    made = adopted(graph)
+    assert [t.shape for t in made.buffers() if t.dtype == torch.int8] == [(6, 4, 3, 3)]
+    assert bits(made(x)) == bits(graph(x))

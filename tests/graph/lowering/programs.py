@@ -12,7 +12,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Value, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import choose_qparams
-from blockscale.graph.state import State, set_state
+from blockscale.graph.pickled import State, set_state
 from blockscale.ops.fused import FUSED
 from blockscale.ops.primitives import choose_quantize, from_list, quantize
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import operand
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.graph.lowering.decompose import Decomposer, attribute, bodies
 from blockscale.graph.lowering.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list

@@ -6,23 +6,30 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.operand import Value
+from blockscale.core.operand import UNQUANTIZED, Value, operand
 from blockscale.graph.lowering import kernels
-from blockscale.graph.lowering.kernels import has_kernel, kernel_way, misses, own_arguments
-from blockscale.graph.lowering.way import of_ours
+from blockscale.graph.lowering.kernels import (
+    PREFIX,
+    has_kernel,
+    kernel_way,
+    misses,
+    own_arguments,
+    pinned,
+)
+from blockscale.graph.lowering.way import by_overload, of_ours
 from blockscale.kernels.registry import unavailable
 from blockscale.ops.fused import FUSED
+from blockscale.ops.linear import linear
 from blockscale.ops.op import OPS
 from tests.graph.lowering.programs import layers
 from tests.support.lowering import learned
-
-pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 
 
 def product(graph):
     return next(n for n in graph.graph.nodes if of_ours(n) is FUSED["linear"].op)
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_arguments_have_the_sizes_of_the_example():
     node = product(layers("int4 groups")[0])
     x, weight, bias, activation, dtype, y = own_arguments(node, of_ours(node))
@@ -34,6 +41,7 @@ def test_arguments_have_the_sizes_of_the_example():
     assert tuple(bias.shape) == (96,) and y.fmt == ""
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_an_unknown_value():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -42,6 +50,7 @@ def test_an_unknown_value():
         own_arguments(node, of_ours(node))
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_a_kernel(monkeypatch):
     node = product(layers("int8 static")[0])
     assert has_kernel(node, "cpu") and misses(node, "cpu") is None
@@ -67,6 +76,7 @@ def test_how_a_convolution_runs(recipe, way, slow):
     assert slow in found.why
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_composed(monkeypatch):
     """Without a kernel of its own, an op runs as the primitives around it."""
     find = kernels.supporting
@@ -78,6 +88,7 @@ def test_composed(monkeypatch):
     assert "no cpu kernel of its own" in found.why
 
 
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_left():
     graph = learned().module(check_guards=False)
     node = next(n for n in graph.graph.nodes if of_ours(n))
@@ -85,3 +96,41 @@ def test_left():
     found = kernel_way(node, "cpu")
     assert found.left and found.op == "linear"
     assert node.target is torch.ops.blockscale.reference_linear.default
+
+
+# Ops that keep to the reference.
+
+
+def test_every_op_has_one_of_its_schema():
+    for overload in by_overload():
+        name, schema = overload._schema.name, str(overload._schema)
+        made = pinned(overload)
+        own = name.replace("::", f"::{PREFIX}")
+        assert made._schema.name == own
+        assert str(made._schema) == schema.replace(name, own, 1)
+
+
+def arguments(fmt):
+    weight = bs.quantize(torch.randn(48, 64), fmt)
+    packed = bs.quantize(torch.randn(48, 64), fmt)
+    del weight
+    from tests.graph.lowering.programs import operand_codes
+
+    coded = operand(operand_codes(packed), packed.qparams, fmt, 64)
+    return torch.randn(5, 64), coded, torch.randn(48), UNQUANTIZED
+
+
+@pytest.mark.parametrize("choice", ["auto", "cpu", "reference"])
+def test_it_runs_the_reference(choice):
+    args = arguments("int4:group32:fp32")
+    expected = linear.reference(*args)
+    with bs.use(choice, fallback=True):
+        found = pinned(linear.overload)(*linear.flatten(*args))
+    assert torch.equal(found, expected)
+
+
+def test_torch_knows_its_shape():
+    args = linear.flatten(*arguments("mxfp8"))
+    torch.library.opcheck(
+        pinned(linear.overload), args, test_utils=("test_schema", "test_faketensor")
+    )

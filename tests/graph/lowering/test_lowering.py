@@ -7,8 +7,8 @@ import torch
 import blockscale as bs
 from blockscale.graph.lowering import lower, targets, ways
 from blockscale.graph.lowering.target import cpu, cuda, inductor, reference, x86
+from blockscale.graph.pickled import State, set_state, state
 from blockscale.graph.program import exported
-from blockscale.graph.state import State, set_state, state
 from tests.graph.lowering.programs import FORMATS, layers, network
 from tests.support.lowering import learned
 

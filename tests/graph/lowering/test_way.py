@@ -3,7 +3,7 @@
 
 from blockscale.graph.lowering.way import by_overload, of_ours, set_ways, way, ways
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.residual import RESIDUAL
+from blockscale.ops.fused.plan import RESIDUAL
 from blockscale.ops.op import OPS
 from tests.graph.lowering.programs import layers
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from blockscale.core.ledger import Ledger
 from blockscale.graph.passes import apply, clean, fold_batch_norm
-from blockscale.graph.state import State, set_state, state
+from blockscale.graph.pickled import State, set_state, state
 from tests.graph.passes.nets import exported, names, run, values_hold
 
 

@@ -9,8 +9,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.calibration.observers import make
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.graph.pt2e import pt2e_quantizer
 from tests.graph.pt2e.flow import (
     Net,

@@ -31,7 +31,7 @@ pytestmark = [
 
 import blockscale.integrations.peft as ours  # noqa: E402 - needs peft
 from blockscale.integrations.peft.tuner import head_of, include_quantized  # noqa: E402
-from blockscale.layers.model import swap  # noqa: E402
+from blockscale.layers import model as swap  # noqa: E402
 
 
 def test_training_changes_adapters_and_no_codes() -> None:

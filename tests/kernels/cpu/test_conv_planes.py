@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.layout import to_stored
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.pack import to_stored
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import conv as module

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.layout import to_stored
 from blockscale.core.operand import Quantizer, Value
+from blockscale.core.pack import to_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu.conv_way import Way
 from blockscale.kernels.cpu.direct_conv import channels_last

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, operand
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.layout import to_stored
 from blockscale.core.operand import Quantizer, Value
+from blockscale.core.pack import to_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import conv_way
 from blockscale.ops import primitives as P

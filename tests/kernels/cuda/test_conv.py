@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from blockscale.core.layout import to_stored
 from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.pack import to_stored
 from blockscale.kernels.registry import use
 from blockscale.ops.conv import conv
 from tests.support.cuda_equal import DEVICE

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.support.cuda_matmul_exact import NOTHING, excess, stored

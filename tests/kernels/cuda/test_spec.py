@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.spec import Spec, known, of_gradient, spec
 from blockscale.kernels.numbers import FormatNumbers, lowered
 from tests.kernels.codebook import registered

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from blockscale.kernels import tuned
+from blockscale.kernels import rates
 from blockscale.kernels.cuda import tables
 
 FMT = "e2m1:group32:e8m0/floor"
@@ -44,14 +44,14 @@ def test_the_nearest_shape_of_the_same_rows() -> None:
 
 
 def _write(path: str, number: int) -> None:
-    read = tuned.read
+    read = rates.read
 
-    def slowly(file: Path) -> tuned.Table:
+    def slowly(file: Path) -> rates.Table:
         table = read(file)
         time.sleep(0.02)  # another writer's moment
         return table
 
-    tuned.read = slowly
+    rates.read = slowly
     tables.record({f"kernel {number % 3}": {f"{number},1,1": ["dense"]}}, Path(path))
 
 
@@ -88,7 +88,7 @@ def test_pipes_and_devices_are_no_tables(mine: Path) -> None:
     mine.parent.mkdir()
     mine.symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="not a regular file"):
-        tuned.read(mine)
+        rates.read(mine)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(mine: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_fastest_is_kept() -> None:
 
 def test_what_is_recorded_wins_over_what_is_shipped(mine: Path) -> None:
     """And over what was recorded before; other shapes of the same key stay."""
-    at, entries = next(iter(tuned.read(tables.SHIPPED).items()))
+    at, entries = next(iter(rates.read(tables.SHIPPED).items()))
     kernel, fmt, device, version = at.split("|")
     if version != ".".join(triton.__version__.split(".")[:2]):
         pytest.skip(f"the shipped table was measured with Triton {version}")

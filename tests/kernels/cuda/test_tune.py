@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from blockscale.kernels import cuda, tuned
+from blockscale.kernels import cuda, rates
 from blockscale.kernels.cuda import tune
 from blockscale.kernels.cuda.matmul.choice import read
 
@@ -44,7 +44,7 @@ def test_the_fastest_is_recorded(fmt: str, input_fmt: str, way: str, tmp_path: P
     assert (what, device) == ("int8" if input_fmt else "weight", "interpreter")
     assert str(tune.parse(fmt)) == spelling
     assert read(entries["2,16,64"]) == best
-    assert not tuned.cache_file().exists()
+    assert not rates.cache_file().exists()
 
 
 def test_nothing_to_choose_is_an_error() -> None:

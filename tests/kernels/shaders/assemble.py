@@ -58,7 +58,7 @@ Cases = Iterator[tuple[str, Callable[[], Any]]]
 
 def formats(wide: bool) -> Cases:
     """Each format with every op that takes one."""
-    from blockscale.core.catalog import CATALOG
+    from blockscale.core.parse import CATALOG
 
     for fmt in (*CATALOG, *OTHERS) if wide else FEW:
         yield fmt, lambda fmt=fmt: _every_op(fmt, wide)

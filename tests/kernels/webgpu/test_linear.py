@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.webgpu.gpu import memory
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.matmul import factors, plan, weight

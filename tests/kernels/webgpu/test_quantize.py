@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
 from blockscale.core.format import Format
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.webgpu.gpu.shader import Signed
 from blockscale.kernels.webgpu.primitives import choices
 from blockscale.kernels.webgpu.spec import Constants, FormatRoles

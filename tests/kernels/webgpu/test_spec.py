@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.webgpu.gpu.probe import EXACT
 from blockscale.kernels.webgpu.gpu.shader import Shader, is_table, needed
 from blockscale.kernels.webgpu.spec import Coding, bits_of, float_of, in_order, known, shader_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.layers import before
-from blockscale.layers.before import Before, BufferSpecs, Scale
+from blockscale.layers.before import Before, BufferSpecs, Order, Scale
 from tests.layers.before.kinds import (
     DTYPES,
     K,
@@ -20,13 +20,14 @@ from tests.layers.before.kinds import (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def reference():
     """Kernels may sum in another order; these tests are about the bits."""
     with bs.use("reference"):
         yield
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("shape", [(K,), (5, K), (2, 3, K), (0, K), (2, 0, K)])
 def test_the_product_stays_and_the_weight_comes_back(shape: tuple[int, ...]) -> None:
     for each in kinds():
@@ -39,6 +40,7 @@ def test_the_product_stays_and_the_weight_comes_back(shape: tuple[int, ...]) -> 
         same(each.to_weight(torch.zeros(0, K)), torch.zeros(0, K))
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_float32_inside_and_one_rounding(dtype: torch.dtype) -> None:
     x, w = torch.randn(9, K).to(dtype), torch.randn(3, K).to(dtype)
@@ -49,6 +51,7 @@ def test_float32_inside_and_one_rounding(dtype: torch.dtype) -> None:
             same(each(x), each(x.float()).to(dtype))
 
 
+@pytest.mark.usefixtures("reference")
 def test_spellings() -> None:
     for each in kinds():
         buffers = dict(each.named_buffers())
@@ -104,6 +107,7 @@ def negate() -> Iterator[None]:
     del before.kinds()["negate"]
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_kind_is_found_by_its_name() -> None:
     folder = pathlib.Path(before.__file__).parent
     names = {path.stem for path in folder.glob("*.py")} - {"__init__", "before"}
@@ -111,6 +115,7 @@ def test_a_kind_is_found_by_its_name() -> None:
     assert all(kind.name == name for name, kind in before.kinds().items())
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_new_kind_is_saved_and_loaded(negate: None, tmp_path: pathlib.Path) -> None:
     path, x = tmp_path / "model.safetensors", whole(3, K)
     model, again = (nn.Sequential(nn.Linear(K, 4)) for _ in range(2))
@@ -127,3 +132,51 @@ def test_a_new_kind_is_saved_and_loaded(negate: None, tmp_path: pathlib.Path) ->
         ValueError, match="unknown transform 'negate:2'; choose from negate, order, scale,"
     ):
         before.stored_buffers("negate:2", K)
+
+
+# Inputs in another order.
+
+
+def examples(k: int) -> list[Before]:
+    return [Order(torch.randperm(k, dtype=torch.int32))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_only_move(dtype: torch.dtype) -> None:
+    order = torch.randperm(K, dtype=torch.int32)
+    each, x, w = Order(order), torch.randn(4, 3, K).to(dtype), torch.randn(3, 2 * K)
+    same(each(x), torch.stack([x[..., i] for i in order.tolist()], -1))
+    columns = [*order.tolist(), *(order + K).tolist()]
+    same(each.to_weight(w), torch.stack([w[:, i] for i in columns], -1))
+    same(each.from_weight(each.to_weight(w)), w)
+
+
+def test_groups_of_inputs_that_lie_apart() -> None:
+    """What act-order is for: large inputs in one group, small ones in the others."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 8, bias=False)
+    linear.weight.data[:, ::4] *= 100
+    order = torch.cat([torch.arange(64).view(-1, 4)[:, i] for i in range(4)]).int()
+    errors = []
+    for order_first in ({}, {"0": Order(order)}):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 8, bias=False))
+        model[0].weight.data.copy_(linear.weight)
+        bs.quantize_(model, "int4:group16:fp32", before=order_first)
+        error = model[0].dequantize_weight() - linear.weight
+        errors.append(error[:, torch.arange(64) % 4 > 0].abs().max())
+        x = torch.randn(5, 64)
+        torch.testing.assert_close(model(x), x @ model[0].dequantize_weight().T)
+    assert errors[1] < errors[0] / 10
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        torch.arange(4), torch.zeros(4, dtype=torch.int32), torch.arange(1, 5, dtype=torch.int32),
+        torch.arange(4, dtype=torch.int32).view(2, 2), torch.arange(0, dtype=torch.int32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_orders_that_are_none(order: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"expected an order \[features\] of int32 with each of 0"):
+        Order(order)

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import blockscale as bs
-from blockscale.layers.parameters import hold
-from blockscale.layers.parameters.hold import all_held
+from blockscale.layers import held_parameters
+from blockscale.layers.held_parameters import all_held
 from tests.support.saved import bits
 
 X = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
@@ -80,7 +80,7 @@ def test_copies_are_the_same_and_apart(way: str, model: nn.Module) -> None:
 def test_classes_of_held_parameters_are_made_again(model: nn.Module, monkeypatch) -> None:
     """As in another process: they exist in no module by name."""
     data, expected = pickle.dumps(model), model(X)
-    monkeypatch.setattr(hold, "_classes", {})
+    monkeypatch.setattr(held_parameters, "_classes", {})
     other = pickle.loads(data)
     assert type(other[0].self_attn) is not type(model[0].self_attn)
     assert type(other[0].self_attn).__name__ == "MultiheadAttention"

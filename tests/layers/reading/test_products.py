@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.catalog import CATALOG
+from blockscale.core.parse import CATALOG
 from blockscale.layers.reading import products
 from blockscale.layers.reading.source import Source
 from blockscale.layers.store import QWeight
-from blockscale.ops.pieces import stack
+from blockscale.ops import pieces
 from tests.layers.reading.models import pair
 
 X, IMAGE = torch.randn(3, 5, 64), torch.randn(2, 4, 6, 6)
@@ -43,7 +43,7 @@ def test_products_meet_our_kernels(call: str, grad: bool, monkeypatch: pytest.Mo
         model, plain = pair("mxfp4")
     calls: list[str] = []
     for name in ("linear", "embedding", "conv", "conv_transpose"):
-        where: Any = stack if name == "linear" else products
+        where: Any = pieces if name == "linear" else products
         monkeypatch.setattr(where, name, partial(counted, calls, name, getattr(where, name)))
     monkeypatch.setattr(Source, "floats", refused)
     with torch.set_grad_enabled(grad):

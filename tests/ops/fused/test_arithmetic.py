@@ -87,3 +87,18 @@ CASES: dict[str, list[Case]] = {
 @every(CASES)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
+
+
+# Tensors of unequal formats that become one, against the plain composition.
+
+JOINING_CASES: dict[str, list[Case]] = {
+    "cat": [
+        Case(((4, 36), (4, 36), (4, 20)), lambda *xs, dim: torch.cat(xs, dim), {"dim": -1}),
+        Case(((4, 36), (2, 36)), lambda *xs: torch.cat(xs), rows=False),
+        Case(((4, 36),), lambda x: torch.cat([x]), name="one"),
+    ],
+    "stack": [
+        Case(((4, 36), (4, 36), (4, 36)), lambda *xs, dim: torch.stack(xs, dim), {"dim": 1}),
+        Case(((4, 20), (4, 20)), lambda *xs: torch.stack(xs), rows=False),
+    ],
+}

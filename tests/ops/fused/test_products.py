@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.layout import grouped_layout, to_stored
 from blockscale.core.operand import UNQUANTIZED, Value
-from blockscale.kernels.activations import ACTIVATIONS
+from blockscale.core.pack import grouped_layout, to_stored
+from blockscale.kernels.numbers import ACTIVATIONS
 from blockscale.ops.fused import FUSED, products
 from tests.support.fused_cases import Case, check, coded, decoded, every
 from tests.support.op_samples import bits

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockscale.core.layout import grouped_layout, to_stored
+from blockscale.core.pack import grouped_layout, to_stored
 from blockscale.ops.integer.products import conv, linear, matmul
 from tests.support.integer_oracle import INT8, LIMITS, UINT8, shifts, whole
 from tests.support.integer_oracle import ended as exactly

@@ -2,6 +2,7 @@
 """The page in headless Chromium: what a visitor can do, what it says, and what it never does."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -11,13 +12,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import blockscale as bs
+from blockscale.core.work import Progress
+from blockscale.evaluation.evaluation import Evaluation
+from blockscale.evaluation.figures import Figure
 from blockscale.reporting.model import page as making
+from blockscale.reporting.model import page as reporting
 from blockscale.reporting.model.describe import describe
 from blockscale.reporting.model.page import page
 from tests.reporting.browser.chromium import CHROMIUM, WITHOUT_GPU, opened
 
 ODD = "</script><img src=x onerror=alert(1)><!--<b>\x1b[31m\u202e&amp;"
-pytestmark = pytest.mark.xdist_group("chromium")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None,
     reason="NO CHROMIUM HERE: the report is not tested in a browser (apt install chromium)",
@@ -79,6 +84,7 @@ def hostile(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.xdist_group("chromium")
 def test_names_are_text_and_nothing_else(tmp_path):
     text = page(hostile(tmp_path))
     elements = Elements(text).seen
@@ -91,6 +97,7 @@ def test_names_are_text_and_nothing_else(tmp_path):
     assert name == ODD.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") + ".weight"
 
 
+@pytest.mark.xdist_group("chromium")
 def test_it_needs_nothing_from_elsewhere(html):
     for tag, attrs in Elements(html).seen:
         for key in ("src", "href", "action", "data", "srcset"):
@@ -103,6 +110,7 @@ def test_it_needs_nothing_from_elsewhere(html):
     assert "unsafe" not in policies[0]
 
 
+@pytest.mark.xdist_group("chromium")
 def test_pages_of_many_layers_stay_small(data):
     """The limits of a page, filled: names of 200 characters, all histograms that it may hold."""
     line = next(each for each in data["tensors"] if "codes" in each.get("histogram", {}))
@@ -113,12 +121,14 @@ def test_pages_of_many_layers_stay_small(data):
     assert len(page(data | {"tensors": many})) < 16e6
 
 
+@pytest.mark.xdist_group("chromium")
 def test_without_jinja_one_sentence_says_so(data, monkeypatch):
     monkeypatch.setattr(making, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"blockscale\[report\]"):
         page(data)
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_the_page_as_it_is_says_nothing_on_the_console(html, tmp_path):
@@ -133,6 +143,7 @@ def test_the_page_as_it_is_says_nothing_on_the_console(html, tmp_path):
     assert "CONSOLE" not in done.stderr
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_columns_sort_both_ways_by_mouse_and_by_keys(html, data, tmp_path):
@@ -160,6 +171,7 @@ def test_columns_sort_both_ways_by_mouse_and_by_keys(html, data, tmp_path):
     assert seen["tag"] == "BUTTON"  # which Tab reaches and Enter presses
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_layers_are_filtered_and_chosen(html, data, tmp_path):
@@ -198,6 +210,7 @@ def test_layers_are_filtered_and_chosen(html, data, tmp_path):
     assert (seen["focus"], seen["selected"]) == (3, 1)
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_charts_tell_what_is_under_the_pointer(html, data, tmp_path):
@@ -249,6 +262,7 @@ def test_charts_tell_what_is_under_the_pointer(html, data, tmp_path):
     assert '{"weight": "mxfp8"}' in seen["recipe"]
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize("many", [False, True])
@@ -281,6 +295,7 @@ def test_a_phone_scrolls_one_way(html, data, tmp_path, many):
     assert seen["label"] == '"size"'
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_it_is_dark_where_the_system_is(html, tmp_path):
@@ -299,6 +314,7 @@ def test_it_is_dark_where_the_system_is(html, tmp_path):
     assert light(bright["ink"]) < 60 < 180 < light(bright["ground"])
 
 
+@pytest.mark.xdist_group("chromium")
 @pytest.mark.slow
 @needs_chromium
 def test_hostile_names_are_shown_and_do_nothing(tmp_path):
@@ -313,5 +329,75 @@ def test_hostile_names_are_shown_and_do_nothing(tmp_path):
     assert seen["row"].startswith("</script><img src=x")
 
 
+@pytest.mark.xdist_group("chromium")
 def test_chromium_is_looked_for():
     assert CHROMIUM is None or shutil.which(CHROMIUM)
+
+
+# `bs.report`: what it writes, and what it leaves as it was.
+
+
+def test_a_page_appears_whole(model, source, tmp_path):
+    out = tmp_path / "report.html"
+    data = bs.report(model, out, source=source)
+    text = out.read_text()
+    assert text.startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    assert data["model"]["files"][0]["sha256"] in text
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_stopped_it_leaves_what_was_there(model, tmp_path):
+    class Stop(Progress):
+        def advance(self, name="", amount=1):
+            raise KeyboardInterrupt
+
+    out = tmp_path / "report.html"
+    out.write_text("mine")
+    with pytest.raises(KeyboardInterrupt):
+        bs.report(model, out, progress=Stop())
+    assert out.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_errors_come_before_the_work(model, search, tmp_path, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("it began to work")
+
+    monkeypatch.setattr(reporting, "describe", never)
+    with pytest.raises(ValueError, match="create it first"):
+        bs.report(model, tmp_path / "no" / "report.html")
+    with pytest.raises(ValueError, match="is a directory"):
+        bs.report(model, tmp_path)
+    with pytest.raises(ValueError, match="both searches"):
+        bs.report(search, search=search)
+    monkeypatch.setattr(making, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="jinja2"):
+        bs.report(model, tmp_path / "report.html")
+
+
+def test_a_search_alone(search, tmp_path):
+    data = bs.report(search, tmp_path / "s.html")
+    assert len(data["search"]["points"]) == 3
+    assert "chart-pareto" in (tmp_path / "s.html").read_text()
+
+
+def test_an_evaluation_stands_on_the_page(model, tmp_path):
+    path, out = tmp_path / "e.json", tmp_path / "report.html"
+    figures = {"loss added": Figure(0.12346, 0.01, 16, 8176.0), "kl": Figure(0.5, math.nan, 1, 9.0)}
+    Evaluation("next-token", figures).save(path)
+    data = bs.report(model, out, evaluation=path)
+    assert data["evaluation"]["loss added"]["mean"] == 0.12346
+    text = out.read_text()
+    assert ">0.1235<" in text and ">–<" in text
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no evaluation"):
+        bs.report(model, tmp_path / "other.html", evaluation=path)
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(bs.FileError, match="unrecognised checkpoint format"):
+        bs.report(tmp_path / "empty", tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()

@@ -8,10 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.learned.samples import Row, Sample, Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight, Rates
-from blockscale.core.work.progress import Progress
+from blockscale.calibration.algorithms.mse import MSE
+from blockscale.calibration.algorithms.search import Search
+from blockscale.core.format import Format
+from blockscale.core.work import Progress
+from blockscale.ops.batching import within_rows
+from blockscale.ops.quantize import quantize
+from blockscale.ops.tensor import QTensor
 
 Values = Mapping[str, Tensor]  # {plan.name: what the codes of its weight mean}
 Error = Callable[[Stage, Values, Sample], Tensor]  # a number that should be small
@@ -146,3 +153,60 @@ def _evenly(samples: Samples, positions: int) -> list[Row]:
     """Rows of about so many positions, from the first to the last."""
     every = sum(map(samples.positions, samples.rows))
     return samples.rows[:: max(every // positions, 1)]
+
+
+# Which of several codes leave the least error, without measuring hopeless ones to the end.
+
+HOPELESS = 1.5  # times the least error so far
+
+
+def least(
+    stage: Stage,
+    candidates: Mapping[str, Mapping[str, QTensor]],
+    samples: Samples,
+    positions: int,
+    error: Error = squared_error,
+) -> str:
+    """The candidate with the least error over all samples; of equal ones the first.
+
+    They are measured about `positions` at a time. One with HOPELESS times the least error of what
+    was measured so far drops out; if one is left, that is it.
+    """
+    errors = dict.fromkeys(candidates, 0.0)
+    values = {
+        kind: {name: q.dequantize() for name, q in codes.items()}
+        for kind, codes in candidates.items()
+    }
+    for rows in samples.in_order(positions):
+        for kind in errors:
+            errors[kind] += error_over(stage, values[kind], samples, rows, error)
+        best = min(errors.values())
+        errors = {kind: each for kind, each in errors.items() if each <= HOPELESS * best}
+        if len(errors) == 1:
+            break
+    return min(errors, key=errors.__getitem__)
+
+
+# Where learned rounding begins, and what it must not be worse than.
+
+STARTS = ("gptq", "search", "mse", "absmax")
+
+
+def start_of(
+    kind: str, weight: Tensor, fmt: Format, gram: Tensor | None, layer: str
+) -> tuple[QTensor, list[str]]:
+    """A weight [n, k] float32 by one of STARTS -> its codes, and notes; by a simpler one where that
+    one cannot serve the format, or knows nothing of the inputs."""
+    if kind == "absmax" or fmt.element.learned:  # a table is learned with the codes themselves
+        return quantize(weight, fmt), []
+    if kind == "gptq" and gram is not None and _in_columns(weight, fmt):
+        return GPTQ().quantize(weight, fmt, gram, layer)
+    if kind == "search" and gram is not None:
+        return Search().quantize(weight, fmt, gram, layer)
+    return MSE().quantize(weight, fmt, None, layer)
+
+
+def _in_columns(weight: Tensor, fmt: Format) -> bool:
+    """Whether columns can be rounded one after the other: no block over the flattened weight ends
+    within a row."""
+    return not (fmt.block.flat and within_rows(fmt, weight.shape).block.flat)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from blockscale.calibration.blocks.calls import first_tensor
-from blockscale.calibration.blocks.task import BlockTask, Call
-from blockscale.calibration.layer_rows import seen_by
-from blockscale.core.layout import from_stored, of_convolution
+from blockscale.calibration.blocks.calls import BlockTask, Call, first_tensor
+from blockscale.calibration.input_stats import seen_by
+from blockscale.core.pack import from_stored, of_convolution
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import Supplied

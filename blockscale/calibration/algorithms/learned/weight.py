@@ -9,19 +9,112 @@ whatever element; offsets begin at the codes of another algorithm; and factors m
 is stored, so that of powers of two they move exponents.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from blockscale.calibration.algorithms.block_scales import spread_outer
-from blockscale.calibration.algorithms.learned.cells import Cells
-from blockscale.calibration.algorithms.learned.direction import Direction
-from blockscale.calibration.algorithms.learned.grids import grid_of
-from blockscale.calibration.algorithms.learned.ranges import BlockRanges
+from blockscale.calibration.algorithms.block_scales import block_sums, spread_outer
+from blockscale.calibration.algorithms.learned.grids import BlockRanges, grid_of
 from blockscale.core import reference
+from blockscale.core.block import WHOLE, Block
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
+
+# A weight seen so that its blocks' scales broadcast, without a copy of them for each element.
+
+
+class Cells:
+    """Views of tensors of one shape, in which one number per block broadcasts.
+
+    Where blocks divide the shape, dimension i becomes [blocks, size], and scales get dimensions of
+    one; else the view is the tensor itself, and scales are repeated.
+    """
+
+    def __init__(self, shape: tuple[int, ...], block: Block):
+        self.shape, self.block = shape, block
+        self.scale_shape = block.scale_shape(shape)
+        self._view, self._spread, self._dims = _split(shape, block)
+
+    def view(self, x: Tensor) -> Tensor:
+        """x [shape], contiguous -> the view."""
+        return x.reshape(self._view)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """A view -> [shape]."""
+        return x.reshape(self.shape)
+
+    def spread(self, scale: Tensor) -> Tensor:
+        """One number per block [scale's shape] -> what broadcasts to the view."""
+        return scale.reshape(self._spread) if self._dims else self.block.expand(scale, self.shape)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """A view -> its sum over each block [scale's shape]."""
+        if not self._dims:
+            return block_sums(x, self.block) if x.ndim == 2 else self._summed(x)
+        return x.sum(self._dims).reshape(self.scale_shape)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        places = torch.arange(prod(self.scale_shape), device=x.device).reshape(self.scale_shape)
+        at = self.block.expand(places, self.shape).expand(self.shape)
+        sums = x.new_zeros(prod(self.scale_shape)).index_add_(0, at.reshape(-1), x.reshape(-1))
+        return sums.reshape(self.scale_shape)
+
+
+def _split(
+    shape: tuple[int, ...], block: Block
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The view's shape, that of scales in it, and which of its dimensions run inside of blocks.
+
+    No such dimensions: blocks do not divide the shape.
+    """
+    if block.flat:
+        if prod(shape) % block.flat:
+            return shape, (), ()
+        count = prod(shape) // block.flat
+        if block.strided:
+            return (block.flat, count), (1, count), (0,)
+        return (count, block.flat), (count, 1), (1,)
+    sizes = [
+        n if s == WHOLE else s for n, s in zip(shape, block.sizes_for(len(shape)), strict=True)
+    ]
+    if any(size == 0 or n % size for n, size in zip(shape, sizes, strict=True)):
+        return shape, (), ()
+    view: list[int] = []
+    scales: list[int] = []
+    for n, size in zip(shape, sizes, strict=True):
+        view += [n // size, size]
+        scales += [n // size, 1]
+    return tuple(view), tuple(scales), tuple(range(1, 2 * len(shape), 2))
+
+
+# Where one step of the descent goes: not by the gradient's sign, by its mean over the last steps.
+#
+# SignRound moves every offset by the same rate, whatever the size of its gradient (Cheng et al.
+# 2023,
+# arXiv 2309.05516, section 3.2). Here the gradients of the last steps are averaged (heavy ball,
+# Polyak 1964) and divided by their root mean square over the tensor: offsets that hardly matter
+# stay, instead of walking at random.
+
+_KEPT = 0.9  # of the mean at each step
+_LEAST = 1e-30  # so that gradients of 0 give 0
+
+
+class Direction:
+    """The mean of the gradients that one tensor has had."""
+
+    def __init__(self) -> None:
+        self._mean: Tensor | None = None
+
+    def move(self, x: Tensor, gradient: Tensor, rate: float, end: float) -> None:
+        """x -= rate · mean / its root mean square, and not beyond -end … end; in place."""
+        if self._mean is None:
+            self._mean = torch.zeros_like(gradient)
+        self._mean.lerp_(gradient, 1 - _KEPT)
+        size = self._mean.square().mean().sqrt().clamp_(min=_LEAST)
+        x.addcdiv_(self._mean, size, value=-rate).clamp_(-end, end)
+
 
 _INSIDE = 0.49  # gaps: as far as a weight may lie from the code it begins with
 

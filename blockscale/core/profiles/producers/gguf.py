@@ -2,7 +2,7 @@
 """ggml's quantizers, those of llama.cpp and the gguf package, without an importance matrix.
 
 Source: ggml-quants.c (commit d99724f2), `ggml_quantize_chunk`. Versions are those of gguf. Where a
-compiler fuses multiplications and additions (blockscale.core.profiles.encoders.compiled), ggml's
+compiler fuses multiplications and additions (blockscale.core.profiles.encoders), ggml's
 own bytes of q2_k to q6_k, iq4_nl and iq4_xs differ from these.
 """
 
@@ -15,16 +15,21 @@ from torch import Tensor
 from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.profiles.encoders import ggml_simple
-from blockscale.core.profiles.encoders.compiled import nearest_int, ordered_sum
-from blockscale.core.profiles.encoders.ggml_k import KType
-from blockscale.core.profiles.encoders.ggml_search import NOTHING, Trials
-from blockscale.core.profiles.encoders.largest import first_largest
-from blockscale.core.profiles.encoders.super_blocks import SUPER, Parts, by_super_block, half
+from blockscale.core.profiles import ggml
+from blockscale.core.profiles.encoders import (
+    SUPER,
+    Parts,
+    by_super_block,
+    first_largest,
+    half,
+    nearest_int,
+    ordered_sum,
+)
+from blockscale.core.profiles.ggml import NOTHING, KType, Trials
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.reference import QParams, widen
 from blockscale.core.rounding import nearest_even
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 # ggml's IQ4_NL and IQ4_XS: the scale whose codes of a table fit best, of 16 (ggml-quants.c).
 
@@ -124,14 +129,14 @@ def _ruled() -> Iterator[Profile]:
     yield _profile("q4_0", "int4:group32:fp16:full", levels=-8.0, **_FROM_LARGEST)
     yield _profile("q5_0", "int5:group32:fp16:full", levels=-16.0, **_FROM_LARGEST)
     for name, spelling, encoder in (
-        ("q4_1", "uint4:group32:fp16:offset", ggml_simple.with_minimum),
-        ("q5_1", "uint5:group32:fp16:offset", ggml_simple.with_minimum),
-        ("q1_0", "binary:group128:fp16", ggml_simple.signs),
-        ("q2_0", "uint2:group64:fp16:asym", ggml_simple.ternary),
-        ("tq1_0", "ternary:group256:fp16", ggml_simple.ternary),
-        ("tq2_0", "ternary:group256:fp16", ggml_simple.ternary),
-        ("mxfp4", "e2m1:group32:e8m0/given", ggml_simple.mxfp4),
-        ("nvfp4", "e2m1:group16:e4m3", ggml_simple.nvfp4),
+        ("q4_1", "uint4:group32:fp16:offset", ggml.with_minimum),
+        ("q5_1", "uint5:group32:fp16:offset", ggml.with_minimum),
+        ("q1_0", "binary:group128:fp16", ggml.signs),
+        ("q2_0", "uint2:group64:fp16:asym", ggml.ternary),
+        ("tq1_0", "ternary:group256:fp16", ggml.ternary),
+        ("tq2_0", "ternary:group256:fp16", ggml.ternary),
+        ("mxfp4", "e2m1:group32:e8m0/given", ggml.mxfp4),
+        ("nvfp4", "e2m1:group16:e4m3", ggml.nvfp4),
     ):
         yield _profile(name, spelling, encoder=encoder)
 

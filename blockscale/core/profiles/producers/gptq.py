@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.profiles.encoders.in_blocks import in_blocks, put_back, whole
+from blockscale.core.profiles.encoders import in_blocks, put_back, whole
 from blockscale.core.profiles.knobs import Encoder, Profile
 from blockscale.core.reference import QParams, widen
 

@@ -19,7 +19,7 @@ from blockscale.core.arithmetic.bits import FLT_MIN, pow2
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.profiles.encoders.in_blocks import Padded, in_blocks, put_back
+from blockscale.core.profiles.encoders import Padded, in_blocks, put_back
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.reference import QParams, widen
 from blockscale.core.rounding import nearest_even

@@ -13,11 +13,11 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.profiles.codes import first_of_equals
-from blockscale.core.profiles.encoders.in_blocks import in_blocks, put_back, whole
+from blockscale.core.profiles.encoders import in_blocks, put_back, whole
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.reference import QParams, widen
 from blockscale.core.rounding import nearest_even
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 _VERSION = "0.32.4"
 _LEAST = 1e-7

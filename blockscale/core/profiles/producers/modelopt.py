@@ -10,11 +10,11 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.profiles.encoders.in_blocks import in_blocks, put_back, whole
+from blockscale.core.profiles.encoders import in_blocks, put_back, whole
 from blockscale.core.profiles.knobs import Encoder, Profile
 from blockscale.core.reference import QParams, widen
 from blockscale.core.rounding import nearest_even
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 
 _LEAST_E4M3 = 2.0**-9
 _MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between the magnitudes of e2m1

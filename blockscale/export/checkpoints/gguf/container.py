@@ -12,8 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import FileError, open_regular, quoted
 
 MAGIC = b"GGUF"
 LARGEST = 1 << 28  # bytes of keys, values and tensors' names; tokenizers take a few MB

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 
 NEEDED = object()  # of a key without which there is no model
 

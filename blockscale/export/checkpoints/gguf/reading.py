@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.files import FileError, open_regular
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf import records
 from blockscale.export.checkpoints.gguf.blocks import (

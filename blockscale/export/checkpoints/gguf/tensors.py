@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Stored
 from blockscale.export.checkpoints.gguf.families import FAMILIES, Family, of_metadata
 from blockscale.export.checkpoints.regrouped import Piece

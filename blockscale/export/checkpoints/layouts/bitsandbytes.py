@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.elements.codebook import book, named
-from blockscale.core.untrusted.json_text import json_object, parse_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.export.checkpoints import words
 from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
 from blockscale.files.metadata import FileError

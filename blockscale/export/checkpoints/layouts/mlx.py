@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints import words
 from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.layout import Found, Kinds, Read, Weight
 
 PRODUCER = "a layout that is not read"

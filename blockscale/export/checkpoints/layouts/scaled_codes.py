@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 

@@ -10,7 +10,7 @@ from torch import Tensor as Values
 from blockscale.core.format import Format
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.onnx.scales import DTYPES, ScaleParts
 from blockscale.export.checkpoints.onnx.tensors import Model, Tensor, read_model

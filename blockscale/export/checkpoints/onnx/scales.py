@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from blockscale.export.auditing.onnx_nodes import Node
+from blockscale.export.auditing.onnx_file import Node
 from blockscale.export.checkpoints.onnx.tensors import Model, Tensor
 
 _FLOATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from blockscale.core.untrusted.names import LONGEST, quoted
+from blockscale.core.untrusted import LONGEST, quoted
 from blockscale.export.auditing import protobuf
-from blockscale.export.auditing.limits import Budget, DamagedError, opened
-from blockscale.export.auditing.onnx_file import TYPES, node, outside
-from blockscale.export.auditing.onnx_nodes import Graph, Node
+from blockscale.export.auditing.entries import Budget, DamagedError, opened
+from blockscale.export.auditing.onnx_file import TYPES, Graph, Node, node, outside
 from blockscale.export.checkpoints.places import Place
 from blockscale.files.metadata import FileError
 

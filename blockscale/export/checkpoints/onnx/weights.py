@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from blockscale.export.auditing.onnx_nodes import Node
+from blockscale.export.auditing.onnx_file import Node
 from blockscale.export.checkpoints.onnx.scales import ScaleParts, scale_of
 from blockscale.export.checkpoints.onnx.tensors import Model, Tensor
 

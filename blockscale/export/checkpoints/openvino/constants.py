@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockscale.core.element import Element
 from blockscale.core.pack import pack
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.openvino.graph import Layer, number, sizes
 from blockscale.export.checkpoints.places import Place, packed_rows
 

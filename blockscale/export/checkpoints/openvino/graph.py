@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from xml.parsers import expat
 
-from blockscale.core.untrusted.files import FileError, read_regular
-from blockscale.core.untrusted.names import LONGEST, quoted
+from blockscale.core.untrusted import LONGEST, FileError, quoted, read_regular
 
 LARGEST = 1 << 28  # bytes of an .xml; one of a thousand layers has 5 MB
 _LAYERS, _DEEPEST, _EDGES = 1_000_000, 100, 4_000_000

@@ -12,7 +12,7 @@ from torch import Tensor
 from blockscale.core.elements import read_element
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.openvino.constants import (
     DTYPES,

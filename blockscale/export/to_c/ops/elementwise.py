@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from blockscale.export.to_c.text import head, loops
-from blockscale.export.to_c.values import Access
+from blockscale.export.to_c.text import Access, head, loops
 from blockscale.export.to_c.writer import End, Writer, kind_of, less
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from blockscale.export.to_c.text import head, loops, number
-from blockscale.export.to_c.values import Access, Array
+from blockscale.export.to_c.text import Access, Array, head, loops, number
 from blockscale.export.to_c.writer import End, Writer, less
 from blockscale.ops.integer.norms import FRACTION as _UNIT
 from blockscale.ops.integer.softmax import FRACTION

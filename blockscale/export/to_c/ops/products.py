@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.core.layout import from_stored, grouped_layout
-from blockscale.export.to_c.text import head, loops
-from blockscale.export.to_c.values import Access, numbers
+from blockscale.core.pack import from_stored, grouped_layout
+from blockscale.export.to_c.text import Access, head, loops, numbers
 from blockscale.export.to_c.writer import End, Writer, kind_of, less
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from blockscale.export.to_c.text import head, loops
-from blockscale.export.to_c.values import C_TYPES, Access, strides_of
+from blockscale.export.to_c.text import C_TYPES, Access, head, loops, strides_of
 from blockscale.export.to_c.writer import End, Writer, less
 
 

@@ -2,20 +2,94 @@
 """A GGUF file that is written a tensor at a time, each in its place."""
 
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.export.checkpoints.gguf.blocks import GRIDS, PLAIN, TYPES
 from blockscale.export.checkpoints.gguf.together import blocks_of
-from blockscale.export.writers.gguf_files.head import Place, lay_out
 from blockscale.export.writers.producers.gguf import kind_of
 from blockscale.export.writers.writer import Planned
 from blockscale.files.stream import bytes_of
 from blockscale.ops.tensor import QTensor
+
+# The first bytes of a GGUF file, version 3 (ggml's docs/gguf.md): keys, values, tensors.
+
+ALIGNMENT = 32
+STRING, ARRAY = 8, 9
+_LETTERS = {
+    "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
+    "bool": (7, "?"), "u64": (10, "Q"),
+}  # fmt: skip
+
+
+class Value(NamedTuple):
+    """A value with its type: "u8" to "u64", "i32", "f32", "bool", "text", or lists of these."""
+
+    kind: str
+    value: Any
+
+
+class Place(NamedTuple):
+    """A tensor in the file. shape: outermost dimension first; start: in the file."""
+
+    shape: tuple[int, ...]
+    number: int
+    nbytes: int
+    start: int = 0
+
+
+def encoded(value: Value) -> bytes:
+    """A value's type and bytes."""
+    kind, what = value
+    if not isinstance(what, list):
+        return struct.pack("<I", _number(kind)) + _plain(kind, what)
+    start = struct.pack("<IIQ", ARRAY, _number(kind), len(what))
+    return start + b"".join(_plain(kind, each) for each in what)
+
+
+def _number(kind: str) -> int:
+    return STRING if kind == "text" else _LETTERS[kind][0]
+
+
+def _plain(kind: str, what: Any) -> bytes:
+    if kind == "text":
+        return text(what)
+    return struct.pack("<" + _LETTERS[kind][1], what)
+
+
+def text(what: str) -> bytes:
+    """A text's length and bytes; what was no UTF-8 when it was read is the same again."""
+    data = what.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(data)) + data
+
+
+def lay_out(
+    metadata: Mapping[str, bytes], tensors: Mapping[str, Place], step: int = ALIGNMENT
+) -> tuple[bytes, dict[str, Place]]:
+    """The file's first bytes, up to the first tensor, and where each tensor goes.
+
+    metadata: {key: what `encoded` gave, or a file's own bytes}; step: general.alignment
+    """
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    head += [text(key) + data for key, data in metadata.items()]
+    starts, end = {}, 0
+    for name, (shape, number, nbytes, _) in tensors.items():
+        starts[name] = end
+        dims: Sequence[int] = tuple(reversed(shape))
+        place = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, end)
+        head.append(text(name) + place)
+        end += -(-nbytes // step) * step
+    start = b"".join(head)
+    start += bytes(-len(start) % step)
+    placed = {n: each._replace(start=len(start) + starts[n]) for n, each in tensors.items()}
+    return start, placed
+
 
 _GRIDS = {name: (number, each, size) for number, (name, each, size) in GRIDS.items()}
 _PLAIN = {dtype: (name, number) for name, (number, dtype) in PLAIN.items()}
@@ -125,3 +199,86 @@ def rope_factors(rope: Mapping[str, float], size: int) -> Tensor:
             smooth = (old / length - low) / (high - low)
             found.append(1 / ((1 - smooth) / factor + smooth))
     return torch.tensor(found, dtype=torch.float32)
+
+
+# A model in several GGUF files, as llama.cpp's gguf-split lays them out and its loader finds them.
+#
+# NAME-00001-of-00003.gguf has the metadata, each file `split.no`, `split.count` and
+# `split.tensors.count` (of all files together), by which programs know what belongs together.
+
+_MOST = 2**16 - 1  # split.count is a u16
+_IN_EACH = ("general.alignment",)  # each file's head says where its own tensors lie
+
+
+class SplitGGUF:
+    """Files of at most so many bytes of tensors. `write` each tensor once; `close` ends them."""
+
+    def __init__(  # noqa: PLR0913 - as GGUFFile, and where it is split
+        self,
+        folder: Path,
+        name: str,
+        tensors: Sequence[Planned],
+        metadata: Mapping[str, bytes],
+        step: int,
+        kinds: Mapping[str, str],
+        size: int,
+    ):
+        """Write all heads and reserve the space.
+
+        name: what the files' names begin with; size: bytes of tensors in a file, but for a tensor
+        that is larger. Raises ValueError for more files than the format can count.
+        """
+        shards = parted(tensors, kinds, size)
+        if len(shards) > _MOST:
+            raise ValueError(
+                f"{len(shards)} files of {size} bytes are more than the {_MOST} that GGUF "
+                "allows: choose a larger --shard-size"
+            )
+        self._files: dict[str, GGUFFile] = {}
+        self._all: list[GGUFFile] = []
+        paths = [
+            folder / f"{name}-{i:05}-of-{len(shards):05}.gguf" for i in range(1, len(shards) + 1)
+        ]
+        self.first = paths[0]
+        own = {key: data for key, data in metadata.items() if key in _IN_EACH}
+        try:
+            for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
+                told = {
+                    "split.no": encoded(Value("u16", i)),
+                    "split.count": encoded(Value("u16", len(shards))),
+                    "split.tensors.count": encoded(Value("i32", len(tensors))),
+                }
+                made = GGUFFile(path, shard, (own if i else dict(metadata)) | told, step, kinds)
+                self._all.append(made)
+                self._files |= {each.name: made for each in shard}
+        except BaseException:
+            self.abandon()
+            raise
+
+    def write(self, name: str, value: QTensor | Tensor) -> None:
+        """One tensor of the plan."""
+        self._files[name].write(name, value)
+
+    def close(self) -> None:
+        """Have everything on the disk."""
+        for file in self._all:
+            file.close()
+
+    def abandon(self) -> None:
+        """Give the files back."""
+        for file in self._all:
+            file.abandon()
+
+
+def parted(tensors: Sequence[Planned], kinds: Mapping[str, str], size: int) -> list[list[Planned]]:
+    """Tensors in their order, as many together as `size` bytes hold, and at least one."""
+    shards: list[list[Planned]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        nbytes = size_of(tensor, kinds.get(tensor.name, ""))
+        if shards[-1] and filled + nbytes > size:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += nbytes
+    return shards

@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blockscale.core.untrusted.files import FileError, read_regular
-from blockscale.export.auditing.limits import Budget, DamagedError
+from blockscale.core.untrusted import FileError, read_regular
+from blockscale.export.auditing.entries import Budget, DamagedError
 from blockscale.export.auditing.protobuf import Fields, fields, messages
 from blockscale.export.auditing.protobuf import number as whole_number
-from blockscale.export.writers.gguf_files.head import Value
-from blockscale.export.writers.gguf_files.merges import joined_besides, merges_of, order_of
+from blockscale.export.writers.gguf_files.file import Value
 from blockscale.export.writers.gguf_files.pretokenizers import always, flat, not_normalized
 from blockscale.export.writers.gguf_files.special_tokens import read_object
 from blockscale.export.writers.gguf_files.vocabulary import (
@@ -33,6 +32,9 @@ from blockscale.export.writers.gguf_files.vocabulary import (
     Keys,
     Vocabulary,
     added_of,
+    joined_besides,
+    merges_of,
+    order_of,
     tokens_of,
 )
 

@@ -10,9 +10,9 @@ same.
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.core.untrusted.names import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quoted, shown
 from blockscale.export.checkpoints.gguf.families import Family
-from blockscale.export.writers.gguf_files.head import Value
+from blockscale.export.writers.gguf_files.file import Value
 
 # {key: what it is where it changes nothing}; of families whose keys it is, it is none of these
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

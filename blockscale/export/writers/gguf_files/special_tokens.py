@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.export.writers.gguf_files.head import Value
+from blockscale.core.untrusted import json_object, read_json
+from blockscale.export.writers.gguf_files.file import Value
 from blockscale.export.writers.gguf_files.pretokenizers import flat
 from blockscale.export.writers.gguf_files.vocabulary import Vocabulary
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted.json_text import json_object, read_json
-from blockscale.export.writers.gguf_files.head import Value
-from blockscale.export.writers.gguf_files.merges import Pair, merges_of, whole_words_differ
+from blockscale.core.untrusted import json_object, read_json
+from blockscale.export.writers.gguf_files.file import Value
 from blockscale.export.writers.gguf_files.pretokenizers import (
     always,
     flat,
@@ -30,9 +29,12 @@ from blockscale.export.writers.gguf_files.special_tokens import special_keys
 from blockscale.export.writers.gguf_files.vocabulary import (
     SPACE,
     Keys,
+    Pair,
     Vocabulary,
     added_of,
+    merges_of,
     tokens_of,
+    whole_words_differ,
 )
 
 _MOST = 1 << 28  # bytes of tokenizer.json

@@ -16,7 +16,7 @@ from torch import Tensor
 from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.export.writers.writer import (
     Json,
     Kind,

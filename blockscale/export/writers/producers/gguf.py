@@ -10,7 +10,7 @@ from blockscale.core.format import Format
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
 from blockscale.core.profiles import profile
-from blockscale.core.weights.scheme import for_rows
+from blockscale.core.weight_scheme import for_rows
 from blockscale.export.checkpoints.gguf.blocks import TYPES, scale_of
 from blockscale.export.checkpoints.gguf.together import blocks_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer

@@ -11,8 +11,7 @@ from torch import Tensor, fx
 from blockscale.graph.constants import get, is_constant
 from blockscale.graph.lowering.integers.builder import Sum
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.names import described
-from blockscale.graph.nodes import aten, calls, value
+from blockscale.graph.nodes import aten, calls, described, value
 from blockscale.ops.integer import INTEGER_OPS
 from blockscale.ops.integer.powers import terms
 

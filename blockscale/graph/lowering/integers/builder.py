@@ -22,8 +22,7 @@ from blockscale.graph.lowering.integers.fixed import (
     int32,
     sums,
 )
-from blockscale.graph.names import scope
-from blockscale.graph.nodes import call
+from blockscale.graph.nodes import call, scope
 from blockscale.ops.integer import INTEGER_OPS
 
 if TYPE_CHECKING:

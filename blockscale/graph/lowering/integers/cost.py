@@ -19,8 +19,7 @@ from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.graph.constants import get
 from blockscale.graph.lowering.integers.audit import LAYERS, name_of
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.names import described
-from blockscale.graph.nodes import shape, value
+from blockscale.graph.nodes import described, shape, value
 from blockscale.ops.integer import INTEGER_OPS
 from blockscale.ops.integer.powers import terms
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from blockscale.core.recipe import Recipe
-from blockscale.graph.names import op_name
-from blockscale.graph.nodes import aten, calls
+from blockscale.graph.nodes import aten, calls, op_name
 from blockscale.graph.program import Program, imported
 
 _WIDE = ("add", "sub", "layer_norm", "rms_norm")  # residuals, which go through the whole network

@@ -14,13 +14,13 @@ from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.lowering.integers.rules import rules
 from blockscale.graph.lowering.integers.rules.joins import joined
-from blockscale.graph.names import described
 from blockscale.graph.nodes import (
     aten,
     bound,
     call,
     calls,
     dequantize_of,
+    described,
     ours,
     quantize_of,
     value,

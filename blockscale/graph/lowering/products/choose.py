@@ -5,7 +5,7 @@
 quantizing of x included: {processor: {"x|weight|y|activation": {"rows,n,k": {way: ms}}}}. This
 writes it:
 
-    python -m blockscale.graph.lowering.products.measure
+    python -m blockscale.graph.lowering.products.timing
 """
 
 import json

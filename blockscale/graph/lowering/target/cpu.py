@@ -3,12 +3,19 @@
 
 from torch import fx
 
-from blockscale.graph.lowering import attention, residual
+from blockscale.graph.lowering import residual
+from blockscale.graph.lowering import residual as attention
 from blockscale.graph.lowering.kernels import kernel_way, misses
 from blockscale.graph.lowering.products.choose import Times, choose
-from blockscale.graph.lowering.products.product import Product, parts_of, product_of
+from blockscale.graph.lowering.products.product import (
+    Product,
+    Quantized,
+    parts_of,
+    product_of,
+    refused,
+    rewrite,
+)
 from blockscale.graph.lowering.products.timing import timed
-from blockscale.graph.lowering.products.ways import Quantized, refused, rewrite
 from blockscale.graph.lowering.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 
@@ -28,8 +35,8 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
 
     measure: time the ways of each linear layer here and now, instead of looking them up
     """
-    attention.run(graph, "cpu")
-    residual.run(graph, "cpu")
+    attention.lower_attention(graph, "cpu")
+    residual.lower_residual_norms(graph, "cpu")
     found: list[Way] = []
     quantized: Quantized = {}
     times: dict[Product, Times] = {}

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.graph.lowering.kernels import kernel_way, misses
-from blockscale.graph.lowering.products.product import parts_of
-from blockscale.graph.lowering.products.ways import inside, rewrite
+from blockscale.graph.lowering.products.product import inside, parts_of, rewrite
 from blockscale.graph.lowering.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 

@@ -9,7 +9,7 @@ last bits.
 from torch import fx
 
 from blockscale.graph.lowering.decompose import Decomposer
-from blockscale.graph.lowering.pinned import pinned
+from blockscale.graph.lowering.kernels import pinned
 from blockscale.graph.lowering.way import Way, of_ours, way
 
 

@@ -7,8 +7,8 @@ from blockscale.graph import passes
 from blockscale.graph.lowering.integers.audit import SUMS, check
 from blockscale.graph.lowering.integers.walk import translate
 from blockscale.graph.lowering.way import Way
-from blockscale.graph.names import described, scope
-from blockscale.graph.state import note, state
+from blockscale.graph.nodes import described, scope
+from blockscale.graph.pickled import note, state
 
 
 def unavailable() -> str | None:

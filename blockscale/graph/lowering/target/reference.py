@@ -3,7 +3,7 @@
 
 from torch import fx
 
-from blockscale.graph.lowering.pinned import pinned
+from blockscale.graph.lowering.kernels import pinned
 from blockscale.graph.lowering.way import Way, of_ours, way
 
 

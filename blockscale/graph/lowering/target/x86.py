@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from blockscale.graph.lowering import attention, onednn, residual
+from blockscale.graph.lowering import onednn, residual
+from blockscale.graph.lowering import residual as attention
 from blockscale.graph.lowering.kernels import kernel_way, misses
-from blockscale.graph.lowering.products.product import parts_of
-from blockscale.graph.lowering.products.ways import Quantized, refused, rewrite
+from blockscale.graph.lowering.products.product import Quantized, parts_of, refused, rewrite
 from blockscale.graph.lowering.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 
@@ -34,8 +34,8 @@ def supports(node: fx.Node) -> str | None:
 
 def run(graph: fx.GraphModule) -> list[Way]:
     """Linear layers become oneDNN's where it takes them; the rest stays on our kernels."""
-    attention.run(graph, "cpu")
-    residual.run(graph, "cpu")
+    attention.lower_attention(graph, "cpu")
+    residual.lower_residual_norms(graph, "cpu")
     found: list[Way] = []
     quantized: Quantized = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:

@@ -4,15 +4,100 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
+from blockscale.graph.constants import get, is_constant, same
 from blockscale.graph.nodes import arguments, aten, call, known, shape
 from blockscale.graph.passes.moves.blocks import named
 from blockscale.graph.passes.moves.parts import changed, dim_of, of_block, outer_of_rank, row_of
+from blockscale.ops import primitives
+
+# Joining and padding of codes.
+
+
+def joined(graph: fx.GraphModule, node: fx.Node, each: Sequence[Operand]) -> Operand | None:
+    """What aten.cat makes of codes; None if the formats differ, a block would reach over a seam, or
+    one scale would have to be two."""
+    first, sizes = each[0], shape(node)
+    if sizes is None or any(one.fmt != first.fmt for one in each):
+        return None
+    fmt, rank = parse(first.fmt), len(sizes)
+    dim = int(arguments(node)["dim"] or 0) % rank
+    along = fmt.block.sizes_for(rank)[dim]
+    inputs = [shape(one) or () for one in node.args[0]]  # type: ignore[union-attr]
+    if dim == rank - 1 and fmt.bits not in (8, 16):
+        rows = [own[-1] for own in inputs[:-1]]
+        if not all(isinstance(n, int) and n * fmt.bits % 8 == 0 for n in rows):
+            return None
+    if along not in (1, WHOLE) and not all(known(own[dim] % along == 0) for own in inputs[:-1]):
+        return None
+    if not all(same(graph, one.outer, first.outer) for one in each):  # type: ignore[arg-type]
+        return None
+
+    def together(parts: Sequence[Any]) -> Any:
+        return call(graph, aten.cat.default, (list(parts), dim), like=node)
+
+    row = row_of(node, inputs[0], first.size)
+    if row is None:
+        row = call(graph, aten.sym_size.int, (node, rank - 1), like=node.next)
+    if along == WHOLE:
+        if not all(_same_scales(graph, one, first) for one in each):
+            return None
+        return first._replace(codes=together([one.codes for one in each]), size=row)
+    zero = first.zero_point and together([one.zero_point for one in each])
+    return first._replace(
+        codes=together([one.codes for one in each]),
+        scale=together([one.scale for one in each]),
+        zero_point=zero,
+        size=row,
+    )
+
+
+def _same_scales(graph: fx.GraphModule, a: Operand, b: Operand) -> bool:
+    pairs = ((a.scale, b.scale), (a.zero_point, b.zero_point))
+    return all(same(graph, x, y) for x, y in pairs)  # type: ignore[arg-type]
+
+
+def padded(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
+    """What padding with zeros makes of codes that have one scale, a constant: more codes of 0."""
+    fmt, given = parse(coded.fmt), arguments(node)
+    zero = _zero_code(graph, coded) if given["value"] in (None, 0) else None
+    pad = given["pad"]
+    if given.get("mode", "constant") != "constant" or zero is None:
+        return None
+    if fmt.block.name != "tensor" or not all(isinstance(n, int) for n in pad):
+        return None
+    if fmt.bits not in (8, 16) and (any(pad[:2]) or zero):
+        return None
+    row = row_of(node, shape(node.args[0]) or (), coded.size)
+    args = (coded.codes, list(pad), zero)
+    codes: Any = call(graph, aten.constant_pad_nd.default, args, like=node)
+    return None if row is None else coded._replace(codes=codes, size=row)
+
+
+def _zero_code(graph: fx.GraphModule, coded: Operand) -> int | None:
+    """The code whose value is 0 and not -0, if the scale is known and there is one."""
+    parts = (coded.scale, coded.zero_point, coded.outer)
+    if coded.outer is not None or not all(p is None or is_constant(p) for p in parts):
+        return None
+    scale, zero, _ = (None if p is None else get(graph, p).reshape(1) for p in parts)  # type: ignore[arg-type]
+    by = (scale, zero, None, coded.fmt)
+    codes = torch.ops.blockscale.quantize.default(torch.zeros(1), *by)
+    if parse(coded.fmt).bits not in (8, 16):
+        return 0 if int(codes[0]) == 0 and _is_zero(codes, scale, zero, coded.fmt) else None
+    return int(codes[0]) if _is_zero(codes, scale, zero, coded.fmt) else None
+
+
+def _is_zero(codes: torch.Tensor, scale: Any, zero: Any, fmt: str) -> bool:
+    value = primitives.dequantize.reference(
+        Operand(codes, scale, zero, None, fmt, 1), torch.float32
+    )
+    return bool((value == 0).all() and not value.signbit().any())
 
 
 def selected(

@@ -9,7 +9,7 @@ from torch import fx
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.graph.nodes import aten, call, calls, known, shape
 from blockscale.graph.passes.channels_last import permutation
 from blockscale.graph.passes.moves.cuts import expanded, picked, selected, sliced

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
-from blockscale.core.layout import from_stored, grouped_layout
+from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.kernels.cpu.conv import CONV
 from blockscale.kernels.cpu.integer import shifted
 from blockscale.kernels.cpu.integer.ending import ended, holds, supports_sums, unshifted

@@ -12,7 +12,7 @@ from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.codebook.parts import Parts, nearest_of, parts_of
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six

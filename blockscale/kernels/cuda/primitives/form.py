@@ -11,7 +11,7 @@ from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.spec import spec
 from blockscale.kernels.operand import Device, Storage, in_order

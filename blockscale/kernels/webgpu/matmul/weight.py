@@ -14,7 +14,7 @@ from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered, plain_levels
 from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload

@@ -12,7 +12,7 @@ from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.operand import Storage
 from blockscale.kernels.webgpu.gpu.launch import Window
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload

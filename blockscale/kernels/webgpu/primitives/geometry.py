@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 
 from blockscale.core.block import Block
-from blockscale.kernels.blocks import Sizes, merged
+from blockscale.kernels.numbers import Sizes, merged
 
 DIMENSIONS = 8  # of boxes, as blocks/box has them
 _MOST = (1 << 32) - (1 << 24)  # elements: kernels count them, and a little further, in 32 bits

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
-from blockscale.kernels.blocks import merged
+from blockscale.kernels.numbers import merged
 from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
 
 Four = tuple[int, int, int, int]  # along the width, the height, the channels, the batch

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.task import BlockTask, Call
+from blockscale.calibration.blocks.calls import BlockTask, Call
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.supplied import Supplied
 

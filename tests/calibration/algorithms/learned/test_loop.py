@@ -7,17 +7,22 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.learned import loop
+from blockscale.calibration.algorithms.learned import loop as race
 from blockscale.calibration.algorithms.learned.loop import (
     Settings,
     error_over,
     learn,
+    least,
     squared_error,
+    start_of,
 )
 from blockscale.calibration.algorithms.learned.samples import Sample, Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight, Rates
-from blockscale.calibration.blocks.task import Call
+from blockscale.calibration.algorithms.mse import MSE
+from blockscale.calibration.blocks.calls import Call
 from tests.calibration.algorithms.learned.tasks import task_of, weights_of
 
 FAST = Settings(steps=60, rate=0.5, positions=48, checks=6)
@@ -126,3 +131,77 @@ def test_places_without_a_target_give_no_gradient() -> None:
     target = torch.full((1, 3, 16), torch.inf)
     loop.divergence(stage, values, Sample(Call((torch.randn(1, 3, 16),), {}), target)).backward()
     assert all(w.grad is not None and not w.grad.any() for w in values.values())
+
+
+# The least error of several codes.
+
+
+@pytest.mark.parametrize("order", [("int3", "int8", "int2"), ("int8", "int2", "int3")])
+def test_the_finest_format_wins_whatever_the_order(order: tuple[str, ...]) -> None:
+    task = task_of("int4:group8:fp32")
+    stage = Stage(task)
+    samples = Samples(task.calls, task.targets, stage.as_it_is)
+    candidates = {
+        name: {n: bs.quantize(w, f"{name}:group8:fp32") for n, w in weights_of(task).items()}
+        for name in order
+    }
+    assert least(stage, candidates, samples, 12) == "int8"
+
+
+def test_hopeless_ones_drop_out_and_near_ones_are_measured_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = task_of("int4:group8:fp32")
+    stage = Stage(task)
+    samples = Samples(task.calls, task.targets, stage.as_it_is)
+    errors = {"a": [1.0, 1.0, 9.0], "b": [1.2, 1.2, 1.2], "c": [9.0]}
+    asked: list[str] = []
+
+    def error_over(_: Stage, values: dict[str, str], *rest: object) -> float:
+        asked.append(values["x"])
+        return errors[values["x"]].pop(0)
+
+    class Named:
+        def __init__(self, name: str):
+            self.name = name
+
+        def dequantize(self) -> str:
+            return self.name
+
+    monkeypatch.setattr(race, "error_over", error_over)
+    monkeypatch.setattr(samples, "in_order", lambda _: iter([[], [], []]))
+    candidates = {name: {"x": Named(name)} for name in errors}
+    assert least(stage, candidates, samples, 12) == "b"  # type: ignore[arg-type]
+    assert asked == ["a", "b", "c", "a", "b", "a", "b"]
+
+
+# Where learned rounding begins.
+
+WEIGHT = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+GRAM = torch.diag(torch.linspace(1, 4, 16)) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "gram", "expected"),
+    [
+        ("gptq", "int4:group8:fp32", GRAM, "gptq"),
+        ("gptq", "int4:group8:fp32", None, "mse"),
+        ("gptq", "int4:flat12:fp32", GRAM, "mse"),  # its blocks end within rows
+        ("gptq", "int4:flat8:fp32", GRAM, "gptq"),
+        ("mse", "int4:group8:fp32", GRAM, "mse"),
+        ("absmax", "int4:group8:fp32", GRAM, "absmax"),
+        ("gptq", "book2:group8:fp32", GRAM, "absmax"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:no cpu kernel")
+def test_starts(kind: str, text: str, gram: torch.Tensor | None, expected: str) -> None:
+    fmt = bs.parse(text)
+    found, _ = start_of(kind, WEIGHT, fmt, gram, "layer")
+    algorithm = {"gptq": GPTQ(), "mse": MSE()}.get(expected)
+    other = (
+        bs.quantize(WEIGHT, fmt)
+        if algorithm is None
+        else algorithm.quantize(WEIGHT, fmt, gram, "layer")[0]
+    )
+    assert torch.equal(found.packed, other.packed)
+    assert torch.equal(found.qparams.scale, other.qparams.scale)

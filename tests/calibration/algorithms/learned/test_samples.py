@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.learned import samples as samples_module
 from blockscale.calibration.algorithms.learned.samples import Samples
-from blockscale.calibration.blocks.task import Call
+from blockscale.calibration.blocks.calls import Call
 
 
 def double(call: Call) -> Tensor:

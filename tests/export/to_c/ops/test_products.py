@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.core.layout import grouped_layout, to_stored
+from blockscale.core.pack import grouped_layout, to_stored
 from tests.support.c_handmade import handmade
 from tests.support.c_running import SANITIZED, check, needs_gcc
 from tests.support.integer_oracle import INT8, shifts, whole

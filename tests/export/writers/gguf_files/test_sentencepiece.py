@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from blockscale.core.untrusted.files import FileError
+from blockscale.core.untrusted import FileError
 from blockscale.export.writers.gguf_files.sentencepiece import read_pieces
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
 from tests.support.tokenizers_here import pieces

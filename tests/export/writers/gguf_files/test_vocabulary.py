@@ -2,8 +2,18 @@
 """Tokens by number: holes, doubles, added ones, and what is damaged."""
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from blockscale.export.writers.gguf_files.vocabulary import Vocabulary, added_of, tokens_of
+from blockscale.export.writers.gguf_files.vocabulary import (
+    Vocabulary,
+    added_of,
+    joined_besides,
+    merges_of,
+    order_of,
+    tokens_of,
+    whole_words_differ,
+)
 
 
 def lists(vocabulary: Vocabulary) -> tuple[list, list, list]:
@@ -47,7 +57,45 @@ def test_tokens_beyond_the_embedding_are_counted_once() -> None:
 
 def test_what_is_damaged() -> None:
     for vocab in (None, {"a": "0"}, {"a": -1}, ["a"], {"a": True}):
-        with pytest.raises(ValueError, match="its vocabulary is not an object of texts and numbers"):
+        with pytest.raises(
+            ValueError, match="its vocabulary is not an object of texts and numbers"
+        ):
             tokens_of(vocab)
     rows = [{"id": 1, "content": "a"}, {"id": -1, "content": "b"}, {"id": 2}, "c", {"id": True}]
     assert list(added_of(rows)) == [(1, "a", False)] and not list(added_of({"id": 1}))
+
+
+# The order of merges, and where llama.cpp joins what a tokenizer does not.
+
+
+def test_merges_are_texts_or_pairs() -> None:
+    assert merges_of(["a b", ["c", " d"]]) == [("a", "b"), ("c", " d")]
+    assert merges_of(None) == []
+    for damaged in (["ab"], ["a b c"], [["a"]], [["a", 1]], [3]):
+        with pytest.raises(ValueError, match="expected two texts"):
+            merges_of(damaged)
+
+
+def test_order() -> None:
+    pairs = [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
+    assert order_of(pairs) == {"ab": 0.0, "bc": -1.0, "abc": -2.0}
+    assert joined_besides("abc", pairs) == 0
+    assert joined_besides("abc", pairs[:3]) == 1  # a + bc
+
+
+@pytest.mark.parametrize(
+    ("pairs", "differ"),
+    [
+        ([("a", "b"), ("ab", "c")], False),
+        ([("b", "c"), ("a", "b"), ("ab", "c")], True),  # abc becomes a, bc
+        ([("a", "a"), ("aa", "aa")], False),  # both pairs at once
+        ([("a", "b")], True),  # abc is no merge
+    ],
+)
+def test_whole_words(pairs: list, differ: bool) -> None:
+    """Against tokenizers: whether its BPE makes one token of each token's text."""
+    texts = sorted({*"abc", *(x + y for x, y in pairs), "abc" if ("a", "b") in pairs else "aaaa"})
+    vocab = {text: i for i, text in enumerate(texts)}
+    oracle = Tokenizer(BPE(vocab=vocab, merges=pairs))
+    assert whole_words_differ(vocab, pairs) is differ
+    assert any(oracle.encode(text).tokens != [text] for text in texts) is differ

@@ -25,7 +25,11 @@ def test_of_formats():
 @pytest.mark.parametrize(
     ("fmt", "scale", "message"),
     [
-        ("int8:tensor:pow2/nearest", 0.3, "it has a scale that is not a power of two: use pow2/RULE or e8m0/RULE"),
+        (
+            "int8:tensor:pow2/nearest",
+            0.3,
+            "it has a scale that is not a power of two: use pow2/RULE or e8m0/RULE",
+        ),
         ("int8:tensor:pow2/nearest", float("nan"), "it has a scale that is NaN"),
         ("uint16:tensor:pow2/nearest", 0.5, "above 8 bits only signed"),
         ("int8:tensor:pow2/nearest:stochastic", 0.5, "without stochastic rounding"),

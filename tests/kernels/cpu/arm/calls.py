@@ -11,7 +11,7 @@ from torch import Tensor
 from blockscale.core.element import ElementNumbers
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered
 
 # The enumerations of src/spec.h, in order.

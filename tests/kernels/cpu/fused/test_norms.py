@@ -14,7 +14,7 @@ from blockscale.kernels.cpu.fused import norms
 from blockscale.kernels.cpu.fused.rows import writable
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.residual import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
+from blockscale.ops.fused.plan import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
 from blockscale.ops.fused.values import quantized
 from tests.kernels.cpu.equal import settings
 from tests.kernels.cpu.fused.given import UINT8, coded, fixed, rough

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
-from blockscale.kernels import tuned
+from blockscale.kernels import rates
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import (
@@ -133,7 +133,7 @@ def test_a_choice_that_does_not_fit_is_not_taken(mine: Path) -> None:
 def test_the_shipped_table_fits_what_it_names() -> None:
     """Every entry is a way with settings that its weight allows, and is what `choose` takes; the
     settings are the entry's numbers, no more and no fewer."""
-    table = tuned.read(tables.SHIPPED)
+    table = rates.read(tables.SHIPPED)
     assert table
     for at, entries in table.items():
         what, fmt, device, _ = at.split("|")

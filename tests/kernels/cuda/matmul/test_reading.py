@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from blockscale.core.catalog import CATALOG
 from blockscale.core.elements.minifloat import Minifloat
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.matmul import reading as module
 from blockscale.kernels.cuda.matmul.reading import is_bfloat16, reading, significand
 from blockscale.kernels.numbers import lower

@@ -15,7 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import ProbeCode, run, same_bits, shader, words
 from tests.support.some import crossed

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.core.arithmetic.means import mean_of
+from blockscale.core.arithmetic.sums import mean_of
 from blockscale.kernels.webgpu.gpu.probe import EXACT
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside

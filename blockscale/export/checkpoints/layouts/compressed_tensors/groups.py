@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.core.untrusted.patterns import full_match
+from blockscale.core.untrusted_patterns import full_match
 from blockscale.files.metadata import FileError
 
 Arguments = Mapping[str, Any]  # of a group's weights: num_bits, group_size, strategy, …

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.core.untrusted.json_text import json_object, parse_json
-from blockscale.core.untrusted.names import quoted
+from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
 from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
 from blockscale.files.metadata import FileError

@@ -22,7 +22,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale
-from blockscale.core.scales.two_level import TwoLevel
+from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.device.numerics import MAGIC, narrow
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.matmul.finish import Ends, finished

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The Hessian of an output error, X Xᵀ: how it is collected, and the error that it gives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from blockscale.core import reference
+from blockscale.core.format import Format
+from blockscale.layers.before import Before
+from blockscale.ops.quantize import fake_quantize
+
+if TYPE_CHECKING:
+    from blockscale.calibration.input_stats import InputStats
+
+
+# What weight algorithms know of a layer's inputs: their gram matrix X^T X / rows.
+
+
+def checked(gram: Tensor, k: int, layer: str) -> Tensor:
+    """Gram [k, k] -> float64 and exactly symmetric. Raises ValueError if it is no gram matrix."""
+    if tuple(gram.shape) != (k, k):
+        raise ValueError(
+            f"{layer}: expected the Gram matrix [{k}, {k}] of its inputs, found {tuple(gram.shape)}"
+        )
+    wide = gram.detach().double()
+    if not bool(wide.isfinite().all()):
+        raise ValueError(
+            f"{layer}: the Gram matrix of its inputs holds NaN or infinity: calibrate on "
+            "finite inputs, or leave the layer in float"
+        )
+    diagonal = wide.diagonal()
+    if bool((diagonal < 0).any()):
+        raise ValueError(
+            f"{layer}: the Gram matrix of its inputs has a negative diagonal, which no X^T X "
+            "has: compute it again"
+        )
+    # float32 sums of n products are off by about sqrt(n) * 2^-24 of the diagonal's size
+    slack = 1e-3 * float(diagonal.max()) if k else 0.0
+    if bool(((wide - wide.T).abs() > slack).any()):
+        raise ValueError(
+            f"{layer}: the Gram matrix of its inputs is not symmetric, as every X^T X is: "
+            "compute it again"
+        )
+    return (wide + wide.T) / 2
+
+
+def checked_drift(drift: Tensor, h: Tensor, layer: str) -> Tensor:
+    """Drift [k, k], Xq^T (Xf - Xq) / rows, as float64 where h is. Raises ValueError for others."""
+    if drift.shape != h.shape:
+        raise ValueError(
+            f"{layer}: expected the drift {list(h.shape)} of its inputs, found {list(drift.shape)}"
+        )
+    wide = drift.detach().to(h.device, torch.float64)
+    if not bool(wide.isfinite().all()):
+        raise ValueError(
+            f"{layer}: the drift of its inputs holds NaN or infinity: calibrate on finite inputs"
+        )
+    return wide
+
+
+def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:
+    """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
+    if gram is None:
+        return None, ["nothing known of its inputs: all columns count the same"]
+    diagonal = checked(gram, k, layer).diagonal()
+    if not bool((diagonal > 0).any()):
+        return None, ["all its inputs were 0: all columns count the same"]
+    return torch.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()), []
+
+
+def check_weighting(algorithm: str, weighting: str) -> None:
+    """Raise ValueError unless errors count by "gram" or, "none", all the same."""
+    if weighting not in ("none", "gram"):
+        raise ValueError(f"{algorithm}: weighting must be 'none' or 'gram', got {weighting!r}")
+
+
+# Which transform leaves a layer's output nearest to what it was: the transforms' one criterion.
+
+SAME = 1e-6  # errors that are nearer than this, relatively, are equal but for summation
+
+
+class OutputError:
+    """Measures candidates for one layer: sum (x @ w.T - Q(x') @ Q(w').T)² over its sample of rows.
+
+    Q is the format itself, weights by absmax; x' is quantized only where the layer's input is, by
+    scales chosen from the sample. Formats that round by chance are measured with nearest_even.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        weight: Tensor,
+        fmt: Format,
+        input_fmt: Format | None,
+        stats: "InputStats",
+        layer: str,
+    ):
+        """Weight [n, k] and its format; `stats` of the inputs X [rows, k]. Raises ValueError where
+        they do not fit together."""
+        k = weight.shape[-1]
+        if weight.ndim != 2 or tuple(stats.amax.shape) != (k,) or stats.sample.shape[-1] != k:
+            raise ValueError(
+                f"{layer}: expected statistics of {k} inputs for a weight {tuple(weight.shape)}, "
+                f"found {stats.amax.shape[0]}"
+            )
+        self.weight = reference.widen(weight.detach())
+        self.features = k // stats.places
+        self._fmt = by_nearest(fmt)
+        self._input_fmt = None if input_fmt is None else by_nearest(input_fmt.choosing)
+        # rank 4, as a convolution's input has: any dimension that an input's block can name
+        self._x = stats.sample.to(torch.float32).reshape(-1, 1, stats.places, self.features)
+        self._y = self._product(self._x, self.weight)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return x.reshape(-1, weight.shape[-1]) @ weight.T
+
+    @torch.no_grad()
+    def of(self, before: Before | None) -> float:
+        """The error with this in front of the layer, None for nothing."""
+        x = self._x if before is None else before(self._x)
+        weight = self.weight if before is None else before.to_weight(self.weight)
+        if not bool(weight.isfinite().all()):
+            return float("inf")
+        weight = fake_quantize(weight, self._fmt)
+        if self._input_fmt is not None:
+            x = fake_quantize(x, self._input_fmt)
+        return float((self._product(x, weight) - self._y).square().sum(dtype=torch.float64))
+
+    def best(self, candidates: Sequence[tuple[str, Before]]) -> tuple[Before | None, list[str]]:
+        """The candidate of least error and what it is, or None and why not: never a worse one."""
+        if not bool(self.weight.isfinite().all()):
+            return None, ["not transformed: its weight holds a NaN or an infinity"]
+        without = self.of(None)
+        if without == 0:
+            return None, ["not transformed: its output has no error"]
+        errors = [self.of(before) for _, before in candidates]
+        least = min(errors, default=without)
+        ratio = least / without
+        if not ratio < 1 - SAME:
+            return None, [f"not transformed: the error of its output would be {ratio:.3g} times"]
+        told, before = candidates[errors.index(least)]
+        return before, [f"{told} (error of its output {ratio:.3g} times)"]
+
+
+def by_nearest(fmt: Format) -> Format:
+    """A format that rounds by chance, without."""
+    return replace(fmt, rounding="nearest_even") if fmt.rounding == "stochastic" else fmt

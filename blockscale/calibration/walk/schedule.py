@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The schedule of a calibration: blocks one after another, or passes over the whole model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from blockscale.calibration.algorithms.learned.stage import first_given
+from blockscale.calibration.batches import device_of, inference
+from blockscale.calibration.blocks.calls import BlockTask, Call
+from blockscale.calibration.blocks.find import Block, NotWalkableError, find_blocks
+from blockscale.calibration.session import Session
+from blockscale.calibration.walk.walk import Walk
+from blockscale.calibration.walk.weights import Options
+from blockscale.layers.guards import arguments
+from blockscale.layers.plan import Plan
+from blockscale.layers.supplied import fitting
+
+# Whether a model can be walked block by block, and the walk over all chains that can.
+
+
+def blocks_of(
+    model: nn.Module, plans: Sequence[Plan], wanted: bool | str, *, by_block: bool
+) -> list[Block]:
+    """The blocks to be walked. For an algorithm that chooses for blocks (by_block), a model in
+    which there are none is one block itself.
+
+    Raises ValueError for a pattern that matches nothing.
+    """
+    found: list[Block] = []
+    if wanted is not False:
+        found = find_blocks(model, plans, None if wanted is True else wanted)
+    if by_block and not found:
+        found = [Block("", "", model, tuple(plans))]
+    return found
+
+
+def walked(
+    start: Callable[[], Session],
+    blocks: Sequence[Block],
+    batches: Sequence[Any],
+    methods: tuple[Any, Any, Any],
+    options: Options,
+) -> tuple[Session | None, list[str]]:
+    """A session in which everything is chosen, None if no chain can be walked; and why not.
+
+    start: a session in which nothing is. A chain that cannot be walked is looked at as the layers
+    around the blocks are, which the ledger says.
+    """
+    reasons: list[str] = []
+    left = list(blocks)
+    while left:
+        session = start()
+        walk = Walk(session, left, batches, methods, options)
+        try:
+            with inference(session.model):
+                walk.run()
+        except NotWalkableError as error:
+            reasons.append(f"{error.chain or 'the model'} not block by block: {error}")
+            left = [block for block in left if block.chain != error.chain]
+            continue
+        return session, reasons
+    return None, reasons
+
+
+# After the walk: codes of all blocks are chosen once more, by what the whole model gives.
+
+
+def learns_whole(algorithm: Any, options: Options) -> bool:
+    """Whether `choose_whole` is to follow the walk; asked before it.
+
+    Raises ValueError for weights that are read from disk block by block: all are needed at once.
+    """
+    if not getattr(algorithm, "whole", False):
+        return False
+    if options.settler is not None:
+        raise ValueError(
+            f"{algorithm.name}: whole needs the whole model in memory, and source= reads one "
+            "block at a time: leave source out, or set whole=0"
+        )
+    return True
+
+
+def choose_whole(
+    session: Session, algorithm: Any, batches: Sequence[Any], options: Options
+) -> None:
+    """Let the algorithm's `quantize_model` begin with the codes that there are.
+
+    Layers whose codes were not chosen stay float in what it sees.
+    """
+    start = {
+        plan.name: q
+        for plan in session.layers
+        if plan.owns_weight and (q := session.places[plan.name].weight) is not None
+    }
+    if not start:
+        return
+    model, device = session.model, device_of(session.model)
+    own = [plan for plan in session.layers if plan.name in start]
+    with inference(model):
+        calls = [Call(*arguments(batch, device)) for batch in batches]
+        given: list[Any] = [first_given(model(*call.args, **call.kwargs)) for call in calls]
+        targets = [session.padding.blank(y, b) for y, b in zip(given, batches, strict=True)]
+        task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
+        made = algorithm.quantize_model(task, start)
+    for plan in own:
+        q, notes = made[plan.name]
+        if q is not start[plan.name]:
+            session.details[plan.name].append("and by the whole model")
+        session.places[plan.name].weight = fitting(plan, q)
+        session.notes[plan.name] += notes

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Statistics of a walk: of the inputs of layers, and of their drift from the float model."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from blockscale.calibration.choose import groups, statistics_bytes
+from blockscale.calibration.coverage import Coverage
+from blockscale.calibration.input_stats import Callback, DriftCollector, InputStats, rows_of, watch
+from blockscale.calibration.observers import Spec
+from blockscale.calibration.session import Session, each_of, nbytes_of, static_parts, width
+from blockscale.layers.plan import Plan
+
+# What layers are given in the float model, beside what the quantized layers before them leave.
+
+
+class FloatInputs:
+    """Gathers the drift of layers' inputs, batch by batch: the float model runs first and its
+    inputs are held, then the model as it is quantized so far runs on the same batch."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._float_runs = False
+        self._collectors: dict[str, DriftCollector] = {}
+        self._held: dict[str, list[Tensor]] = {}
+        self._unlike: dict[str, int] = {}
+
+    def begin(self, plans: Sequence[Plan]) -> None:
+        """Gather for these layers from now on."""
+        self._collectors = {p.name: DriftCollector(width(p), p.parameter.device) for p in plans}
+        self._held = {plan.name: [] for plan in plans}
+        self._unlike = dict.fromkeys(self._held, 0)
+
+    @contextmanager
+    def of_the_float_model(self) -> Iterator[None]:
+        """As long as this lasts, the float model runs on one batch. Nobody else is told of it."""
+        for held in self._held.values():
+            held.clear()
+        self._float_runs = True
+        try:
+            yield
+        finally:
+            self._float_runs = False
+
+    def beside(self, plan: Plan, told: Callback | None) -> Callback | None:
+        """The callback of a layer that gathers, and tells `told` what the quantized model does."""
+        gathers = plan.name in self._collectors
+        if told is None and not gathers:
+            return None
+
+        def tell(x: Tensor, y: Any) -> None:
+            if self._float_runs:
+                if gathers:  # cloned, as the model may write into it
+                    self._held[plan.name].append(x.detach().clone())
+                return
+            if gathers:
+                self._add(plan, x, y)
+            if told is not None:
+                told(x, y)
+
+        return tell
+
+    def _add(self, plan: Plan, x: Tensor, y: Any) -> None:
+        """A call's input, and that of the same call in the float model. Inputs that are as far from
+        each other as from zero are of other rows: an expert's, to whom other tokens were sent."""
+        held, x = self._held[plan.name], x.detach()
+        wanted = held.pop(0) if held else None
+        if wanted is None or wanted.shape != x.shape or _apart(x, wanted):
+            self._unlike[plan.name] += 1
+            return
+        before, into = self._session.places[plan.name].before, self._collectors[plan.name]
+        pairs = zip(rows_of(plan, x, before, y), rows_of(plan, wanted, before, y), strict=True)
+        for quantized, of_float in pairs:
+            into.add(quantized, of_float)
+
+    def result(self) -> dict[str, Tensor]:
+        """The drifts of those that saw any input, Xq^T (Xf - Xq) / rows [k, k] float64."""
+        for name, count in self._unlike.items():
+            if count:
+                note = f"{count} of its calls have other inputs in the float model, left out of it"
+                self._session.details[name].append(f"drift: {note}")
+        found = {name: each.result() for name, each in self._collectors.items()}
+        self._collectors, self._held = {}, {}
+        return {name: drift for name, drift in found.items() if drift is not None}
+
+
+def _apart(x: Tensor, wanted: Tensor) -> bool:
+    far = (wanted.float() - x.float()).square().sum()
+    return bool(far > wanted.float().square().sum())  # False where either is NaN
+
+
+# What is looked at while a block runs over all batches: statistics, observers, coverage.
+
+Run = Callable[[], None]  # all batches, once
+
+
+class Looker:
+    """Runs that tell a session what its layers see; the first one of each layer is counted."""
+
+    def __init__(self, session: Session, observer: Spec, budget: float):
+        self.session, self.observer, self.budget = session, observer, budget
+        self.counted = session.coverage = Coverage()
+        self.first: dict[str, int] = {}  # layers in the order of their first call
+
+    def look(
+        self,
+        plans: Sequence[Plan],
+        callbacks: Mapping[str, Callback],
+        run: Run,
+        floats: FloatInputs | None = None,
+    ) -> None:
+        """One run. plans: all that are called in it; floats: that gathers in it, too."""
+        watched = {}
+        for plan in plans:
+            told = callbacks.get(plan.name)
+            if plan.name not in self.counted.layers:
+                told = each_of(self.counter(plan), told)
+            if floats is not None:
+                told = floats.beside(plan, told)
+            if told is not None:
+                watched[plan.module] = self.session.without_padding(plan, told)
+        with watch(watched):
+            run()
+
+    def look_once(self, plans: Sequence[Plan], run: Run) -> None:
+        """One run if these layers were in none yet."""
+        if not all(plan.name in self.counted.layers for plan in plans):
+            self.look(plans, {}, run)
+
+    def take_back_unseen(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Those of these layers that saw nothing so far; they are counted again."""
+        unseen = [plan for plan in plans if self.counted.layers[plan.name].calls == 0]
+        for plan in unseen:
+            del self.counted.layers[plan.name]
+        return unseen
+
+    def statistics(
+        self, plans: Sequence[Plan], wanted: Sequence[Plan], run: Run
+    ) -> Iterator[tuple[list[Plan], dict[str, InputStats]]]:
+        """What is known of the inputs of `wanted`, in groups that the budget allows."""
+        for group in groups(wanted, statistics_bytes, self.budget):
+            callbacks, collectors = self.session.gathering(group)
+            self.look(plans, callbacks, run)
+            yield group, self.session.gathered(collectors)
+
+    def observe(
+        self,
+        plans: Sequence[Plan],
+        weighed: Iterable[Plan],
+        run: Run,
+        floats: FloatInputs | None = None,
+    ) -> dict[str, Tensor]:
+        """Static scales of all `plans` and the grams of `weighed`, in one run if that fits; with
+        `floats` the session has the drifts of `weighed` then."""
+        items: list[tuple[Plan, str]] = [(p, part) for p in plans for part in static_parts(p)]
+        items += [(plan, "gram") for plan in weighed]
+        grams: dict[str, Tensor] = {}
+        for group in groups(items, self._nbytes, self.budget / (1 if floats is None else 2)):
+            wanted = [(plan, part) for plan, part in group if part != "gram"]
+            learning, observers = self.session.observing(wanted, self.observer)
+            some = [plan for plan, part in group if part == "gram"]
+            weighing, collectors = self.session.weighing(some)
+            both = dict(learning)
+            for name, callback in weighing.items():
+                both[name] = each_of(callback, learning.get(name))
+            if floats is not None:
+                floats.begin(some)
+            self.look(plans, both, run, floats)
+            self.session.observed(observers)
+            grams |= self.session.weighed(collectors)
+            if floats is not None:
+                self.session.drifts |= floats.result()
+        return grams
+
+    def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:
+        """Note which of these layers saw no data. Raises SkippedError if they may not."""
+        self.counted.batches = batches
+        if self.session.strict:
+            self.counted.raise_if_unseen()
+        for plan in plans:
+            if plan.name in self.counted.unseen:
+                self.session.notes[plan.name].append(f"saw no data in {batches} batches")
+
+    def in_order(self, plans: Sequence[Plan]) -> list[Plan]:
+        """As they were called first."""
+        return sorted(plans, key=lambda plan: self.first.get(plan.name, len(self.first)))
+
+    def _nbytes(self, item: tuple[Plan, str]) -> float:
+        plan, part = item
+        if part == "gram":
+            return statistics_bytes(plan)
+        return nbytes_of(plan, part, self.observer)
+
+    def counter(self, plan: Plan) -> Callback:
+        """What counts a layer's calls, and which layer is called first."""
+        count = self.counted.counter(plan)
+
+        def call(x: Tensor, y: Any) -> None:
+            self.first.setdefault(plan.name, len(self.first))
+            count(x, y)
+
+        return call

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Long work: how far it is, and how it closes what it opened."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+# What holds a file, a process or memory until it is closed, as a context manager.
+
+
+class Closing(ABC):
+    """`with` on it closes it at the end, however the block ends; errors go on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# What a long run tells its caller while it lasts.
+
+
+class Progress:
+    """Listens to nothing: override what you need.
+
+    The unit is what the run says it is: batches for `bs.calibrate` and `bs.compare`, bytes of the
+    source tensors for `bs.quantize_directory` and the comparison of files.
+    """
+
+    def start(self, total: int | None, done: int = 0) -> None:
+        """Work begins on `total` units, None where that is not known.
+
+        done: how many of them an earlier run has finished, where a run can go on from there.
+        """
+
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        """`amount` more units are done; name: of the tensor that they belong to, if of one."""
+
+    def say(self, text: str) -> None:
+        """One line, such as what a resumed run found."""
+
+    def close(self) -> None:
+        """A run over batches has ended, or has failed. Runs over files leave that to the caller."""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models that are not whole where they are to be quantized, and processes that must not disagree.
+
+Quantizing looks at whole weights, and each process by itself. What is sharded, or moved to its
+device by hooks, is refused; so are data of which each process sees a part, unless the caller says
+what is right. DistributedDataParallel would send all codes at each forward, as it does buffers: a
+model with quantized layers says that they need not be sent.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from blockscale.layers.buffers import Buffers
+from blockscale.layers.guards import Snapshot, check_model
+from blockscale.layers.kinds import quantized_class
+
+Group: TypeAlias = Literal["same", "local"] | None
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch.nn.parallel.DistributedDataParallel reads it
+_hooked: list[bool] = []
+
+
+def check_whole(model: nn.Module, called: str) -> None:
+    """Raise TypeError for what is no model (guards.entry), and ValueError for one that is sharded,
+    or whose layers run under accelerate's hooks.
+
+    called: the function that it was given to, e.g. "bs.quantize_"
+    """
+    check_model(model, called)
+    check_unsharded(model, called)
+    hooked = [name for name, each in model.named_modules() if _is_dispatched(each)]
+    if hooked:
+        raise ValueError(
+            f"{called}: accelerate moves {len(hooked)} of the model's layers to their device when "
+            f"they run (dispatch_model, cpu_offload, disk_offload or a device_map), such as "
+            f"{hooked[0]!r}: call accelerate.hooks.remove_hook_from_submodules(model) first and "
+            f"dispatch the quantized model again, or let from_pretrained do all of it "
+            f"(quantization_config=BlockscaleConfig(recipe), device_map=…)"
+        )
+
+
+def check_unsharded(model: nn.Module, called: str) -> None:
+    """Raise ValueError for a model whose tensors are parts of others (DTensor: FSDP2, tensor
+    parallel)."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    sharded = [(name, tensor) for name, tensor in named if hasattr(tensor, "full_tensor")]
+    if sharded:
+        name, tensor = sharded[0]
+        raise ValueError(
+            f"{called}: {len(sharded)} of the model's {len(named)} tensors are shards, such "
+            f"as {name!r} ({_placed(tensor)}): call it before fully_shard, parallelize_module "
+            "or a tp_plan, or gather the state "
+            "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True) into a model that is whole"
+        )
+
+
+def _placed(tensor: Any) -> str:
+    """How a DTensor lies, in words."""
+    places = getattr(tensor, "placements", ())
+    return f"a {type(tensor).__name__}: {', '.join(map(str, places))}"
+
+
+def _is_dispatched(module: nn.Module) -> bool:
+    """Whether it is a float layer that could be quantized, under a hook of accelerate's."""
+    return "_hf_hook" in vars(module) and quantized_class(module) is not None
+
+
+def check_group(group: Group, called: str, *, compared: bool = True) -> None:
+    """Raise ValueError in a torch.distributed group of several processes, unless the caller has
+    said what each of them sees; and for anything but "same", "local" and None.
+
+    compared: whether there are codes at the end to compare for "same", as prepared graphs have none
+    """
+    if group not in ("same", "local", None):
+        raise ValueError(
+            f"{called}: group must be 'same' (every process has the same batches), 'local' "
+            f"(each gets a model of its own) or None, got {group!r}. Statistics are not "
+            "merged over a group of processes yet"
+        )
+    if group == "same" and not compared and processes() > 1:
+        raise ValueError(
+            f"{called}: a prepared graph has no codes yet to compare: calibrate and convert "
+            "it in one process and share it with bs.export.program, or pass group='local'"
+        )
+    if group is None and processes() > 1:
+        raise ValueError(
+            f"{called} was called in a group of {processes()} processes: each would choose scales "
+            f"and codes from the batches that it sees, and they would end with different models. "
+            f"Call it in one process before the group is there, bs.save the model, and bs.load it "
+            f"in all; or say what is right here: group='same' if every process has the same "
+            f"batches, which is compared at the end, or group='local' if each is to have a model "
+            f"of its own"
+        )
+
+
+def processes() -> int:
+    """How many there are in torch's default group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
+    """With "same", compare what every process has made of the model inside.
+
+    Raises RuntimeError, in every process, where it is not the same; the model is as before then.
+    """
+    if group != "same" or processes() == 1:
+        yield
+        return
+    before = Snapshot(model)
+    yield
+    found: list[Any] = [None] * processes()
+    dist.all_gather_object(found, _digest(model))
+    if len(set(found)) > 1:
+        before.restore()
+        rank, other = dist.get_rank(), next(i for i, each in enumerate(found) if each != found[0])
+        raise RuntimeError(
+            f"group='same', but processes 0 and {other} have made other codes or scales of "
+            f"the model, which is as it was before (this is process {rank}): do all have the "
+            "same weights, batches and seed? With group='local' each gets a model of its own"
+        )
+
+
+def _digest(model: nn.Module) -> str:
+    """Of all tensors in a model's state, with their names."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return found.hexdigest()
+
+
+class _Codes:
+    """The names of codes and scales in a module, as they are when DistributedDataParallel asks;
+    and others that it was told to ignore."""
+
+    def __init__(self, module: nn.Module, others: tuple[str, ...] = ()):
+        self._module, self._others = weakref.ref(module), others
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._others
+        module = self._module()
+        for prefix, each in () if module is None else module.named_modules(remove_duplicate=False):
+            if isinstance(each, Buffers):
+                yield from (f"{prefix}.{name}" for name in each._buffers)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Codes":
+        module: Any = self._module()
+        return _Codes(memo.get(id(module), module), self._others)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Codes, (self._module(), self._others)
+
+
+def sent_by_no_forward(model: nn.Module) -> None:
+    """Let DistributedDataParallel around this model, or around a module that it is put into later,
+    leave codes and scales alone: they do not change."""
+    known = vars(model).get(_IGNORED)
+    if not isinstance(known, _Codes):
+        vars(model)[_IGNORED] = _Codes(model, tuple(known or ()))  # no wrapper hands it on
+    if not _hooked:  # the first model: importing does nothing
+        register_module_module_registration_hook(_put_into)
+        _hooked.append(True)
+
+
+def _put_into(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """A module was put into another, such as peft's around a model."""
+    del name
+    if child is not None and isinstance(vars(child).get(_IGNORED), _Codes):
+        sent_by_no_forward(parent)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is held is given back at the end of a `with`, also of one that an error ends."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import blockscale as bs
+from blockscale.core.work import Closing, Progress
+from tests.support.file_models import tiny_tensors, write_model
+
+
+class Held(Closing):
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_block_ends_with_close() -> None:
+    with Held() as held:
+        assert held.closed == 0
+    assert held.closed == 1
+
+
+def test_errors_go_on() -> None:
+    held = Held()
+    with pytest.raises(KeyError), held:
+        raise KeyError("x")
+    assert held.closed == 1
+
+
+def test_what_cannot_be_closed_is_none() -> None:
+    with pytest.raises(TypeError, match=r"abstract method '?close"):
+        type("Open", (Closing,), {})()
+
+
+# What a long run tells adds up, whoever listens; and one may listen to a part of it.
+
+
+class Heard(Progress):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.totals: list[int | None] = []
+        self.done = 0
+        self.closed = 0
+
+    def start(self, total: int | None, done: int = 0) -> None:
+        self.totals.append(total)
+        self.done += done
+
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        assert amount > 0
+        self.done += amount
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Deaf(Progress):
+    """Overrides nothing."""
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_batches(sized: bool) -> None:
+    batches = [torch.randn(4, 16) for _ in range(5)]
+    heard = Heard()
+    for listener in (heard, Deaf()):
+        model = nn.Sequential(nn.Linear(16, 8))
+        given = batches if sized else iter(batches)
+        bs.calibrate(model, given, bs.Recipe("int8", input="int8"), progress=listener)
+    assert heard.totals == [5 if sized else None]
+    assert (heard.done, heard.closed) == (5, 1)
+
+
+def test_bytes_of_a_directory(tmp_path: Path) -> None:
+    tensors = tiny_tensors()
+    source = write_model(tmp_path / "model", tensors)
+    heard = Heard()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n, listener in enumerate((heard, Deaf())):
+            bs.quantize_directory(source, tmp_path / f"out{n}", "int8", progress=listener)
+    assert heard.totals == [heard.done]
+    assert heard.done > 0

@@ -1,0 +1,583 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Everything that is no model is refused with what to do instead, and no mode of torch shows in
+what is made.
+"""
+
+import copy
+import gc
+import re
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.layers.guards import Snapshot, buffers_kept, check_model
+
+X = torch.randn(4, 32)
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "bs.quantize_": lambda given: bs.quantize_(given, "mxfp4"),
+    "bs.calibrate": lambda given: bs.calibrate(given, [X], "mxfp4", progress=False),
+    "bs.save": lambda given: bs.save(given, "nowhere.safetensors"),
+    "bs.load": lambda given: bs.load(given, "nowhere.safetensors"),
+    "bs.prepare_qat": lambda given: bs.prepare_qat(given, "mxfp4"),
+    "bs.convert": bs.convert,
+    "bs.compare": lambda given: bs.compare(given, given, [X]),
+}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 32))
+
+
+def scripted() -> Any:
+    return torch.jit.trace(model(), X)
+
+
+LAYER = nn.Linear(3, 3)
+ONE_AT_A_TIME = "pass the models in it one at a time, or put them into an nn."
+GIVEN: list[tuple[Any, str]] = [
+    (None, "None: did a function that makes the model forget to return it?"),
+    (nn.Linear, "the class Linear: make a model of it, such as Linear(...), and pass that"),
+    (
+        model().state_dict(),
+        "a state_dict of 4 tensors: build the model, model.load_state_dict(state), and pass the "
+        "model; single tensors go to bs.quantize(tensor, format)",
+    ),
+    ({"a": LAYER}, f"a dict: {ONE_AT_A_TIME}ModuleDict"),
+    ((LAYER,), f"a tuple: {ONE_AT_A_TIME}ModuleList"),
+    ([LAYER], f"a list: {ONE_AT_A_TIME}ModuleList"),
+    (
+        torch.eye(3).to_sparse(),
+        "a tensor of shape (3, 3): a single tensor goes to bs.quantize(tensor, format)",
+    ),
+    (LAYER.forward, "the function forward: pass the model whose method it is, a Linear"),
+    (copy.copy, "the function copy: pass the nn.Module that holds the layers"),
+    (types.SimpleNamespace(model=LAYER), "a SimpleNamespace: pass its model: .model"),
+    (
+        "MyOrg/model",
+        "'MyOrg/model': build the model first, e.g. AutoModel.from_pretrained(name), and pass that",
+    ),
+    (
+        "mxfp4",
+        "'mxfp4': that is a format, and the model comes first: bs.quantize_(model, 'mxfp4')",
+    ),
+    (
+        __file__,
+        f"{__file__!r}: the model comes first: build it, then bs.load(model, {__file__!r})",
+    ),
+    ("/", "'/': a directory goes to bs.quantize_directory('/', out, recipe), or load it first"),
+    (3, "a int: pass the nn.Module that holds the layers"),
+]
+
+
+@pytest.mark.parametrize("called", CALLS)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_no_model(called: str) -> None:
+    script = (
+        "a TorchScript program (TopLevelTracedModule): its layers are compiled in and cannot be "
+        "replaced: quantize the Python model that it was made from, then use torch.export or "
+        "torch.compile"
+    )
+    for given, told in [*GIVEN, (scripted(), script)]:
+        expected = re.escape(f"{called} takes a model, an nn.Module, not {told}")
+        with pytest.raises(TypeError, match=f"^{expected}$"):
+            CALLS[called](given)
+
+
+def test_a_program_goes_to_the_graph() -> None:
+    program = torch.export.export(model(), (X,))
+    with pytest.raises(TypeError, match=r"a program goes to bs.graph.prepare or bs.graph.convert$"):
+        check_model(program, "bs.quantize_")
+    check_model(program.module(), "bs.quantize_")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_weights_are_named(layout: torch.layout) -> None:
+    sparse = model()
+    sparse[0].weight = nn.Parameter(torch.eye(16, 32).to_sparse(layout=layout), requires_grad=False)
+    kind = str(layout).removeprefix("torch.")
+    told = f"its weight is sparse ({kind}): make it dense first, with to_dense()"
+    with pytest.raises(bs.SkippedError, match=re.escape(f"0 (Linear): {told}")):
+        bs.quantize_(sparse, "int8", strict=True)
+    with pytest.warns(UserWarning, match=re.escape(f"0: skipped, {told}")):
+        ledger = bs.quantize_(sparse, "int8")
+    assert ledger["2"].status == "quantized"
+    index = 2 * 16 * 8 if layout is torch.sparse_coo else (16 + (17 if "csr" in kind else 33)) * 8
+    assert ledger["0"].bytes_before == 16 * 4 + index + 16 * 4  # values, places, the bias
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "meta": lambda: torch.device("meta"),
+}
+RECIPE = bs.Recipe("nf4:group16:fp32", input="int8:tensor:fp32", rules={"2": {"bias": "int8"}})
+
+
+def quantized(way: str, mode: Any) -> nn.Module:
+    made = model()
+    with mode():
+        if way == "quantize_":
+            bs.quantize_(made, RECIPE)
+        elif way == "calibrate":
+            bs.calibrate(made, [X], RECIPE, weight="mse", progress=False)
+        elif way == "train":
+            bs.prepare_qat(made, RECIPE)
+    if way == "train":
+        made(X.clone())
+        with mode():
+            bs.convert(made.eval())
+    return made
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", ["quantize_", "calibrate", "train"])
+def test_no_mode_shows_in_what_is_made(way: str, mode: str, tmp_path: Any) -> None:
+    made = quantized(way, MODES[mode])
+    for name, tensor in made.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            assert not tensor.is_inference(), name
+            assert tensor.device.type == "cpu", name
+    plain = quantized(way, torch.enable_grad)
+    assert torch.equal(made(X), plain(X))
+    x = X.clone().requires_grad_()
+    made(x).square().sum().backward()
+    assert x.grad is not None and x.grad.count_nonzero() > 0
+    assert made[0].bias.grad is not None
+    made.load_state_dict(copy.deepcopy(made.state_dict()))
+    bs.save(made, tmp_path / "m")
+    for load_mode in MODES.values():
+        fresh = model()
+        with load_mode():
+            bs.load(fresh, tmp_path / "m")
+        assert torch.equal(fresh(X), plain(X))
+        assert not any(b.is_inference() or b.is_meta for b in fresh.buffers())
+
+
+def test_a_model_that_was_made_in_inference_mode(tmp_path: Any) -> None:
+    with torch.inference_mode():
+        made, other = model(), model()
+        bs.quantize_(made, "int8")
+        bs.save(made, tmp_path / "m")
+        bs.load(other, tmp_path / "m")
+        assert torch.equal(other(X), made(X))
+    third = model()
+    bs.quantize_(third, "int8")
+    with torch.no_grad():
+        assert torch.equal(third(X), made(X))
+
+
+def test_the_first_call_may_be_in_inference_mode() -> None:
+    """What is kept between calls must not be a tensor that training cannot use."""
+    for fmt in ("nf4:group8:fp32", "book(-1,0.5,2):group16:fp32", "log4f1:channel0:fp32"):
+        made = model()
+        with torch.inference_mode():
+            bs.quantize_(made, bs.Recipe(fmt, input=fmt.replace("channel0", "token")))
+            made(X)
+        made(X.clone().requires_grad_()).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr"])
+def test_sparse_tensors(kind: str, tmp_path: Any) -> None:
+    x = torch.eye(4, 32).to_sparse(layout=getattr(torch, kind))
+    told = f"expected a dense tensor, found a {kind} tensor of shape (4, 32): pass x.to_dense()"
+    for call in (bs.quantize, bs.fake_quantize, bs.choose_qparams):
+        with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
+            call(x, "int8")
+    made = model()
+    bs.quantize_(made, bs.Recipe("int8", input="int8_token"))
+    with pytest.raises(TypeError, match=f"^{re.escape(f'blockscale::linear: {told}')}$"):
+        made(x)
+    made.register_buffer("mask", x)
+    with pytest.raises(ValueError, match=rf"^mask is sparse \({kind}\): a file holds dense tens"):
+        bs.save(made, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_other_tensors_and_models_where_a_tensor_is_wanted() -> None:
+    parts = [torch.ones(4, 32), torch.ones(2, 32)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    for given, told in (
+        (nested, "a dense tensor, found a nested tensor of shape ('*', '*', '*'): pass each of its "
+                 "parts, x.unbind()"),
+        (model(), "a tensor, found a Sequential: a model is quantized in place by bs.quantize_("
+                  "model, recipe)"),
+        (model().state_dict(), "a tensor, found a OrderedDict: pass its tensors one at a time, or "
+                               "load them into a model for bs.quantize_"),
+        ([1.0], "a tensor, found a list: torch.as_tensor makes one"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{re.escape(f'expected {told}')}$"):
+            bs.quantize(given, "int8")
+
+
+# A model is put back object by object, its buffers number by number.
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(32, 32), nn.BatchNorm1d(32)
+        self.own = nn.Parameter(torch.randn(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.fc(x)) @ self.own
+        return y
+
+
+def state_model() -> Model:
+    return Model()
+
+
+def test_a_snapshot_restores_modules_parameters_and_classes() -> None:
+    made = state_model()
+    layer, own, kind, state = made.fc, made.own, type(made), made.state_dict()
+    before = Snapshot(made)
+    bs.quantize_(made, "int8")
+    made.register_buffer("more", torch.ones(3))
+    made.said = "by whoever listens to quantize_"
+    assert type(made) is not kind
+    before.restore()
+    assert (made.fc, type(made)) == (layer, kind)
+    assert made.own is own
+    assert not hasattr(made, "said")
+    assert [*made.state_dict()] == [*state]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffers_are_kept_whatever_happens(fails: bool) -> None:
+    made = state_model()
+    bs.quantize_(made, "int8")
+    mean, before = made.norm.running_mean, copy.deepcopy(made.state_dict())
+    codes = made.fc.qweight.codes
+    try:
+        with buffers_kept(made):
+            made(torch.randn(4, 32))
+            assert not torch.equal(mean, before["norm.running_mean"])
+            made.norm.running_mean = torch.full((32,), torch.nan)
+            made.norm.num_batches_tracked += 7
+            assert made.fc.qweight.codes is codes
+            if fails:
+                raise RuntimeError
+    except RuntimeError:
+        assert fails
+    assert made.norm.running_mean is mean
+    for name, value in before.items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(made.state_dict()[name], value)
+
+
+# An optimizer that steps what is not in the model any more gets one warning, all others none.
+
+
+def saved(tmp: Any) -> Any:
+    other = model()
+    bs.quantize_(other, "int8")
+    bs.save(other, tmp / "m")
+    return tmp / "m"
+
+
+def converted(made: nn.Module) -> None:
+    bs.prepare_qat(made, "int8")
+    bs.convert(made)
+
+
+WAYS: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "bs.quantize_": lambda made, _: bs.quantize_(made, "int8"),
+    "bs.calibrate": lambda made, _: bs.calibrate(made, [X], "int8", progress=False),
+    "bs.load": lambda made, tmp: bs.load(made, saved(tmp)),
+    "bs.convert": lambda made, _: converted(made),
+}
+
+
+@pytest.fixture
+def every_other_warning_is_an_error() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def steps(optimizer: torch.optim.Optimizer, made: nn.Module) -> None:
+    for _ in range(3):
+        optimizer.zero_grad()
+        made(X).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+@pytest.mark.parametrize("called", WAYS)
+def test_one_warning(called: str, tmp_path: Any) -> None:
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    adam = torch.optim.AdamW(made[2].parameters())
+    WAYS[called](made, tmp_path)
+    told = (
+        f"blockscale: this SGD was made before {called}: 2 of its 4 parameters are not in the "
+        "model any more ('0.weight' is one), and stepping them changes nothing. Make the optimizer "
+        "afterwards, of model.parameters() or an adapter's; to train the weights themselves, "
+        "bs.prepare_qat keeps them"
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(told)}$") as seen:
+        steps(optimizer, made)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    steps(optimizer, made)  # none any more
+    with pytest.warns(UserWarning, match="this AdamW was made before .*: 1 of its 2 parameters"):
+        steps(adam, made)
+    steps(torch.optim.SGD(made.parameters(), lr=0.1), made)
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+def test_parameters_of_no_layer() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = nn.Parameter(torch.randn(32, 32))
+            self.scale = nn.Parameter(torch.ones(32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.q * self.scale
+
+    made = Own()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    bs.quantize_(made, "int8")
+    with pytest.warns(UserWarning, match=r"1 of its 2 parameters are .*\('q' is one\)"):
+        steps(optimizer, made)
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+def test_others_are_left_in_peace() -> None:
+    made, other = model(), model()
+    unrelated = torch.optim.SGD(other.parameters(), lr=0.1)
+    after = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    prepared = model()
+    early = torch.optim.SGD(prepared.parameters(), lr=0.1)
+    bs.prepare_qat(prepared, "int8")
+    kept = made[0]  # somebody goes on with the float layer
+    float_layer = torch.optim.SGD(kept.parameters(), lr=0.1)
+    bs.quantize_(made, "int8")
+    steps(unrelated, other)
+    after.step()
+    steps(early, prepared)
+    steps(float_layer, kept)
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+def test_what_raised_replaced_nothing() -> None:
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="does not run on the sample"):
+        bs.quantize_(made, "int8", sample=(torch.ones(3, 5),))
+    with pytest.raises(bs.SkippedError):
+        bs.quantize_(made, bs.Recipe("int8", skip=["nothing"]), strict=True)
+    steps(optimizer, made)
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+def test_dead_weights_are_not_kept_alive() -> None:
+    from blockscale.layers import guards as optimizers
+
+    gc.collect()
+    before = len(optimizers._replaced)
+    made = model()
+    bs.quantize_(made, "int8")
+    gc.collect()
+    assert len(optimizers._replaced) == before
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+def test_a_copy_is_another_model() -> None:
+    made = model()
+    other = copy.deepcopy(made)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    bs.quantize_(made, "int8")
+    steps(optimizer, other)
+
+
+@pytest.mark.usefixtures("every_other_warning_is_an_error")
+@pytest.mark.slow
+def test_a_compiled_step_traces_nothing_of_it() -> None:
+    made = model()
+    bs.quantize_(made, "int8")
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = torch.compile(optimizer.step, backend="eager")  # torch's own step breaks the graph
+        made(X).sum().backward()
+        before = made[0].bias.detach().clone()
+        step()
+    assert not torch.equal(made[0].bias, before)
+
+
+# A sample given to quantize_: what cannot run is put back, and the error says what to skip.
+
+
+class Writes(nn.Module):
+    """In-place work on a weight that quantized layers refuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fc.weight.data.add_(0.0)
+        return F.linear(x, self.fc.weight)
+
+
+class Asks(nn.Module):
+    """A forward that wants what only a Parameter has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj, self.other = nn.Linear(32, 16), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.proj, nn.Linear):
+            raise TypeError("the projection is no nn.Linear")
+        return self.proj(x)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Parameter(torch.randn(32, 32))
+        self.fc = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x @ self.q)
+        if type(self.q) is not nn.Parameter:
+            raise TypeError("q is no Parameter")
+        return y
+
+
+def objects(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Every object of a model, by identity, and every number."""
+    return [
+        (name, id(m), type(m), *(
+            (key, id(value), None if value is None else value.detach().clone())
+            for each in (m._parameters, m._buffers)
+            for key, value in each.items()
+        ))
+        for name, m in model.named_modules()
+    ]  # fmt: skip
+
+
+def unchanged(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> bool:
+    def plain(each: Any) -> Any:
+        return [e[:2] if isinstance(e, tuple) else e for e in each]
+
+    numbers = [
+        (x[2], y[2])
+        for a, b in zip(before, after, strict=True)
+        for x, y in zip(a[3:], b[3:], strict=True)
+    ]
+    return [*map(plain, before)] == [*map(plain, after)] and all(
+        x is None or torch.equal(x, y) for x, y in numbers
+    )
+
+
+BROKEN = [
+    (Asks, "net (Asks), whose quantized weight is net.proj.weight or net.other.weight: leave it "
+           "in float with skip=['net.proj', 'net.other'] in the recipe"),
+    (Own, "net (Own), whose quantized weight is net.q or net.fc.weight: leave it in float with "
+          "skip=['net.q', 'net.fc'] in the recipe"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "told"), BROKEN)
+def test_what_does_not_run_is_put_back(kind: type[nn.Module], told: str) -> None:
+    made = nn.Sequential()
+    made.add_module("norm", nn.BatchNorm1d(32))
+    made.add_module("net", kind())
+    before, random = objects(made), torch.get_rng_state()
+    with pytest.raises(RuntimeError) as refused:
+        bs.quantize_(made, "int8", sample=(X,))
+    start = "the quantized model does not run on the sample, and nothing was changed: TypeError: "
+    assert str(refused.value).startswith(start)
+    assert str(refused.value).endswith(f"; raised in {told}")
+    assert isinstance(refused.value.__cause__, TypeError)
+    assert unchanged(before, objects(made))
+    assert torch.equal(torch.get_rng_state(), random)
+    skip = re.findall(r"skip=\[(.*)\]", told)[0].replace("'", "").split(", ")
+    ledger = bs.quantize_(made, bs.Recipe("int8", skip=skip), sample=(X,))  # the advice helps
+    assert not ledger.quantized
+
+
+def test_a_write_names_its_weight_too() -> None:
+    made = nn.Sequential(Writes())
+    with pytest.raises(RuntimeError, match=r"skip=\['0.fc'\] in the recipe$") as refused:
+        bs.quantize_(made, "int8", sample=X)
+    assert "0.fc.weight" in str(refused.value)
+    assert type(made[0].fc) is nn.Linear
+
+
+def test_a_layer_that_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blockscale.layers.linear import QLinear
+
+    def broken(self: Any, x: Tensor) -> Tensor:
+        raise ValueError("broken")
+
+    broken.__name__ = "forward"
+    broken.__code__ = broken.__code__.replace(co_name="forward")
+    monkeypatch.setattr(QLinear, "forward", broken)
+    made = nn.Sequential(nn.Linear(32, 16), nn.ReLU())
+    told = (
+        "the quantized model does not run on the sample, and nothing was changed: ValueError: "
+        "broken; raised in 0 (QLinear), whose quantized weight is 0.weight: leave it in float with "
+        "skip=['0'] in the recipe"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(told)}$"):
+        bs.quantize_(made, "int8", sample=X)
+
+
+def test_a_sample_that_fits_no_model() -> None:
+    made = nn.Sequential(nn.Linear(32, 16))
+    told = (
+        "so does the float model: does the sample fit it? As bs.calibrate takes batches, a tuple "
+        "holds positional arguments and a mapping keyword arguments"
+    )
+    with pytest.raises(RuntimeError, match=f"{re.escape(told)}$"):
+        bs.quantize_(made, "int8", sample=torch.ones(3, 5))
+    assert type(made[0]) is nn.Linear
+
+
+class Everything(nn.Module):
+    """Batch norms in training, dropout, a counter that its forward replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(32, 16), nn.BatchNorm1d(16), nn.Dropout()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        self.count = self.count + 1
+        z: Tensor = self.drop(self.norm(self.fc(x)))
+        assert not torch.is_grad_enabled()
+        return z if y is None else z + y
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_run_leaves_no_trace(training: bool) -> None:
+    torch.manual_seed(3)
+    plain = Everything().train(training)
+    made = copy.deepcopy(plain)
+    bs.quantize_(plain, "mxfp4")
+    for sample in (X, (X, X[:, :16]), {"x": X, "y": X[:, :16]}, [X]):
+        model = copy.deepcopy(made)
+        count, mean = model.count, model.norm.running_mean
+        random = torch.get_rng_state()
+        bs.quantize_(model, "mxfp4", sample=sample)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert model.training == model.drop.training == training
+        assert model.count is count
+        assert model.norm.running_mean is mean
+        for name, tensor in plain.state_dict().items():
+            if isinstance(tensor, Tensor):
+                assert torch.equal(tensor, model.state_dict()[name]), name
