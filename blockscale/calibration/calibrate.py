@@ -142,8 +142,8 @@ def _methods(observer: Any, weight: Any, transform: Any, source: Source | None) 
 
 
 _STREAMED = (
-    "it does not go with source=, which reads one block at a time. Load the weights first, or use "
-    "transform='hadamard'"
+    "it needs the whole model, and source= reads one block at a time. Load the weights "
+    "first, or use transform='hadamard'"
 )
 
 
@@ -177,7 +177,7 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
     return ledger
 
 
-_READ = "plain rounding: no layer is called with what it is multiplied by"
+_READ = "plain rounding: it is not the weight of a layer, so there is no data about its inputs"
 
 
 def told_by(ledger: Ledger, session: Session) -> Ledger:

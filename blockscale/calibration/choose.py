@@ -94,7 +94,7 @@ def transform_layers(
     """What these layers' inputs go through first, from the statistics of those that saw data."""
     for plan in group:
         if plan.name not in known:
-            why = "not transformed, it saw no data"
+            why = "not transformed: it saw no data"
             session.details[plan.name].append(f"{transform.name}: {why}")
             continue
         before, done = transform.prepare(
@@ -158,7 +158,7 @@ def choose_weight(
     """The codes of a layer's weight, which it owns; none by what only chooses for blocks."""
     if not callable(getattr(algorithm, "quantize", None)):
         session.notes[plan.name].append(
-            f"in no block that {algorithm.name} looks at: plain rounding"
+            f"plain rounding: it is in no block that {algorithm.name} processes"
         )
         return
     place = session.places[plan.name]

@@ -114,7 +114,7 @@ def _finished(
     assert data.resume is not None
     draws = callable(getattr(methods.algorithm, "quantize_block", None))
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
-    left = [f"without {padding.left} tokens of padding"] if padding.left else []
+    left = [f"{padding.left} padding tokens left out"] if padding.left else []
     run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left)
     return Finished(data.resume, run)
 

@@ -56,7 +56,7 @@ class Padding:
             self.odd = f"{self.key} {shape} is not [batch, tokens] of 0 and 1"
             return None
         if self._inside is None and any(str(name).startswith("decoder_") for name in batch):
-            self.odd = f"it is unknown whether {self.key} is the encoder's or the decoder's"
+            self.odd = f"{self.key} may belong to the encoder or to the decoder"
             return None
         mask = mask.detach().to(torch.bool)
         return None if bool(mask.all()) else mask
@@ -85,7 +85,7 @@ class Padding:
             if mask is not None and self._fits(plan, x, mask):
                 x, y = self._without(x, mask), _rows(y, mask)
             elif mask is not None:
-                note = f"with padding: its input {_shape(plan, x)}"
+                note = f"padding was not left out: its input {_shape(plan, x)}"
                 if not any(each.startswith("with padding") for each in details):
                     details.append(note)
             callback(x, y)
@@ -123,9 +123,9 @@ class Padding:
         if self.left:
             return [f"padding left out: {self.left} of {self.tokens} tokens by {self.key}"]
         if self.odd:
-            return [f"with padding, if there is any: {self.odd}"]
+            return [f"padding, if any, was not left out: {self.odd}"]
         if self.key not in (None, MASK) and not self.tokens:
-            return [f"with padding, if there is any: no batch has a mask {self.key!r}"]
+            return [f"padding, if any, was not left out: no batch has a mask {self.key!r}"]
         return []
 
 
@@ -148,7 +148,7 @@ def _rows(x: Any, mask: Tensor) -> Any:
 def _shape(plan: Plan, x: Tensor) -> str:
     if of_convolution(plan.layout):
         return "is a convolution's"
-    return f"{list(x.shape)} is not known to be [batch, tokens, features]"
+    return f"{list(x.shape)} may not be [batch, tokens, features]"
 
 
 def _zeros_and_ones(mask: Tensor) -> bool:

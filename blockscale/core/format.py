@@ -173,13 +173,13 @@ class Format:
         """Why scales or offsets of this format are given and not chosen from a tensor, or None."""
         scale, offset = self.scale, self.offset
         if isinstance(scale, PowerOfTwo) and scale.rule == GIVEN:
-            return f"its scale {scale} is given, not chosen"
+            return f"its scale {scale} must be supplied"
         if isinstance(scale, TwoLevel) and scale.given:
-            return f"its outer scale ({scale}) is given, not chosen"
+            return f"its outer scale ({scale}) must be supplied"
         if isinstance(scale, TwoLevel) and scale.inner.offset is not None:
-            return "the offset of its scales is given, not chosen"
+            return "the offset of its scales must be supplied"
         if offset is not None and offset.block is not None:
-            return f"its {offset}, which blocks share, is given, not chosen"
+            return f"its {offset}, which blocks share, must be supplied"
         return None
 
     @property

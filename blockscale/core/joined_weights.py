@@ -174,10 +174,10 @@ def told_disagreement(outers: Mapping[str, Tensor | None]) -> str:
     last = ", ".join(name.rpartition(".")[2] for name in outers)
     numbers = ", ".join("not chosen yet" if o is None else _number(o) for o in outers.values())
     return (
-        f"{last} of {parent or 'the model'} have the outer scales {numbers}, and servers that join "
-        f"these layers (vLLM, SGLang) keep one: the other layers' codes would mean other numbers. "
-        f"Quantize the float model again with a recipe that lets them share it, as recipes do "
-        f"unless they say fused=False"
+        f"{last} of {parent or 'the model'} have the outer scales {numbers}, and servers that "
+        "join these layers (vLLM, SGLang) keep only one of them: the codes of the other "
+        "layers would get wrong values. Quantize the float model again with a recipe that "
+        "lets them share it, as recipes do unless they say fused=False"
     )
 
 

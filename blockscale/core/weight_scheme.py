@@ -68,7 +68,7 @@ class Scheme:
         chosen, since = for_rows(self.profile, shape), self.since
         if chosen is not self.profile:
             multiple = self.profile.multiple
-            since = f"rows of {shape[-1]} are no whole blocks of {multiple} ({self.profile})"
+            since = f"rows of {shape[-1]} do not divide into blocks of {multiple} ({self.profile})"
         return replace(self, weight=chosen.result(dtype), profile=chosen, since=since)
 
 

@@ -103,7 +103,9 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
     skeleton = {each.device.type for each in model.parameters()} == {"meta"}
     if empty and not skeleton:  # of one that was asked for on meta nothing is missing
-        told.append(f"buffers that no file holds are still on meta: {', '.join(empty)}")
+        told.append(
+            f"these buffers are in no file and are still on the meta device: {', '.join(empty)}"
+        )
     if told:
         warnings.warn(f"blockscale: {shown('; '.join(told), 4000)}", stacklevel=3)
 

@@ -109,10 +109,14 @@ def _compared(
     found = Verification(path)
     for name in sorted(listed.keys() | again.keys()):
         if name not in again or name not in listed:
-            there = "is not made again" if name in listed else "is made, and not in the ledger"
+            there = (
+                "was not reproduced"
+                if name in listed
+                else ("was reproduced, but is not in the ledger")
+            )
             found.wrong[name] = there + how
         elif listed[name] != again[name]:
-            found.wrong[name] = "is made with other bytes" + how
+            found.wrong[name] = "was reproduced with different bytes" + how
         else:
             found.proved[name] = listed[name][0]
     return found
@@ -157,11 +161,11 @@ def _wrong(file: Path, size: int, digest: str, progress: Progress) -> str:
     if not os.path.lexists(file):
         return "is missing"
     if file.is_symlink():
-        return "is a link, where a file was written"
+        return "is a link, expected a file"
     try:
         opened = open_regular(file)
     except (FileError, OSError):
-        return "is no regular file that can be read"
+        return "is not a readable regular file"
     with os.fdopen(opened, "rb") as data:
         there = os.fstat(data.fileno()).st_size
         if there != size:
@@ -170,4 +174,4 @@ def _wrong(file: Path, size: int, digest: str, progress: Progress) -> str:
         while chunk := data.read(_CHUNK):
             sum_of.update(chunk)
             progress.advance(file.name, len(chunk))
-    return "" if sum_of.hexdigest() == digest else "has other bytes"
+    return "" if sum_of.hexdigest() == digest else "has different bytes"

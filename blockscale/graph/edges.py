@@ -134,7 +134,7 @@ def put_edges(
             place.name,
             f"op {op_name(node)}",
             "kept" if none else "quantized",
-            reason="its rule gives inputs a format, and it is given no float" if none else "",
+            reason="its rule sets a format for inputs, and it has no float input" if none else "",
             input=str(scheme.input or "") if inputs else "",
             output=str(scheme.output or "") if results else "",
             details="inputs share one scale" if scheme.shared else "",

@@ -19,7 +19,7 @@ from blockscale.graph.passes.moves.parts import PIECES
 from blockscale.graph.pickled import state
 from blockscale.graph.program import Program
 
-_FLOAT = "its result goes on in float to"
+_FLOAT = "its result stays in float for"
 
 
 def fuse(converted: Program) -> fx.GraphModule:
@@ -62,7 +62,7 @@ def _tell_floats(graph: fx.GraphModule) -> None:
     entries = state(graph).ledger.entries
     for i, entry in enumerate(entries):
         if entry.name in floats and _FLOAT not in entry.details:
-            text = f"{_FLOAT} {', '.join(floats[entry.name])}, for which it has no format"
+            text = f"{_FLOAT} {', '.join(floats[entry.name])}, because it has no output format"
             entries[i] = replace(entry, details="; ".join(filter(None, [entry.details, text])))
 
 

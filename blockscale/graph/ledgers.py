@@ -87,7 +87,7 @@ def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
         parts = [v for k, v in given.items() if k in _beside(prefix) and isinstance(v, fx.Node)]
         size = codes.nbytes + sum(t.nbytes for p in parts if (t := _tensor(graph, p)) is not None)
         entry = Entry(layer, described(node).split(" ")[0], "quantized", weight=str(fmt),
-                      bytes_after=size, details="as the program has it")  # fmt: skip
+                      bytes_after=size, details="as in the program")  # fmt: skip
         found.append((layer, entry))
     return found
 

@@ -69,8 +69,9 @@ class Preparation:
 
 
 _WATCHES = (
-    "this graph watches what runs through it, which no copy and no file would: copy or save the "
-    "program that bs.graph.prepare was given, or what bs.graph.convert makes of this graph"
+    "a prepared graph cannot be copied or saved, because its observers would be lost: copy "
+    "or save the program that was passed to bs.graph.prepare, or the result of "
+    "bs.graph.convert"
 )
 
 
@@ -191,7 +192,7 @@ def _float(program: Program) -> fx.GraphModule:
 
 
 _EXPORTED = (
-    "a graph no longer says where its embeddings, norms and heads are. Export the model after "
+    "a graph does not show where its embeddings, norms and heads are. Export the model after "
     "bs.calibrate(model, ...) rotated it, or use transform='hadamard'"
 )
 

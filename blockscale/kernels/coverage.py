@@ -57,7 +57,7 @@ def _why(op: str, backend: str, spelling: str) -> str:
     """What of a format the kernels do not know."""
     numbers = lower(spelling)
     if numbers is None:
-        return "its element says no numbers for kernels (Element.numbers)"
+        return "its element does not describe its numbers to kernels (Element.numbers)"
     if not numbers.features:
         return f"no {backend} kernel of {op} takes its elements"
     return f"no {backend} kernel of {op} takes its elements with {', '.join(numbers.features)}"

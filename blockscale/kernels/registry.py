@@ -199,7 +199,7 @@ def find(
         if must:
             raise RuntimeError(f"use({wanted!r}): {text} here")
         if wanted != device:
-            text += " on these tensors: going on as with 'auto'"
+            text += " on these tensors: using 'auto' instead"
             _warn_once((op, wanted, *spellings), text)
     return _of_device(op, spellings, device, arguments)
 
@@ -239,7 +239,7 @@ def _of_device(
     if device not in backends():
         return None
     if (reason := unavailable(device)) is not None:
-        text = f"the slow reference runs in the place of {device} kernels: {reason}"
+        text = f"the slow reference runs instead of {device} kernels: {reason}"
         _warn_once((device,), text)
         return None
     kernel = supporting(op, device, spellings, arguments)

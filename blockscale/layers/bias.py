@@ -15,8 +15,8 @@ from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QBias, QInput, QWeight
 
 DYNAMIC = (
-    "its input chooses a scale each time it runs, so its sums have no step to count in: give it a "
-    "static one, as bs.calibrate does"
+    "the scale of its input is dynamic, so its sums have no fixed step: use a static scale "
+    "(bs.calibrate chooses it)"
 )
 
 
@@ -55,8 +55,9 @@ def notes_on_bias(layer: QLayer, fmt: BiasFormat) -> list[str]:
         return notes
     if beyond := int((bias.isfinite() & ~fmt.in_range(bias, steps_of_sums(layer))).sum()):
         notes.append(
-            f"{beyond} of {bias.numel()} biases are more steps of input times weight than {fmt} "
-            f"holds, and saturate: use larger scales, or leave this bias in float"
+            f"{beyond} of {bias.numel()} biases are more steps (input scale times weight "
+            f"scale) than {fmt} holds, and saturate: use larger scales, or leave this bias in "
+            "float"
         )
     return notes
 

@@ -63,13 +63,17 @@ class Buffers(nn.Module):
         state = state_dict.get(f"{prefix}_extra_state")
         if state is not None and state.dtype != torch.uint8:
             error_msgs.append(
-                f"{prefix[:-1]} is quantized, and its state was computed with (now {state.dtype}): "
-                f"codes cannot be averaged or scaled; do that in float, and quantize the result"
+                f"{prefix[:-1]} is quantized, and its state was changed by arithmetic (now "
+                f"{state.dtype}): codes cannot be averaged or scaled; do that in float and "
+                "quantize the result"
             )
             return
         fmt = self.fmt if state is None else _spelled(state)
         if fmt != self.fmt:
-            error_msgs.append(f"{prefix[:-1]} is in format {self.fmt}, the state in {fmt}")
+            error_msgs.append(
+                f"{prefix[:-1]} has the format {self.fmt}, and the state was saved with "
+                f"{fmt}: build the layer with the same format"
+            )
             return
         for name, buffer in self._buffers.items():
             new = state_dict.get(f"{prefix}{name}")

@@ -40,7 +40,9 @@ class Convolution(QLayer):
     def refuses_before(cls, module: Any, before: Before) -> str | None:
         """Why `before` cannot stand before this layer, float or quantized, or None."""
         if module.groups != 1:
-            return f"its {module.groups} groups see different channels, which no transform knows"
+            return (
+                f"its {module.groups} groups read different channels, which no transform supports"
+            )
         return super().refuses_before(module, before)
 
     def prepared(self, x: Tensor) -> Tensor:

@@ -81,8 +81,8 @@ def _advice(given: object) -> str:
 
 _INSTEAD: dict[Any, str] = {
     torch.jit.ScriptModule: (
-        "its layers are compiled in and cannot be replaced: quantize the Python model that it was "
-        "made from, then use torch.export or torch.compile"
+        "its layers are compiled and cannot be replaced: quantize the Python model that it "
+        "was made from, then use torch.export or torch.compile"
     ),
     Mapping: "pass the models in it one at a time, or put them into an nn.ModuleDict",
     list | tuple: "pass the models in it one at a time, or put them into an nn.ModuleList",
@@ -95,9 +95,9 @@ def _of_text(text: str) -> str:
     if Path(text).is_dir():
         return f"a directory goes to bs.quantize_directory({text!r}, out, recipe), or load it first"
     if Path(text).is_file():
-        return f"the model comes first: build it, then bs.load(model, {text!r})"
+        return f"the model must come first: build it, then bs.load(model, {text!r})"
     if is_spelling(text):
-        return f"that is a format, and the model comes first: bs.quantize_(model, {text!r})"
+        return f"that is a format, and the model must come first: bs.quantize_(model, {text!r})"
     return "build the model first, e.g. AutoModel.from_pretrained(name), and pass that"
 
 
@@ -286,8 +286,11 @@ def tried(model: nn.Module, sample: Any) -> Iterator[None]:
     told = _told(model, error)
     before.restore()
     if (same := _run(model, sample)) is not None:
-        told = "so does the float model: does the sample fit it? As bs.calibrate takes batches, a "
-        told += "tuple holds positional arguments and a mapping keyword arguments"
+        told = (
+            "the float model fails as well: does the sample match its inputs? As for batches "
+            "of bs.calibrate, a "
+        )
+        told += "tuple holds positional arguments and a mapping holds keyword arguments"
         error = same
     raise RuntimeError(
         f"the quantized model does not run on the sample, and nothing was changed: "

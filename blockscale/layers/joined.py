@@ -75,8 +75,8 @@ def disagreeing(outers: Mapping[str, Tensor | None]) -> dict[str, str]:
     if first is None or all(_same(first, outer) for outer in found.values()):
         return {}
     told = (
-        "its outer scale is not that of {}, whose codes were chosen elsewhere: servers that join "
-        "them keep one"
+        "its outer scale differs from that of {}, whose codes were passed in: servers that "
+        "join them keep only one"
     )
     return {name: told.format(", ".join(n for n in found if n != name)) for name in found}
 

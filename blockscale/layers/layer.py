@@ -123,7 +123,10 @@ class QLayer(nn.Module):
         if not cls.takes_input:
             return "its input is indices, which cannot be transformed"
         if before.features != cls.features(module):
-            return f"{before.fmt} is for {before.features} features, it has {cls.features(module)}"
+            return (
+                f"{before.fmt} is for {before.features} features, and the layer has "
+                f"{cls.features(module)}"
+            )
         return None
 
     @classmethod

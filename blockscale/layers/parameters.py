@@ -105,7 +105,7 @@ def _planned(
         elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
             yield replace(entry, reason=kept)
         elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
-            told = f"{', '.join(every)} are one parameter, which the recipe treats in several ways"
+            told = f"{', '.join(every)} share one parameter, and the recipe treats them differently"
             yield replace(entry, status="skipped", reason=told)
         elif scheme.profile is not None:
             told = f"profile {scheme.profile} is only for the weights of layers"
@@ -116,9 +116,11 @@ def _planned(
             stack = known.get(name, PLAIN)
             fmt = stack.format(scheme.weight, parameter.shape)
             alone = (
-                "its weight only: it is read, not called" if scheme.input or scheme.output else ""
+                "only its weight is quantized: the layer is read, not called"
+                if scheme.input or scheme.output
+                else ""
             )
-            told = f"input left in float: {type(owner).__name__} computes with it by itself"
+            told = f"input left in float: {type(owner).__name__} computes with it directly"
             told = told if scheme.input is not None else ""
             done = replace(entry, status="quantized", weight=str(fmt), details=alone, reason=told)
             parts = stack.parts if stack.joined else 1
@@ -131,7 +133,7 @@ _VECTOR = "a vector, such as a norm's weight or a bias"
 def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format, stack: Stack) -> str | None:
     """Why this parameter cannot be held in codes; None if it can."""
     if isinstance(owner, ParametrizationList):
-        return "a parametrization computes a weight from it: remove that first"
+        return "a parametrization computes the weight from it: remove that first"
     try:
         fmt = stack.format(fmt, parameter.shape)
     except ValueError as error:

@@ -25,8 +25,8 @@ _RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
 _WHOLE = (Integer, Ternary, Binary)  # elements whose codes are their values
 
 _COMPUTED = (
-    "its weight is computed (weight_norm, pruning, parametrization), and is not folded where that "
-    "is random or is to be trained: remove that first"
+    "its weight is computed (weight_norm, pruning, parametrization) by something random or "
+    "trained, which cannot be folded: remove that first"
 )
 
 
@@ -46,7 +46,7 @@ def why_adapter(model: nn.Module, name: str) -> str:
     for step in name.split("."):
         trained = getattr(owner, "adapter_layer_names", ())
         if step in trained or (step == "prompt_encoder" and hasattr(owner, "peft_config")):
-            return f"{step} is trained as an adapter: merge it to quantize it"
+            return f"{step} is a trained adapter: merge it to quantize it"
         owner = None if owner is None else owner._modules.get(step)
     return ""
 
@@ -60,7 +60,7 @@ def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
         return "it is lazy and its weight holds no data: run the model once first"
     if kind is None:
         name = type(module).__name__
-        return _COMPUTED if parametrize.is_parametrized(module) else f"there is no quantized {name}"
+        return _COMPUTED if parametrize.is_parametrized(module) else f"{name} has no quantized form"
     if _has_another_forward(module):
         return "its forward was replaced on the instance, which a quantized layer would undo"
     return kind.refuses(module)
@@ -81,7 +81,7 @@ def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
     return next((type(p).__name__ for p in parents if isinstance(p, nn.MultiheadAttention)), "")
 
 
-_TO_COME = ContextVar("weights on the meta device are to come", default=False)
+_TO_COME = ContextVar("weights on the meta device are not loaded yet", default=False)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _why_not_tensor(
         return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
     if tensor.dtype not in reference.FLOATS:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return f"its {called} is {dtype}; formats take float32, bfloat16, float16"
+        return f"its {called} is {dtype}; only float32, bfloat16 and float16 can be quantized"
     if fmt is not None:
         try:
             fmt.stored(stored)
@@ -152,12 +152,12 @@ def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> s
     taken: of the layer's input; shape: of its stored weight, [n, k].
     """
     if taken is None:
-        return "its input has no format, so its sums no step: give it one like 'int8:tensor:fp32'"
+        return "its input has no format, so its sums have no step: set one like 'int8:tensor:fp32'"
     if reason := why_no_integers(taken):
         return f"its input is {taken}, {reason}"
     if reason := why_no_weights(weight):
         return f"its weight is {weight}, {reason}"
-    several = "one output's sum would have several steps: use the block"
+    several = "the sum of one output would have several steps: use the block"
     if taken.block.name != "tensor":
         return f"its input is {taken}, {several} 'tensor'"
     if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
@@ -170,7 +170,7 @@ def why_no_weights(fmt: Format) -> str | None:
     None if they are: integers, and powers of two and sums of them."""
     if fmt.element.grain is None:
         return (
-            "whose codes are no integers to add up, nor powers of two: use integers, log2 … log8 "
+            "whose codes are neither integers nor powers of two: use integers, log2 … log8 "
             "or apot3 … apot8"
         )
     return why_no_integers(fmt) if isinstance(fmt.element, _WHOLE) else None
@@ -179,9 +179,9 @@ def why_no_weights(fmt: Format) -> str | None:
 def why_no_integers(fmt: Format) -> str | None:
     """Why values of this format are no integers in steps of their block; None if they are."""
     if not isinstance(fmt.element, _WHOLE):
-        return "whose codes are no integers to add up: use integers"
+        return "whose codes are not integers: use integers"
     if fmt.zero is not None:
-        return f"whose zero points of type {fmt.zero} are no integers: use 'asym'"
+        return f"whose zero points of type {fmt.zero} are not integers: use 'asym'"
     if fmt.offset is not None:
-        return "whose offsets are no steps: use 'asym'"
+        return "whose offsets are not whole steps: use 'asym'"
     return None

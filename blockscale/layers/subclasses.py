@@ -95,8 +95,8 @@ class Kept:
         told = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
         if cls.inner.takes_input:
             told += (
-                "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes what the "
-                "product in it gets, if that is a product with its weight itself"
+                "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes the "
+                "input of the product in it, if that is a product with the weight itself"
             )
         floats: dict[str, Any] = dict.fromkeys(lost)
         return replace(scheme, **floats), told
@@ -106,8 +106,8 @@ class Kept:
         """Why this float layer cannot be replaced, or None."""
         if taken := _taken(cls, module):
             return (
-                f"{cls.float_class.__name__} is a subclass with attributes that quantized layers "
-                f"use for themselves: {', '.join(taken)}"
+                f"{cls.float_class.__name__} is a subclass with attributes that quantized "
+                f"layers need for themselves: {', '.join(taken)}"
             )
         return cls.inner.refuses(module)
 

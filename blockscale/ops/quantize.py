@@ -118,7 +118,7 @@ def _given(
 
 def _check_tensor(x: object) -> None:
     if not isinstance(x, Tensor):
-        advice = "torch.as_tensor makes one"
+        advice = "convert it with torch.as_tensor"
         if isinstance(x, nn.Module):
             advice = "a model is quantized in place by bs.quantize_(model, recipe)"
         elif isinstance(x, Mapping):

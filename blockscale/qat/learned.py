@@ -32,7 +32,7 @@ PARTS = tuple(2.0 ** (-j / 8) for j in range(17))  # of the range: 1 to 1/4
 NOTHING = -torch.inf  # the origin of a block that has not begun
 LOST = 4.0  # a mean magnitude above so many times what the scale reaches: it says nothing of x
 
-PROFILED = "weights in training change, and are rounded by the contract: give its format"
+PROFILED = "profiles are not supported in training: use a plain format"
 
 
 def read_learning(learn: Learn) -> Learning:
@@ -183,8 +183,11 @@ class LearnedScale(nn.Module):
     def waiting_notes(self, part: str, padding: int | None = None) -> list[str]:
         """What to know of a part's scales before training; padding: as in `notes`."""
         waiting, count = self._waiting(padding)
-        told = f"{waiting} of {count} learned scales of its {part} begin later, with the first "
-        return [f"{told}values that are not zero, NaN or infinite"] if waiting else []
+        told = (
+            f"{waiting} of {count} learned scales of its {part} are not set yet; they will be "
+            "by the first "
+        )
+        return [f"{told}values that are not 0, NaN or infinite"] if waiting else []
 
     def notes(self, part: str, padding: int | None = None) -> list[str]:
         """What to know of the scales of a layer's `part` once training is over.
@@ -194,11 +197,13 @@ class LearnedScale(nn.Module):
         waiting, count = self._waiting(padding)
         grew, told = int(self.grew), []
         if waiting:
-            told.append(f"{waiting} of {count} scales of its {part} saw nothing but zeros, NaN or "
-                        f"infinities, and never began")  # fmt: skip
+            told.append(
+                f"{waiting} of {count} scales of its {part} saw only zeros, NaN or "
+                "infinities, and were never set")  # fmt: skip
         if grew:
-            told.append(f"scales of its {part} began anew in training (steps: {grew}), as values "
-                        f"were more than {LOST:.0f} times what they reached")  # fmt: skip
+            told.append(
+                f"scales of its {part} were set again in training (steps: {grew}), because "
+                f"values exceeded their range more than {LOST:.0f} times")  # fmt: skip
         return told
 
     def _waiting(self, padding: int | None) -> tuple[int, int]:

@@ -77,14 +77,14 @@ def find_pairs(model: nn.Module, fuse: str | Pairs | None) -> tuple[dict[str, st
 def why_not(conv: nn.Module, norm: nn.Module) -> str | None:
     """Why this batch norm cannot be folded into this convolution, or None."""
     if NORMS.get(type(conv)) is not type(norm):
-        return f"{type(norm).__name__} after {type(conv).__name__} is no pair that can be folded"
+        return f"{type(norm).__name__} after {type(conv).__name__} cannot be folded"
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
     if not norm.track_running_stats or norm.running_var is None:
         return "the batch norm keeps no running statistics"
     if norm.num_features != getattr(conv, "out_channels", None):
         return f"the batch norm has {norm.num_features} features, not the convolution's channels"
     if conv._forward_hooks or norm._forward_pre_hooks:
-        return "a hook looks between the two"
+        return "a hook is registered between the two"
     return None
 
 
@@ -251,7 +251,7 @@ def _trainable(decisions: list[Decision]) -> Iterator[Decision]:
         elif reason := reasons[each.name]:
             yield each.left("skipped", reason)
         elif id(each.parameter) in refused:
-            told = "its weight is tied to a layer that cannot be trained so"
+            told = "its weight is tied to a layer that cannot be trained with fake quantization"
             yield each.left("skipped", told)
         else:
             yield each

@@ -175,7 +175,8 @@ def choices(
         for other in plan_parameters(model, decisions, recipe):
             if isinstance(other, ParameterPlan):
                 left.setdefault(
-                    other.name, "a parameter of no layer, which the search leaves alone"
+                    other.name,
+                    "a parameter that belongs to no layer, which the search does not change",
                 )
     for choice in found.values():
         for candidate in candidates:

@@ -51,7 +51,10 @@ def test_runs_that_say_nothing_of_each_other_are_refused():
     one = run(("a", line("o", "ours", 1.0)))
     with pytest.raises(ValueError, match="none of these cases"):
         changes(one, run(("b", line("o", "ours", 1.0))))
-    with pytest.raises(ValueError, match="earlier run is of cpu, this one of cuda"):
+    with pytest.raises(
+        ValueError,
+        match="earlier run was measured on cpu, this one on cuda: compare runs of one device",
+    ):
         changes(one, run(("a", line("o", "ours", 1.0)), device="cuda"))
 
 

@@ -22,7 +22,7 @@ def test_another_run_does_not_go_on(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
         run.run(FEW, path, False, Heard(KeyboardInterrupt(), at=1))
-    with pytest.raises(ValueError, match=r"its settings was quick False, not True; measure anew"):
+    with pytest.raises(ValueError, match="its settings was quick False, not True; measure again"):
         run.run(replace(FEW, quick=True), path, True, Heard())
     monkeypatch.setattr(results, "commit", lambda: "another")
     with pytest.raises(ValueError, match=r"its commit was '.*', not 'another'"):
@@ -31,7 +31,7 @@ def test_another_run_does_not_go_on(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is not JSON"):
         run.run(FEW, path, True, Heard())
     path.write_text("{}")
-    with pytest.raises(ValueError, match="is no file of `blockscale bench`"):
+    with pytest.raises(ValueError, match="was not written by `blockscale bench`"):
         run.run(FEW, path, True, Heard())
 
 

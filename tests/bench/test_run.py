@@ -105,9 +105,9 @@ def test_what_takes_too_long_shortens_what_follows(tmp_path, monkeypatch):
 
 
 def test_nothing_to_measure(tmp_path):
-    with pytest.raises(ValueError, match="no case is called like 'nothing'"):
+    with pytest.raises(ValueError, match="no case matches 'nothing'"):
         run.run(replace(FEW, only="nothing"), tmp_path / "run.json", False, Heard())
-    with pytest.raises(ValueError, match="no clock for device 'meta'"):
+    with pytest.raises(ValueError, match="cannot measure on device 'meta'; choose from cpu, cuda"):
         run.run(replace(FEW, device="meta"), tmp_path / "run.json", False, Heard())
 
 

@@ -38,7 +38,7 @@ def test_what_is_quick_is_a_part(tmp_path):
 
 @pytest.mark.parametrize("seconds", [-1.0, -1e-9, float("nan")])
 def test_negative_seconds(seconds):
-    with pytest.raises(ValueError, match=f"seconds of a run are 0 or more, not {seconds:g}"):
+    with pytest.raises(ValueError, match=f"seconds must be >= 0, got {seconds:g}"):
         Settings(seconds=seconds)
 
 

@@ -107,8 +107,8 @@ def test_what_can_be_read_once_is_refused_for_several_passes() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     before, batches = state_of(model), (torch.randn(2, 8) for _ in range(3))
     words = (
-        r"a generator\), but 3 passes are needed \(1 for static scales, 2 for weight 'gptq'\): "
-        r"give a list or a DataLoader"
+        r"a generator\), but 3 passes are needed \(1 for static scales, 2 for weight "
+        r"'gptq'\): pass a list or a DataLoader"
     )
     with pytest.raises(ValueError, match=words):
         quietly(model, batches, bs.Recipe("int8", "int8"), "min_max", weight="gptq")

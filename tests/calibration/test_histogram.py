@@ -123,7 +123,7 @@ def test_weights_are_summed_beside_the_counts():
     assert bins.mass[bins.mass > 0].tolist() == [2.0, 3.0]  # 0.5 + 0.5 + 1, and 3
     assert observer.counts.sum() == 4
     for bad in (-1.0, torch.inf, torch.nan):
-        with pytest.raises(ValueError, match="finite and at least 0"):
+        with pytest.raises(ValueError, match="finite and >= 0"):
             observer.observe(x, weight=torch.tensor(bad))
     with pytest.raises(RuntimeError, match="expand"):
         observer.observe(x, weight=torch.ones(3))

@@ -85,7 +85,7 @@ def test_the_drift_is_that_of_all_rows() -> None:
     expected = seen.double().T @ (wanted - seen).double() / 50
     assert (gathered.rows, gathered.skipped) == (50, 2)
     torch.testing.assert_close(gathered.result(), expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"rows of 6 inputs in both models, found \(50, 5\)"):
+    with pytest.raises(ValueError, match=r"rows of 6 features in both models, found \(50, 5\)"):
         gathered.add(seen[:, :5], wanted[:, :5])
 
 

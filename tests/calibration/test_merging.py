@@ -9,7 +9,13 @@ from tests.calibration.observers.seen import draw, seeing
 
 def test_states_that_do_not_fit():
     state = seeing("mse", "int8", draw(4, 4)).state_dict()
-    with pytest.raises(RuntimeError, match=r"is in format int4.*the state in int8:tensor:fp32"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            r"has the format int4.*the state was saved with int8:tensor:fp32: build the layer "
+            r"with the same format"
+        ),
+    ):
         bs.observers.make("mse", "int4:tensor:fp32").load_state_dict(state)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         bs.observers.make("min_max", "int8").load_state_dict(state)

@@ -115,7 +115,10 @@ def test_the_scales_are_those_of_the_rows_that_count(build: Any) -> None:
     first = next(entry for entry in ledger if entry.status == "quantized")
     assert "padding left out: 40 of 64 tokens by attention_mask" in first.details
     if build is bert:
-        assert "with padding: its input [2, 32] is not known" in ledger["pooler.dense"].details
+        assert (
+            "padding was not left out: its input [2, 32] is not known"
+            in ledger["pooler.dense"].details
+        )
 
 
 FLOWS = [
@@ -180,12 +183,12 @@ def test_what_no_mask_says_is_not_guessed() -> None:
     odd = Padding("attention_mask")
     assert odd.mask_of({"attention_mask": -1e9 * (1.0 - mask)}) is None
     assert odd.notes() == [
-        "with padding, if there is any: attention_mask [2, 3] is not [batch, tokens] of 0 and 1"
+        "padding, if any, was not left out: attention_mask [2, 3] is not [batch, tokens] of 0 and 1"
     ]
     assert odd.mask_of({"attention_mask": mask[:, None, None]}) is None
     assert "[2, 1, 1, 3]" in odd.odd
     assert odd.mask_of({"attention_mask": mask, "decoder_input_ids": mask}) is None
-    assert "the encoder's or the decoder's" in odd.odd
+    assert "the encoder or to the decoder" in odd.odd
     ledger = quietly(bert(), padded(), padding="real", observer="min_max")
     assert "no batch has a mask 'real'" in next(iter(ledger)).details
     with pytest.raises(ValueError, match="padding: expected the name of the mask in the batches"):

@@ -60,8 +60,8 @@ def test_one_that_was_faster_ends_with_one(tmp_path):
 def test_wrong_words_come_before_measuring(tmp_path):
     for args, said in (
         (["--against", tmp_path / "no.json"], "does not exist"),
-        (["--tolerance", "0"], "a tolerance is above 0"),
-        (["--beside", tmp_path], "no checkout of blockscale"),
+        (["--tolerance", "0"], "the tolerance must be > 0 (1.1 allows"),
+        (["--beside", tmp_path], "not a checkout of blockscale: it has no"),
     ):
         done = run(*args)
         assert done.exit_code == 1

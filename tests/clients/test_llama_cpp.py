@@ -112,7 +112,7 @@ def test_a_file_with_grids(tmp_path: Path) -> None:
     bs.export.convert_checkpoint(tmp_path / "m", tmp_path / "m.gguf", "gguf")
     llama_cpp.quantize(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ3_S", pure=True)
     llama_cpp.quantize(tmp_path / "q.gguf", tmp_path / "wide.gguf", "F32")
-    with pytest.warns(UserWarning, match="hold vectors of grids"):
+    with pytest.warns(UserWarning, match="hold vectors of a ggml grid"):
         model = from_checkpoint(tmp_path / "q.gguf")
     ids = tiny.tokens(48)
     theirs = llama_cpp.logits(tmp_path / "wide.gguf", ids)

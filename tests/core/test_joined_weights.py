@@ -65,7 +65,7 @@ def test_what_a_recipe_says() -> None:
         ("*.qkv", r"list of patterns: write \['\*.qkv'\]"),
         (3, "True, False or a list of patterns"),
         ([3], "True, False or a list of patterns"),
-        (["op:add"], "names ops, and servers join layers"),
+        (["op:add"], "names ops, and only layers"),
         (["re:("], "re:"),
     ],
 )

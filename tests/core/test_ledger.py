@@ -20,7 +20,7 @@ A = Entry(
     bytes_after=34,
 )
 B = Entry(
-    "enc.b", "LSTM", "skipped", reason="there is no quantized LSTM", elements=4, bytes_before=16
+    "enc.b", "LSTM", "skipped", reason="LSTM has no quantized form", elements=4, bytes_before=16
 )
 C = Entry(
     "norm.weight",
@@ -66,8 +66,8 @@ def test_strict_names_everything_at_once() -> None:
         Ledger([A, B, C, B], ("lm_haed", "re:x")).raise_if_skipped()
     assert str(caught.value) == (
         "strict: not everything the recipe covers can be quantized; nothing was changed.\n"
-        "  enc.b (LSTM): there is no quantized LSTM\n"
-        "  enc.b (LSTM): there is no quantized LSTM\n"
+        "  enc.b (LSTM): LSTM has no quantized form\n"
+        "  enc.b (LSTM): LSTM has no quantized form\n"
         "  pattern 'lm_haed' matches nothing\n"
         "  pattern 're:x' matches nothing\n"
         "Name them in the recipe's skip list, or call with strict=False."
@@ -83,8 +83,8 @@ def test_one_warning_for_the_caller_of_the_caller() -> None:
         public()
     assert [str(w.message) for w in caught] == [
         "blockscale:\n"
-        "  enc.b: skipped, there is no quantized LSTM\n"
-        "  enc.b: skipped, there is no quantized LSTM\n"
+        "  enc.b: skipped, LSTM has no quantized form\n"
+        "  enc.b: skipped, LSTM has no quantized form\n"
         "  n: 1 of 4 weights are NaN\n"
         "  n: two\n"
         "  pattern 'lm_haed' of the recipe matches nothing"
@@ -101,7 +101,7 @@ def test_nothing_to_say_is_silent() -> None:
 def test_the_table() -> None:
     assert str(Ledger([A, B, C, N], ("x",))) == (
         "quantized  enc.a        Linear                  mxfp4, input mxfp8\n"
-        "skipped    enc.b        LSTM                    there is no quantized LSTM\n"
+        "skipped    enc.b        LSTM                    LSTM has no quantized form\n"
         "kept       norm.weight  parameter of LayerNorm  a vector\n"
         "quantized  n            Linear                  int8, output fp8\n"
         "note  n: 1 of 4 weights are NaN\n"
@@ -117,7 +117,7 @@ def test_details_follow_the_formats() -> None:
     assert entry.told == "int8, input fp8; static input by mse"
     assert str(Ledger([entry])).splitlines()[0].endswith(entry.told)
     assert "details" in Ledger([entry]).to_json()
-    assert B.told == "there is no quantized LSTM"
+    assert B.told == "LSTM has no quantized form"
 
 
 def test_names_from_files_are_printable():

@@ -191,5 +191,5 @@ def test_which_layouts_there_are() -> None:
             check_layout(layout)
     assert [of_convolution(layout) for layout in LAYOUTS] == [False, False, True, True]
     assert [inputs_first(layout) for layout in LAYOUTS] == [False, True, False, True]
-    with pytest.raises(ValueError, match="6 inputs do not divide into 4 groups"):
+    with pytest.raises(ValueError, match="6 inputs cannot be divided into 4 equal groups"):
         stored_shape((6, 2, 3), grouped_layout(4))

@@ -133,7 +133,7 @@ GRAMMAR = "a format is spelled element:block:scale[:option...], e.g. e2m1:group3
 ELEMENTS = ("binary", "int2 … int16", "uint1 … uint16", "log2 … log8", "eXmY", "ternary")
 BLOCKS = ("tensor", "channelA", "token", "groupN", "groupN@A", "tileRxC")
 SCALES = ("fp32, fp16, bf16", "e4m3, e5m2", "e8m0[/RULE]", "pow2/RULE", "(FORMAT)")
-PLAIN = "must be plain and under fp32"
+PLAIN = "must be plain with an fp32"
 
 # What is wrong -> what the message says besides the spelling itself.
 WRONG = {
@@ -142,8 +142,8 @@ WRONG = {
     "int8::fp32": (GRAMMAR,),
     "int8:tensor:fp32:": (GRAMMAR,),
     "int8:tensor:fp32(x)": ("unknown scale 'fp32(x)'",),
-    "int8:tensor:fp32)": ("a parenthesis is closed that was not opened",),
-    "int8:tensor:(uint8:tensor:fp32": ("a parenthesis is not closed",),
+    "int8:tensor:fp32)": ("unbalanced parenthesis, closed and not opened",),
+    "int8:tensor:(uint8:tensor:fp32": ("unbalanced parenthesis, opened and not closed",),
     "int8:tensor:(fp32)": (GRAMMAR,),
     "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": ("unknown element '(uint8:tensor:fp32)'",),
     "e4m3:tensor:(uint8:tensor:(uint8:tensor:fp32))": (PLAIN, "not uint8:tensor:"),
@@ -181,15 +181,15 @@ WRONG = {
     "int8:group4:e4m3:half": ("half needs an fp32, fp16 or bf16 scale",),
     "int8:tensor:e8m0:recip": ("recip changes nothing under a power-of-two scale: leave it out",),
     "binary:tensor:fp32:up": ("binary takes the sign, so it takes no rounding: leave that out",),
-    "e4m3:tensor:(binary:tensor:fp32)": ("cannot be binary, which stores means",),
+    "e4m3:tensor:(binary:tensor:fp32)": ("cannot be binary, whose scale is a mean",),
     "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
     "e4m3:tensor:(uint8:tensor:pow2/ceil)": (PLAIN, "not uint8:tensor:pow2/ceil"),
     "int8:tensor:fp32:offset(fp8)": ("unknown type 'fp8'; choose from fp32, fp16, bf16",),
     "int8:tensor:fp32:offset()": ("a type is missing between the parentheses",),
-    "int8:tensor:fp32:asym:offset": ("takes the place of a zero point",),
-    "int8:tensor:fp32:full:offset": ("takes the place of a zero point",),
-    "binary:tensor:fp32:offset": ("so an offset has no meaning",),
+    "int8:tensor:fp32:asym:offset": ("replaces the zero point",),
+    "int8:tensor:fp32:full:offset": ("replaces the zero point",),
+    "binary:tensor:fp32:offset": ("so it takes no offset: leave that out",),
     "int8:tensor:fp32:recip(fp16)": ("unknown option 'recip(fp16)'",),
     "e4m3:tensor:fp32:asym(fp16)": ("asym (a zero point) needs an integer element",),
     "int8:tensor:e8m0/floor:signed": ("signed needs an fp32, fp16 or bf16 scale",),
@@ -199,13 +199,13 @@ WRONG = {
     "int8:block3x0:fp32": ("unknown block 'block3x0'",),
     "e4m3:tensor:(uint8:tensor:fp32:asym)": (PLAIN, "not uint8:tensor:fp32:asym"),
     "e4m3:tensor:(uint8:tensor:e4m3)": (PLAIN, "not uint8:tensor:e4m3"),
-    "bfp1": ("a mantissa has 2 to 16 bits with its sign, not 1",),
-    "bfp17x4": ("a mantissa has 2 to 16 bits with its sign, not 17",),
-    "BFP[8|7]{64}(SN)": ("a shared exponent has 8 bits, not 7",),
+    "bfp1": ("a mantissa must have 2 to 16 bits with its sign, got 1",),
+    "bfp17x4": ("a mantissa must have 2 to 16 bits with its sign, got 17",),
+    "BFP[8|7]{64}(SN)": ("a shared exponent must have 8 bits, got 7",),
     "MXFP8[E4M2]{32}": ("are 7 bits, not 8",),
     "MXFP8[E4M3]{0}": ("at least 1 element",),
     "BFP[8|8]{0}(SN)": ("a block must have at least 1 element",),
-    "BFP[1|8]{64}": ("a mantissa has 2 to 16 bits with its sign, not 1",),
+    "BFP[1|8]{64}": ("a mantissa must have 2 to 16 bits with its sign, got 1",),
 }
 
 
@@ -228,7 +228,7 @@ def test_an_unknown_name_gets_close_ones(text: str, meant: str) -> None:
     ) as no:
         parse(text)
     assert all(name in str(no.value) for name in CATALOG)
-    assert "any other is spelled element:block:scale" in str(no.value)
+    assert "others are spelled element:block:scale" in str(no.value)
 
 
 @pytest.mark.parametrize(
@@ -286,16 +286,16 @@ def test_a_name_like_no_other(text: str) -> None:
 
 @pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), (b"int8", "bytes")])
 def test_not_text(value: object, kind: str) -> None:
-    with pytest.raises(TypeError, match=rf"^a format is a Format or its spelling, not {kind}$"):
+    with pytest.raises(TypeError, match=rf"^expected a Format or its spelling, found a {kind}$"):
         parse(value)
 
 
 HUGE = {
     "10 MB": ("x" * 10_000_000, "is too long: at most 10,000 characters"),
     "parentheses": ("int4:tensor:" + "(" * 4000 + ")" * 4000, "more than 8 parentheses"),
-    "formats in each other": ("int4:tensor:(" * 300 + "fp32" + ")" * 300, "more than 8 parenth"),
-    "a book": ("book(" + "1," * 4000 + "2):tensor:fp32", "2 to 256 values, not 4001"),
-    "a book of words": ("book(" + "a," * 4000 + "b):tensor:fp32", "lists numbers"),
+    "formats in formats": ("int4:tensor:(" * 300 + "fp32" + ")" * 300, "more than 8 parenth"),
+    "a book": ("book(" + "1," * 4000 + "2):tensor:fp32", "2 to 256 values, got 4001"),
+    "a book of words": ("book(" + "a," * 4000 + "b):tensor:fp32", "codebook is written as numbers"),
     "options": ("int8:tensor:fp32" + ":asym" * 1500, "repeat or contradict"),
     "colons": (":" * 9999, "a format is spelled"),
     "an element": ("x" * 9000 + ":tensor:fp32", "unknown element"),

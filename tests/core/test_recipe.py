@@ -155,7 +155,7 @@ def test_reading_sources(tmp_path) -> None:
         assert Recipe.read(source) == recipe
     for source in ("mxfp4", " mxfp4 ", parse("mxfp4"), "e2m1:group32:e8m0"):
         assert Recipe.read(source) == Recipe("mxfp4")
-    with pytest.raises(ValueError, match=r"no recipe file '.*gone\.json'"):
+    with pytest.raises(ValueError, match=r"the recipe file '.*gone.json'"):
         Recipe.read(tmp_path / "gone.json")
     with pytest.raises(ValueError, match=r"no format 'recipe': .*named formats are int8"):
         Recipe.read("recipe")
@@ -186,14 +186,14 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
         ({"rules": {"a": "int99"}}, "no format 'int99'"),
         ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),
-        ({"skip": "lm_head"}, r"skip is a list of patterns: write \['lm_head'\]"),
-        ({"weight": 8}, "a format is a Format or its spelling, not int"),
+        ({"skip": "lm_head"}, r"skip must be a list of patterns: write \['lm_head'\]"),
+        ({"weight": 8}, "expected a Format or its spelling, found a int"),
         ({"weight": "int32"}, "no format 'int32'"),
         ({"bias": "bf16"}, "bias: no format 'bf16': .*; a bias can also be 'int32', short for"),
-        ({"bias": "int40:sums"}, "int40:sums: a bias has 2 to 32 bits"),
+        ({"bias": "int40:sums"}, "int40:sums: a bias must have 2 to 32 bits"),
         ({"rules": {"a": {"bias": "int32:tensor"}}}, "bias: 'int32:tensor'"),
-        ([], "a recipe is a JSON object, not list"),
-        (None, "a recipe is a JSON object, not NoneType"),
+        ([], "a recipe must be a JSON object, found a list"),
+        (None, "a recipe must be a JSON object, found a NoneType"),
     ],
 )
 def test_mistakes(data, words: str) -> None:
@@ -265,8 +265,8 @@ def test_spellings(text, spelled: str) -> None:
     [
         ("bf16", r"bias: no format 'bf16': .*; a bias can also be 'int32', short for 'int32:sums'"),
         ("int64", "bias: no format 'int64'"),
-        ("int33:sums", "int33:sums: a bias has 2 to 32 bits"),
-        ("int1:sums", "int1:sums: a bias has 2 to 32 bits"),
+        ("int33:sums", "int33:sums: a bias must have 2 to 32 bits"),
+        ("int1:sums", "int1:sums: a bias must have 2 to 32 bits"),
         ("uint8:sums", "bias: 'uint8:sums'"),
         ("int32:tensor:fp32", "bias: 'int32:tensor:fp32'"),
     ],

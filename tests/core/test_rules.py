@@ -66,7 +66,7 @@ def test_what_a_rule_for_ops_may_say():
         bs.Recipe("int8", rules={"op:add": "int8"})
     with pytest.raises(ValueError, match="unknown key 'weight'; choose from input, output, shared"):
         bs.Recipe("int8", rules={"op:add": {"weight": "int8"}})
-    with pytest.raises(TypeError, match="shared is true or false, not 1"):
+    with pytest.raises(TypeError, match="shared must be true or false, got 1"):
         bs.Recipe("int8", rules={"op:add": {"input": "int8", "shared": 1}})
     with pytest.raises(ValueError, match="shared needs an input format with the block tensor"):
         bs.Recipe("int8", rules={"op:add": {"input": "mxfp8", "shared": True}})

@@ -65,7 +65,7 @@ def test_blocks_without_numbers_have_no_offset() -> None:
 def test_an_offset_that_blocks_share_is_given() -> None:
     fmt = "int4:group4:fp32:offset(tensor:fp32)"
     x = torch.randn(2, 8)
-    with pytest.raises(ValueError, match="is given, not chosen"):
+    with pytest.raises(ValueError, match="must be supplied"):
         bs.quantize(x, fmt)
     q = bs.quantize(x, fmt, scale=torch.ones(2, 2), offset=torch.tensor(0.25))
     assert torch.equal(q.dequantize(), (x - 0.25).round().clamp(-8, 7) + 0.25)
@@ -77,9 +77,11 @@ def test_given_offsets_are_checked() -> None:
         bs.quantize(x, "int4:group4:fp32:offset", scale=scale)
     with pytest.raises(ValueError, match="has no offset"):
         bs.quantize(x, "int4:group4:fp32", scale=scale, offset=scale)
-    with pytest.raises(ValueError, match=r"the offset is float32 of shape \(2, 2\), not float16"):
+    with pytest.raises(
+        ValueError, match=r"the offset must be float32 of shape \(2, 2\), found float16"
+    ):
         bs.quantize(x, "int4:group4:fp32:offset", scale=scale, offset=scale.half())
-    with pytest.raises(ValueError, match="without the scale"):
+    with pytest.raises(ValueError, match="without its scale"):
         bs.quantize(x, "int4:group4:fp32:offset", offset=scale)
 
 
@@ -148,7 +150,7 @@ def test_an_offset_of_scales_is_added_to_their_steps() -> None:
     codes = torch.tensor([[0, 1, 3, 4]], dtype=torch.uint8)
     parts = QParams(codes, torch.tensor([[0.5, 2.0]]), scale_offset=torch.tensor([[3.0]]))
     assert R.step_of(parts, fmt).tolist() == [[2.5, 2.75, 4.0, 5.0]]
-    with pytest.raises(ValueError, match="offset of its scales is given, not chosen"):
+    with pytest.raises(ValueError, match="offset of its scales must be supplied"):
         bs.quantize(torch.ones(1, 16), fmt)
 
 

@@ -94,7 +94,7 @@ def test_what_takes_too_many_steps_is_refused():
         ("(a)?b(?(1)c|d)", "a condition"),
         ("(?>a)", "an atomic group"),
         ("a++", "a possessive repeat"),
-        ("(" * 3000 + ")" * 3000, "too many groups in each other"),
+        ("(" * 3000 + ")" * 3000, "too many nested groups"),
         ("a" * (LONGEST + 1), r"is too long: at most 10,000 characters"),
         ("a{99999999999999999999}", "is not a regular expression"),
     ],

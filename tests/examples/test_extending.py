@@ -124,7 +124,7 @@ USES = {
         assert run("mxfp4").stdout == "e2m1:group32:e8m0/floor" + chr(10)
         assert json.loads(run("bfp8", "--json").stdout)["spelling"] == "int8:group64:e8m0/floor"
         failed = run("mxfp5")
-        assert failed.exit_code == 1 and failed.stderr.startswith("blockscale: no format 'mxfp5'")
+        assert failed.exit_code == 1 and "unknown format 'mxfp5'" in failed.stderr
         assert "  spell " in CliRunner().invoke(app, ["--help"]).stdout
         """,
     "op": """

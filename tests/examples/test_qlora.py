@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("peft")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:blockscale. adapters were merged"),
+    pytest.mark.filterwarnings("ignore:blockscale. merged adapters"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 

@@ -57,7 +57,11 @@ def _short(text: str) -> str:
         return "inputs are integers under float scales"
     if "unsigned integers of 16 bits" in text:
         return "no kernels for uint16"
-    for spelled in (": it has ", "it has no such numbers", "scales of such numbers"):
+    for spelled in (
+        ": it has ",
+        "unknown element of compressed-tensors; choose from",
+        "scales of this element must be",
+    ):
         line = line[line.index(spelled) :].removeprefix(": ") if spelled in line else line
     return line.partition(";")[0].strip()
 

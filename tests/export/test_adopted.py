@@ -87,9 +87,9 @@ def test_what_was_exported_in_training_mode_is_refused(write, tmp_path):
 
 def test_a_graph_of_quantize_fx_needs_an_example(tmp_path):
     graph = producers.quantize_fx(producers.Small(), X)
-    with pytest.raises(ValueError, match="quantize_fx is exported with an example"):
+    with pytest.raises(ValueError, match="quantize_fx needs an example"):
         bs.export.onnx(graph, tmp_path / "m.onnx")
-    with pytest.raises(TypeError, match="a tuple of arguments, not a dict"):
+    with pytest.raises(TypeError, match="a tuple of arguments as example, found a dict"):
         bs.export.onnx(graph, tmp_path / "m.onnx", {"x": X[0]})
     assert not any(tmp_path.iterdir())
 

@@ -176,7 +176,7 @@ def test_layers_of_another_kind(saved) -> None:
     """A transform of a convolution in groups, which no layer could run."""
     other = net()
     other[4] = nn.Conv1d(16, 6, 3, padding=1, groups=2)
-    with pytest.raises(bs.FileError, match="its 2 groups see different channels"):
+    with pytest.raises(bs.FileError, match="its 2 groups read different channels"):
         bs.load(other, saved)
     assert isinstance(other[0], nn.Linear)
 

@@ -96,7 +96,7 @@ WRONG = {  # what safetensors refuses, in a file of one byte of data
     "lower case": json.dumps({"x": entry(dtype="u8")}),
     "dtype is a number": json.dumps({"x": entry(dtype=8)}),
     "no dtype": text_of('"x": {"shape": [1], "data_offsets": [0, 1]}'),
-    "no object": '{"x": 5}',
+    "not an object": '{"x": 5}',
     "a field twice": text_of(X.replace("{", '{"dtype": "U8", ')),
     "metadata twice": text_of('"__metadata__": {}', '"__metadata__": {}', X),
     "metadata of a number": text_of('"__metadata__": {"a": 5}', X),

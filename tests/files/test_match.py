@@ -48,13 +48,15 @@ def test_another_model(path) -> None:
             Wider(),
             r"head.weight has shape \(64, 64\), this model's has \(64, 65\): build the model",
         ),
-        (without, "it has head.weight, which this model has not"),
+        (without, "it has head.weight, which this model does not have"),
         (more, "it lacks another.weight, another.bias"),
-        (nn.ReLU(), "it has .*weight, which this model has not"),
+        (nn.ReLU(), "it has .*weight, which this model does not have"),
     ):
         refused(path, words, model)
     again = quantized()
     before = bits(again)
-    with pytest.raises(bs.FileError, match="of this model is quantized already: load into the f"):
+    with pytest.raises(
+        bs.FileError, match="of this model is quantized already: load the file into the float"
+    ):
         bs.load(again, path)
     assert bits(again) == before

@@ -93,7 +93,7 @@ def test_an_index_says_what_is_stored(folder) -> None:
         refused(folder, words)
     text = json.dumps({"weight_map": where})
     index.write_text(f'{text[:-2]}, "{first}": "a.safetensors"' + "}}")
-    refused(folder, "is there twice")
+    refused(folder, "appears twice")
     index.write_text(json.dumps({"weight_map": {n: f"./{f}" for n, f in where.items()}}))
     assert bits(bs.load(Net(), folder).eval()) == bits(quantized())
 

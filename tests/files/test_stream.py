@@ -113,8 +113,8 @@ def damaged(kind, path):
         "cut": lambda: data[:-1],
         "longer": lambda: data + b"\0",
         "no json": lambda: data[:8] + b"{" * length + data[8 + length :],
-        "no object": lambda: (2).to_bytes(8, "little") + b"[]",
-        "no shape": lambda: change("x", "shape", None),
+        "not an object": lambda: (2).to_bytes(8, "little") + b"[]",
+        "not a shape": lambda: change("x", "shape", None),
         "wrong shape": lambda: change("x", "shape", [4, 5]),
         "overlap": lambda: change("x", "data_offsets", [4, 68]),
         "no offsets": lambda: change("x", "data_offsets", [0]),
@@ -123,7 +123,9 @@ def damaged(kind, path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["empty", "short", "text", "cut", "longer", "no json", "no object", "no shape", "wrong shape",
+    ["empty", "short", "text", "cut", "longer", "no json", (
+    "not an object"
+), "not a shape", "wrong shape",
      "overlap", "no offsets"],
 )  # fmt: skip
 def test_damaged_files(kind, tmp_path):

@@ -57,10 +57,10 @@ def test_what_is_wrong(out: Path) -> None:
     wrong = verify(out).wrong
     size = (out / "config.json").stat().st_size
     assert wrong == {
-        SHARD: "has other bytes",
+        SHARD: "has different bytes",
         "config.json": f"has {size:,} bytes, of {size - 1:,}",
         "model-00002-of-00002.safetensors": "is missing",
-        "model.safetensors.index.json": "is a link, where a file was written",
+        "model.safetensors.index.json": "is a link, expected a file",
         "other.safetensors": "is not in the ledger",
     }
 
@@ -92,7 +92,10 @@ def test_directories_of_which_nothing_can_be_proved(out: Path, tmp_path: Path) -
     del told["files"]  # as release 0.1.0 wrote it
     (out / LEDGER).write_text(json.dumps(told))
     for call in (verify, lambda path: reproduce(path, tmp_path / "model")):
-        with pytest.raises(FileError, match=r"written by release 0.1.0, .*, nor made again with"):
+        with pytest.raises(
+            FileError,
+            match=r"release 0\.1\.0 wrote it, which stored none\..*verified or reproduced",
+        ):
             call(out)
     assert not list(tmp_path.glob(".*"))  # nothing was made before it was known
     (out / LEDGER).write_text(json.dumps(told | {"files": {}}))
@@ -105,7 +108,7 @@ def test_what_is_wrong_is_not_made_again(model: Path, out: Path) -> None:
     data = bytearray((out / SHARD).read_bytes())
     data[-1] ^= 1
     (out / SHARD).write_bytes(data)
-    assert reproduce(out, model).wrong == {SHARD: "has other bytes"}
+    assert reproduce(out, model).wrong == {SHARD: "has different bytes"}
 
 
 def test_another_release_is_named(model: Path, out: Path) -> None:
@@ -117,8 +120,8 @@ def test_another_release_is_named(model: Path, out: Path) -> None:
     (out / LEDGER).write_text(json.dumps(told))
     [how] = {*reproduce(out, model).wrong.values()}
     assert re.fullmatch(
-        r"is made with other bytes \(by blockscale .*, torch .*; the ledger is of blockscale "
-        r"9\.9\\x1b, torch .*\)",
+        r"was reproduced with different bytes \(by blockscale .*, torch .*; the ledger is "
+        r"of blockscale 9\.9\\x1b, torch .*\)",
         how,
     )
 
@@ -135,14 +138,14 @@ def test_made_of_another_source(model: Path, out: Path, tmp_path: Path) -> None:
     other[name] = other[name] + 1
     shutil.rmtree(model)
     write_model(model, other, 2)
-    assert set(reproduce(out, model).wrong.values()) == {"is made with other bytes"}
+    assert set(reproduce(out, model).wrong.values()) == {"was reproduced with different bytes"}
 
 
 @pytest.mark.parametrize("seed", [None, True, "1"])
 def test_a_seed_that_is_none(seed: object, model: Path, out: Path) -> None:
     told = json.loads((out / LEDGER).read_text())
     (out / LEDGER).write_text(json.dumps(told | {"seed": seed}))
-    with pytest.raises(FileError, match="which is no integer"):
+    with pytest.raises(FileError, match="which is not an integer"):
         reproduce(out, model)
 
 

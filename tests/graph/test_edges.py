@@ -157,7 +157,7 @@ def test_ops_of_several_tensors_and_of_indices(qat):
     assert [given[op] for op in ops] == ["int8:tensor:fp32"] * 5 and "getitem" not in given
     assert {f"{op}.input.scale" for op in ops} <= set(graph.state_dict())
     kept = [(e.name, e.reason) for e in bs.graph.ledger(graph).kept]
-    assert ("zeros", "its rule gives inputs a format, and it is given no float") in kept
+    assert ("zeros", "its rule sets a format for inputs, and it has no float input") in kept
     q = lambda t: bs.fake_quantize(t, INT8)  # noqa: E731
     y = torch.softmax(q(x), -1)
     y = bs.fake_quantize(y, INT8, scale=graph.get_buffer("topk.input.scale"))

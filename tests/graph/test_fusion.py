@@ -183,7 +183,7 @@ def test_what_lies_between_stays_in_codes(source: str, between: str) -> None:
         if not made.y.fmt and reads:
             floats.append(made.fused.name)
     assert floats == {"ours": OURS, "pt2e": FLOATS, "fx": {}}[source].get(between, [])
-    said = [e.name for e in bs.graph.ledger(fused) if "goes on in float to add" in e.details]
+    said = [e.name for e in bs.graph.ledger(fused) if "stays in float for add" in e.details]
     assert said == ["a", "b"][2 - len(floats) :]
     assert not [e for e in bs.graph.ledger(fused) if "scale" in e.name]
 
@@ -212,8 +212,8 @@ def test_the_ledger_names_layers_whose_results_go_on_in_float():
     once = bs.graph.fuse(graph)
     assert state(once).changes["merge_products"]
     for fused in (once, bs.graph.fuse(once)):
-        told = {e.name: e.details.partition("goes on in ")[2] for e in bs.graph.ledger(fused)}
-        why = ", for which it has no format"
+        told = {e.name: e.details.partition("stays in")[2] for e in bs.graph.ledger(fused)}
+        why = ", because it has no output format"
         assert told == {
             "q": f"float to mul{why}",
             "k": f"float to mul{why}",

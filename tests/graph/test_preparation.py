@@ -27,7 +27,7 @@ def test_batches_pass_unchanged():
 @pytest.mark.parametrize("transform", ["quarot", "spinquant"])
 def test_what_rotates_whole_models_is_refused(transform):
     _, program, _ = models.bert()
-    with pytest.raises(ValueError, match=f"{transform!r} rotates .* a graph no longer says"):
+    with pytest.raises(ValueError, match=f"{transform!r} rotates .* a graph does not show"):
         bs.graph.prepare(program, STATIC, transform=transform)
 
 
@@ -61,10 +61,10 @@ def test_what_calibrate_does_not_take():
     prepared = bs.graph.prepare(models.net()[1], STATIC)
     for options in ({"recipe": "int8"}, {"observer": "mse"}, {"weight": "gptq"}):
         with pytest.raises(
-            ValueError, match="has its recipe, observer, weight algorithm and transf"
+            ValueError, match="the recipe, observer, weight algorithm and transform"
         ):
             bs.calibrate(prepared, models.net()[2], **options)
-    with pytest.raises(ValueError, match="expected a recipe, such as 'int8'"):
+    with pytest.raises(ValueError, match="no recipe: pass one, such as 'int8'"):
         bs.calibrate(nn.Sequential(nn.Linear(2, 2)), [torch.ones(2, 2)])
     trained = bs.graph.prepare(models.net()[1], STATIC, qat=True)
     with pytest.raises(ValueError, match="learns its scales in training"):
@@ -183,7 +183,7 @@ def test_what_cannot_be_prepared():
     bs.quantize_(quantized, "int8_channel")
     made = torch.export.export(quantized, batches[0])
     with pytest.raises(
-        ValueError, match=r"found blockscale.* give a quantized one to bs.graph.fuse"
+        ValueError, match=r"found blockscale.* pass a quantized one to bs.graph.fuse"
     ):
         bs.graph.prepare(made, "int8")
     prepared = bs.graph.prepare(program, "int8_channel")

@@ -60,7 +60,7 @@ def test_an_example_is_made_from_the_inputs_where_there_is_none():
         name: (t.shape, t.dtype) for name, t in models.bert()[2][0].items()
     }
     plain = fx.symbolic_trace(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="nothing is known of its input 'input_1'"):
+    with pytest.raises(ValueError, match="not known"):
         example_of(imported(plain))
 
 
@@ -83,9 +83,9 @@ def test_what_is_no_program(wrong):
 
 def test_a_prepared_graph_is_not_exported(tmp_path):
     prepared = bs.graph.prepare(models.net()[1], "int8")
-    with pytest.raises(ValueError, match="a prepared graph is not exported"):
+    with pytest.raises(ValueError, match="a prepared graph"):
         bs.export.program(prepared, tmp_path / "model.pt2")
-    with pytest.raises(ValueError, match="a prepared graph is not fused"):
+    with pytest.raises(ValueError, match="a prepared graph cannot be fused"):
         bs.graph.fuse(prepared)
     assert not list(tmp_path.iterdir())
 

@@ -132,7 +132,7 @@ def test_a_library_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cpu, "load", lambda: library)
     reason = cpu.available()
     assert reason is not None
-    assert reason.startswith("the native library was compiled for amx alone, which this processor")
+    assert reason.startswith("the native library was compiled only for amx, which this processor")
     assert "make native" in reason and "BLOCKSCALE_ISA=all" in reason
 
 
@@ -175,9 +175,9 @@ def test_no_library(unloaded: Path) -> None:
 def test_a_library_that_does_not_load(unloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = unloaded / "_native.abi3.so"
     broken.write_bytes(b"\x7fELF")
-    assert cpu.load().startswith(f"the native library does not load: {broken}: ")
+    assert cpu.load().startswith(f"the native library cannot be loaded {broken}: ")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.so"))
-    assert cpu.load().startswith(f"the native library does not load: {unloaded}/mine.so: ")
+    assert cpu.load().startswith(f"the native library cannot be loaded {unloaded}/mine.so: ")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.txt"))
     assert cpu.load().endswith(
         f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is not a Python extension module"

@@ -136,7 +136,7 @@ def test_a_backend_that_cannot_run_warns_once(monkeypatch: pytest.MonkeyPatch) -
         bs.quantize(torch.randn(2, 8), FMT).dequantize()
         bs.quantize(torch.randn(2, 8), "int4:token:fp32")
     assert [str(w.message) for w in caught] == [
-        "the slow reference runs in the place of cpu kernels: it was not built"
+        "the slow reference runs instead of cpu kernels: it was not built"
     ]
     for device in ("webgpu", "meta"):
         assert find("pack", (FMT,), device, ()) is None

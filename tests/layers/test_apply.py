@@ -60,10 +60,10 @@ def test_strict_changes_nothing() -> None:
         ({"1": torch.ones(1, 1), "8": torch.ones(3, 3)}, "the stored scale is float32 of shape"),
         ({"1": torch.ones(1, 1), "8": torch.ones(1, 1).half()}, "the stored scale is float32"),
         ({"1": (torch.ones(1, 1), torch.zeros(1, 1).int())}, "has no zero_point"),
-        ({"1": 0.5}, "its scale is a Tensor, not a float"),
+        ({"1": 0.5}, "its scale must be a Tensor, found a float"),
         ({"9": torch.ones(1, 1)}, "input_scales names '9'"),
         ({"0": torch.ones(1, 1)}, "'0'"),  # an embedding: its input is indices
-        ({"5": BAD_SCALE}, "its scale is a Tensor, not QTensor"),
+        ({"5": BAD_SCALE}, "its scale must be a Tensor, found QTensor"),
         ({"8": torch.ones(1, 7)}, r"512|shape"),  # the layer has 512 channels
     ],
 )

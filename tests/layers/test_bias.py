@@ -123,12 +123,12 @@ def test_stochastic_biases_follow_the_seed() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (bs.Recipe(CHANNEL, bias="int32"), "its input has no format, so its sums no step"),
+        (bs.Recipe(CHANNEL, bias="int32"), "its input has no format, so its sums have no step"),
         (bs.Recipe(CHANNEL, "fp8", bias="int32"), "its input is e4m3:tensor:fp32, whose codes"),
         (bs.Recipe("mxfp4", INT8, bias="int32"), "its weight is e2m1:group32:e8m0/floor, whose"),
         (bs.Recipe(CHANNEL, "int8_token", bias="int32"), "use the block 'tensor'"),
         (bs.Recipe("int8:group2:fp32", INT8, bias="int32"), "'channel0' or 'tensor'"),
-        (STATIC, "its input chooses a scale each time it runs, so its sums have no step"),
+        (STATIC, "its input is dynamic, so its sums have no fixed step"),
         (bs.Recipe(CHANNEL, bias="int8:tile2x2:fp32"), "needs rank|dimension|rank"),
     ],
 )
@@ -166,7 +166,10 @@ def test_float64_biases_are_refused() -> None:
     for bias in ("int32", "int8"):
         [plan, _] = plan_layers(model, bs.Recipe(CHANNEL, INT8, bias=bias))
         assert isinstance(plan, Plan)
-        assert plan.bias_left == "its bias is float64; formats take float32, bfloat16, float16"
+        assert (
+            plan.bias_left
+            == "its bias is float64; only float32, bfloat16 and float16 can be quantized"
+        )
 
 
 def test_layers_without_a_bias_need_nothing() -> None:
@@ -195,7 +198,7 @@ def test_one_layer_whose_two_names_give_it_two_biases() -> None:
     layer = nn.Linear(4, 4)
     rules = {"1.bias": {"bias": None}}
     [left] = plan_layers(nn.Sequential(layer, layer), bs.Recipe("int8", bias="int8", rules=rules))
-    assert left.entry.reason == "0, 1 are one layer, which the recipe treats in several ways"
+    assert left.entry.reason == "0, 1 share one layer, and the recipe treats them differently"
     both = nn.Sequential(layer, layer)
     bs.quantize_(both, bs.Recipe("int8", bias="int8"), strict=True)
     assert both[0] is both[1]
@@ -209,8 +212,8 @@ def test_what_saturates_is_told_once_with_the_layers_name() -> None:
         model[2].bias[2] = float("inf")
     words = (
         r"^blockscale:\n"
-        r"  0: 1 of 16 biases are more steps of input times weight than int32:sums holds, and "
-        r"saturate: use larger scales, or leave this bias in float\n"
+        r"  0: 1 of 16 biases are more steps \(input scale times weight scale\) than "
+        r"int32:sums holds, and saturate: use larger scales, or leave this bias in float\n"
         r"  2: 2 of 6 biases are NaN or infinite$"
     )
     with pytest.warns(UserWarning, match=words) as caught:
@@ -271,7 +274,13 @@ def test_states_come_back_and_other_formats_are_refused() -> None:
     names = [n for n in model.state_dict() if n.startswith("0.bias")]
     assert names == ["0.bias.codes", "0.bias.scale", "0.bias._extra_state"]
     short = calibrated(mlp(), ROWS, bs.Recipe(CHANNEL, INT8, bias="int24:sums"))
-    with pytest.raises(RuntimeError, match=r"0\.bias is in format int24:sums, the state in int32"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            r"0.bias has the format int24:sums, and the state was saved with int32: build the "
+            r"layer with the same format"
+        ),
+    ):
         short.load_state_dict(model.state_dict())
     again = copy.deepcopy(model)
     assert torch.equal(again(ROWS), model(ROWS))
@@ -303,7 +312,7 @@ def test_the_pieces_by_themselves() -> None:
     model = mlp()
     bs.quantize_(model, bs.Recipe(CHANNEL, INT8))
     layer, kind = model[0], SumInteger(32)
-    with pytest.raises(ValueError, match="QLinear: its input chooses a scale each time it runs"):
+    with pytest.raises(ValueError, match="QLinear: the scale of its input is dynamic"):
         quantize_bias(layer, kind)
     assert isinstance(layer.bias, nn.Parameter)
     layer.input.set_scale(torch.tensor([[0.25]]))

@@ -54,7 +54,13 @@ def test_the_state_says_the_format() -> None:
     spelled = state["_extra_state"]
     assert bytes(spelled.flatten().tolist()).rstrip(b"\0") == b"here" and spelled.numel() == 256
     Held("here").load_state_dict(state)
-    with pytest.raises(RuntimeError, match="is in format there, the state in here"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            "has the format there, and the state was saved with here: build the layer with "
+            "the same format"
+        ),
+    ):
         Held("there").load_state_dict(state)
 
 
@@ -111,5 +117,11 @@ def test_a_state_of_release_0_1() -> None:
     state = Held("here").state_dict()
     state["_extra_state"] = torch.tensor(list(b"here"), dtype=torch.uint8)
     Held("here").load_state_dict(state)
-    with pytest.raises(RuntimeError, match="is in format there, the state in here"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            "has the format there, and the state was saved with here: build the layer with "
+            "the same format"
+        ),
+    ):
         Held("there").load_state_dict(state)

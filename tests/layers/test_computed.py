@@ -109,7 +109,7 @@ def test_calibration_sees_the_weight_that_is_computed() -> None:
 
 def test_training_leaves_them() -> None:
     model = made("spectral_norm")
-    with pytest.warns(UserWarning, match="its weight is computed .* to be trained"):
+    with pytest.warns(UserWarning, match="its weight is computed .* random or trained"):
         bs.prepare_qat(model, "int8")
     assert parametrize.is_parametrized(model[0])
 

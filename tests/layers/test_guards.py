@@ -66,11 +66,11 @@ GIVEN: list[tuple[Any, str]] = [
     ),
     (
         "mxfp4",
-        "'mxfp4': that is a format, and the model comes first: bs.quantize_(model, 'mxfp4')",
+        "'mxfp4': that is a format, and the model must come first: bs.quantize_(model, 'mxfp4')",
     ),
     (
         __file__,
-        f"{__file__!r}: the model comes first: build it, then bs.load(model, {__file__!r})",
+        f"{__file__!r}: the model must come first: build it, then bs.load(model, {__file__!r})",
     ),
     ("/", "'/': a directory goes to bs.quantize_directory('/', out, recipe), or load it first"),
     (3, "a int: pass the nn.Module that holds the layers"),
@@ -81,12 +81,12 @@ GIVEN: list[tuple[Any, str]] = [
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_is_no_model(called: str) -> None:
     script = (
-        "a TorchScript program (TopLevelTracedModule): its layers are compiled in and cannot be "
+        "a TorchScript program (TopLevelTracedModule): its layers are compiled and cannot be "
         "replaced: quantize the Python model that it was made from, then use torch.export or "
         "torch.compile"
     )
     for given, told in [*GIVEN, (scripted(), script)]:
-        expected = re.escape(f"{called} takes a model, an nn.Module, not {told}")
+        expected = re.escape(f"{called}: expected a model (an nn.Module), found {told}")
         with pytest.raises(TypeError, match=f"^{expected}$"):
             CALLS[called](given)
 
@@ -213,7 +213,7 @@ def test_other_tensors_and_models_where_a_tensor_is_wanted() -> None:
                   "model, recipe)"),
         (model().state_dict(), "a tensor, found a OrderedDict: pass its tensors one at a time, or "
                                "load them into a model for bs.quantize_"),
-        ([1.0], "a tensor, found a list: torch.as_tensor makes one"),
+        ([1.0], "a tensor, found a list: convert it with torch.as_tensor"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=f"^{re.escape(f'expected {told}')}$"):
             bs.quantize(given, "int8")
@@ -320,9 +320,9 @@ def test_one_warning(called: str, tmp_path: Any) -> None:
     WAYS[called](made, tmp_path)
     told = (
         f"blockscale: this SGD was made before {called}: 2 of its 4 parameters are not in the "
-        "model any more ('0.weight' is one), and stepping them changes nothing. Make the optimizer "
-        "afterwards, of model.parameters() or an adapter's; to train the weights themselves, "
-        "bs.prepare_qat keeps them"
+        "model any more ('0.weight' is one), so its steps change nothing. Make the optimizer "
+        "afterwards, from model.parameters() or the parameters of an adapter; to train the "
+        "weights themselves, bs.prepare_qat keeps them"
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(told)}$") as seen:
         steps(optimizer, made)
@@ -540,8 +540,9 @@ def test_a_layer_that_fails_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sample_that_fits_no_model() -> None:
     made = nn.Sequential(nn.Linear(32, 16))
     told = (
-        "so does the float model: does the sample fit it? As bs.calibrate takes batches, a tuple "
-        "holds positional arguments and a mapping keyword arguments"
+        "the float model fails as well: does the sample match its inputs? As for batches "
+        "of bs.calibrate, a tuple holds positional arguments and a mapping holds keyword "
+        "arguments"
     )
     with pytest.raises(RuntimeError, match=f"{re.escape(told)}$"):
         bs.quantize_(made, "int8", sample=torch.ones(3, 5))

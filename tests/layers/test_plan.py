@@ -68,7 +68,7 @@ def test_one_layer_under_two_names_that_a_recipe_tells_apart() -> None:
     layer = nn.Linear(4, 4)
     [left] = plan_layers(nn.Sequential(layer, layer), bs.Recipe("int8", skip=["1"]))
     assert left.names == ("0", "1")
-    assert left.entry.reason == "0, 1 are one layer, which the recipe treats in several ways"
+    assert left.entry.reason == "0, 1 share one layer, and the recipe treats them differently"
 
 
 def test_parameters_of_no_layer() -> None:

@@ -158,9 +158,7 @@ def test_no_forward_sends_codes(found: list[dict[str, Any]]) -> None:
 def test_sharded_models_are_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
         for called, told in each["sharded"].items():
-            assert told.startswith(
-                f"{called}: 4 of the model's 4 tensors are parts of sharded ones"
-            )
+            assert told.startswith(f"{called}: 4 of the model's 4 tensors are shards")
             assert "'0.weight' (a DTensor: S(0))" in told and "before fully_shard" in told
 
 
@@ -191,7 +189,7 @@ def test_what_may_be_said_of_a_group() -> None:
     assert processes() == 1
     for group in (None, "same", "local"):
         check_group(group, "bs.calibrate")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"group is 'same', where .* found 'each'"):
+    with pytest.raises(ValueError, match=r"group must be 'same' \(every.*None, got 'each'\."):
         bs.calibrate(model(), batches(0), RECIPE, group="each")  # type: ignore[arg-type]
     with agreeing(model(), "same"):
         pass
@@ -199,7 +197,7 @@ def test_what_may_be_said_of_a_group() -> None:
 
 def test_a_prepared_graph_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "processes", lambda: WORLD)
-    for group, reason in ((None, "a group of 2 processes"), ("same", "no codes yet that could be")):
+    for group, reason in ((None, "a group of 2 processes"), ("same", "no codes yet to compare")):
         with pytest.raises(ValueError, match=reason):
             check_group(group, "bs.calibrate", compared=False)  # type: ignore[arg-type]
     check_group("local", "bs.calibrate", compared=False)

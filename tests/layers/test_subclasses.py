@@ -70,9 +70,11 @@ def test_one_may_be_declared() -> None:
     assert ledger["0"].input
     assert not ledger["0"].notes
     assert model(torch.ones(2, 16)).shape == (2, 8)
-    with pytest.raises(ValueError, match="Sequential is no subclass of a layer that is replaced"):
+    with pytest.raises(
+        ValueError, match="Sequential is not a subclass of a layer that can be quantized"
+    ):
         computes_as_parent(nn.Sequential)
-    with pytest.raises(ValueError, match="Linear is no subclass"):
+    with pytest.raises(ValueError, match="Linear is not a subclass"):
         computes_as_parent(nn.Linear)
 
 

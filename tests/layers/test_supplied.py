@@ -112,7 +112,7 @@ def test_what_comes_before_changes_the_weight() -> None:
         ("output_scales", {"one": torch.ones(1, 7)}, r"output_scales\['one'\].*shape \(1, 16\)"),
         ("output_scales", {"table": torch.ones(1, 9)}, r"output_scales\['table'\].*\(1, 8\)"),
         ("output_scales", {"conv": torch.ones(1, 8)}, r"output_scales\['conv'\].*\(1, 6\)"),
-        ("output_scales", {"one": torch.ones(1, 16), "same": torch.ones(1, 16)}, "are one layer"),
+        ("output_scales", {"one": torch.ones(1, 16), "same": torch.ones(1, 16)}, "share one layer"),
         ("input_scales", {"one": torch.ones(1, 1)}, "gives no such layer an input format"),
         ("weights", {"nine": None}, "weights names 'nine', but the recipe quantizes no such layer"),
         (
@@ -124,7 +124,11 @@ def test_what_comes_before_changes_the_weight() -> None:
         ("weights", {"one": bs.quantize(torch.ones(16, 6), "int8")}, "shape=.16, 6.., found QTen"),
         ("weights", {"one": bs.quantize(torch.ones(16, 8), FMT)}, r"found QTensor\('int4:group8"),
         ("before", {"table": Rotate(8, 8)}, "before names 'table', whose input is indices"),
-        ("before", {"one": Rotate(8, 8)}, r"before\['one'\]: rotate:8 is for 8 features, it has 6"),
+        (
+            "before",
+            {"one": Rotate(8, 8)},
+            r"before\['one'\]: rotate:8 is for 8 features, and the layer has 6",
+        ),
         ("before", {"one": nn.Identity()}, r"expected a Before, found a Identity"),
         ("before", {"grouped": Rotate(16, 8)}, r"before\['grouped'\]"),
         ("before", {"tied": Rotate(8, 8)}, "tied"),

@@ -180,7 +180,7 @@ def test_static_output(fmt: str) -> None:
 @pytest.mark.parametrize("fmt", ["mxfp4", "int8_token", "int8:channel0:fp32", "int8:tile1x8:fp32"])
 def test_a_block_that_depends_on_the_rows_has_no_static_scale(fmt: str) -> None:
     quantized, _ = layer("int8_channel", fmt)
-    with pytest.raises(ValueError, match="a given scale needs the block 'tensor' or 'channel-1'"):
+    with pytest.raises(ValueError, match="a static scale needs the block 'tensor' or 'channel-1'"):
         quantized.input.set_scale(bs.choose_qparams(torch.randn(3, K), fmt)[0])
     assert not quantized.input.static
 

@@ -202,7 +202,9 @@ def test_what_a_tensor_answers(fmt: str) -> None:
         assert parts(copied) == parts(q) and copied.packed.data_ptr() != q.packed.data_ptr()
         assert copied.qparams.scale.data_ptr() != q.qparams.scale.data_ptr()
     assert q.to("meta").device.type == "meta"
-    with pytest.raises(TypeError, match=r"not to torch.float16: see dequantize\(dtype\)"):
+    with pytest.raises(
+        TypeError, match=r"not to torch.float16: for another dtype use dequantize\(dtype\)"
+    ):
         q.to(torch.float16)
     if not torch.cuda.is_available():
         with pytest.raises((RuntimeError, AssertionError)):

@@ -95,9 +95,9 @@ def test_rules_and_a_table() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="no constraint that could be lifted"):
+    with pytest.raises(ValueError, match="none of the constraints that can be lifted"):
         bs.qat.constraint_costs(model(), BATCHES, bs.Recipe("e4m3:tensor:fp32"))
-    with pytest.raises(ValueError, match="give a list, not a generator"):
+    with pytest.raises(ValueError, match="pass a list, not a generator"):
         bs.qat.constraint_costs(model(), iter(BATCHES), RECIPE)
 
 
@@ -273,9 +273,9 @@ def test_every_layer_in_every_state() -> None:
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [
-        (STATIC, {"observer": None}, "its input chooses a scale each time it runs"),
+        (STATIC, {"observer": None}, "its input is dynamic"),
         (bs.Recipe(CHANNEL, bias="int32"), {}, "its input has no format"),
-        (bs.Recipe("mxfp4", INT8, bias="int32"), {}, "whose codes are no integers"),
+        (bs.Recipe("mxfp4", INT8, bias="int32"), {}, "whose codes are neither integers"),
     ],
 )
 def test_what_cannot_be_stays_in_float(recipe: Any, more: Any, words: str) -> None:

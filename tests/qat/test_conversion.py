@@ -44,7 +44,9 @@ def convert(model: nn.Module) -> nn.Module:
 
 
 FORMATS = (*CATALOG.values(), *SPELLED)
-ANEW = r"blockscale:(\n  \w+: scales of its (weight|input|output) began anew in training [^\n]*)+$"
+ANEW = (
+    r"blockscale:(\n  \w+: scales of its (weight|input|output) were set again in training [^\n]*)+$"
+)
 LEARNED = [(fmt, learn) for fmt in FORMATS for learn in ("steps", "thresholds")]
 SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPELLED[3], "steps")]
 

@@ -245,7 +245,9 @@ def test_a_first_batch_that_says_nothing_is_no_beginning(domain, first):
     if first == "no rows":
         assert model(NOTHING_SEEN[first]).shape == (0, 8)
     else:
-        with pytest.warns(UserWarning, match="input of 0: a batch of zeros, NaN or infinities"):
+        with pytest.warns(
+            UserWarning, match="input of 0: a batch of only zeros, NaN or infinities"
+        ):
             model(NOTHING_SEEN[first])
     assert torch.equal(model(x), other(x))
     assert error(model.eval(), x, floats(x)) < 0.02
@@ -304,7 +306,7 @@ def test_scales_grow_where_nearly_everything_saturates(domain):
     x = torch.randn(64, 8)
     step_of_training(model, x)
     assert error(model.eval(), x, floats(x)) < 0.05
-    told = "scales of its input began anew in training (steps: 1)"
+    told = "scales of its input were set again in training (steps: 1)"
     with pytest.warns(UserWarning, match=re.escape(told)):
         bs.convert(model)
     assert any(told in note for note in bs.qat.ledger(model)["0"].notes)
@@ -335,7 +337,7 @@ def test_what_never_began_is_said():
     x = torch.randn(16, 8)
     x[:, 5:] = 0.0
     model(x)
-    with pytest.warns(UserWarning, match="0: 3 of 8 scales of its input saw nothing but zeros"):
+    with pytest.warns(UserWarning, match="0: 3 of 8 scales of its input saw only zeros"):
         bs.convert(model)
 
 

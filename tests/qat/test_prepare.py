@@ -73,7 +73,7 @@ def test_sparse_embeddings_are_skipped_with_what_is_tied_to_them():
     model["b"].weight = model["a"].weight
     with pytest.warns(UserWarning, match="sparse gradients") as told:
         bs.prepare_qat(model, "int8")
-    assert "tied to a layer that cannot be trained so" in str(told[0].message)
+    assert "tied to a layer that cannot be trained with" in str(told[0].message)
     assert type(model["b"]) is nn.Linear
     assert isinstance(model["c"], QATLayer)
 
@@ -86,18 +86,18 @@ def test_sparse_embeddings_are_skipped_with_what_is_tied_to_them():
         (lambda m: bs.prepare_qat(m, "int8", learn="lsq"), "one of steps, thresholds"),
         (lambda m: bs.prepare_qat(m, "int8", learn={"inputs": "steps"}), "no part 'inputs'"),
         (lambda m: bs.prepare_qat(m, bs.Recipe("int8", "int8"), observer="best"), "0: no observer"),
-        (lambda m: bs.prepare_qat(m, "int8", fuse="yes"), "fuse is 'auto'"),
+        (lambda m: bs.prepare_qat(m, "int8", fuse="yes"), "fuse must be 'auto'"),
         (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "9")]), "expected names"),
-        (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "7")]), "no pair that can be folded"),
+        (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "7")]), "cannot be folded"),
         (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "4")]), "has 16 features"),
-        (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "1"), ("0", "1")]), "another pair has"),
+        (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "1"), ("0", "1")]), "another pair"),
         (
             lambda m: bs.prepare_qat(m, bs.Recipe("int8", skip=["0"]), fuse=[("0", "1")]),
             "the convolution is not quantized",
         ),
-        (bs.convert, "nothing is prepared"),
+        (bs.convert, "nothing in this model is prepared"),
         (bs.qat.ledger, "has no ledger"),
-        (bs.qat.freeze, "nothing is prepared"),
+        (bs.qat.freeze, "nothing in this model is prepared"),
         (lambda m: bs.convert(nn.Sequential(bs.prepare_qat(m, "int8"))), "inside or around it"),
         (
             lambda m: bs.convert(bs.prepare_qat(m, "int8").append(copy.deepcopy(m[7]))),
@@ -196,7 +196,7 @@ def test_every_kind_of_convolution_with_the_norm_of_its_rank(kind: type[nn.Modul
     for norm in norms:
         model = nn.Sequential(kind(4, 6, 3), norm(6))
         assert folded(prepared(model)) == (["0"] if norm is NORMS[kind] else [])
-    with pytest.raises(ValueError, match="is no pair that can be folded"):
+    with pytest.raises(ValueError, match="cannot be folded"):
         other = next(norm for norm in norms if norm is not NORMS[kind])
         prepared(nn.Sequential(kind(4, 6, 3), other(6)), fuse=[("0", "1")])
 

@@ -92,7 +92,9 @@ def test_parameters_of_no_layer_are_left_and_named():
     model = nn.Sequential(nn.Linear(16, 16), nn.MultiheadAttention(128, 2))
     found, left = choices(model, read(["mxfp4"]))
     assert [each.name for each in found] == ["0", "1.out_proj"]
-    assert left == {"1.in_proj_weight": "a parameter of no layer, which the search leaves alone"}
+    assert left == {
+        "1.in_proj_weight": "a parameter outside of layers, which the search does not change"
+    }
 
 
 def test_what_cannot_be_is_refused_with_its_reason():

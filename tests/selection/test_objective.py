@@ -84,7 +84,7 @@ def test_what_is_no_objective():
         ValueError, match="unknown objective 'cosine'; choose from distance, kl, and any"
     ):
         objective("cosine")
-    with pytest.raises(ValueError, match="the model gives no tensor of floats"):
+    with pytest.raises(ValueError, match="the model returns no float tensor"):
         float_tensors({"ids": torch.arange(3)})
     assert logits((torch.arange(2), torch.ones(3))).shape == (3,)
 

@@ -63,9 +63,9 @@ def test_a_size():
         found = recommended({"size": size})
         model = mlp()
         assert bs.quantize_(model, found.recipe).bytes_after == found.foretold.bytes <= size
-    with pytest.raises(ValueError, match="no choice keeps to the budget"):
+    with pytest.raises(ValueError, match="no choice of formats fits the budget"):
         recommended("size=400B")
-    with pytest.raises(ValueError, match="what stays in float takes 192 bytes already, of 192"):
+    with pytest.raises(ValueError, match="what stays in float already takes 192 of 192 bytes"):
         recommended("size=192B")
 
 
@@ -139,13 +139,13 @@ def test_the_model_stays_as_it_is():
 
 def test_what_does_not_fit_is_said():
     other = replace(bs.hardware(), processor="a PDP-11")
-    with pytest.raises(ValueError, match=r"the hardware given is a PDP-11|is a a PDP-11"):
+    with pytest.raises(ValueError, match=r"the hardware is a PDP-11\|is a a PDP-11"):
         recommended(6, hardware=other)
-    with pytest.raises(ValueError, match="a latency is measured on batches"):
+    with pytest.raises(ValueError, match="a budget of latency needs batches to measure on: call"):
         recommended({"latency": 1.0}, batches=None)
-    with pytest.raises(ValueError, match="a quality is measured on batches"):
+    with pytest.raises(ValueError, match="a budget of quality needs batches to measure on: call"):
         recommended("quality=0.9", batches=None)
-    with pytest.raises(TypeError, match="recommend takes a model"):
+    with pytest.raises(TypeError, match=r"recommend: expected a model \(an nn.Module\), found"):
         bs.recommend({}, 6)
     assert recommended(6, hardware=bs.hardware()).recipe == recommended(6).recipe
 

@@ -16,5 +16,5 @@ def test_counts():
 def test_a_place_that_cannot_be_written(tmp_path):
     found = bs.recommend(mlp(), 6, candidates=CANDIDATES)
     for path in (tmp_path, tmp_path / "no" / "a.json"):
-        with pytest.raises(ValueError, match="name a file in a directory that exists"):
+        with pytest.raises(ValueError, match="choose a file in a directory that exists"):
             found.save(path)

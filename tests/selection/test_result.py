@@ -69,17 +69,21 @@ def test_the_front_has_what_nothing_beats(found):
 def test_files_that_hold_none(found, tmp_path):
     path = tmp_path / "search.json"
     path.write_text('{"layers": [{"candidates": []}]}')
-    with pytest.raises(ValueError, match="holds no search of this version: it has no 'chosen'"):
+    with pytest.raises(
+        ValueError, match=r"was not saved by bs.search of this version: it has no 'chosen'"
+    ):
         bs.read_search(path)
     found.save(path)
     data = json.loads(path.read_text())
     del data["layers"][0]["candidates"][0]["bits"]
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="holds no search of this version: TypeError"):
+    with pytest.raises(ValueError, match=r"was not saved by bs.search of this version: TypeError"):
         bs.read_search(path)
 
 
-@pytest.mark.parametrize(("place", "told"), [("", "is a directory"), ("no/a.json", "no directory")])
+@pytest.mark.parametrize(
+    ("place", "told"), [("", "is a directory"), ("no/a.json", "not a directory")]
+)
 def test_places_that_cannot_be_written(found, tmp_path, place, told):
     with pytest.raises(ValueError, match=told):
         found.save(tmp_path / place)
@@ -122,7 +126,7 @@ def test_another_search_or_no_search_at_all(tmp_path):
         State(path, "other")
     for text in ('{"schema": 1}', '{"schema": 9, "search": "run", "measured": {}}'):
         path.write_text(text)
-        with pytest.raises(StateError, match="no state of a search"):
+        with pytest.raises(StateError, match="not the state of a search"):
             State(path, "run")
     for text in ("[]", "{"):
         path.write_text(text)

@@ -29,8 +29,8 @@ from blockscale.ops.tensor import QTensor
 
 _HALF = 0.5
 _NO_DRIFT = (
-    "asymmetric: its inputs in the float model were not collected (bs.calibrate does, unless "
-    "sequential=False), and are taken for the same"
+    "asymmetric has no effect: the inputs of the float model were not collected "
+    "(bs.calibrate does so unless sequential=False)"
 )
 _COARSE = 4  # of the factors tried for a scale, where sweeps fit it again: a third of the time
 
@@ -126,12 +126,12 @@ class GPTQ:
                 if self.scales == "absmax"
                 else MSE().quantize(x, fmt, None, layer)[0]
             )
-            return alone, ["nothing known of its inputs: every column is rounded by itself"]
+            return alone, ["no data about its inputs: every column is rounded by itself"]
         h, dead = without_dead(grams.checked(gram.to(x.device), x.shape[1], layer))
         notes = []
         if dead:
             notes = [
-                f"{dead} of {len(h)} inputs were always 0: their columns are rounded as they are"
+                f"{dead} of {len(h)} inputs were always 0: their columns are rounded to nearest"
             ]
         target, missing = self._target(x, h, drift, layer)
         found, more = self._chosen(x, target, fmt, h, layer)

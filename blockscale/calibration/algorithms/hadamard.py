@@ -53,7 +53,7 @@ class Hadamard:
         features = error.features
         size = self.size or features & -features
         if size < 2 or features % size:
-            why = "an odd number" if self.size is None else f"no multiple of {size}"
+            why = "an odd number" if self.size is None else f"not a multiple of {size}"
             return None, [f"not rotated: {features} features are {why}"]
         signs = None
         if self.seed is not None:

@@ -65,10 +65,10 @@ def checked_drift(drift: Tensor, h: Tensor, layer: str) -> Tensor:
 def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:
     """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
     if gram is None:
-        return None, ["nothing known of its inputs: all columns count the same"]
+        return None, ["no data about its inputs: all columns have the same weight"]
     diagonal = checked(gram, k, layer).diagonal()
     if not bool((diagonal > 0).any()):
-        return None, ["all its inputs were 0: all columns count the same"]
+        return None, ["all its inputs were 0: all columns have the same weight"]
     return torch.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()), []
 
 

@@ -122,7 +122,7 @@ class SignRound:
     ) -> tuple[QTensor, list[str]]:
         """A layer that is in no block: the codes that learning would begin with."""
         q, notes = start_of(self.start, widened(weight, fmt, layer), fmt, gram, layer)
-        return q, [*notes, "in no block: its rounding was not learned"]
+        return q, [*notes, "not in a model block: its rounding was not learned"]
 
     def quantize_block(self, task: BlockTask) -> dict[str, tuple[QTensor, list[str]]]:
         """As `BlockAlgorithm.quantize_block`."""

@@ -172,9 +172,11 @@ class Lane:
             return
         far = not same or max(apart(x, y) for x, y in zip(live, again, strict=True)) > _NEAR
         if far:
-            why = "does not give the same when it is called again: it is random, or reads a state"
+            why = "gives another result when called again: it is random, or depends on a state"
             raise NotWalkableError(block.chain, f"{block.name} {why}")
-        self.notes.append((block.name, "its block, called again, differs in the last bits"))
+        self.notes.append(
+            (block.name, "its block gives slightly different results (last bits) when called again")
+        )
 
     def gives(self, i: int, b: int, place: int) -> Key:
         """Where a tensor is kept that block i gives for batch b."""

@@ -102,7 +102,7 @@ class _Recorder:
         except _DerivedError:
             if self.found:
                 raise Stop from None
-            why = f"{block.name} depends on blocks before its neighbour"
+            why = f"{block.name} reads more than the output of the block before it"
             raise NotWalkableError(block.chain, why) from None
         if self.verify and len(self.found) == 1 and lane.alike(i, self.b) is None:
             lane.ready(block)

@@ -64,7 +64,7 @@ def learn(
     first = total(rotation)
     best, least = _descend(rotation, loss, total, len(served), stream, settings, first)
     if not least < first:
-        return None, [f"{settings.steps} steps found none better than the fixed rotation"]
+        return None, [f"{settings.steps} steps found no better rotation than the fixed one"]
     return best, [f"learned in {settings.steps} steps: loss {first:.4g} -> {least:.4g}"]
 
 

@@ -223,8 +223,8 @@ def _values(names: dict[nn.Module, str], stream: Stream) -> Iterator[Use]:
             output = children.get("c_proj", output)
             if output is not None:
                 stream.notes[f"{names[output]}.weight"] = (
-                    f"the values of heads, which {name}.{fused} gives with queries and keys, are "
-                    f"not rotated"
+                    f"the values of heads, which {name}.{fused} computes together with "
+                    "queries and keys, are not rotated"
                 )
         if not (isinstance(value, nn.Linear) and isinstance(output, nn.Linear)):
             continue

@@ -234,7 +234,7 @@ def in_one_run(walk: Walking, i: int, *, keep: bool) -> bool:
     except NotOnceError as error:
         for name in counted.keys() - before:
             del counted[name]
-        walk.session.details[plans[0].name].append(f"its block not in one run: {error}")
+        walk.session.details[plans[0].name].append(f"its block needs several runs: {error}")
         return False
     return True
 

@@ -57,7 +57,9 @@ def walked(
             with inference(session.model):
                 walk.run()
         except NotWalkableError as error:
-            reasons.append(f"{error.chain or 'the model'} not block by block: {error}")
+            reasons.append(
+                f"{error.chain or 'the model'} cannot be calibrated block by block: {error}"
+            )
             left = [block for block in left if block.chain != error.chain]
             continue
         return session, reasons
@@ -107,6 +109,6 @@ def choose_whole(
     for plan in own:
         q, notes = made[plan.name]
         if q is not start[plan.name]:
-            session.details[plan.name].append("and by the whole model")
+            session.details[plan.name].append("then refined by the output of the whole model")
         session.places[plan.name].weight = fitting(plan, q)
         session.notes[plan.name] += notes

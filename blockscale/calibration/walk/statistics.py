@@ -80,7 +80,10 @@ class FloatInputs:
         """The drifts of those that saw any input, Xq^T (Xf - Xq) / rows [k, k] float64."""
         for name, count in self._unlike.items():
             if count:
-                note = f"{count} of its calls have other inputs in the float model, left out of it"
+                note = (
+                    f"{count} of its calls have different inputs in the float model, and are "
+                    "left out"
+                )
                 self._session.details[name].append(f"drift: {note}")
         found = {name: each.result() for name, each in self._collectors.items()}
         self._collectors, self._held = {}, {}

@@ -133,7 +133,7 @@ def entry(tensor: Stored) -> Entry:
 
 def _why(tensor: Stored) -> str:
     if tensor.type not in FLOATS:
-        return f"{tensor.type}, no weight in codes"
+        return f"{tensor.type}, not a quantized weight"
     if len(tensor.shape) < 2 or max(tensor.shape, default=0) == tensor.elements:
         return f"{tensor.type}, a vector such as a bias, a norm's weight or a scale"
     return f"{tensor.type} in the file"

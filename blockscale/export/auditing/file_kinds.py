@@ -111,7 +111,7 @@ def _by_size(found: Ledger, wanted: list[Entry]) -> Ledger:
         if size is not None:
             left.remove(size)
         elif entry.elements:
-            why = f"no weight of {entry.elements:,} elements is in codes in the file"
+            why = f"the file has no quantized weight of {entry.elements:,} elements"
             missing.append(_broken(entry, f"its ledger says {entry.weight}: {why}"))
     return Ledger([*found.entries, *missing])
 

@@ -127,10 +127,10 @@ def _note(layer: str, part: str, numbers: dict[str, float]) -> str:
         for other, number in numbers.items()
         if other != layer
     )
-    what = "codes mean" if part in WEIGHTS else "inputs are rounded to"
+    what = "codes get" if part in WEIGHTS else "inputs are rounded to"
     return (
         f"its {part} is {numbers[layer]:.4g}, beside {others}: servers that join these layers "
-        f"(vLLM, SGLang) keep one, under which its {what} other numbers"
+        f"(vLLM, SGLang) keep only one, with which its {what} wrong values"
     )
 
 

@@ -119,7 +119,7 @@ def _processed(file: _File, delegate: Table) -> memoryview:
 
 def _unknown(file: _File, delegate: Table, name: str, backend: str) -> Stored:
     size = len(_processed(file, delegate))
-    note = f"the data of {backend} are not looked into"
+    note = f"the data of {backend} are not inspected"
     return Stored(name, "bytes", (size,), 8, size, notes=(note,))
 
 
@@ -173,5 +173,5 @@ def _quantization(
     if how is not None and kind == 4:
         stored.format = f"{stored.type} in groups of {how.number(2, 'i')}"
         stored.parts = _size(file, constants, how.number(4)) if how.number(4) else 2 * how.count(0)
-    inputs = "scales of inputs are chosen when it runs" if dynamic else "scales of inputs are given"
+    inputs = "dynamic input scales" if dynamic else "static input scales"
     stored.reader = f"XNNPACK: in integers; {inputs}"

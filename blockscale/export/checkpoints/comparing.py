@@ -122,8 +122,8 @@ def _why_not(a: TensorSummary, b: TensorSummary) -> str:
     if len(codes) != 1 or a.shape != b.shape or len(a.shape) < 2:
         return ""
     return (
-        f"it is {a.format} in a and {b.format} in b, and nothing beside the {codes[0].format} says "
-        f"what its codes mean: compare what the library that wrote it dequantizes"
+        f"it is {a.format} in a and {b.format} in b, and the {codes[0].format} tensor has no "
+        "scale beside it: compare the values that its own library dequantizes"
     )
 
 
@@ -132,8 +132,8 @@ def _nothing(a: Side, b: Side, unread: Mapping[str, str]) -> str:
     if unread:
         return f"nothing can be compared: {next(iter(unread.values()))}"
     return (
-        f"no tensor is in both: {a.path} has {_some(a.rows)}; {b.path} has {_some(b.rows)}. "
-        f"Compare two files of one model"
+        f"the two have no tensor in common: {a.path} has {_some(a.rows)}; {b.path} has "
+        f"{_some(b.rows)}. Compare two files of the same model"
     )
 
 

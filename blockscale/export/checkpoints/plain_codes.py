@@ -25,7 +25,7 @@ def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
     block = block_of(shape, scale)
     token = "e8m0/given" if scale_dtype in BYTES else FLOATS.get(scale_dtype or torch.bool)
     if block is None or token is None:
-        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which says nothing of codes"
+        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
         return Weight(kind, shape, parts, None, f"{told} {list(shape)}: it fits no block")
     spelling = f"{element}:{block}:{token}"
     decode = partial(assembled, spelling, shape)

@@ -11,23 +11,25 @@ from blockscale.files.header import begins
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WHY = (
-    "a pickle, which can run anybody's code when it is opened: no pickle is ever opened here. "
+    "a pickle, which can run any code when it is opened, so blockscale never opens one. "
     "Download or save the model as safetensors"
 )
 _ENGINE = (
-    "a TensorRT engine: scales are swizzled and weights rearranged for one GPU, so that it is "
-    "no checkpoint. Take the one that it was built from"
+    "a TensorRT engine, whose weights are rearranged for one GPU: use the checkpoint that it "
+    "was built from"
 )
 # (where, bytes there, what it is)
 _MAGICS = (
     (0, b"ptrt", _ENGINE), (0, b"ftrt", _ENGINE), (0, b"trtp", _ENGINE),
-    (0, b"lmgg", "a file of ggml, older than GGUF: llama.cpp of 2023 converts it"),
-    (0, b"fmgg", "a file of ggml, older than GGUF: llama.cpp of 2023 converts it"),
-    (0, b"tjgg", "a file of ggml, older than GGUF: llama.cpp of 2023 converts it"),
-    (4, b"TFL3", "a LiteRT (TFLite) model, which is not read"),
-    (4, b"ET1", "an ExecuTorch program, whose weights lie in a delegate's order: "
-                "`blockscale audit` tells of it"),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read: save the model as safetensors"),
+    (0, b"lmgg", "a ggml file, older than GGUF: convert it with a llama.cpp of 2023"),
+    (0, b"fmgg", "a ggml file, older than GGUF: convert it with a llama.cpp of 2023"),
+    (0, b"tjgg", "a ggml file, older than GGUF: convert it with a llama.cpp of 2023"),
+    (4, b"TFL3", "a LiteRT (TFLite) model, which is not supported"),
+    (4, b"ET1",
+        "an ExecuTorch program, whose weights are in the order of a delegate: `blockscale "
+        "audit` shows what it holds"),
+    (0, b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file, which is not supported: save the model as safetensors"),
 )  # fmt: skip
 _LONGEST = 16
 _ENGINES = (".engine", ".plan", ".trt")

@@ -91,7 +91,7 @@ def _stored(name: str, piece: Piece, held: Sequence[Stored]) -> Stored:
     shape, nbytes = first.shape, sum(each.nbytes for each in held)
     kinds = sorted({each.format or each.kind for each in held})
     if len(kinds) > 1:
-        unread = unread or f"it is made of {len(held)} tensors, and they are {' and '.join(kinds)}"
+        unread = unread or f"it is made of {len(held)} tensors, which are {' and '.join(kinds)}"
     if piece.stacked:
         shape = (len(held), *shape)
         unread = unread or _unequal([each.shape for each in held])
@@ -114,7 +114,7 @@ def _stored(name: str, piece: Piece, held: Sequence[Stored]) -> Stored:
 def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:
     found = sorted(set(shapes))
     more = " and ".join(str(list(each)) for each in found[:3])
-    return f"its {len(shapes)} tensors are of the shapes {more}" if len(found) > 1 else ""
+    return f"its {len(shapes)} tensors have the shapes {more}" if len(found) > 1 else ""
 
 
 def _made(name: str, piece: Piece, held: list[QTensor | Tensor]) -> QTensor | Tensor:

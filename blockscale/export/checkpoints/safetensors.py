@@ -101,7 +101,7 @@ class Safetensors(Checkpoint):
     def _plain(self, name: str) -> Stored:
         dtype, shape = self._source.kinds[name]
         if dtype is None:
-            return Stored(name, "unknown", shape, 0, None, "its dtype is none of torch's")
+            return Stored(name, "unknown", shape, 0, None, "torch does not have its dtype")
         nbytes = prod(shape) * dtype.itemsize
         return Stored(name, dtype_name(dtype), shape, nbytes, dtype=dtype)
 

@@ -42,7 +42,7 @@ from blockscale.ops.tensor import QTensor
 
 Output = GGUFFile | SplitGGUF | Directory
 
-_PROFILED = "what is requantized is rounded by the contract: give its format"
+_PROFILED = "requantizing needs a plain format instead of a profile"
 
 
 def convert_checkpoint(  # noqa: PLR0913 - one argument an option
@@ -111,7 +111,7 @@ def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) 
     if inputs := [*(name for name in described.layers if described.formats(name)), *opened.inputs]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
         notes.append(
-            f"inputs of {inputs[0]}{more} stay in float: how they are quantized is left out"
+            f"inputs of {inputs[0]}{more} stay in float: their quantization cannot be written"
         )
     notes += writer.notes([step.planned for step in steps])
     return Conversion(
@@ -246,7 +246,7 @@ def _made(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
 def _converted(step: Step, compared: str, zeros: int, error: Any = None) -> Converted:
     notes = []
     if zeros:
-        notes.append(f"{zeros} zeros have the other sign")
+        notes.append(f"{zeros} zeros changed their sign")
     if step.how == FLOATS:
         notes.append("float32 now")
     notes += [step.more[key] for key in ("reason", "note") if key in step.more]

@@ -170,7 +170,7 @@ def _requantize(step: Step, writer: Writer, fmt: Format | None, error: InexactEr
         other = writer.instead(fmt, step.shape)
         if other is None:
             raise InexactError(f"the recipe's format: {reason}")
-        fmt, step.more["note"] = other, f"{reason}: {other}, as its own quantizer does"
+        fmt, step.more["note"] = other, f"{reason}: {other}, as llama.cpp's quantizer does"
     step.how, step.wanted = REQUANTIZED, fmt
     step.more["reason"] = str(error)
 
@@ -197,7 +197,7 @@ def _plan_beside(source: Source, step: Step, writer: Writer) -> None:
         _check_scaled(source, step.name)
     step.beside = [Planned(n, tuple(t.shape), None, t.dtype) for n, t in found.items()]
     if found:
-        step.more["note"] = "products are multiplied by its scale of scales, not the scales"
+        step.more["note"] = "its outer scale is applied to products instead of scales"
 
 
 def _check_scaled(source: Source, name: str) -> None:
@@ -290,7 +290,9 @@ def _check_beside(checkpoint: Checkpoint, name: str, step: Step) -> None:
             raise InexactError(
                 "its values are a product of three factors, which no format here has"
             )
-        step.more["note"] = "its producer rounds values itself; codes and scales are the same"
+        step.more["note"] = (
+            "codes and scales are the same; its producer's own library rounds the values"
+        )
 
 
 def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
@@ -298,7 +300,7 @@ def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
     info = checkpoint.described.tensors.get(name)
     stored = "plain" if info is None else info.layout
     if stored != layout:
-        why = "which is no matrix of a linear layer" if layout == "plain" else f"not {layout}"
+        why = "which is not the matrix of a linear layer" if layout == "plain" else f"not {layout}"
         raise InexactError(f"it is stored {stored}, {why}")
     before = checkpoint.described.before(layer_of(name))
     if before is not None:
@@ -355,7 +357,7 @@ def no_place(writer: Writer, name: str) -> str | None:
     if not writer.parameters and (reason := no_layer(name)):
         return reason
     if not writer.embeddings and is_table(name):
-        return "its readers have no quantized tables of embeddings"
+        return "readers of this layout do not support quantized embeddings"
     return None
 
 
@@ -364,8 +366,8 @@ def no_layer(name: str) -> str | None:
     if name.endswith(".weight"):
         return None
     return (
-        "it is a parameter by itself, and its readers take the weights of layers alone, which are "
-        "called <layer>.weight"
+        "it is a parameter, and readers of this layout take only weights of layers, called "
+        "<layer>.weight"
     )
 
 

@@ -97,8 +97,9 @@ def disagreements(layers: Mapping[str, QLayer]) -> list[str]:
                 last = ", ".join(name.rpartition(".")[2] for name in some)
                 parent = group[0].rpartition(".")[0] or "the model"
                 told.append(
-                    f"{last} of {parent} have different {what}, and servers that join these layers "
-                    f"keep one: calibrate them on the same input, without transforms of their own"
+                    f"{last} of {parent} have different {what}, and servers that join these "
+                    "layers keep only one: calibrate them on the same input, without "
+                    "transforms of their own"
                 )
     return told
 
@@ -141,7 +142,7 @@ def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str
         pieces = back.quantized(name, _info(weight), _parts(weight))
         if not pieces or not all(stored.endswith(".weight") for stored in pieces):
             owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-            apart = f", and in {weight.fmt} it does not come apart into matrices"
+            apart = f", and in {weight.fmt} it cannot be split into matrices"
             refused[name] = f"it is a parameter of {owner}, not the weight of an nn.Linear" + (
                 apart * (len(weight.shape) > 2)
             )

@@ -54,14 +54,14 @@ def experts_note(found: Scheme) -> str:
     """
     left = ""
     if found.layout == "nvfp4-pack-quantized":
-        left = "the scale of scales"
+        left = "the outer scale"
     elif found.layout == "mxfp8-quantized":
         left = "that its scales are exponents"
     elif found.weights["type"] == "int" and not found.weights["symmetric"]:
         left = "the zero points"
     return left and (
-        f"transformers (5.23) ignores {left} of experts, and loads other values without an error: "
-        f"int4 or mxfp4 are read as they are"
+        f"transformers (5.23) ignores {left} of experts, and loads wrong values without an "
+        "error: int4 and mxfp4 are loaded correctly"
     )
 
 
@@ -79,7 +79,7 @@ _QUANTIZES = {
     "mxfp8-quantized": "vLLM (0.32) quantizes the inputs of mxfp8 weights to mxfp8 as well",
     "mxfp4-pack-quantized": "vLLM (0.32) quantizes the inputs of mxfp4 weights to mxfp4 as well "
     "where a GPU multiplies these (Blackwell)",
-    "mxfp6-pack-quantized": "vLLM (0.32) refuses mxfp6: transformers alone loads it",
+    "mxfp6-pack-quantized": "vLLM (0.32) does not support mxfp6: only transformers loads it",
 }
 
 

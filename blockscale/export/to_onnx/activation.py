@@ -53,7 +53,7 @@ def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
         qparams.scale.numel() != 1
         and fmt.block.sizes_for(len(sizes)).count(WHOLE) != len(sizes) - 1
     ):
-        return f"given scales of blocks of {fmt.block} are for one tensor: take 'tensor'"
+        return f"static scales of blocks of {fmt.block} fit only one tensor: use 'tensor'"
     return None
 
 

@@ -40,9 +40,12 @@ def refused(fmt: Format) -> str | None:
     if fmt.unchosen:
         return fmt.unchosen
     if fmt.offset is not None:
-        return "offsets are chosen from tensors only when they are stored: use asym"
+        return "dynamic offsets cannot be written: use asym"
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
-        return f"the outer scales of {fmt.scale} are for parts of a tensor: use one for all"
+        return (
+            f"the outer scales of {fmt.scale} are for parts of a tensor: use one for the "
+            "whole tensor"
+        )
     return None
 
 

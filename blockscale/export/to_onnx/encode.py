@@ -24,13 +24,13 @@ _FEW_BINADES = 4  # so many are told apart by comparisons, more by the type e8m0
 def refused(fmt: Format) -> str | None:
     """Why nothing in a file can quantize to a format, or None."""
     if fmt.rounding == "stochastic":
-        return "no operator gives the random numbers of stochastic rounding: take .deterministic"
+        return "no operator has the random numbers of stochastic rounding: use fmt.deterministic"
     if fmt.element.learned:
-        return "its codebook would have to be learned from every tensor anew"
+        return "its codebook would have to be learned again from every tensor"
     if not isinstance(fmt.element, Integer | Minifloat | Binary) and (
         (numbers := fmt.element.numbers(fmt.wide)) is None or numbers.family != "codebook"
     ):
-        return f"the element {fmt.element.name} says nothing of its values to kernels or files"
+        return f"the element {fmt.element.name} does not describe its values to kernels and files"
     return None
 
 
@@ -114,7 +114,7 @@ def power_of_two(scope: Scope, size: str) -> str:
     """The largest power of two that is at most `size`, from its bits; from 2^-127 to 2^127."""
     from onnx import TensorProto
 
-    scope.file.needs.at_least(24, "exponents are taken from bits by casts to e8m0")
+    scope.file.needs.at_least(24, "its exponents are computed by casts to e8m0")
     kind = TensorProto.FLOAT8E8M0
     return scope.cast(scope.op("Cast", size, to=kind, round_mode="down"), "FLOAT")
 

@@ -21,7 +21,7 @@ class Needs:
     """The lowest opset that holds all that was asked for, and what asked for it."""
 
     def __init__(self) -> None:
-        self.opset, self.because = LOWEST, "blocks and int4 came with it"
+        self.opset, self.because = LOWEST, "blocks and int4 exist since then"
 
     def at_least(self, opset: int, because: str) -> None:
         """Note that something needs this opset."""

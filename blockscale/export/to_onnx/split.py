@@ -47,14 +47,14 @@ class Split:
 def refused(block: Block, sizes: Sizes) -> str | None:
     """Why a tensor of these sizes cannot be split into such blocks in a file, or None."""
     if block.flat:
-        return f"blocks of {block} run over the flattened tensor: take group{block.flat}"
+        return f"blocks of {block} run over the flattened tensor: use group{block.flat}"
     divided = [i for i, size in enumerate(block.sizes_for(len(sizes))) if size not in (1, WHOLE)]
     free = [i for i in divided if sizes[i] is None]
     if free:
-        return f"blocks of {block} divide dimension {free[0]}, whose size is free: fix it"
+        return f"blocks of {block} divide dimension {free[0]}, whose size is dynamic: make it fixed"
     behind = [i for i, n in enumerate(sizes) if divided and i > divided[0] and n is None]
     if len(behind) > 1:
-        return f"more than one size behind dimension {divided[0]} is free: fix them"
+        return f"more than one size after dimension {divided[0]} is dynamic: make them fixed"
     return None
 
 

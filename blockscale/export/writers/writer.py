@@ -184,12 +184,12 @@ def group_of(fmt: Format, columns: int) -> int | None:
 def not_plain_linear(fmt: Format, shape: Sequence[int]) -> str | None:
     """Why a tensor is no matrix of a linear layer in whole groups, or None."""
     if len(shape) != 2:
-        return f"it has {len(shape)} dimensions, and only matrices have a place"
+        return f"it has {len(shape)} dimensions, and only matrices can be stored"
     group = group_of(fmt, shape[-1])
     if group is None:
         return f"its blocks ({fmt.block}) are not parts of rows"
     if shape[-1] % group:
-        return f"its rows of {shape[-1]} are no whole groups of {group}"
+        return f"its rows of {shape[-1]} do not divide into groups of {group}"
     return None
 
 
@@ -206,5 +206,5 @@ def group_setting(tensors: Sequence[Planned]) -> int | None:
 def only(found: set[Any], what: str) -> str | None:
     """Why a setting that a model has once would need several values, or None."""
     if len(found) > 1:
-        return f"{what} is one for a whole model, and there would be {sorted(map(str, found))}"
+        return f"{what} must be the same for the whole model, found {sorted(map(str, found))}"
     return None

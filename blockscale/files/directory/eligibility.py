@@ -49,7 +49,7 @@ _CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 _LONGEST_KERNEL = 32
 _EXPERTS = re.compile(r"(^|[._])(moe|experts?)([._]|$)")  # no convolution, however short its rows
 _UNKNOWN = {
-    "tensor": "no layer is known to have so many dimensions and this name",
+    "tensor": "no known layer has a weight of this name with so many dimensions",
     "parametrization": "part of a parametrized weight: remove the parametrization and save again",
 }
 
@@ -136,13 +136,13 @@ def judge(
     if kind == "vector":
         return Eligibility(kind, "kept", reason="a vector, such as a norm's weight or a bias")
     if scheme.weight is None:
-        why = "the recipe gives its weight no format"
+        why = "the recipe has no format for its weight"
         return Eligibility(
             kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why
         )
     if dtype not in FLOATS:
         return Eligibility(
-            kind, "skipped", reason=f"{told}; formats take float32, bfloat16, float16"
+            kind, "skipped", reason=f"{told}; only float32, bfloat16 and float16 can be quantized"
         )
     if pattern is None and (kept := _kept(name, tensor.shape, kind)):
         return Eligibility(kind, "kept", reason=kept)
@@ -227,7 +227,10 @@ def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
 def why_not_slabs(fmt: Format) -> str | None:
     """Why no tensor can be quantized into this format a slab at a time, or None."""
     if fmt.element.learned:
-        return "its table is learned from a whole tensor, not from slabs: use bs.quantize_"
+        return (
+            "its table is learned from a whole tensor, and this command reads slabs of one: "
+            "use bs.quantize_"
+        )
     return fmt.unchosen
 
 
@@ -237,9 +240,9 @@ def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:
         return f"{fmt} counts steps of a static input, which only bs.calibrate and training choose"
     if tensor.torch_dtype not in FLOATS:
         told = str(tensor.torch_dtype or tensor.dtype).removeprefix("torch.")
-        return f"{told}; formats take float32, bfloat16, float16"
+        return f"{told}; only float32, bfloat16 and float16 can be quantized"
     if len(tensor.shape) != 1 or not prod(tensor.shape):
-        return f"{tensor.shape} is no bias of a layer"
+        return f"{tensor.shape} is not the bias of a layer"
     if fmt.unchosen:
         return f"its format is {fmt}: {fmt.unchosen}"
     try:

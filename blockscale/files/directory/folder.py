@@ -130,11 +130,11 @@ def make_own(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        what = "is a link or a file, where a run keeps its work"
+        what = "is a link or a file, expected the working folder of a run"
     elif found.st_uid != os.geteuid():
         what = f"belongs to another user ({found.st_uid})"
     elif found.st_mode & 0o022:
-        what = "can be written by other users"
+        what = "is writable by other users"
     else:
         return
     raise FileError(f"{path} {what}: look at what is in it, delete it, and run the command again")

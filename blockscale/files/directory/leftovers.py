@@ -25,12 +25,12 @@ from blockscale.files.directory.workspace import is_finished
 
 _RECENT = 600.0  # seconds: what changed since may be written by a process that holds no lock
 _WHAT = {
-    "work": "a run that is not finished",
-    "old": "what was in the output's place",
-    "gone": "what was being deleted",
-    "again": "made again by verify",
-    "partial": "a file that is not finished",
-    "new": "an export that is not finished",
+    "work": "an unfinished run",
+    "old": "the previous output",
+    "gone": "a half-deleted folder",
+    "again": "a copy made by verify",
+    "partial": "an unfinished file",
+    "new": "an unfinished export",
 }
 
 
@@ -76,7 +76,7 @@ def _look(path: Path) -> Leftover | None:
         changed = _last_change(path)
         what = _WHAT[found.kind]
         if found.kind == "work" and is_finished(path, LEDGER):
-            what = "a finished run, not in its place"
+            what = "a finished run that was not moved into place"
         owner = _owner(status.st_uid)
         seconds = max(time.time() - changed, 0.0)
         keep = _why_kept(path, found.kind, seconds)
@@ -88,15 +88,15 @@ def _look(path: Path) -> Leftover | None:
 def _why_kept(path: Path, kind: str, seconds: float) -> str:
     """Why something is not to be deleted, or nothing."""
     if not is_own(path):
-        return "it is another user's"
+        return "it belongs to another user"
     if kind != "old" and (path.is_symlink() or not (path.is_dir() or path.is_file())):
-        return "it is a link or a device, which blockscale does not make"
+        return "it is a link or a device, which blockscale did not make"
     if is_held(path):
-        return "a process is writing it, or the disk has no locks"
+        return "a process is writing it, or the disk does not support locks"
     if kind == "old" and not is_done(path):
         return "it may be the only copy: look at it, and move it back or delete it yourself"
     if kind == "work" and is_finished(path, LEDGER):
-        return "it is complete: run the same command again (--force), or move its folder out"
+        return "it is complete: run the same command again (--force), or move its folder elsewhere"
     if kind in ("partial", "new") and seconds < _RECENT:
         return f"it changed less than {_RECENT / 60:.0f} minutes ago: it may be in use"
     if mounts_in(path):

@@ -124,7 +124,7 @@ def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if name in known:
             continue
         if path.is_dir():
-            yield name, "a hidden folder, such as git's or a download cache"
+            yield name, "a hidden folder, such as .git or a download cache"
         elif not path.exists():
             raise FileError(f"{path} is a broken link: remove it, or download what it points to")
         elif not path.is_file():
@@ -136,7 +136,7 @@ def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         elif path.parent == root and path.suffix == ".safetensors":
             tensors = tensors if tensors is not None else set(_tensors(root, taken))
             same = set(_tensors(root, (name,))) <= tensors
-            yield name, "the same weights again" if same else ""
+            yield name, "a second copy of the weights" if same else ""
         else:
             yield name, ""
 

@@ -80,7 +80,8 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
         except BaseException as error:
             if not isinstance(error, FileError):
                 progress.say(
-                    f"what is finished is kept in {work.path}: the same command goes on from there"
+                    f"finished parts are kept in {work.path}: run the same command again to "
+                    "continue"
                 )
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FileError(f"the disk of {goal.parent} is full: make room on it") from error
@@ -98,7 +99,7 @@ def _tell_leftovers(goal: Path, plan: DirectoryPlan, progress: Progress) -> None
             continue
         what = "left from an earlier run"
         if not is_own(other):
-            what = "another user's, and is left alone"
+            what = "another user's, and was not touched"
         elif found.kind == "old" and not is_done(other):
             what = f"what {goal} was before a forced run that was killed, maybe the only copy"
         progress.say(f"{other} is {what} (blockscale clean {goal} lists what can be deleted)")

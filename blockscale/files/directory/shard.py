@@ -105,7 +105,7 @@ def _is_finished(shard: ShardPlan, work: Workspace, progress: Progress) -> bool:
     known = work.journal.digest(shard.name)
     if known is not None and not there.is_symlink() and file_digest(there) == known:
         return True
-    progress.say(f"{there} is not what an earlier run has finished: it is written anew")
+    progress.say(f"{there} is not what an earlier run finished: it is written again")
     remove(there)
     remove(work.partial(shard.name))
     work.journal.forget(shard.name)

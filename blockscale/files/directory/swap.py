@@ -84,7 +84,7 @@ def check_movable(target: Path, work: Path) -> None:
         reason = error.strerror
     else:
         os.rename(work, target)  # noqa: PTH104 - a disk with rules of its own
-        reason = "a folder that holds something was replaced"
+        reason = "a folder that was not empty was replaced"
     raise FileError(
         f"{target} cannot be renamed, so it cannot be replaced ({reason}): choose another "
         "output, or move it away yourself"

@@ -107,7 +107,7 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
     return Moves(tuple(moves), tuple(name for name in unplaced if name not in ignored), ignored)
 
 
-_HEAD = "it is of a head, which this base model has not"
+_HEAD = "it belongs to a head, which this base model does not have"
 
 
 class _Places:
@@ -171,4 +171,4 @@ class _Places:
         """Why the model does not ask for a stored tensor, if it says so itself; else empty."""
         patterns = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
         found = any(re.search(pattern, name) for pattern in patterns)
-        return "its class leaves it out when it is loaded" if found else ""
+        return "its class does not load it" if found else ""

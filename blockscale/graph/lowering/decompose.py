@@ -61,7 +61,7 @@ class Decomposer:
             return f"its reference cannot be traced: {type(error).__name__}: {first}"
         users = [user for user in node.users if user.target is not operator.getitem]
         if users and not isinstance(result, fx.Node):
-            return f"{users[0].name} takes its list of results as one"
+            return f"{users[0].name} reads its list of results as a whole"
         return None
 
     def replace(self, node: fx.Node) -> None:

@@ -71,7 +71,11 @@ def kernel_way(node: fx.Node, backend: str) -> Way:
         )
     reason = misses(node, backend)
     if reason is None:
-        return way(node, "composed", f"no {backend} kernel of its own: decoded, torch's, encoded")
+        return way(
+            node,
+            "composed",
+            f"no {backend} kernel: dequantized, computed by torch, quantized again",
+        )
     left = way(node, "reference", reason, left=True)
     node.target = pinned(node.target)
     return left

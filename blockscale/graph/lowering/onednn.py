@@ -119,7 +119,7 @@ _POST_OPS = {"": ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"),
 def unavailable() -> str | None:
     """Why oneDNN's products of 8 bits do not run here, or None if they do."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"its products are for x86-64, and this is a {platform.machine()}"
+        return f"its products need x86-64, and this is a {platform.machine()}"
     if not torch.backends.mkldnn.is_available():
         return "this torch was built without oneDNN"
     if not torch.cpu._is_vnni_supported():
@@ -134,13 +134,13 @@ def refuses(x: str, weight: str, activation: str, y: str, given: bool) -> str | 
     given: whether the result's scale is there beforehand
     """
     if not x or not _per_tensor(parse(x)):
-        return f"oneDNN takes activations of 8 bits under one scale, not {x or 'floats'}"
+        return f"oneDNN needs activations of 8 bits with one scale, not {x or 'floats'}"
     if not weight or not _weight(parse(weight)):
-        return f"oneDNN takes int8 weights under one scale a row, not {weight or 'floats'}"
+        return f"oneDNN needs int8 weights with one scale per row, not {weight or 'floats'}"
     if activation not in _POST_OPS:
-        return f"oneDNN's products do not end in {activation}"
+        return f"oneDNN cannot fuse {activation}"
     if y and not (_per_tensor(parse(y)) and given):
-        return f"oneDNN gives floats, or 8 bits under one scale given beforehand, not {y}"
+        return f"oneDNN returns floats, or 8 bits with one static scale, not {y}"
     return None
 
 

@@ -57,13 +57,13 @@ def _why_not(graph: fx.GraphModule, norm: fx.Node, given: dict[str, Any]) -> str
     if not calls(layer, aten.linear, aten.convolution, *_CONVS, *_TRANSPOSED):
         return "no convolution or linear comes before it"
     if len(layer.users) > 1:
-        return "others read its input too"
+        return "other nodes read its input too"
     if calls(layer, aten.linear) and len(shape(layer) or ()) != 2:
         return "its channels are not the features of the linear before it"
     if calls(norm, *_NORMS[1:]) and any(
         not calls(user, operator.getitem) or user.args[1] != 0 for user in norm.users
     ):
-        return "its statistics are read"
+        return "its statistics are used elsewhere"
     if given["running_mean"] is None or given["running_var"] is None:
         return "it keeps no running statistics"
     own = arguments(layer)

@@ -173,10 +173,11 @@ def summary(losses: Mapping[str, MergeLoss]) -> str:
     more = [f"  and {len(each) - 3} more layers"] if len(each) > 3 else []
     return "\n".join(
         [
-            f"adapters were merged into {len(each)} quantized layers, whose weights were rounded "
-            f"again: {changed} of {codes} codes changed, and the rounding is {lost / added:.0%} as "
-            f"large as what the adapters add; unmerged, or by merge_into_float of "
-            f"blockscale.integrations.peft, nothing is lost. Layers that lost most:",
+            f"merged adapters into {len(each)} quantized layers, whose weights were rounded "
+            f"again: {changed} of {codes} codes changed, and the rounding is "
+            f"{lost / added:.0%} as large as what the adapters add; unmerged, or by "
+            "merge_into_float of blockscale.integrations.peft, nothing is lost. Layers that "
+            "lost most:",
             *lines,
             *more,
         ]

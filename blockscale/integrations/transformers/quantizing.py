@@ -229,7 +229,7 @@ def _refuse_ours(files: Sequence[str]) -> None:
 def nothing_told(kind: str, recipe: Recipe, plans: list[Decision]) -> str:
     """That the recipe quantizes nothing in a model of this kind, and why."""
     reasons = sorted({plan.entry.reason for plan in plans})
-    told = "; ".join(reasons) or "it has no layers that could be quantized"
+    told = "; ".join(reasons) or "it has no layers that can be quantized"
     return f"the recipe {recipe.to_dict()} quantizes nothing in {kind}: {told}"
 
 

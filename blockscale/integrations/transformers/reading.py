@@ -122,7 +122,7 @@ def _built(path: Path, config: PreTrainedConfig, auto_class: Any, dtype: torch.d
     options: Any = {"dtype": kept} | ({"trust_remote_code": False} if auto else {})
     make = auto_class.from_config if auto else auto_class._from_config
     what = getattr(auto_class, "__name__", str(auto_class))
-    with refusing(f"{path}: {what} makes no model of its config"), _parameters_on_meta():
+    with refusing(f"{path}: {what} cannot build a model from its config"), _parameters_on_meta():
         return make(config, **options)
 
 

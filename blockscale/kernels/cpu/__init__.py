@@ -40,9 +40,9 @@ def available() -> str | None:
     if not native.isas():
         names = ", ".join(native.compiled_isas())
         return (
-            f"the native library was compiled for {names} alone, which this processor does not "
-            f"run: build it here (`make native`), or for every processor with "
-            f"`pip install -C cmake.define.BLOCKSCALE_ISA=all`"
+            f"the native library was compiled only for {names}, which this processor does not "
+            "support: build it here (`make native`), or for every processor with `pip "
+            "install -C cmake.define.BLOCKSCALE_ISA=all`"
         )
     native.isa()
     import_all(__name__, __path__)
@@ -71,7 +71,7 @@ def load() -> ModuleType | str:
     except ModuleNotFoundError:
         return f"the native library was not built: {_why_unbuilt()}"
     except ImportError as error:
-        return f"the native library does not load: {error}"
+        return f"the native library cannot be loaded: {error}"
     if stale(native):  # Python would pass it what it does not expect
         globals().pop("_native", None)  # importing it put it there
         return (

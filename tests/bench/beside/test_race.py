@@ -74,7 +74,7 @@ def test_the_median_is_of_neighbours():
 
 
 def test_what_is_no_checkout(tmp_path):
-    with pytest.raises(ValueError, match="no checkout of blockscale"):
+    with pytest.raises(ValueError, match="not a checkout of blockscale: it has no"):
         check_checkout(tmp_path)
 
 

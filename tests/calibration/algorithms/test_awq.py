@@ -88,7 +88,7 @@ def test_it_sees_the_format() -> None:
 
 def test_errors_and_names() -> None:
     for grid in (1, 0, -3, 2.5, "many"):
-        with pytest.raises(ValueError, match="grid is a whole number of at least 2, not"):
+        with pytest.raises(ValueError, match="grid must be an integer >= 2, got"):
             AWQ(grid)
     assert (algorithms.transforms("awq").grid, algorithms.transforms("awq:10").grid) == (20, 10)
     weight, x = outlying()

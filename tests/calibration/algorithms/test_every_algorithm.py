@@ -70,7 +70,7 @@ def test_what_no_algorithm_can_serve_is_refused_by_the_layer_s_name(name: str) -
     odd[1, 2] = torch.nan
     with pytest.raises(ValueError, match=r"head: .*NaN or infinite"):
         quantized(name, odd, FORMATS[0], gram)
-    with pytest.raises(ValueError, match=r"head: .*rounds by chance"):
+    with pytest.raises(ValueError, match=r"head: .*rounds stochastically"):
         quantized(name, weight, f"{FORMATS[0]}:stochastic", gram)
     with pytest.raises(ValueError, match=r"head: expected a weight \[n, k\]"):
         quantized(name, weight[None], FORMATS[0], gram)
@@ -120,7 +120,9 @@ def test_what_rotates_whole_models_says_so(name: str) -> None:
     weight, x = outlying(0)
     transform = algorithms.transforms(name)
     assert transform is not None
-    with pytest.raises(ValueError, match=r"rotates whole models in bs\.calibrate"):
+    with pytest.raises(
+        ValueError, match=r"rotates a whole model \(bs\.calibrate\), not one layer: use 'hadamard'"
+    ):
         transform.prepare(weight, bs.parse("mxfp4"), None, stats_of(x), "head")
     model = nn.Sequential(nn.Linear(24, 8))
     old = model[0].weight.clone()

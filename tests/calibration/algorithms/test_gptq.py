@@ -108,7 +108,7 @@ def test_never_above_plain_rounding(data: st.DataObject) -> None:
     weight, gram = torch.randn(n, k), gram_of(k, rows)
     algorithm = GPTQ(data.draw(st.sampled_from(["absmax", "mse"])), batch=3)
     if fmt.rounding == "stochastic":
-        with pytest.raises(ValueError, match="rounds by chance"):
+        with pytest.raises(ValueError, match="rounds stochastically"):
             algorithm.quantize(weight, fmt, gram, "layer")
         return
     q, _ = algorithm.quantize(weight, fmt, gram, "layer")
@@ -183,7 +183,7 @@ def test_inputs_that_are_always_zero() -> None:
     gram[:, dead] = 0
     for damping in (0.01, 0.0):
         q, notes = GPTQ("absmax", damping=damping).quantize(weight, fmt, gram, "layer")
-        assert notes == ["5 of 32 inputs were always 0: their columns are rounded as they are"]
+        assert notes == ["5 of 32 inputs were always 0: their columns are rounded to nearest"]
         assert torch.equal(q.codes[:, 16:20], bs.quantize(weight, fmt).codes[:, 16:20])
     q, notes = GPTQ("absmax").quantize(weight, fmt, torch.zeros(32, 32), "layer")
     assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
@@ -200,7 +200,7 @@ def test_damping_that_is_raised_is_told() -> None:
 def test_nothing_known_of_the_inputs() -> None:
     weight, fmt = torch.randn(6, 32), bs.parse("int4:group8:fp32")
     q, notes = GPTQ("absmax").quantize(weight, fmt, None, "layer")
-    assert notes == ["nothing known of its inputs: every column is rounded by itself"]
+    assert notes == ["no data about its inputs: every column is rounded by itself"]
     assert torch.equal(q.packed, bs.quantize(weight, fmt).packed)
     q, again = GPTQ("mse").quantize(weight, fmt, None, "layer")
     clipped, _ = GPTQ("mse", sweeps=0).quantize(weight, fmt, torch.eye(32), "layer")
@@ -240,7 +240,7 @@ def test_the_float_models_inputs() -> None:
     assert torch.equal(same.packed, plain.packed)  # looked at only if it is asked for
     none, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer")
     assert torch.equal(none.packed, plain.packed)
-    assert len(notes) == 1 and "in the float model were not collected" in notes[0]
+    assert len(notes) == 1 and "of the float model were not collected" in notes[0]
     zero = torch.zeros_like(drift)
     still, notes = GPTQ(asymmetric=True).quantize(weight, fmt, gram, "layer", drift=zero)
     assert torch.equal(still.packed, plain.packed) and notes == []
@@ -288,19 +288,24 @@ def test_what_it_refuses() -> None:
     bad[0, 0] = torch.inf
     with pytest.raises(ValueError, match="head: 1 of 16 weights are NaN or infinite"):
         GPTQ().quantize(bad, fmt, torch.eye(8), "head")
-    with pytest.raises(ValueError, match=r"head: expected the gram matrix \[8, 8\] .* \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"head: expected the Gram matrix \[8, 8\] .* \(4, 4\)"):
         GPTQ().quantize(weight, fmt, torch.eye(4), "head")
-    with pytest.raises(ValueError, match="head: the gram matrix of its inputs has NaN or infinity"):
+    with pytest.raises(
+        ValueError, match="head: the Gram matrix of its inputs holds NaN or infinity"
+    ):
         GPTQ().quantize(weight, fmt, torch.full((8, 8), torch.inf), "head")
-    with pytest.raises(ValueError, match="scales are chosen by 'absmax' or 'mse', not 'max'"):
+    with pytest.raises(ValueError, match="scales must be 'absmax' or 'mse', got 'max'"):
         GPTQ("max")
-    with pytest.raises(ValueError, match="damping is a part of H's diagonal, at least 0, not -1"):
+    with pytest.raises(
+        ValueError,
+        match=r"damping \(a fraction of the Hessian's mean diagonal\) must be >= 0, got -1",
+    ):
         GPTQ(damping=-1)
-    with pytest.raises(ValueError, match="a batch has at least one column, not 0"):
+    with pytest.raises(ValueError, match=r"a time\) must be >= 1, got 0"):
         GPTQ(batch=0)
     with pytest.raises(
-        ValueError, match=r"asymmetric is True, False or a part in 0 \.\.\. 1, not 2"
+        ValueError, match="asymmetric must be True, False or a number from 0 to 1, got 2"
     ):
         GPTQ(asymmetric=2)
-    with pytest.raises(ValueError, match="there are 0 sweeps or more, not -1"):
+    with pytest.raises(ValueError, match="sweeps must be >= 0, got -1"):
         GPTQ(sweeps=-1)

@@ -39,7 +39,7 @@ def test_what_does_not_fit_says_why() -> None:
     weight, x = outlying(k=25)
     assert prepared(Hadamard(), weight, x) == (None, ["not rotated: 25 features are an odd number"])
     weight, x = outlying()
-    why = ["not rotated: 24 features are no multiple of 16"]
+    why = ["not rotated: 24 features are not a multiple of 16"]
     assert prepared(Hadamard(16), weight, x) == (None, why)
     assert prepared(Hadamard(4), weight, x)[0].fmt == "rotate:4"
 
@@ -73,7 +73,7 @@ def test_a_convolution_rotates_its_channels() -> None:
 
 def test_errors_and_names() -> None:
     for size in (0, 1, 3, -4, 2.5, "big"):
-        with pytest.raises(ValueError, match="size is a power of two of at least 2, or None, not"):
+        with pytest.raises(ValueError, match="size must be a power of two >= 2, or None, got"):
             Hadamard(size)
     assert algorithms.transforms("hadamard:64").size == 64
     assert algorithms.transforms("hadamard").size is None

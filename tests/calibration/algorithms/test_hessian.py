@@ -25,14 +25,20 @@ def test_a_gram_matrix_comes_back_in_float64_and_symmetric() -> None:
 @pytest.mark.parametrize(
     ("gram", "words"),
     [
-        (torch.eye(4), r"head: expected the gram matrix \[3, 3\] of its inputs, found \(4, 4\)"),
-        (torch.full((3, 3), torch.nan), "head: the gram matrix of its inputs has NaN or infinity"),
-        (torch.full((3, 3), torch.inf), "head: the gram matrix of its inputs has NaN or infinity"),
+        (torch.eye(4), r"head: expected the Gram matrix \[3, 3\] of its inputs, found \(4, 4\)"),
+        (
+            torch.full((3, 3), torch.nan),
+            "head: the Gram matrix of its inputs holds NaN or infinity",
+        ),
+        (
+            torch.full((3, 3), torch.inf),
+            "head: the Gram matrix of its inputs holds NaN or infinity",
+        ),
         (
             -torch.eye(3),
             r"head: the Gram matrix of its inputs has a negative diagonal, which no X\^T X has",
         ),
-        (torch.eye(3) + torch.ones(3, 3).triu(1), r"X\^T X is symmetric, this one is not"),
+        (torch.eye(3) + torch.ones(3, 3).triu(1), r"is not symmetric"),
     ],
 )
 def test_what_is_no_gram_matrix(gram: torch.Tensor, words: str) -> None:
@@ -45,8 +51,8 @@ def test_importance_is_the_diagonal_and_never_zero() -> None:
     assert importance is not None and importance.tolist() == [4.0, 4.0, 9.0]
     assert notes == []
     for gram, note in (
-        (None, "nothing known of its inputs: all columns count the same"),
-        (torch.zeros(3, 3), "all its inputs were 0: all columns count the same"),
+        (None, "no data about its inputs: all columns have the same weight"),
+        (torch.zeros(3, 3), "all its inputs were 0: all columns have the same weight"),
     ):
         assert importance_of(gram, 3, "layer") == (None, [note])
 

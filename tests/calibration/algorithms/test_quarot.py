@@ -18,5 +18,5 @@ def test_names_and_settings() -> None:
 
 
 def test_no_layer_is_rotated_by_itself() -> None:
-    with pytest.raises(ValueError, match="rotates whole models"):
+    with pytest.raises(ValueError, match="rotates a whole model"):
         QuaRot().prepare(torch.zeros(2, 2), parse("int8"), None, None, "a")  # type: ignore[arg-type]

@@ -37,9 +37,9 @@ def test_what_there_is_not() -> None:
         algorithms.weights("best")
     with pytest.raises(ValueError, match="unknown transform 'gptq'; choose from "):
         algorithms.transforms("gptq")
-    with pytest.raises(ValueError, match="is no weight algorithm: give an instance, or a name of"):
+    with pytest.raises(ValueError, match="is not a weight algorithm: pass an instance, or one"):
         algorithms.weights(GPTQ)  # the class
-    with pytest.raises(ValueError, match="is no weight algorithm"):
+    with pytest.raises(ValueError, match="is not a weight algorithm"):
         algorithms.weights(4)
-    with pytest.raises(ValueError, match="the weighting is 'none' or 'gram', not 'diagonal'"):
+    with pytest.raises(ValueError, match="weighting must be 'none' or 'gram', got 'diagonal'"):
         algorithms.weights("mse:diagonal")

@@ -48,7 +48,7 @@ def test_any_format(data: st.DataObject) -> None:
     n, k = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     weight, gram = torch.randn(n, k), gram_of(k, data.draw(st.integers(1, 12)))
     if fmt.rounding == "stochastic":
-        with pytest.raises(ValueError, match="rounds by chance"):
+        with pytest.raises(ValueError, match="rounds stochastically"):
             Search().quantize(weight, fmt, gram, "layer")
         return
     q, _ = Search().quantize(weight, fmt, gram, "layer")
@@ -66,10 +66,10 @@ def test_the_weight_alone() -> None:
     assert errors[1] < errors[0]
     q, notes = Search().quantize(weight, fmt, None, "layer")
     assert torch.equal(q.packed, squares.packed)
-    assert notes == ["nothing known of its inputs: all columns count the same"]
+    assert notes == ["no data about its inputs: all columns have the same weight"]
     q, notes = Search().quantize(weight, fmt, torch.zeros(64, 64), "layer")
     assert torch.equal(q.packed, squares.packed)
-    assert notes == ["all its inputs were 0: all columns count the same"]
+    assert notes == ["all its inputs were 0: all columns have the same weight"]
 
 
 def test_scales_of_either_sign() -> None:
@@ -105,13 +105,13 @@ def test_what_it_refuses() -> None:
     weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="head: 1 of 16 weights are NaN or infinite"):
         Search().quantize(weight, fmt, torch.eye(8), "head")
-    with pytest.raises(ValueError, match=r"head: expected the gram matrix \[8, 8\]"):
+    with pytest.raises(ValueError, match=r"head: expected the Gram matrix \[8, 8\]"):
         Search().quantize(torch.randn(2, 8), fmt, torch.eye(4), "head")
-    with pytest.raises(ValueError, match="the weighting is 'none' or 'gram', not 'all'"):
+    with pytest.raises(ValueError, match="weighting must be 'none' or 'gram', got 'all'"):
         Search("all")
-    with pytest.raises(ValueError, match="a power above 0, not 0"):
+    with pytest.raises(ValueError, match=r"as \|e\|\^power\) must be > 0, got 0"):
         Search(power=0)
-    with pytest.raises(ValueError, match="there are 0 sweeps or more, not -1"):
+    with pytest.raises(ValueError, match="sweeps must be >= 0, got -1"):
         Search(sweeps=-1)
 
 

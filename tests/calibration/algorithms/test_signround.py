@@ -128,8 +128,8 @@ def test_through_calibrate(settings: dict[str, str], transform: str | None) -> N
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("int4:group8:fp32:stochastic", "rounds by chance"),
-        ("int4:group8:e8m0/given", "given, not chosen"),
+        ("int4:group8:fp32:stochastic", "rounds stochastically"),
+        ("int4:group8:e8m0/given", "must be supplied"),
         ("int4:group8:fp32:offset(int8:tensor:fp32)", "share the scale of their offsets"),
     ],
 )
@@ -155,10 +155,12 @@ def test_nan_in_the_last_weight_is_seen_before_the_first_is_looked_at(
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"steps": 0}, "steps is a whole number"), ({"steps": 2.5}, "steps is a whole number"),
-        ({"start": "hqq"}, "gptq, search, mse, absmax"), ({"rate": 0.0}, "rate is above 0"),
-        ({"factors": -1.0}, "factors at least 0"), ({"positions": 0}, "positions is at least 1"),
-        ({"patience": -1}, "patience at least 0"),
+        ({"steps": 0}, (
+        "steps must be an integer >="
+)), ({"steps": 2.5}, "steps must be an integer >="),
+        ({"start": "hqq"}, "gptq, search, mse, absmax"), ({"rate": 0.0}, "rate must be above 0"),
+        ({"factors": -1.0}, "factors >= 0"), ({"positions": 0}, "positions must be >= 1"),
+        ({"patience": -1}, "patience >= 0"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, object], why: str) -> None:
@@ -177,7 +179,7 @@ def test_a_layer_in_no_block_says_so() -> None:
     weight = torch.randn(4, 16)
     q, notes = SignRound().quantize(weight, bs.parse("int4:group8:fp32"), None, "head")
     assert torch.equal(q.packed, MSE().quantize(weight, q.format, None, "head")[0].packed)
-    assert notes == ["in no block: its rounding was not learned"]
+    assert notes == ["not in a model block: its rounding was not learned"]
 
 
 @pytest.mark.parametrize("option", [{"inside": 0.5}, {"inside": 0}, {"rising": 1.0}])
@@ -188,5 +190,5 @@ def test_margins_that_cannot_be(option: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("option", [{"whole": -1}, {"whole": 1.5}, {"whole_rate": 0}])
 def test_settings_of_the_whole_model_that_cannot_be(option: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="whole is a whole number of steps"):
+    with pytest.raises(ValueError, match=r"whole must be an integer >= 0 \(steps\)"):
         SignRound(**option)  # type: ignore[arg-type]

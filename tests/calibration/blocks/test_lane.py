@@ -69,7 +69,7 @@ def test_a_random_block_is_found_out() -> None:
     with torch.no_grad(), Kept(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane, verify=True)
-        with pytest.raises(NotWalkableError, match="it is random, or reads a state"):
+        with pytest.raises(NotWalkableError, match="it is random, or depends on a state"):
             lane.run(0, keep=True)
 
 

@@ -79,7 +79,7 @@ def test_a_wrong_fold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found.uses = [use for use in found.uses if "down_proj.weight" not in use.parameter]
     monkeypatch.setattr(under_test, "stream_of", lambda *_: found)
     before = dict(model.named_parameters(remove_duplicate=False))
-    with pytest.raises(ValueError, match="would move by"):
+    with pytest.raises(ValueError, match="would change"):
         bs.calibrate(model, batches(), RECIPE, transform="quarot", progress=False)
     after = dict(model.named_parameters(remove_duplicate=False))
     assert all(after[k] is v for k, v in before.items())
@@ -122,7 +122,10 @@ def test_the_ledger_says_where_values_are_not_rotated(name: str, fused: str, out
     ledger = bs.calibrate(model, batches(), "int8_channel", transform="quarot", progress=False)
     told = {entry.name: entry.details for entry in ledger if "values of heads" in entry.details}
     assert len(told) == 2 and "the residual stream is rotated" in told[output]
-    assert f"{output.rpartition('.')[0]}.{fused} gives with queries and keys" in told[output]
+    assert (
+        f"{output.rpartition('.')[0]}.{fused} computes together with queries and keys"
+        in told[output]
+    )
 
 
 def test_no_such_note_where_values_are_rotated() -> None:

@@ -68,12 +68,14 @@ def test_another_run_is_refused(tmp_path: Path, other: str) -> None:
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear reader")
-    with pytest.raises(ResumeError, match="is not empty, and holds no run"):
+    with pytest.raises(ResumeError, match="is not empty, and holds no earlier run"):
         calibrate(decoder(2), ids(), RECIPE, weight=Gram(), progress=False, resume=tmp_path)
 
 
 def test_a_model_without_blocks_cannot_resume(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="resume needs a model that is walked block by block"):
+    with pytest.raises(
+        ValueError, match="resume needs a model that can be calibrated block by block"
+    ):
         calibrate(decoder(1), ids(), RECIPE, weight=Gram(), progress=False, resume=tmp_path)
 
 

@@ -46,9 +46,14 @@ def test_of_two_chains_the_one_that_can_be_is_walked() -> None:
     plain = Plain()
     ledger = calibrate(Two().eval(), ids(), GROUPS, weight=plain, progress=False)
     assert [task["name"] for task in plain.tasks][-2:] == ["second.layers.0", "second.layers.1"]
-    told = [e.details for e in ledger.quantized if "not block by block" in e.details]
+    told = [
+        e.details for e in ledger.quantized if "cannot be calibrated block by block" in e.details
+    ]
     assert len(told) == 1
-    assert "first.layers not block by block: first.layers.0 is called more than once" in told[0]
+    assert (
+        "first.layers cannot be calibrated block by block: first.layers.0 is called more than once"
+        in told[0]
+    )
     assert "plain rounding: it is in no block" in ledger["first.layers.0.feed.up"].details
 
 
@@ -101,7 +106,7 @@ def test_models_of_transformers_get_the_codes_of_whole_passes(
         whole, batches, recipe, weight="gptq", sequential=sequential, blocks=False, progress=False
     )
     assert len(ledger.quantized) >= 12
-    assert not any("not block by block" in entry.details for entry in ledger)
+    assert not any("cannot be calibrated block by block" in entry.details for entry in ledger)
     assert same_state(walked, whole)
 
 
@@ -168,7 +173,9 @@ def test_the_whole_model_is_learned_by_what_its_logits_say() -> None:
             progress=False,
         )  # fmt: skip
         errors.append(divergence_of(model, other, batches))
-        notes.append("and by the whole model" in ledger["blocks.0.up"].details)
+        notes.append(
+            "then refined by the output of the whole model" in ledger["blocks.0.up"].details
+        )
     assert errors[1] < 0.8 * errors[0]
     assert errors[1] == errors[2]  # it repeats itself
     assert notes == [False, True, True]
@@ -177,6 +184,12 @@ def test_the_whole_model_is_learned_by_what_its_logits_say() -> None:
 
 def test_weights_from_disk_are_refused() -> None:
     options = Options(False, 1.0, None, settler=object())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="whole needs the whole model at once: no source="):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "whole needs the whole model in memory, and source= reads one block at a time: "
+            "leave source out, or set whole=0"
+        ),
+    ):
         learns_whole(SignRound(2, whole=2), options)
     assert not learns_whole(SignRound(2), options)

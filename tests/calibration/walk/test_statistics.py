@@ -118,7 +118,7 @@ def test_other_rows_are_left_out() -> None:
     (drift,) = floats.result().values()
     expected = (x.T * 1.01) @ (x - x * 1.01) / 64
     torch.testing.assert_close(drift, expected.double(), rtol=1e-4, atol=1e-5)
-    assert "3 of its calls have other inputs in the float model" in session.details["0"][-1]
+    assert "3 of its calls have different inputs in the float model" in session.details["0"][-1]
 
 
 def batches(count: int, seed: int) -> list[Tensor]:
@@ -166,7 +166,9 @@ def test_a_model_without_blocks_is_one() -> None:
 
 def test_what_is_not_compared_is_said() -> None:
     model = decoder(1)
-    with pytest.warns(UserWarning, match="head: asymmetric: its inputs in the float model were"):
+    with pytest.warns(
+        UserWarning, match="head: asymmetric has no effect: the inputs of the float model"
+    ):
         made, _ = calibrated(model, True, sequential=False)
     plain, _ = calibrated(model, False, sequential=False)
     for a, b in zip(made.state_dict().values(), plain.state_dict().values(), strict=True):

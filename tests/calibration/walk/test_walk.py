@@ -164,10 +164,10 @@ class Either(Decoder):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Stateful, "does not give the same when it is called again"),
+        (Stateful, "gives another result when called again"),
         (Twice, "layers.0 is called more than once"),
         (Either, "the batches do not all go through the same blocks"),
-        (Skipping, "layers.2 depends on blocks before its neighbour"),
+        (Skipping, "layers.2 reads more than the output of the block before"),
     ],
 )
 def test_what_cannot_be_walked_goes_the_other_way_and_says_so(kind: Any, why: str) -> None:
@@ -176,7 +176,11 @@ def test_what_cannot_be_walked_goes_the_other_way_and_says_so(kind: Any, why: st
     ledger = quietly(walked, batches, GROUPS, weight="gptq")
     quietly(whole, batches, GROUPS, weight="gptq", blocks=False)
     assert same_state(walked, whole)
-    told = [entry.details for entry in ledger.quantized if "not block by block" in entry.details]
+    told = [
+        entry.details
+        for entry in ledger.quantized
+        if "cannot be calibrated block by block" in entry.details
+    ]
     assert len(told) == 1
     assert why in told[0]
 
@@ -222,5 +226,5 @@ def test_an_algorithm_that_gives_too_little_is_named() -> None:
             made.popitem()
             return made
 
-    with pytest.raises(ValueError, match=r"plain gave nothing for layers\.0\.feed\.down"):
+    with pytest.raises(ValueError, match=r"plain returned no weight for layers.0.feed.down"):
         quietly(decoder(2), ids(), GROUPS, weight=Short())

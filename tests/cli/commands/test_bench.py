@@ -70,11 +70,11 @@ def test_stopped_and_resumed(tmp_path, monkeypatch):
 
 def test_errors(tmp_path):
     for args, message in (
-        (["--device", "tpu"], "no clock for device 'tpu': 'cpu' and 'cuda' are measured"),
-        (["--only", "nothing"], "no case is called like 'nothing'"),
+        (["--device", "tpu"], "cannot measure on device 'tpu'; choose from cpu, cuda"),
+        (["--only", "nothing"], "no case matches 'nothing'"),
         (["--formats", "mxfp5"], "no format 'mxfp5': did you mean"),
-        (["--seconds", "-5"], "seconds of a run are 0 or more, not -5"),
-        (["--seconds", "nan"], "seconds of a run are 0 or more, not nan"),
+        (["--seconds", "-5"], "seconds must be >= 0, got -5"),
+        (["--seconds", "nan"], "seconds must be >= 0, got nan"),
     ):
         done = run(*args)
         assert done.exit_code == 1

@@ -31,7 +31,7 @@ def test_nothing_is_deleted_unasked(left: Path) -> None:
     assert found.exit_code == 0, found.stderr
     lines = found.stdout.splitlines()
     assert lines[0] == str(work_path(left, "0" * 8)) and lines[2] == str(old_path(left, "1" * 8))
-    assert lines[1].startswith("    a run that is not finished, ") and "can be deleted" in lines[1]
+    assert lines[1].startswith("    an unfinished run, ") and "can be deleted" in lines[1]
     assert "stays: it may be the only copy" in lines[3]
     assert lines[4].startswith("1 of these, ") and lines[4].endswith("can be deleted: say --yes")
     assert len(list(left.parent.iterdir())) == 2
@@ -59,7 +59,7 @@ def test_json(left: Path) -> None:
     assert [each["deleted"] for each in data] == [False, False] and not data[0]["keep"]
     data = json.loads(run(left, "--json", "--yes").stdout)["leftovers"]
     assert [each["deleted"] for each in data] == [True, False]
-    assert data[0]["nbytes"] > 0 and data[0]["what"] == "a run that is not finished"
+    assert data[0]["nbytes"] > 0 and data[0]["what"] == "an unfinished run"
 
 
 def test_names_are_printable(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_what_another_producer_packed_is_listed(tmp_path):
     assert lines[-2:] == [
         "1 of 1 tensors are equal",
         "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, and what is beside them is "
-        "not what it stores: compare or convert what its own library dequantizes",
+        "not what it stores: dequantize it with its own library first",
     ]
 
 

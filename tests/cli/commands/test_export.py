@@ -219,7 +219,7 @@ def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
     ("options", "why"),
     [
         (["--to", "tensorrt"], "unknown target 'tensorrt'; choose from c, compressed-tensors"),
-        (["--to", "program"], "say how to quantize the model: --recipe"),
+        (["--to", "program"], "no recipe: pass one, such as --recipe"),
         (
             ["--to", "program", "--skip", "lm_head"],
             "--skip needs --recipe: it names layers that the recipe leaves in float",
@@ -229,8 +229,11 @@ def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
             ["--to", "program", "-r", "int8", "--name", "m"],
             "--name and --max-bytes are only for --to c",
         ),
-        (["--to", "onnx", "-r", "int8", "--max-bytes", "9"], "--max-bytes go with --to c"),
-        (["--to", "program", "-r", "int8", "--text", "TEXT"], "has 1 sentences: give two or more"),
+        (["--to", "onnx", "-r", "int8", "--max-bytes", "9"], "--max-bytes are only for --to c"),
+        (
+            ["--to", "program", "-r", "int8", "--text", "TEXT"],
+            "has 1 sentences: two or more are needed",
+        ),
     ],
 )
 def test_bad_options(model, tmp_path, options, why):

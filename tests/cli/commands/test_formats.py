@@ -80,4 +80,4 @@ def test_values():
 def test_an_unknown_format():
     result = run("formats", "mxfp5")
     assert result.exit_code == 1
-    assert result.stderr.startswith("blockscale: no format 'mxfp5': did you mean mxfp")
+    assert result.stderr.startswith("blockscale: unknown format 'mxfp5': did you mean mxfp")

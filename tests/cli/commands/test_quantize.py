@@ -66,7 +66,7 @@ def test_quiet(model, tmp_path):
     result = run(model, tmp_path / "out", "-r", "mxfp4", "-q", "--skip", "no.*")
     assert result.exit_code == 0
     assert result.stdout == ""
-    reason = "formats take float32, bfloat16, float16"
+    reason = "only float32, bfloat16 and float16 can be quantized"
     assert result.stderr.splitlines() == [
         f"skipped: double.weight: float64; {reason}",
         f"skipped: eight.weight: float8_e4m3fn; {reason}",
@@ -108,11 +108,11 @@ def test_recipes(model, tmp_path):
         ('{"weight": "int 8"}', "no format 'int 8': did you mean int8? named formats"),
         ("int8:Token:fp32", "'int8:Token:fp32': did you mean int8:token:fp32? unknown block"),
         ("int8:channel0", "'int8:channel0': a format is spelled"),
-        ("none.json", "no recipe file 'none.json'"),
+        ("none.json", "the recipe file 'none.json'"),
         ("{", "the recipe is not JSON"),
         ('{"weights": "int8"}', "unknown recipe key 'weights'; choose from"),
-        ('{"weight": 8}', "cannot be used: a format is a Format or its spelling, not int"),
-        ('{"skip": "head"}', "cannot be used: skip is a list of patterns"),
+        ('{"weight": 8}', "cannot be used: expected a Format or its spelling, found a int"),
+        ('{"skip": "head"}', "cannot be used: skip must be a list of patterns"),
         ('{"rules": ["a"]}', "cannot be used"),
         ('{"weight": null}', "the recipe quantizes nothing"),
     ],
@@ -125,7 +125,7 @@ def test_bad_recipes(recipe, message, model, tmp_path):
 def test_errors_are_messages(model, tmp_path):
     out = tmp_path / "out"
     assert "nowhere does not exist" in fails(tmp_path / "nowhere", out, "-r", "int8")
-    assert "double.weight (matrix): float64; formats take" in fails(
+    assert "double.weight (matrix): float64; only float32" in fails(
         model, out, "-r", "int8", "--strict"
     )
     assert "choose an output elsewhere" in fails(model, model / "out", "-r", "int8")
@@ -203,7 +203,7 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_mode
     assert stdout == ""
     [work] = tmp_path.glob(".out.blockscale-*")
     assert stderr.splitlines() == [
-        f"what is finished is kept in {work}: the same command goes on from there",
+        f"finished parts are kept {work}: run the same command again to continue",
         "blockscale: interrupted",
     ]
     assert not out.exists()

@@ -42,5 +42,5 @@ def test_json(model, tmp_path):
 
 
 def test_errors(model, tmp_path):
-    assert "is no budget" in run(model, "--budget", "fast").stderr
+    assert "is not a budget" in run(model, "--budget", "fast").stderr
     assert "is a directory" in run(model, "--out", tmp_path).stderr

@@ -41,7 +41,7 @@ def test_a_file_that_exists_stays(folders, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "a report goes somewhere"),
+        (["nothing"], "no place for the report"),
         (["nothing", "-o", "report.html"], "nothing does not exist"),
         (["nothing", "--json"], "nothing does not exist"),
         (["nothing.json", "--json"], "nothing.json does not exist"),

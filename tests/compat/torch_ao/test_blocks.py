@@ -158,9 +158,9 @@ def test_what_is_refused() -> None:
         T.MinMaxObserver(dtype="bfp8", qscheme=torch.per_tensor_symmetric)
     with pytest.raises(TypeError, match=r"quant_min, quant_max: a format .* leave them out"):
         T.MinMaxObserver(dtype="bfp8", quant_min=-8, quant_max=7)
-    with pytest.raises(ValueError, match="part is one of input, weight, found 'bias'"):
+    with pytest.raises(ValueError, match="part 'bias'; choose from input, weight"):
         FormatObserver("bfp8", part="bias")
-    with pytest.raises(ValueError, match="PlaceholderObserver sees nothing, and int8"):
+    with pytest.raises(ValueError, match="PlaceholderObserver records nothing, and int8"):
         T.PlaceholderObserver(dtype="int8")
     with pytest.raises(ValueError, match="no format 'fp99'"):
         T.MinMaxObserver(dtype="fp99")

@@ -146,7 +146,9 @@ def test_what_a_format_leaves_nothing_to_say_of() -> None:
     with pytest.raises(TypeError, match=r"Own fake quantizes by its own rules .* FakeQuantize"):
         Own(dtype="bfp8")
     assert isinstance(Own(dtype=torch.qint8), Own)
-    with pytest.raises(TypeError, match=r"quant_min, quant_max: a format .* says its range"):
+    with pytest.raises(
+        TypeError, match=r"quant_min, quant_max: a format .* already states its range"
+    ):
         FakeQuantize(dtype="bfp8", quant_min=-1, quant_max=1)
     with pytest.raises(TypeError, match=r"is_dynamic: a format"):
         FakeQuantize(dtype="bfp8", is_dynamic=True)

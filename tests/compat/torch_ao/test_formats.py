@@ -131,7 +131,7 @@ FLOAT_ZERO = torch.per_channel_affine_float_qparams
         (r"dtype torch\.qint32 has no integers", MinMaxObserver(dtype=torch.qint32)),
         ("no integer zero point", PerChannelMinMaxObserver(qscheme=FLOAT_ZERO)),
         (r"PlaceholderObserver of dtype torch\.float16", PlaceholderObserver(dtype=torch.float16)),
-        ("has a fixed scale: give it to quantize_", ao.FixedQParamsObserver(1 / 256, 0)),
+        ("has a fixed scale: pass it to quantize_", ao.FixedQParamsObserver(1 / 256, 0)),
         ("NoopObserver of dtype", ao.NoopObserver()),
         ("Linear of dtype None has no integers", nn.Linear(2, 2)),
     ],
@@ -176,7 +176,7 @@ def test_an_output_has_the_format_of_the_activation_unless_it_is_dynamic() -> No
 def test_an_error_says_where() -> None:
     for config, message in (
         (QConfig("int8", None), "^here: activations are quantized only along with a weight"),
-        (QConfig(None, "fp99"), "^here: weight: no format 'fp99'"),
+        (QConfig(None, "fp99"), "^here: weight: unknown format 'fp99'"),
         (QConfig("fp99", "int8"), "^here: activation: no format 'fp99'"),
         (QConfig("int8_token", "int8_token"), None),
     ):

@@ -242,7 +242,7 @@ def test_torch_ao_s_own_flow_with_a_user_s_class() -> None:
 
 
 def test_what_says_too_little_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Bare has no qscheme, quant_min, quant_max, which say"):
+    with pytest.raises(ValueError, match="Bare has no qscheme, quant_min, quant_max, which give"):
         power_of_2(Bare.with_args(dtype=torch.qint8))()
     power_of_2(Bare, enabled=False)(dtype=torch.qint8)
     for kind in (ObserverBase, nn.Linear, ao.RecordingObserver, 3, None):

@@ -117,7 +117,7 @@ def test_every_layer_gets_what_torch_ao_gives_it(index: int) -> None:
         alone = to_recipe(mapping)
         assert all(alone.decide(name)[0] == recipe.decide(name)[0] for name in LAYERS)
     else:
-        with pytest.raises(ValueError, match="give to_recipe the model, too"):
+        with pytest.raises(ValueError, match="pass the model to to_recipe, too"):
             to_recipe(mapping)
 
 
@@ -154,7 +154,7 @@ AXIS1 = PerChannelMinMaxObserver.with_args(ch_axis=1)
         ),
         ("global: weight: its channels are channel1, here .* channel0", QConfig(None, AXIS1)),
         ("global: activation: its channels are channel1", QConfig(AXIS1, INT8)),
-        ("global: weight: no format 'fp99'", QConfig(None, "fp99")),
+        ("global: weight: unknown format 'fp99'", QConfig(None, "fp99")),
     ],
 )
 def test_what_is_no_recipe(message: str, config: Any) -> None:

@@ -55,7 +55,7 @@ ERRORS = [
     (lambda: choose(X, (1, 128)), ValueError, "pad it to 128"),
     (lambda: choose(X, (0, 64)), ValueError, "0 for dimension 0: use a positive size, or -1"),
     (lambda: choose(X, target=torch.uint16), ValueError, "uint16 has no codes: use"),
-    (lambda: choose(X, quant_max=128), ValueError, "quant_max 128 are not limits within"),
+    (lambda: choose(X, quant_max=128), ValueError, "quant_max 128 do not fit"),
     (lambda: choose(X, quant_min=5, quant_max=5), ValueError, "quant_min < quant_max"),
     (lambda: choose(X, mapping="SYMMETRIC"), TypeError, "MappingType .*NO_CLIPPING_ERR, ASYMM"),
     (lambda: choose(X, scale_dtype=torch.float64), ValueError, "scale_dtype is torch.float64"),
@@ -94,12 +94,12 @@ ERRORS = [
     (
         lambda: ours.dequantize_affine(X.int(), (1, 32), S, None, torch.int8),
         TypeError,
-        "int32, but input_dtype says torch.int8",
+        "int32, but input_dtype is torch.int8",
     ),
     (
         lambda: ours.dequantize_affine(X, (1, 32), S, None, torch.uint4),
         TypeError,
-        "integers that hold",
+        "an integer dtype that holds",
     ),
     (
         lambda: ours.dequantize_affine(

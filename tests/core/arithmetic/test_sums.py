@@ -156,7 +156,7 @@ def test_how_it_is_stored() -> None:
         "codes": (torch.int16, (7,)),
         "scale": (torch.float32, (7,)),
     }
-    with pytest.raises(ValueError, match=r"int32:sums is for a bias \[n\], not for \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"int32:sums is for a bias \[n\], found shape \(2, 3\)"):
         SumInteger(32).parts((2, 3))
 
 

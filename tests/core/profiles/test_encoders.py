@@ -46,7 +46,7 @@ def test_rows_are_blocks(block: str, shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("block", ["group8@0", "tile4x4", "channel1", "flat8@0"])
 def test_other_blocks_are_refused(block: str) -> None:
-    with pytest.raises(ValueError, match="are no rows of the numbers as they lie"):
+    with pytest.raises(ValueError, match="are not runs of consecutive numbers"):
         in_blocks(torch.zeros(8, 8), parse(f"int8:{block}:fp32"))
 
 

@@ -56,17 +56,25 @@ def test_without_rules_it_is_the_contract() -> None:
             "unknown scale_arithmetic 'bf16'; choose from fp32, input",
         ),
         ("int8", {"least": "eps"}, "no least 'eps'"),
-        ("mxfp4", {"levels": 6.0}, "levels is for float scales, not e8m0/floor"),
-        ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is for e8m0 scales, not fp32"),
-        ("int8", {"outer": 1.0}, "outer is for two-level scales, not fp32"),
+        ("mxfp4", {"levels": 6.0}, "levels is only for float scales, got e8m0/floor"),
+        ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is only for e8m0 scales, got fp32"),
+        ("int8", {"outer": 1.0}, "outer is only for two-level scales, got fp32"),
         ("mxfp4", {"search": "half_up_add"}, "half_up_add is only for integer elements"),
         ("int16", {"search": "first_nearest"}, "at most 256 values"),
-        ("e2m1:group32:e8m0/given", {"search": "first_nearest"}, "not chosen by rules like these"),
-        ("int4:group32:fp16:stochastic", {"least": 0.0}, "not chosen by rules like these"),
-        ("uint4:group32:fp16:offset", {"least": 0.0}, "no rules are known for scales"),
-        ("int8:group32:fp16:recip", {"least": 0.0}, "or reciprocal=True, not in the format"),
-        ("int8:group32:fp16:signed", {"least": 0.0}, "say it by sign='largest'"),
-        ("ternary", {"least": 0.0}, "no rules are known for scales"),
+        (
+            "e2m1:group32:e8m0/given",
+            {"search": "first_nearest"},
+            "cannot be chosen by a profile's rules",
+        ),
+        ("int4:group32:fp16:stochastic", {"least": 0.0}, "cannot be chosen by a profile's rules"),
+        ("uint4:group32:fp16:offset", {"least": 0.0}, "no rules for the scales"),
+        (
+            "int8:group32:fp16:recip",
+            {"least": 0.0},
+            "or reciprocal=True instead of an option of the format",
+        ),
+        ("int8:group32:fp16:signed", {"least": 0.0}, "write sign='largest'"),
+        ("ternary", {"least": 0.0}, "no rules for the scales"),
         ("ternary", {"least": 0.0, "encoder": nothing}, "its encoder .* least says nothing"),
     ],
 )
@@ -84,9 +92,11 @@ def test_another_block_is_part_of_the_name() -> None:
     assert profile.with_block("group32").format == bs.profile("torchao.intx4").format
     assert bs.profile("torchao.intx4:group32") == bs.profile("torchao.intx4")
     assert profile.with_block("group64") is profile
-    with pytest.raises(ValueError, match=r"its block is group16, it has no other, not group32"):
+    with pytest.raises(ValueError, match="its block must be group16, it has no other, got group32"):
         bs.profile("torchao.nvfp4:group32")
-    with pytest.raises(ValueError, match=r"its block is group32, it also has group, not tensor"):
+    with pytest.raises(
+        ValueError, match="its block must be group32, it also has group, got tensor"
+    ):
         bs.profile("torchao.mxfp8:tensor")
     with pytest.raises(ValueError, match="unknown block 'rows'"):
         bs.profile("torchao.int8:rows")

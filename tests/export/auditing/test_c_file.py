@@ -35,7 +35,7 @@ def test_arrays(path):
         ("return 0;\n}\n", "return 0;", "it was cut short"),
         ("int32_t acc", "float acc", "has the float 'float'"),
         ("int32_t acc = ", "int32_t acc = 0.5 * ", "has the float '0.5'"),
-        ("[72] = {", "[73] = {", "has 72 elements, its head says 73"),
+        ("[72] = {", "[73] = {", "has 72 elements, its header says 73"),
     ],
 )
 def test_damage(path, old, new, why):

@@ -30,7 +30,7 @@ def test_why_tensors_are_kept():
     matrix = entry(Stored("w", "float32", (8, 8), 32, 256))
     assert matrix.reason == "float32 in the file"
     table = entry(Stored("ids", "int64", (8, 8), 64, 512))
-    assert table.reason == "int64, no weight in codes"
+    assert table.reason == "int64, not a quantized weight"
 
 
 # What an audit accepts of a file.
@@ -46,7 +46,7 @@ def test_sizes(tmp_path, monkeypatch):
         assert bytes(data) == b"12345"
     monkeypatch.setattr(entries, "MODEL", 4)
     with (
-        pytest.raises(FileError, match="has 5 bytes, of which an audit takes 4"),
+        pytest.raises(FileError, match="has 5 bytes, an audit reads files of at most 4"),
         entries.opened(file),
     ):
         pass

@@ -17,12 +17,12 @@ def test_it_is_no_target():
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("x.gguf", b"GGUF1234", "is of no kind that is known here: an audit reads .onnx, .pt2"),
+        ("x.gguf", b"GGUF1234", "unrecognised file format; an audit reads .onnx, .pt2"),
         ("x.onnx", b"", "is empty"),
         ("x.onnx", b"\x80\x02}q\x00.", "cannot be audited"),
         ("x.pte", b"not a program at all", "does not begin as .pte files do"),
         ("x.pt2", b"not a program at all", "does not begin as .pt2 files do"),
-        ("x.pt2", b"PK\x03\x04" + b"\0" * 40, "no whole zip archive"),
+        ("x.pt2", b"PK\x03\x04" + b"\0" * 40, "not a complete zip archive"),
         ("x.pte", b"\0\0\0\0ET12" + b"\xff" * 60, "cannot be audited"),
         ("x.safetensors", b"\xff" * 16, "damaged|header|safetensors"),
     ],

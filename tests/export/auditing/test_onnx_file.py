@@ -147,7 +147,7 @@ def test_tensors_in_another_file(tmp_path):
     with pytest.raises(FileError, match=r"lies in m\.data, which is not there"):
         saved(tmp_path / "m.onnx", [node], [outside])
     (tmp_path / "m.data").write_bytes(bytes(259))
-    with pytest.raises(FileError, match=r"ends behind the end of m\.data"):
+    with pytest.raises(FileError, match=r"ends after the end of m.data"):
         saved(tmp_path / "m.onnx", [node], [outside])
     (tmp_path / "m.data").write_bytes(bytes(260))
     assert saved(tmp_path / "m.onnx", [node], [outside])["fc.weight"].bytes_after == 256

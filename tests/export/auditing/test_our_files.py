@@ -66,7 +66,7 @@ def test_configs_that_are_none(tmp_path):
         entries(tmp_path / "out")
     held["quantization_config"]["config_groups"] = 3
     config.write_text(json.dumps(held))
-    with pytest.raises(FileError, match="no quantization arguments"):
+    with pytest.raises(FileError, match="bad quantization arguments"):
         entries(tmp_path / "out")
 
 

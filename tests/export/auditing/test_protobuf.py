@@ -34,7 +34,7 @@ def test_numbers_packed_or_not_and_negative():
         (b"\x12\x7f12", "says 127 bytes, 2 are left"),
         (b"\x08", "no number at byte 1"),
         (b"\x08" + b"\xff" * 11, "no number at byte"),
-        (b"\x0b", "no known type"),
+        (b"\x0b", "has an unknown type"),
         (b"\x09123", "says 8 bytes, 3 are left"),
     ],
 )
@@ -44,9 +44,9 @@ def test_damaged(data, why):
 
 
 def test_wrong_kinds():
-    with pytest.raises(DamagedError, match="is no text"):
+    with pytest.raises(DamagedError, match="is not text"):
         protobuf.text(read(b"\x08\x05"), 1)
-    with pytest.raises(DamagedError, match="is no message"):
+    with pytest.raises(DamagedError, match="is not a message"):
         protobuf.messages(read(b"\x08\x05"), 1)
 
 

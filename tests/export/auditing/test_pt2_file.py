@@ -82,10 +82,10 @@ def test_hostile_zips(tmp_path):
     [model] = [n for n in names if n.startswith("models/")]
     weight = next(n for n in names if n.startswith("data/weights/weight_"))
     cases = [
-        ({model: None}, "is no file of torch.export"),
-        ({model: b"{"}, "is no JSON"),
+        ({model: None}, "torch.export did not write it"),
+        ({model: b"{"}, "is not JSON"),
         ({model: b"{}"}, "its graph is not one of torch.export"),
-        ({model: b"[" * 100_000}, "is no JSON"),
+        ({model: b"[" * 100_000}, "is not JSON"),
         ({weight: b""}, "has 0 bytes"),
         ({weight: None}, "which is not there"),
     ]
@@ -107,5 +107,5 @@ def test_cut_short(tmp_path):
     written(tmp_path / "m.pt2")
     data = (tmp_path / "m.pt2").read_bytes()
     (tmp_path / "cut.pt2").write_bytes(data[: len(data) // 2])
-    with pytest.raises(FileError, match="no whole zip archive"):
+    with pytest.raises(FileError, match="not a complete zip archive"):
         bs.export.audit(tmp_path / "cut.pt2")

@@ -22,7 +22,7 @@ def test_types_and_bytes():
     assert [entry.elements for entry in found.quantized] == [64 * 64] * 2
     for entry in found.quantized:
         assert entry.weight == "qcint8 per channel"
-        assert "in integers; scales of inputs are chosen when it runs" in entry.details
+        assert "in integers; dynamic input scales" in entry.details
         assert entry.bytes_after == 64 * 64 + 4 * 64
     assert [e.bytes_after for e in found.kept if "vector" in e.reason].count(256) >= 2
 

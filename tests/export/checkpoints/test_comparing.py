@@ -154,7 +154,7 @@ def test_nothing_in_common(tmp_path):
     a = write(tmp_path / "a", {f"x{i}": torch.ones(1) for i in range(5)})
     b = write(tmp_path / "b", {"y": torch.ones(1)})
     with pytest.raises(
-        FileError, match=r"no tensor is in both: .*x0, x1, x2 and 2 more; .*b has y"
+        FileError, match=r"the two have no tensor in common: .*x0, x1, x2 and 2 more; .*b has y"
     ):
         compare(a, b)
 

@@ -96,7 +96,7 @@ def test_a_file_type_that_errs(tmp_path):
         found = inspect(tmp_path / "m.gguf")
         assert len(found.warnings) == warned
         assert not warned or found.warnings == (
-            "general.file_type says BF16, and no tensor is of it",
+            "general.file_type is BF16, and no tensor has that type",
         )
 
 

@@ -47,10 +47,10 @@ def test_the_configuration_s_method_is_asked_first(monkeypatch):
 def test_a_weight_twice(monkeypatch):
     both = [taking("x", ("x",), "a", weight="w"), taking("y", ("y",), "b", weight="w")]
     monkeypatch.setattr(layout, "layouts", lambda: both)
-    with pytest.raises(FileError, match=r"^w is there twice, once as y stores it$"):
+    with pytest.raises(FileError, match=r"^w appears twice, once in the layout of y$"):
         find_weights(KINDS, {}, lambda names: {})
     monkeypatch.setattr(layout, "layouts", lambda: [taking("x", ("x",), "a", weight="b")])
-    with pytest.raises(FileError, match=r"^b is there twice, once as x stores it$"):
+    with pytest.raises(FileError, match=r"^b appears twice, once in the layout of x$"):
         find_weights(KINDS, {}, lambda names: {})
 
 

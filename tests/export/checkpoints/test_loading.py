@@ -143,7 +143,9 @@ def test_a_version_that_lies_is_told(tmp_path):
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
     path = directory(tmp_path / "d", {f"a.{n}": t for n, t in parts.items()}, config)
     model = nn.ModuleDict({"a": nn.Linear(64, 32, bias=False)})
-    with pytest.warns(UserWarning, match="it calls itself gptq, of version 1, but its zero points"):
+    with pytest.warns(
+        UserWarning, match=r"its configuration says gptq \(version 1\), but its zero points"
+    ):
         bs.load(model, path)
     assert torch.equal(model["a"].dequantize_weight(), values)
 
@@ -193,7 +195,7 @@ def test_an_onnx_file_of_another_model(tmp_path):
     """Taken for safetensors, its header "would take 8031177557570357768 bytes"."""
     path, model = onnx_file(tmp_path / "m.onnx", "other"), nn.Sequential(nn.Linear(32, 8))
     before = model[0].weight.clone()
-    with pytest.raises(bs.FileError, match=r"it has other\.weight, which this model has not"):
+    with pytest.raises(bs.FileError, match=r"it has other.weight, which this model does not have"):
         bs.load(model, path)
     assert torch.equal(model[0].weight, before)
 
@@ -212,5 +214,5 @@ def test_an_ir_of_openvino(mode):
 @pytest.mark.parametrize("end", [".bin", ".pt"])
 def test_a_pickle_is_not_opened(end, tmp_path):
     torch.save({"0.weight": torch.ones(2)}, tmp_path / f"m{end}")
-    with pytest.raises(bs.FileError, match="no pickle is ever opened here"):
+    with pytest.raises(bs.FileError, match=r"opened, so blockscale never opens one."):
         bs.load(nn.Sequential(nn.Linear(2, 2)), tmp_path / f"m{end}")

@@ -79,10 +79,12 @@ def test_what_cannot_be_joined() -> None:
     assert "it is made of 2 tensors, and they are e2m1:" in view.stored["s"].unread
     other = bs.quantize(torch.randn(4, 64), FMT)
     view = Regrouped(File(a=a, b=other), {"s": Piece(("a", "b"), stacked=True)})
-    assert "its 2 tensors are of the shapes [4, 64] and [8, 64]" in view.stored["s"].unread
+    assert "its 2 tensors have the shapes [4, 64] and [8, 64]" in view.stored["s"].unread
     one = bs.quantize(torch.randn(8, 64), "int8:channel0:fp32")
     view = Regrouped(File(a=one, b=one), {"s": Piece(("a", "b"), stacked=True)})
-    with pytest.raises(FileError, match="'s': int8:channel0:fp32: its scale is of more than rows"):
+    with pytest.raises(
+        FileError, match="'s': int8:channel0:fp32: its scale is shared by several rows"
+    ):
         view["s"]
     view = Regrouped(File(a=a), {"s": Piece(("a",), heads=3)})
     with pytest.raises(FileError, match="'s': 8 rows are no 3 heads of an even size"):

@@ -126,7 +126,7 @@ def test_pieces(tmp_path):
         ("config.json", "[]", "holds a list, expected a JSON object"),
         ("config.json", '{"quantization_config": 3}', "quantization_config is not a JSON object"),
         ("quantize_config.json", "{", "is not JSON"),
-        ("quanto_qmap.json", '{"a": 1, "a": 2}', "is there twice"),
+        ("quanto_qmap.json", '{"a": 1, "a": 2}', "appears twice"),
     ],
 )
 def test_damaged(name, text, told, tmp_path):

@@ -92,11 +92,15 @@ def test_scales_of_scales_become_floats() -> None:
 @pytest.mark.parametrize(
     ("found", "wanted", "why"),
     [
-        ("nf4:group64:fp32", "int8:group32:fp32", "codes of nf4 are no codes of int8"),
+        ("nf4:group64:fp32", "int8:group32:fp32", "codes of nf4 are not codes of int8"),
         ("uint8:group32:fp16:asym", "uint4:group32:fp16:asym", "8 bits do not fit into 4"),
         ("int4:group32:fp16:full", "int4:group64:fp16:full", "not made of blocks group64"),
-        ("int4:group32:fp16", "int4:group32:(int8:group8:fp16)", "no scales in"),
-        ("uint4:group32:fp16:asym(fp16)", "int5:group32:fp16:full", "no integers have no place"),
+        ("int4:group32:fp16", "int4:group32:(int8:group8:fp16)", "not scales"),
+        (
+            "uint4:group32:fp16:asym(fp16)",
+            "int5:group32:fp16:full",
+            "not integers cannot be stored",
+        ),
         ("nf4:flat64@0:fp32", "nf4:group64:fp32", "not made of blocks"),
     ],
 )
@@ -109,12 +113,12 @@ def test_obstacles(found: str, wanted: str, why: str) -> None:
 
 def test_what_only_some_tensors_have() -> None:
     q = any_of("uint4:group32:fp16:asym")
-    with pytest.raises(InexactError, match=r"offsets are no numbers of float16"):
+    with pytest.raises(InexactError, match="offsets have no exact value in float16"):
         carried(q, parse("uint4:group32:fp16:offset"))
     with pytest.raises(InexactError, match=r"codes less zero points reach from -15 to 15"):
         carried(q, parse("int4:group32:fp16:full"))
     wide = any_of("int8:group32:fp32:full")
-    with pytest.raises(InexactError, match=r"scales are no numbers of float16"):
+    with pytest.raises(InexactError, match="scales have no exact value in float16"):
         carried(wide, parse("int8:group32:fp16:full"))
 
 
@@ -149,7 +153,7 @@ def test_zero_points_of_whole_numbers() -> None:
     made = carried(found, parse("uint4:group32:fp32:offset"))
     assert torch.equal(made.dequantize(), q.dequantize())
     floats.zero_point[0, 0] += 0.5
-    with pytest.raises(InexactError, match="zero points are no integers"):
+    with pytest.raises(InexactError, match="zero points are not integers"):
         carried(found, parse("uint4:group32:fp32:offset"))
 
 

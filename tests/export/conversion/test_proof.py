@@ -34,7 +34,7 @@ def test_one_bit(part: str) -> None:
         parts[part] = parts[part].clone()
         parts[part].view(torch.int16)[7, 1] ^= 1
     changed = bs.QTensor(packed, type(q.qparams)(**parts), q.format, q.size)
-    with pytest.raises(bs.FileError, match=r"'a': \d+ values differ .* nothing is kept"):
+    with pytest.raises(bs.FileError, match=r"'a': \\d\+ values differ.*the output was deleted\."):
         prove("a", q, changed)
     with pytest.raises(bs.FileError, match="values differ"):
         prove("a", carried(q, parse("int5:group32:fp16:full")), changed)
@@ -45,7 +45,7 @@ def test_signs_of_zeros_and_nan() -> None:
     assert prove("a", one, other) == ("values", 1)
     with pytest.raises(bs.FileError, match="1 values differ"):
         prove("a", one, torch.tensor([0.0, torch.nan, torch.nan]))
-    with pytest.raises(bs.FileError, match=r"of shape \[3\], and read back one of \[2\]"):
+    with pytest.raises(bs.FileError, match=r"with shape \[3\], read back with \[2\]"):
         prove("a", one, other[:2])
     assert prove("a", torch.tensor(2.0), torch.tensor(2.0)).compared == "values"
 

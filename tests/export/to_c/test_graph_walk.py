@@ -59,8 +59,8 @@ def test_masks(tmp_path):
 @pytest.mark.parametrize(
     ("op", "args", "why"),
     [
-        (aten.__and__.Scalar, ["x", 3], "it is no mask of bools"),
-        (aten.to.dtype, ["x", torch.int8], "it is no mask of bools"),
+        (aten.__and__.Scalar, ["x", 3], "its mask is not bool"),
+        (aten.to.dtype, ["x", torch.int8], "its mask is not bool"),
         (aten.to.dtype, ["x", torch.float32], "has no C form"),
         (aten.index.Tensor, [torch.arange(9), ["x"]], "indices are computed from inputs"),
     ],
@@ -73,5 +73,5 @@ def test_what_is_refused(op, args, why):
 
 def test_floats_are_refused():
     x = torch.randn(3)
-    with pytest.raises(bs.graph.NotIntegerError, match="it reads no integers"):
+    with pytest.raises(bs.graph.NotIntegerError, match="it does not read integers"):
         walk(handmade({"x": x}, [(aten.gt.Scalar, ["x", 0.5])]), [x])

@@ -154,5 +154,7 @@ def test_partial_groups_are_refused():
     model = nn.Sequential(nn.Linear(100, 8))
     bs.quantize_(model, "int4:group32:fp32")
     weight = model[0].weight
-    with pytest.raises(UnsupportedError, match="100 inputs are no multiple of its groups of 32"):
+    with pytest.raises(
+        UnsupportedError, match="100 inputs are not a multiple of its group size, 32"
+    ):
         weight_tensors(weight, scheme(weight.format, None, static=False))

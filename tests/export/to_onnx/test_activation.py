@@ -118,6 +118,8 @@ def test_operators_that_runtimes_fuse():
 def test_what_no_file_can_do():
     sizes = (None, 2, 28)
     assert "stochastic" in refused(parse("int8:token:fp32:stochastic"), None, sizes)
-    assert "size is free" in refused(parse("group" and "int8:group4@0:fp32"), None, sizes)
+    assert "size is dynamic: make" in refused(parse("group" and "int8:group4@0:fp32"), None, sizes)
     assert "do not divide" in refused(parse("binary:group8:fp32"), None, sizes)
-    assert "given scales" in refused(parse("int8:group4:fp32"), QParams(torch.ones(1, 2, 7)), sizes)
+    assert "static scales" in refused(
+        parse("int8:group4:fp32"), QParams(torch.ones(1, 2, 7)), sizes
+    )

@@ -49,5 +49,5 @@ def test_one_number_a_block(name, sizes):
 
 def test_what_cannot_be_split():
     assert "flat8 run over the flattened tensor" in refused(read_block("flat8"), (4, 4))
-    assert "whose size is free" in refused(read_block("group8"), (4, None))
-    assert "more than one size behind" in refused(read_block("group2@0"), (4, None, None))
+    assert "whose size is dynamic: make" in refused(read_block("group8"), (4, None))
+    assert "more than one size after" in refused(read_block("group2@0"), (4, None, None))

@@ -77,9 +77,9 @@ def test_every_tensor_that_a_file_can_hold(tmp_path: Path) -> None:
     [
         ((8,), "F32", "int8", None),
         ((8,), "BF16", "mxfp4", None),
-        ((8,), "F64", "int8", "float64; formats take float32, bfloat16, float16"),
-        ((2, 4), "F32", "int8", r"\(2, 4\) is no bias of a layer"),
-        ((0,), "F32", "int8", r"\(0,\) is no bias of a layer"),
+        ((8,), "F64", "int8", "float64; only float32, bfloat16 and float16 can be quantized"),
+        ((2, 4), "F32", "int8", r"\(2, 4\) is not the bias of a layer"),
+        ((0,), "F32", "int8", r"\(0,\) is not the bias of a layer"),
         ((8,), "F32", "int8:tile2x2:fp32", "tile2x2"),
     ],
 )

@@ -50,7 +50,7 @@ def test_each_kind(out):
     assert {each.path for each in find_leftovers(out.with_name("a.safetensors"))} == {file}
     assert len(find_leftovers(out.parent)) == 5
     [run] = [each for each in here if each.path == work]
-    assert run.what == "a run that is not finished" and run.nbytes >= 5000 and run.seconds < 60
+    assert run.what == "an unfinished run" and run.nbytes >= 5000 and run.seconds < 60
     assert run.owner and run.to_dict()["path"] == str(work)
     assert all(delete(each) for each in (*here, *find_leftovers(out.parent)))
     assert {each.name for each in out.parent.iterdir()} == {"out", ".env"}
@@ -108,7 +108,10 @@ def test_what_was_replaced_is_deleted(out):
 def test_a_finished_result_is_kept(out):
     work = made(work_path(out, DIGEST), "journal", "out/blockscale_ledger.json")
     [found] = find_leftovers(out)
-    assert found.what == "a finished run, not in its place" and "it is complete" in found.keep
+    assert (
+        found.what == "a finished run that was not moved into place"
+        and "it is complete" in found.keep
+    )
     assert not delete(found) and work.exists()
 
 
@@ -125,7 +128,7 @@ def test_what_others_have_planted(out, tmp_path, monkeypatch):
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     [found] = find_leftovers(out)
-    assert found.keep == "it is another user's" and not delete(found)
+    assert found.keep == "it belongs to another user" and not delete(found)
 
 
 def test_a_file_that_became_another_one(out):

@@ -46,8 +46,8 @@ def test_other_files(tmp_path):
     assert set(ledger.copied) == kept.keys() | {"tokenizer.json", "adapter_model.safetensors"}
     assert ledger.left_out == {
         **dict.fromkeys(dropped, "the float weights in another format"),
-        ".git": "a hidden folder, such as git's or a download cache",
-        "model.fp16.safetensors": "the same weights again",
+        ".git": "a hidden folder, such as .git or a download cache",
+        "model.fp16.safetensors": "a second copy of the weights",
     }
     written = json.loads((tmp_path / "out" / "blockscale_ledger.json").read_text())
     assert written["left_out"] == ledger.left_out
@@ -140,7 +140,7 @@ def test_broken_indexes(place):
         "out.safetensors', which is not inside the directory"
     )
     path.write_text(json.dumps(index | {"metadata": True}))
-    changed(place).refuses("index.json is damaged .its metadata is no object")
+    changed(place).refuses("index.json is damaged .its metadata are not an object")
     save_file({}, place.folder / "other.safetensors")
     write({"x": "../other.safetensors"}).refuses("'../other.safetensors', which is not inside")
     path.write_text(json.dumps(index))

@@ -95,14 +95,14 @@ def test_what_another_user_has_put_there_is_not_taken(model, out, monkeypatch):
         other.setattr(runs, "is_own", lambda path: False)
         other.setattr(swap, "is_own", lambda path: False)
         quantize_directory(model, out, "mxfp4", progress=said)
-    assert any("is another user's, and is left alone" in text for text in said.texts)
+    assert any("is another user's, and was not touched" in text for text in said.texts)
     assert contents(old_path(out, DIGEST)) == {"old.txt": b"old"}
 
 
 def test_more_than_one_output_that_waits(model, out):
     for number in range(2):
         old_path(out, f"{number:08d}").mkdir()
-    with pytest.raises(FileError, match=r"have left more than one that may .*-00000001"):
+    with pytest.raises(FileError, match=r"left several directories that may .*-00000001"):
         quantize_directory(model, out, "mxfp4")
     assert not out.exists()
 
@@ -244,6 +244,6 @@ def test_a_disk_that_replaces_what_is_not_empty(out, monkeypatch):
     work.mkdir()
     (work / "lock").touch()
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(FileError, match="a folder that holds something was replaced"):
+    with pytest.raises(FileError, match="a folder that was not empty was replaced"):
         check_movable(out, work)
     assert contents(out) == {"mine": b"mine"}

@@ -70,13 +70,15 @@ def test_a_work_directory_that_somebody_else_has_put_there(model, tmp_path, monk
     elsewhere.mkdir()
     work = fresh(model, out)
     work.symlink_to(elsewhere)
-    with pytest.raises(FileError, match="is a link or a file, where a run keeps its work"):
+    with pytest.raises(
+        FileError, match="is a link or a file, expected the working folder of a run"
+    ):
         quantize_directory(model, out, "nvfp4")
     assert not list(elsewhere.iterdir()) and not out.exists()
     work.unlink()
     work.mkdir(mode=0o700)
     work.chmod(0o777)
-    with pytest.raises(FileError, match="can be written by other users"):
+    with pytest.raises(FileError, match="is writable by other users"):
         quantize_directory(model, out, "nvfp4")
     work.chmod(0o700)
     with monkeypatch.context() as other:

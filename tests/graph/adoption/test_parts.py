@@ -62,8 +62,8 @@ def test_zeros_are_no_zero_point() -> None:
     [
         (torch.rand(4, dtype=torch.float64), torch.zeros(4), "more bits than float32"),
         (torch.rand(4).half(), torch.zeros(4), "its scale is torch.float16"),
-        (torch.rand(4), torch.full((4,), 0.5), "zero points are no integers"),
-        (torch.rand(4), torch.ones(4, dtype=torch.int8), "wrap around"),
+        (torch.rand(4), torch.full((4,), 0.5), "zero points are not integers"),
+        (torch.rand(4), torch.ones(4, dtype=torch.int8), "overflow"),
     ],
 )
 def test_what_stays(scale, zeros, reason: str) -> None:

@@ -167,7 +167,7 @@ def test_a_backend_of_somebody_s_own() -> None:
     observed = prepared(MAPPINGS["x86"])
     observed.fc.__class__ = Theirs
     with pytest.raises(
-        ValueError, match=r"own has fc \(.*Theirs\), whose weight .* give the backend"
+        ValueError, match=r"own has fc \(.*Theirs\), whose weight .* pass the backend"
     ):
         from_quantize_fx(observed, X)
 

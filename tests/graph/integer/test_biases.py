@@ -64,13 +64,13 @@ def test_with_integer_bias_leaves_codes_and_rounds_the_others() -> None:
 def test_scales_that_changed_since_are_refused() -> None:
     quantized = model("int32")
     quantized.last.input.scale.mul_(2)
-    words = "the bias of 'last' counts other steps than those of its input times its weight, which"
+    words = "the bias of 'last' was quantized for other scales of its input and weight, which"
     for run in (lambda: to_integer(quantized, X), lambda: sums(quantized.last, "last")):
         with pytest.raises(NotIntegerError, match=words):
             run()
     quantized = model("int32", INT8)
     quantized.first.weight.scale.div_(2)
-    with pytest.raises(NotIntegerError, match="the bias of 'first' counts other steps"):
+    with pytest.raises(NotIntegerError, match="the bias of 'first' was quantized for other scales"):
         to_integer(quantized, X)
 
 

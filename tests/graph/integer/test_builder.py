@@ -68,7 +68,7 @@ def test_floats_and_numbers_are_no_integers(started) -> None:
     with pytest.raises(NotIntegerError, match=r"'act' \(ReLU\) takes floats: only a"):
         builder.integers(nodes["act"], builder.value(nodes["x"]))
     assert builder.argument(nodes["add"], 0) == builder.value(nodes["x"])
-    with pytest.raises(NotIntegerError, match=r"'add' \(add\) takes 1: only values of the"):
+    with pytest.raises(NotIntegerError, match=r"'add' \(add\) takes 1, expected a value"):
         builder.argument(nodes["add"], 1)
 
 

@@ -91,7 +91,5 @@ def test_numbers_that_no_shift_gives() -> None:
             to_integer(model, torch.zeros(1, 8))
     for scale in (0.3, -0.5, 0.0):
         model = linear(scale=scale)
-        with pytest.raises(
-            NotIntegerError, match="input of '0' was given a scale that is no power"
-        ):
+        with pytest.raises(NotIntegerError, match="input of '0' has a scale that is not a power"):
             to_integer(model, torch.zeros(1, 8))

@@ -83,7 +83,7 @@ def test_bounds_sums_and_windows() -> None:
     assert add(torch.tensor([5]), torch.tensor([5])).tolist() == [4 + 6 * 8]
     pool = steps.SumPool(1, steps.Windows([2, 2], [2, 2], [0, 0]), (2, 2))
     assert pool(torch.tensor([[[1, 2], [3, 5]]])).tolist() == [[[7]]]
-    with pytest.raises(ValueError, match=r"made for maps of \(2, 2\), not \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"made for inputs of size \(2, 2\), found \(4, 2\)"):
         pool(torch.ones(1, 4, 2, dtype=torch.int32))
 
 

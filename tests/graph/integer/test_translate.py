@@ -83,25 +83,31 @@ class Odd(nn.Module):
     ("message", "made"),
     [
         ("'0' transforms its input in float", before),
-        ("the input of '0' .*: scales by channel cannot leave a sum", channels),
-        ("'0' pads with 'reflect': only zeros are there", reflecting),
+        ("the input of '0' .*: a sum needs one scale, and this has one for each channel", channels),
+        ("'0' pads with 'reflect': only zeros are supported", reflecting),
         ("the weight of '0' is int8:channel0:fp32: .*power", lambda: linear("int8:channel0:fp32")),
-        ("the weight of '0' is e2m1.*codes are no integers", lambda: linear("e2m1:tensor:e8m0")),
+        ("the weight of '0' is e2m1.*codes are neither integers", lambda: linear("e2m1:tensor:e8m0")),
         ("the weight of '0' is uint4.*zero points of type fp32 are no", typed),
         ("the weight of '0' .*within a sum.*'channel0' or", lambda: linear("int8:group4:e8m0")),
-        ("the input of '0' has no format: give it one such as 'int8", lambda: linear(fmt=None)),
-        ("the input of '0' chooses its scale when it runs: .*bs.cal", lambda: linear(scale=None)),
-        ("the input of '0' is e4m3.*no shift gives", lambda: linear(fmt="e4m3:tensor:pow2/floor")),
+        ((
+        "the input of '0' has no format: set one such as 'int8:tensor:pow2/nearest'"
+), lambda: linear(fmt=None)),
+        ((
+        r"the input of '0' chooses its scale at run time.*\(bs\.calibrate"
+), lambda: linear(scale=None)),
+        ((
+        "the input of '0' is e4m3.*a shift cannot give"
+), lambda: linear(fmt="e4m3:tensor:pow2/floor")),
         ("the input of '0' is int8:tensor:fp32: .*power", lambda: linear(fmt="int8:tensor:fp32")),
         ("the input of '0' .* without stochastic", lambda: linear(fmt=INT8 + ":stochastic")),
-        ("the output of '0' chooses its scale when it runs", lambda: linear(output=INT8)),
+        ("the output of '0' chooses its scale at run time", lambda: linear(output=INT8)),
         (r"'1' \(Sigmoid\) has no integer form", lambda: nn.Sequential(linear(), nn.Sigmoid())),
         (r"'1' \(Linear\) has no integer form", lambda: nn.Sequential(linear(), nn.Linear(8, 8))),
         (r"'1' \(Dropout\) drops values", lambda: nn.Sequential(linear(), nn.Dropout())),
         (r"'0' \(ReLU\) takes floats: only a", lambda: nn.Sequential(nn.ReLU(), linear())),
         (r"'1' \(Hardtanh\): -0.3 is no m", lambda: nn.Sequential(linear(), nn.Hardtanh(-0.3))),
         (r"'tanh' \(tanh\) has no integer form", lambda: Odd(torch.tanh)),
-        (r"'add' \(add\) takes 1: only values of the graph do", lambda: Odd(lambda x: x + 1)),
+        (r"'add' \(add\) takes 1, expected a value of the graph", lambda: Odd(lambda x: x + 1)),
         (r"'add' \(add\) scales what it adds", lambda: Odd(lambda x: torch.add(x, x, alpha=2))),
         (r"'getitem' \(getitem\) has no integer form", lambda: Odd(lambda x: x[:, :8])),
         (r"'getattr_1' \(getattr\) of 'T' has no integer form", lambda: Odd(lambda x: x.T)),
@@ -128,5 +134,5 @@ def test_a_module_is_told_by_its_class_and_not_by_its_name(name: str) -> None:
 
 
 def test_every_input_needs_an_example() -> None:
-    with pytest.raises(TypeError, match="the model has an input 'input': give an example of it"):
+    with pytest.raises(TypeError, match="the model has an input 'input': pass an example"):
         to_integer(linear())

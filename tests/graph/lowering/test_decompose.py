@@ -75,7 +75,7 @@ def test_results_taken_as_one_list():
     node = graph.call_function(choose_quantize.overload, (x, "mxfp8", None))
     graph.output(node)
     made = torch.fx.GraphModule({}, graph)
-    assert Decomposer(made).reason(node) == "output takes its list of results as one"
+    assert Decomposer(made).reason(node) == "output reads its list of results as a whole"
 
 
 def test_new_nodes_come_from_where_the_op_came():

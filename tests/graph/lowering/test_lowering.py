@@ -24,13 +24,15 @@ def test_targets_are_files():
 
 
 def test_unknown_target():
-    with pytest.raises(ValueError, match=r"no target 'tpu'; those that do: .*reference"):
+    with pytest.raises(ValueError, match=r"no target 'tpu'; those that can: .*reference"):
         lower(layers("int8 static")[0], "tpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it runs")
 def test_a_target_that_does_not_run_here():
-    with pytest.raises(ValueError, match=r"'cuda' does not run here; those that do: .*\n.*no CUDA"):
+    with pytest.raises(
+        ValueError, match=r"'cuda' does not run here; those that can: .*\n.*no CUDA"
+    ):
         lower(layers("int8 static")[0], "cuda")
 
 
@@ -41,7 +43,7 @@ def test_what_is_no_graph():
 
 def test_not_twice():
     lowered = lower(layers("int8 static")[0], "reference")
-    with pytest.raises(ValueError, match="lowered to reference already: lower the graph that"):
+    with pytest.raises(ValueError, match="lowered to reference: lower the result"):
         lower(lowered, "inductor")
 
 
@@ -49,7 +51,9 @@ def test_not_prepared():
     program = torch.export.export(torch.nn.ReLU(), (torch.randn(2),))
     graph = program.module(check_guards=False)
     set_state(graph, State("prepared"))
-    with pytest.raises(ValueError, match=r"a prepared graph is not lowered: bs.graph.convert it"):
+    with pytest.raises(
+        ValueError, match=r"a prepared graph cannot be lowered: call bs.graph.convert"
+    ):
         lower(graph, "reference")
 
 
@@ -97,7 +101,7 @@ def test_the_ledger_of_a_program():
     _, program, _ = network("int8 static")
     ledger = state(lower(program, "reference")).ledger
     assert ledger["up"].weight == "int8:channel0:fp32"
-    assert ledger["up"].details == "as the program has it; on reference: linear: reference"
+    assert ledger["up"].details == "as in the program; on reference: linear: reference"
     assert not ledger["up"].notes
 
 

@@ -124,14 +124,14 @@ REFUSED = {
     "per token": (("int8_token", "int8_channel", "", "", False), "under one scale, not int8_token"),
     "16 bits": (("int16:tensor:fp32", "int8_channel", "", "", False), "not int16"),
     "power of two": (("int8:tensor:e8m0", "int8_channel", "", "", False), "not int8:tensor:e8m0"),
-    "float weight": (("int8", "", "", "", False), "one scale a row, not floats"),
-    "groups": (("int8", "int4:group32:fp32", "", "", False), "one scale a row, not int4"),
+    "float weight": (("int8", "", "", "", False), "one scale per row, not floats"),
+    "groups": (("int8", "int4:group32:fp32", "", "", False), "one scale per row, not int4"),
     "unsigned weight": (("int8", "uint8:channel0:fp32:asym", "", "", False), "not uint8"),
     "sigmoid": (("int8", "int8_channel", "sigmoid", "", False), "do not end in sigmoid"),
-    "dynamic": (("int8", "int8_channel", "", "int8", False), "one scale given beforehand, not"),
+    "dynamic": (("int8", "int8_channel", "", "int8", False), "one static scale, not"),
     "result per token": (
         ("int8", "int8_channel", "", "int8_token", True),
-        "beforehand, not int8_token",
+        "static scale, not int8_token",
     ),
 }
 
@@ -147,7 +147,7 @@ def test_taken():
 
 def test_a_call_that_it_refuses():
     x, w, _ = product((2,), 16, 32, "int8_token")
-    with pytest.raises(ValueError, match="onednn_linear: oneDNN takes activations of 8 bits"):
+    with pytest.raises(ValueError, match="onednn_linear: oneDNN needs activations of 8 bits"):
         onednn.linear(x, w, None, "", torch.float32, UNQUANTIZED)
 
 
@@ -232,7 +232,7 @@ def test_a_package_holds_no_op_of_ours(tmp_path):
         bs.quantize_(model, bs.Recipe("book4:tensor:fp32"))
     with pytest.warns(UserWarning, match="inductor cannot run these"):
         lowered = lower(torch.export.export(model, (torch.randn(3, 64),)), "inductor")
-    with pytest.raises(ValueError, match="linear stayed on the reference and are ops of Python"):
+    with pytest.raises(ValueError, match="linear stayed on the reference, whose Python ops"):
         package(lowered, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
 
@@ -246,7 +246,7 @@ def test_a_place_for_a_package_is_checked_before_it_is_compiled(tmp_path, monkey
         ValueError, match=r"a directory: name the file to write, e\.g\. .*model\.pt2"
     ):
         package(lowered, tmp_path)
-    with pytest.raises(ValueError, match=r"name ends in \.pt2: write it to .*/model.pt2"):
+    with pytest.raises(ValueError, match=r"package must end in \.pt2: write it to .*/model.pt2"):
         package(lowered, str(tmp_path / "model.so"))
     with pytest.raises(ValueError, match="none is not a directory: create it first"):
         package(lowered, tmp_path / "none" / "model.pt2")

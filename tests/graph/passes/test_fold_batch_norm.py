@@ -111,7 +111,12 @@ class Rows(nn.Module):
 
 @pytest.mark.parametrize(
     ("net", "reason"),
-    [(Read(), "others read"), (Twice(), "another node"), (Far(), "no conv"), (Rows(), "features")],
+    [
+        (Read(), "other nodes read"),
+        (Twice(), "another node"),
+        (Far(), "no conv"),
+        (Rows(), "features"),
+    ],
 )
 def test_where_it_does_not_apply(net: nn.Module, reason: str) -> None:
     graph = exported(with_statistics(net), torch.randn(3, 2, 4))

@@ -71,13 +71,13 @@ def test_what_depends_on_places_in_memory_is_inside(kind: str) -> None:
     assert not [n for n in names(graph) if n.startswith("aten.") and kind[:4] in n]
 
 
-@pytest.mark.parametrize("case", ["others read it", "channels last"])
+@pytest.mark.parametrize("case", ["other nodes read it", "channels last"])
 def test_what_must_stay_behind(case: str) -> None:
     conv = nn.Conv2d(8, 3, 3, padding=1)
 
     def net(self, x):
         y = self.conv(x)
-        if case == "others read it":
+        if case == "other nodes read it":
             return y + nn.functional.silu(y)
         return nn.functional.gelu(y.to(memory_format=torch.channels_last))
 

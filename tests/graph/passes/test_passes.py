@@ -36,7 +36,7 @@ def test_passes_without_an_end_are_an_error() -> None:
             return 1
 
     with pytest.raises(
-        RuntimeError, match=r"do not come to an end after 50 rounds: \{'endless': 50\}"
+        RuntimeError, match=r"still change the graph after 50 rounds: \{'endless': 50\}"
     ):
         apply(graph_of(lambda _, x: x + 1, X), (Endless(),))
 

@@ -23,7 +23,7 @@ from tests.integrations.peft.training import (
 peft = pytest.importorskip("peft")
 pytestmark = [
     *QUIET,
-    pytest.mark.filterwarnings("ignore:blockscale. adapters were merged"),
+    pytest.mark.filterwarnings("ignore:blockscale. merged adapters"),
     pytest.mark.filterwarnings("ignore:Already following adapters were merged"),
 ]
 

@@ -25,7 +25,7 @@ from tests.integrations.peft.training import (
 peft = pytest.importorskip("peft")
 pytestmark = [
     *QUIET,
-    pytest.mark.filterwarnings("ignore:blockscale. adapters were merged"),
+    pytest.mark.filterwarnings("ignore:blockscale. merged adapters"),
     pytest.mark.filterwarnings("ignore:Already following adapters were merged"),
 ]
 
@@ -142,7 +142,7 @@ def test_a_tied_table_is_two_after_a_merge() -> None:
     assert model.transformer.wte.qweight is model.lm_head.qweight
     wrapped = lora(model, ["wte"])
     unmerged = wrapped(**inputs).logits
-    with pytest.warns(UserWarning, match="tie_word_embeddings is False"):
+    with pytest.warns(UserWarning, match="tie_word_embeddings is now False"):
         merged = wrapped.merge_and_unload()
     assert merged.config.tie_word_embeddings is False
     assert merged.transformer.wte.qweight is not merged.lm_head.qweight
@@ -216,7 +216,7 @@ def test_quantizing_after_lora_leaves_adapters_alone() -> None:
     for entry in ledger:
         inside = "lora_" in entry.name or "modules_to_save" in entry.name
         assert (entry.status == "quantized") is (not inside and "norm" not in entry.name), entry
-        assert not inside or "is trained as an adapter" in entry.reason
+        assert not inside or "is a trained adapter" in entry.reason
     attention = wrapped.base_model.model.model.layers[0].self_attn
     assert type(attention.q_proj).__name__ == "LoraLinear"
     assert type(wrapped.base_model.model.model.embed_tokens).__name__ == "LoraEmbedding"
@@ -307,7 +307,9 @@ def test_the_head_is_the_layer_that_gives_logits() -> None:
 
 def test_rows_of_a_quantized_table_do_not_train() -> None:
     model, _ = quantized("llama")
-    with pytest.raises(ValueError, match=r"model\.embed_tokens, which is quantized.*skip=\['model"):
+    with pytest.raises(
+        ValueError, match=r"model.embed_tokens, which is quantized.*skip=\['model\]"
+    ):
         lora(model, ["q_proj"], trainable_token_indices=[1, 2])
     with pytest.raises(ValueError, match="trainable_token_indices trains rows of lm_head"):
         lora(model, ["q_proj"], trainable_token_indices={"lm_head": [1, 2]})

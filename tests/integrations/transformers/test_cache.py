@@ -123,7 +123,7 @@ def test_generate_and_memory() -> None:
         (("nvfp4",), "several tokens"),
         (("int4:flat32:fp32",), "several tokens"),
         (("int8_token", "int8_token", "channel"), "keys_per='channel' needs"),
-        ((G, None, "row"), "keys_per is one of"),
+        ((G, None, "row"), "keys_per must be one"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], says: str) -> None:

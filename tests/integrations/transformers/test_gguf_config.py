@@ -77,7 +77,7 @@ def test_positions_of_llama_3(factor: float) -> None:
     assert torch.equal(ROPE_INIT_FUNCTIONS["llama3"](found, "cpu")[0], scaled)
     for other in (factors * 1.01, factors[:32], torch.full_like(factors, torch.nan)):
         file["rope_freqs.weight"] = other
-        with pytest.raises(bs.FileError, match=r"scales positions as no known model of llama 3"):
+        with pytest.raises(bs.FileError, match="scales positions unlike any known Llama 3"):
             config_of_gguf(file)
 
 
@@ -85,14 +85,20 @@ def test_positions_of_llama_3(factor: float) -> None:
     ("more", "told"),
     [
         ({"llama.rope.scaling.type": "yarn"}, "scaling.factor is 'None', expected a number"),
-        ({"llama.rope.scaling.type": "longrope"}, "scaling.type = 'longrope'.*not translated"),
-        ({"llama.rope.scaling.type": "linear"}, "give the config of the original model"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            "scaling.type = 'longrope'.*cannot be translated",
+        ),
+        ({"llama.rope.scaling.type": "linear"}, "pass the config of the original model"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count = '8'"),
         ({"llama.attention.head_count": 0}, "no number llama.attention.head_count"),
         ({"llama.attention.head_count": 5}, "m.gguf: transformers: "),
         ({"llama.attention.head_count_kv": [2, 1]}, "no number llama.attention.head_count_kv"),
         ({"llama.block_count": 10**9}, "tells of 1000000000 layers, and holds 3 tensors"),
-        ({"general.architecture": "phi9"}, "architecture 'phi9'.*known are llama, qwen2, qwen3"),
+        (
+            {"general.architecture": "phi9"},
+            "architecture 'phi9'.*known architectures: llama, qwen2, qwen3",
+        ),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], told: str) -> None:

@@ -157,7 +157,7 @@ def test_a_seed(checkpoints: Checkpoints) -> None:
 
 def test_why_nothing_is_quantized() -> None:
     told = nothing_told("Model", bs.Recipe("int8"), [])
-    assert told.endswith("nothing in Model: it has no layers that could be quantized")
+    assert told.endswith("nothing in Model: it has no layers that can be quantized")
 
 
 MEMORY = """

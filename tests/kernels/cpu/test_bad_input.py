@@ -144,7 +144,7 @@ def test_seeds() -> None:
         for x in (X, X[:0]):
             with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
                 P.choose_quantize(x, DRAWN, None)
-        with pytest.raises(ValueError, match="a seed tensor is int64"):
+        with pytest.raises(ValueError, match="a seed tensor must be int64"):
             bs.quantize(X, DRAWN, seed=torch.tensor([1.0]))
 
 

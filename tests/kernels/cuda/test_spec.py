@@ -67,7 +67,7 @@ def test_the_hash_is_of_all_fields_and_kept() -> None:
 
 
 def test_an_element_without_numbers_is_an_error() -> None:
-    with registered(), pytest.raises(TypeError, match="no kernel knows the elements of made4"):
+    with registered(), pytest.raises(TypeError, match="no kernel supports the elements of made4"):
         spec("made4:tensor:fp32")
 
 

@@ -48,5 +48,5 @@ def test_the_fastest_is_recorded(fmt: str, input_fmt: str, way: str, tmp_path: P
 
 
 def test_nothing_to_choose_is_an_error() -> None:
-    with pytest.raises(ValueError, match="int16:token:fp32 at k = 64 has one way to run"):
+    with pytest.raises(ValueError, match="int16:token:fp32 at k = 64 has only one kernel"):
         tune.tune_linear("int16:token:fp32", "", (2, 8, 64))

@@ -119,12 +119,20 @@ def test_static_inputs_are_those_after_it() -> None:
 
 
 REFUSED = [
-    (nn.Linear(K, 2), Scale(powers(12)), "scale is for 12 features, it has 24"),
-    (nn.Linear(K, 2), Rotate(48, 8), "rotate:8 is for 48 features, it has 24"),
-    (nn.Conv1d(K, 4, 3), Scale(powers(3 * K)), "scale is for 72 features, it has 24"),
-    (nn.Conv2d(K, 4, 3, groups=2), Scale(powers()), "its 2 groups see different channels"),
-    (nn.ConvTranspose2d(K, 4, 3, groups=4), Scale(powers()), "its 4 groups see different channels"),
-    (nn.ConvTranspose1d(K, 4, 3), Scale(powers(4)), "scale is for 4 features, it has 24"),
+    (nn.Linear(K, 2), Scale(powers(12)), "scale is for 12 features, and the layer has 24"),
+    (nn.Linear(K, 2), Rotate(48, 8), "rotate:8 is for 48 features, and the layer has 24"),
+    (nn.Conv1d(K, 4, 3), Scale(powers(3 * K)), "scale is for 72 features, and the layer has 24"),
+    (nn.Conv2d(K, 4, 3, groups=2), Scale(powers()), "its 2 groups read different channels"),
+    (
+        nn.ConvTranspose2d(K, 4, 3, groups=4),
+        Scale(powers()),
+        "its 4 groups read different channels",
+    ),
+    (
+        nn.ConvTranspose1d(K, 4, 3),
+        Scale(powers(4)),
+        "scale is for 4 features, and the layer has 24",
+    ),
     (nn.Embedding(9, K), Scale(powers()), "input is indices"),
 ]
 
@@ -186,7 +194,12 @@ def test_copies_pickles_and_states() -> None:
 def test_a_state_of_another_kind_is_refused() -> None:
     """Many have the same shapes: rotate:4 and rotate:8 hold nothing at all."""
     layer, other = with_before(linear(), Rotate(K, 8)), with_before(linear(), Rotate(K, 4))
-    with pytest.raises(RuntimeError, match="rotate:4, the state in rotate:8"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            "rotate:4, and the state was saved with rotate:8: build the layer with the same format"
+        ),
+    ):
         other.load_state_dict(layer.state_dict())
 
 

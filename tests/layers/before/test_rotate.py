@@ -57,7 +57,7 @@ def test_random_signs() -> None:
     same(signs[:100], random_signs(100, 3))
     drawn = philox.uniform(torch.Size([9]), torch.tensor(3), torch.device("cpu"))
     assert signs[:9].tolist() == [-1 if u < 0.5 else 1 for u in drawn.tolist()]  # test_philox.py
-    with pytest.raises(TypeError, match="a seed is an int"):
+    with pytest.raises(TypeError, match="seed must be an int"):
         random_signs(8, 0.5)
 
 

@@ -132,7 +132,13 @@ def test_states(assign: bool, device: str, model: nn.Module) -> None:
     other.load_state_dict(state, assign=assign)
     assert bits(other) == bits(model)
     assert torch.equal(other(X), model(X))
-    with pytest.raises(RuntimeError, match=r"is in format e2m1\S*, the state in int8"):
+    with pytest.raises(
+        RuntimeError,
+        match=(
+            r"has the format e2m1\S*, and the state was saved with int8: build the layer with "
+            r"the same format"
+        ),
+    ):
         wrong = net()
         bs.quantize_(wrong, "int8")
         other.load_state_dict(wrong.state_dict(), assign=assign)

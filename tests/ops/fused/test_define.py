@@ -134,7 +134,7 @@ def test_a_number_of_columns_that_do_not_fit() -> None:
         FUSED["cat"].op.overload(*flat)
     more = list(FUSED["cat"].flatten((Value(x), Value(x)), {}, torch.float32, UNQUANTIZED))
     more[-2] = [x]
-    with pytest.raises(ValueError, match="1 further parts belong to none of the formats"):
+    with pytest.raises(ValueError, match="1 more tensors were passed than the formats"):
         FUSED["cat"].op.overload(*more)
 
 

@@ -26,21 +26,24 @@ def test_needs() -> None:
 WRONG = [
     (
         PLAIN._replace(scale=None),
-        r"fused_add: b is codes in int8:tensor:fp32 without a scale: give",
+        "fused_add: b holds codes in int8:tensor:fp32 without a scale",
     ),
-    (Value(X, PLAIN.scale), r"fused_add: b has a scale and no format: give the format of its"),
+    (Value(X, PLAIN.scale), "fused_add: b has a scale and no format: pass the format of its"),
     (
         ASYM._replace(zero_point=None),
-        r"b in uint8\S* has the parts scale, zero_point; found scale$",
+        r"b in uint8\S* needs the parts scale, zero_point; found scale$",
     ),
     (
         PLAIN._replace(zero_point=ASYM.zero_point),
-        r"b in int8\S* has the parts scale; found scale, zero_point",
+        r"b in int8\S* needs the parts scale; found scale, zero_point",
     ),
-    (TWO._replace(outer=None), r"fused_add: b in e2m1\S* has the parts scale, outer; found scale$"),
+    (
+        TWO._replace(outer=None),
+        r"fused_add: b in e2m1\S* needs the parts scale, outer; found scale$",
+    ),
     (PLAIN._replace(fmt="int8:tensr:fp32"), r"tensr"),
-    (BOOK._replace(more=None), r"b in book4\S* has the parts scale, book; found scale$"),
-    (PLAIN._replace(more=BOOK.more), r"b in int8\S* has the parts scale; found scale, 1 more$"),
+    (BOOK._replace(more=None), r"b in book4\S* needs the parts scale, book; found scale$"),
+    (PLAIN._replace(more=BOOK.more), r"b in int8\S* needs the parts scale; found scale, 1 more$"),
 ]
 
 
@@ -52,14 +55,14 @@ def test_operands_that_do_not_fit(value: Value, message: str) -> None:
 
 RESULTS = [
     (Quantizer(None, ASYM.zero_point, None, ASYM.fmt), "zero point or an outer scale but no scale"),
-    (Quantizer(PLAIN.scale, None, None, ""), "its result has a scale and no format: give the"),
+    (Quantizer(PLAIN.scale, None, None, ""), "its result has a scale and no format"),
     (
         Quantizer(ASYM.scale, None, None, ASYM.fmt),
         r"its result in uint8\S* has the parts scale, zero_point; f",
     ),
     (
         Quantizer(PLAIN.scale, None, PLAIN.scale, PLAIN.fmt),
-        "has the parts scale; found scale, outer",
+        "needs the parts scale; found scale, outer",
     ),
     (Quantizer(None, None, None, "int9000:tensor:fp32"), "int9000"),
     (Quantizer(None, None, None, "int8:tensor:fp32:stochastic"), "needs a seed"),
@@ -74,7 +77,7 @@ def test_results_that_do_not_fit(by: Quantizer, message: str) -> None:
 
 def test_names_in_lists_and_nothing_to_join() -> None:
     with pytest.raises(
-        ValueError, match=r"fused_cat: tensors\[1\] is codes in int8\S* without a s"
+        ValueError, match=r"fused_cat: tensors\[1\] holds codes in int8\S* without a scale"
     ):
         FUSED["cat"](PLAIN, PLAIN._replace(scale=None))
     with pytest.raises(
@@ -84,7 +87,9 @@ def test_names_in_lists_and_nothing_to_join() -> None:
 
 
 def test_indices_have_no_format() -> None:
-    with pytest.raises(ValueError, match="fused_argmax gives indices, which have no format; found"):
+    with pytest.raises(
+        ValueError, match="fused_argmax returns indices, which have no format; found"
+    ):
         FUSED["argmax"](PLAIN, y=quantizer_of(X, "dynamic mxfp8"))
 
 

@@ -42,7 +42,13 @@ def test_a_state_in_another_format_is_refused():
     model, other = cnn(), cnn()
     bs.prepare_qat(model, "int8")
     bs.prepare_qat(other, "int4:channel0:fp32")
-    with pytest.raises(ValueError, match="int4:channel0:fp32, the state in int8"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "int4:channel0:fp32, and the state was saved with int8: build the layer with the "
+            "same format"
+        ),
+    ):
         other.load_state_dict(model.state_dict())
 
 

@@ -58,7 +58,7 @@ def test_samples(system):
     params = system.calibrate_from_samples(samples, "int8", "min_max")
     assert params.scale.item() == pytest.approx(6 / 127)
     assert system.calibrate_from_samples(iter(samples)).scale is not None
-    with pytest.raises(ValueError, match="there are no samples"):
+    with pytest.raises(ValueError, match="no samples"):
         system.calibrate_from_samples([])
     with pytest.raises(ValueError, match="no observer 'median'"):
         system.calibrate_from_samples(samples, "int8", "median")
@@ -73,7 +73,7 @@ def test_what_is_fast(system):
     assert [each.format for each in system.recommendations(work, small)] == ["mxfp4"]
     assert system.auto_tune(work, threads=(1,)) == replace(found[0], threads=1)
     assert system.auto_tune(work, small, threads=(1,)).format == "mxfp4"
-    with pytest.raises(ValueError, match="none of 2 measurements keeps to"):
+    with pytest.raises(ValueError, match="none of 2 measurements is within"):
         system.auto_tune(work, PerformanceRequirements(sqnr=400.0), threads=(1,))
     assert system.optimal_block_size() == operations.optimal_block_size() == 64
     times = system.benchmark_operations(("mxfp4",), (4, 64))

@@ -64,7 +64,7 @@ def test_the_least_error_of_so_many_bits():
         assert found.format.bits == bits
         fast = bs.create_optimal_params(x, bits, accuracy_priority=False)
         assert fast.format == bs.parse(names[0])
-    with pytest.raises(ValueError, match=r"no formats of 5 bits here; there are \[2, 3, 4"):
+    with pytest.raises(ValueError, match=r"unsupported number of bits 5; choose from \[2, 3, 4"):
         bs.create_optimal_params(x, 5)
 
 
@@ -75,7 +75,7 @@ def test_a_named_format_has_parameters():
     assert bs.create_optimal_params("uint4:group32:fp16:asym", False).format == bs.parse(
         "uint4:tensor:fp32:asym"
     )
-    with pytest.raises(ValueError, match="no formats of True bits"):
+    with pytest.raises(ValueError, match="unsupported number of bits"):
         bs.create_optimal_params(torch.ones(4), True)
 
 
@@ -101,7 +101,7 @@ def test_statistics():
     for percent, value in found.percentiles.items():
         assert value == np.percentile(abs(x), percent, method="nearest")
     for none in ([], [torch.full((3,), float("nan"))]):
-        with pytest.raises(ValueError, match="no element of the samples is finite"):
+        with pytest.raises(ValueError, match=r"none of the .* elements of the samples is finite"):
             CalibrationStatistics.of(none)
 
 

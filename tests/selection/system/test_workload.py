@@ -59,7 +59,7 @@ def test_a_weight_that_is_given():
     assert found.sqnr > 100
     with pytest.raises(ValueError, match=r"expected a weight \(8, 32\), found \(8, 64\)"):
         QuantizationWorkload(2, 32, 8, weight=weight).layer()
-    with pytest.raises(ValueError, match="sizes of at least 1"):
+    with pytest.raises(ValueError, match="must be >= 1"):
         QuantizationWorkload(0, 32, 8).layer()
 
 

@@ -180,7 +180,11 @@ class _Header:
 
     def _take(self, count: int) -> bytes:
         if count > self._left:
-            cut = "it is cut off" if self._left + count > self._size else f"it is above {LARGEST}"
+            cut = (
+                ("the file is truncated")
+                if self._left + count > self._size
+                else f"the limit is {LARGEST}"
+            )
             self._refuse(f"its header needs {count} bytes where {self._left} are left: {cut}")
         self._left -= count
         data = self._file.read(count)

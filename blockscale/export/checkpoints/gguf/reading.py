@@ -72,13 +72,13 @@ class GGUF(Checkpoint):
         self._scales = self._scales_of_scales()
         if of_grids := [n for n, e in self.stored.items() if e.kind in _GRIDS and not e.unread]:
             self.warnings.append(
-                f"{quoted(of_grids[0])} and {len(of_grids) - 1} more hold vectors of grids "
-                f"({self.stored[of_grids[0]].kind}), for which there is no format here: they are "
-                f"read as float32"
+                f"{quoted(of_grids[0])} and {len(of_grids) - 1} more hold vectors of a ggml "
+                f"grid ({self.stored[of_grids[0]].kind}), which no format here has: they are "
+                "read as float32"
             )
         told = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
         if told is not None and all(each.kind != told for each in self.stored.values()):
-            self.warnings.append(f"general.file_type says {told}, and no tensor is of it")
+            self.warnings.append(f"general.file_type is {told}, and no tensor has that type")
 
     def _add(self, file: Path) -> None:
         container = read_container(file)
@@ -119,8 +119,8 @@ class GGUF(Checkpoint):
             value = self[beside] if prod(self.stored[beside].shape) != 1 else torch.ones(1)
             assert isinstance(value, Tensor)
             if not value.numel() or bool((value != value.reshape(-1)[0]).any()):
-                why = f"its experts have scales of scales that differ ({beside})"
-                self.stored[name] = replace(stored, unread=f"{why}, and a format has one")
+                why = f"its experts have different outer scales ({beside})"
+                self.stored[name] = replace(stored, unread=f"{why}, and a format has only one")
                 continue
             found[name] = self._entries.pop(beside)
             del self.stored[beside]
@@ -239,7 +239,7 @@ def _stored(file: Path, entry: Entry) -> Stored:
         kind, elements, size = GRIDS[entry.kind]
         fmt, unread = None, unread_grid(kind)
     else:
-        kind, reason = f"type {entry.kind}", "a type that is not known here: it may be a newer one"
+        kind, reason = f"type {entry.kind}", "an unknown type: it may be a newer one"
         return Stored(name, kind, shape, 0, None, reason)
     if not shape or shape[-1] % elements:
         raise FileError(
@@ -265,9 +265,9 @@ def _check_codes(entry: Entry, parts: Parts) -> None:
     """
     kind = _BLOCKS[entry.kind][0]
     bad = {
-        "TQ2_0": lambda: (_twos(parts["codes"]), "a code of 3, beside 0 to 2"),
-        "MXFP4": lambda: (parts["scale"] == 255, "a scale of 2^128, which is NaN in OCP MX"),
-        "NVFP4": lambda: (parts["scale"] >= 127, "a scale that is negative or NaN as an e4m3"),
+        "TQ2_0": lambda: (_twos(parts["codes"]), "a code 3 where only 0 to 2 exist"),
+        "MXFP4": lambda: (parts["scale"] == 255, "a scale code 255, which is NaN in OCP MX"),
+        "NVFP4": lambda: (parts["scale"] >= 127, "a scale that is negative or NaN in e4m3"),
     }.get(kind)
     if bad is not None:
         found, what = bad()
@@ -298,8 +298,8 @@ def unread_grid(kind: str) -> str:
     if find_spec(PACKAGE) is not None:
         return ""
     return (
-        f"{kind} holds vectors of a grid of ggml's own, which are no elements of a format: with "
-        f"the package gguf it is read as float32 (pip install 'blockscale[gguf]')"
+        f"{kind} holds vectors of a ggml grid, which no format here has: with the package "
+        "gguf installed it is read as float32 (pip install 'blockscale[gguf]')"
     )
 
 

@@ -73,19 +73,21 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
         shape = (scales[1], codes[0])
         size = shape[1] // max(groups, 1)
         if not size or shape[1] % groups:
-            reason = f"its {shape[1]} inputs are no {groups} whole groups"
+            reason = f"its {shape[1]} inputs cannot be divided into {groups} groups"
     elif version == "gemv":
         shape = (codes[0], codes[1] * 8)
         size = size or shape[1]
         groups = -(-shape[1] // max(size, 1))
         if not groups or scales[1] < groups or zeros[1] * 8 < groups:
-            reason = f"it has {scales[1]} scales a row, and groups of {size} need {groups}"
+            reason = f"it has {scales[1]} scales per row, expected {groups} for groups of {size}"
     elif not version:
-        reason = "the shapes and dtypes of its tensors are those of neither gemm nor gemv"
+        reason = "the shapes and dtypes of its tensors match neither gemm nor gemv"
     else:
-        reason = f"its version is {version!r}, rearranged for one kernel: gemm and gemv are read"
+        reason = (
+            f"its version is {version!r}, rearranged for one kernel; gemm and gemv are supported"
+        )
     if not reason and scale not in _SCALES:
-        reason = f"its scales are {scale}, and not float16, bfloat16 or float32"
+        reason = f"its scales are {scale}, expected float16, bfloat16 or float32"
     if reason or scale is None:
         return Weight(kind, shape if any(shape) else (), parts, None, reason)
     fmt = f"uint4:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"

@@ -52,7 +52,7 @@ def _contradicted(size: object, found: Found) -> list[str]:
     ]  # fmt: skip
     if not other:
         return []
-    return [f"its configuration says {told}, and {len(other)} are not, as {other[0]}"]
+    return [f"its configuration says {told}, and {len(other)} tensors are not, such as {other[0]}"]
 
 
 def _may_be(size: list[Any], weight: Weight) -> bool:

@@ -125,11 +125,11 @@ def _refusal(
             f"again as gptq_v2 with the tool that made it"
         )
     if bits is None:
-        return "its shapes fit no number of bits from 2 to 8"
+        return "its shapes match no number of bits from 2 to 8"
     if scale not in _SCALES:
-        return f"its scales are {scale}, and not float16, bfloat16 or float32"
+        return f"its scales are {scale}, expected float16, bfloat16 or float32"
     if not groups or zeros * 32 != shape[0] * bits:
-        return f"its qzeros have {zeros} words a group, which are not those of {shape[0]} outputs"
+        return f"its qzeros have {zeros} words per group, which do not match {shape[0]} outputs"
     return ""
 
 
@@ -203,8 +203,8 @@ def _version(
     found.evidence = f"{bases[0]}.qweight and its scales are GPTQ's, of version {version} ({how})"
     if seen and told is not None and version[0] != named[0]:
         found.warnings.append(
-            f"it calls itself {told}, of version {named[0]}, but its zero points are those of "
-            f"version {version[0]}: read as that"
+            f"its configuration says {told} (version {named[0]}), but its zero points are "
+            f"those of version {version[0]}: read as version {version[0]}"
         )
     return version
 

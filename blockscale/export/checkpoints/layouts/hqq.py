@@ -100,11 +100,13 @@ def _refusal(
 ) -> str:
     """Why a module cannot be read; empty where it can."""
     if any(each in told and bool(told[each].any()) for each in ("quant_scale", "quant_zero")):
-        return "its scales or zero points are quantized themselves, which HQQ has given up"
+        return "its scales or zero points are themselves quantized, which HQQ no longer supports"
     if name not in _PACKINGS or _PACKINGS[name][0] != bits:
-        return f"its packing is {quoted(name)} for {bits} bits; known are {', '.join(_PACKINGS)}"
+        return (
+            f"its packing is {quoted(name)} for {bits} bits; known packings: {', '.join(_PACKINGS)}"
+        )
     if axis not in (0, 1) or size < 1 or not shape or min(shape) < 1 or prod(shape) % size:
-        return f"groups of {size} along axis {axis} do not fit its shape {list(shape)}"
+        return f"groups of {size} along axis {axis} do not divide its shape {list(shape)}"
     return ""
 
 
@@ -138,7 +140,7 @@ def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...], dtype: torch.dt
     matrix = codes(parts["codes"])
     for each in (scale.shape, zero.shape):
         if len(each) != 2 or any(a not in (1, b) for a, b in zip(each, matrix.shape, strict=True)):
-            sizes = f"{list(each)} do not fit groups of codes {list(matrix.shape)}"
+            sizes = f"{list(each)} do not match groups of codes {list(matrix.shape)}"
             raise ValueError(f"its scales or zero points {sizes}")
     found: Tensor = (matrix.to(dtype) - zero) * scale
     return found.reshape(shape)

@@ -64,11 +64,14 @@ def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> 
     kind, fmt, reason = f"mlx {bits} bits", "", ""
     if stored[:-1] != scales[:-1] or bits not in _BITS:
         reason = (
-            f"its codes are {list(stored)} words and its scales {list(scales)}, which no bits have "
-            f"in groups of {size}"
+            f"its codes are {list(stored)} words and its scales {list(scales)}, which match "
+            f"no number of bits in groups of {size}"
         )
     elif affine and (kinds[parts["offset"]] != (scale, scales)):
-        reason = f"its biases are {kinds[parts['offset']][0]}, and its scales {scale}: not alike"
+        reason = (
+            f"its biases are {kinds[parts['offset']][0]}, and its scales {scale}, expected "
+            "the same dtype"
+        )
     elif affine:
         try:
             fmt = f"uint{bits}:{words.groups(size, inputs)}:{words.scale_type(scale)}:offset"
@@ -78,7 +81,7 @@ def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> 
         name, element, of_scale = _MODES[size, bits]
         kind, fmt = f"mlx {name}", f"{element}:group{size}:{of_scale}"
     else:
-        reason = f"it has no biases, and {bits} bits in groups of {size} are no mode of MLX"
+        reason = f"it has no biases, and MLX has no mode of {bits} bits in groups of {size}"
     if reason or scale is None:
         return Weight(kind, shape if not reason else (), parts, None, reason)
     decode = partial(_decode, fmt=fmt, shape=shape)

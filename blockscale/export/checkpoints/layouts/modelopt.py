@@ -61,7 +61,7 @@ def _contradicted(algorithm: str, found: Found) -> list[str]:
     there = sorted({weight.kind for weight in found.weights.values()})
     if kind is None or _KINDS[kind] in there:
         return []
-    return [f"its configuration says {algorithm}, and its weights are {', '.join(there)}"]
+    return [f"its configuration says {algorithm}, but its weights are {', '.join(there)}"]
 
 
 def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight:
@@ -87,7 +87,7 @@ def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight:
             spelling = f"int4:{block}:{FLOATS[dtype]}:full"
             decode = partial(_rows_of_two, spelling, shape)
             return Weight("INT4_AWQ", shape, parts, str(parse(spelling)), decode=decode)
-    return Weight("packed", bytes_, parts, None, f"{told}, of no known format")
+    return Weight("packed", bytes_, parts, None, f"{told}, of an unknown format")
 
 
 def _of_stack(shape: Shape, outer: Shape) -> str | None:
@@ -112,7 +112,7 @@ def _plain(parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
     kind = "INT8" if dtype == torch.int8 else "MXFP8" if scale_dtype in BYTES else "FP8"
     if block is None or token is None or "outer" in parts:
         reason = f"its scales are {scale_dtype} {list(scale)} for codes {list(shape)}"
-        return Weight(kind, shape, parts, None, f"{reason}, which fit no block")
+        return Weight(kind, shape, parts, None, f"{reason}, which match no block")
     option = ":full" if dtype == torch.int8 else ""
     return _made(kind, f"{_ELEMENTS[dtype]}:{block}:{token}{option}", shape, parts)
 

@@ -47,7 +47,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
         found.add(name, weight, *beside)
         found.evidence = found.evidence or f"{quoted(scale)} and {quoted(data)} are quanto's"
         if told.get("activations") not in (None, "none") or "activations" in str(beside):
-            found.warnings.append(f"{base}: its activations' quantization is not read")
+            found.warnings.append(f"{base}: the quantization of its activations is ignored")
     return found
 
 
@@ -62,11 +62,11 @@ def _packed(base: str, parts: Mapping[str, str], kinds: Kinds, told: Mapping[str
     reason = ""
     if bits is None or dtype != torch.uint8 or len(data) != 2 or scales != (groups, 1):
         reason = (
-            f"its codes are {dtype} {list(data)} and its scales {list(scales)}, which are those of "
-            f"no qint4 or qint2 along axis 0"
+            f"its codes are {dtype} {list(data)} and its scales {list(scales)}, which match "
+            "no qint4 or qint2 along axis 0"
         )
     elif scale not in (torch.float32, torch.float16, torch.bfloat16) or shift != scale:
-        reason = f"its scales are {scale} and its shifts {shift}: one float dtype is read"
+        reason = f"its scales are {scale} and its shifts {shift}, expected the same float dtype"
     if reason or bits is None or scale is None:
         return Weight(kind, (), parts, None, reason)
     bias = kinds.get(f"{base}.bias", (None, ()))[1]
@@ -114,7 +114,7 @@ def _bytes(parts: Mapping[str, str], kinds: Kinds) -> Weight:
     floats = scale in (torch.float32, torch.float16, torch.bfloat16)
     if not element or not fits or len(ones) > 1 or not floats or scale is None:
         reason = f"its codes are {dtype} {list(shape)} and its scales {scale} {list(scales)}"
-        return Weight(kind, shape, parts, None, f"{reason}, which are those of no qtype")
+        return Weight(kind, shape, parts, None, f"{reason}, which match no qtype")
     block = f"channel{ones[0]}" if ones else "tensor"
     fmt = f"{element}:{block}:{words.scale_type(scale)}{span}"
     decode = partial(_decode_bytes, fmt=fmt, shape=shape)

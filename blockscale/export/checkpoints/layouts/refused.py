@@ -7,18 +7,18 @@ from typing import Any
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.layout import Found, Kinds, Read, Weight
 
-PRODUCER = "a layout that is not read"
+PRODUCER = "an unsupported layout"
 METHODS = ()
 
-_VECTORS = "codes of vectors in a codebook, which are no elements of a format"
+_VECTORS = "codes of vectors in a codebook, which no format here has"
 # {first of the tensors' names: (who, the others, why)}
 _LAYOUTS = {
     "trellis": ("EXL3", ("suh", "svh"), "codes along a trellis of rotated weights"),
     "q_weight": (
         "EXL2", ("q_scale", "q_scale_max", "q_groups", "q_perm", "q_invperm"),
-        "rows of several numbers of bits",
+        "rows with different numbers of bits",
     ),
-    "B": ("Marlin", ("s",), "codes rearranged for one GPU kernel: AutoGPTQ unpacks them"),
+    "B": ("Marlin", ("s",), "codes rearranged for one GPU kernel (AutoGPTQ can unpack them)"),
     "codes": ("AQLM", ("codebooks", "scales"), _VECTORS),
     "Qidxs": ("QuIP#", ("SU", "SV", "Wscale"), _VECTORS),
     "indices": ("VPTQ", ("centroids",), _VECTORS),
@@ -36,9 +36,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
         there = {f"{base}.{each}": f"{base}.{each}" for each in others if f"{base}.{each}" in kinds}
         if not who or f"{base}.{others[0]}" not in kinds or not base:
             continue
-        reason = f"{who} stores {why}: compare or convert what its own library dequantizes"
+        reason = f"{who} stores {why}: dequantize it with its own library first"
         found.add(f"{base}.weight", Weight(who, (), {"codes": name} | there, None, reason))
         found.evidence = found.evidence or f"{quoted(name)} is {who}'s"
     if method in _NAMED:
-        found.warnings.append(f"its configuration names {method}, whose codes are not read")
+        found.warnings.append(f"its configuration names {method}, which is not supported")
     return found

@@ -50,8 +50,8 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
         if end is not None:
             producer, beside = _PACKED[end]
             reason = (
-                f"{name} holds codes of {producer}, and what is beside them is not what it "
-                f"stores: compare or convert what its own library dequantizes"
+                f"{name} holds codes of {producer}, but the tensors beside them are not those "
+                "of that layout: dequantize it with its own library first"
             )
             base = name.removesuffix(end)
             others = {f"{base}{each}" for each in beside} & kinds.keys()
@@ -92,8 +92,8 @@ def _take(found: Found, name: str, scale: str, kinds: Kinds) -> None:
     whole = dtype is not torch.int8
     if block is None or spelled is None or (spelled == "e8m0/given" and not whole):
         reason = (
-            f"{scale} is {scale_dtype} {list(scale_shape)}, which says nothing of {name}, {dtype} "
-            f"{list(shape)}: there is no block of which it could be the scale"
+            f"{scale} is {scale_dtype} {list(scale_shape)}, which matches no block of {name}, "
+            f"{dtype} {list(shape)}"
         )
         found.add(weight, Weight(dtype_name(dtype), shape, parts, None, reason))
         return

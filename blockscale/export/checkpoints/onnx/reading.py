@@ -182,7 +182,7 @@ class ONNX(Checkpoint):
 def _plain(name: str, tensor: Tensor) -> Stored:
     unread = ""
     if tensor.type not in _PLAIN:
-        unread = f"{quoted(tensor.type)} is no dtype of torch, and nothing says what it means"
+        unread = f"{quoted(tensor.type)} is not a dtype of torch, and no node says what it means"
     nbytes, dtype = tensor.place.nbytes, _PLAIN.get(tensor.type)
     return Stored(name, tensor.type, tensor.shape, nbytes, None, unread, dtype=dtype)
 
@@ -211,7 +211,7 @@ def too_new(model: Model) -> list[str]:
                 found[tensor.type] = _SINCE[tensor.type]
     opset = model.opset
     return [
-        f"it says that it is of opset {opset}, and has {what}, which came with {since}"
+        f"its opset is {opset}, but it has {what}, which need opset {since}"
         for what, since in found.items()
         if since > opset
     ]

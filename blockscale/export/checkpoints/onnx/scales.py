@@ -49,7 +49,7 @@ def scale_of(name: str, model: Model, makers: dict[str, Node]) -> ScaleParts | s
         return ScaleParts(spelling, tensor)
     made = makers.get(name)
     if made is None:
-        return f"its scale {name} is no tensor of the file"
+        return f"its scale {name} is not a tensor of the file"
     given = [model.tensors.get(each) for each in made.inputs]
     if made.op == "Cast" and given[0] is not None and given[0].type in (_FLOATS | _BYTES):
         return ScaleParts((_FLOATS | _BYTES)[given[0].type], given[0])
@@ -57,7 +57,7 @@ def scale_of(name: str, model: Model, makers: dict[str, Node]) -> ScaleParts | s
         return _two_levels(name, given[0], given[1])
     if made.op == "Mul" and len(given) == 2:
         return _product(name, made, model, makers)
-    return f"its scale {name} is made by {made.op}"
+    return f"its scale {name} is computed by {made.op}"
 
 
 def _product(name: str, made: Node, model: Model, makers: dict[str, Node]) -> ScaleParts | str:
@@ -70,7 +70,7 @@ def _product(name: str, made: Node, model: Model, makers: dict[str, Node]) -> Sc
         if inner is not None and inner.type in _BYTES and other.elements == 1:
             return ScaleParts(_BYTES[inner.type], inner, factor=other)
         return _two_levels(name, inner, other)
-    return f"its scale {name} is made by Mul of what is not stored"
+    return f"its scale {name} is a product (Mul) of tensors that are not stored"
 
 
 def _spread(name: str, model: Model, makers: dict[str, Node]) -> Tensor | None:
@@ -84,8 +84,13 @@ def _spread(name: str, model: Model, makers: dict[str, Node]) -> Tensor | None:
 
 def _two_levels(name: str, inner: Tensor | None, outer: Tensor | None) -> ScaleParts | str:
     if inner is None or outer is None or inner.type not in _INNER:
-        return f"its scale {name} is made of tensors that are no float8 with a scale of their own"
+        return (
+            f"its scale {name} is computed from tensors that are not float8 with a scale of "
+            "their own"
+        )
     if outer.elements != 1 or outer.type != "float32":
         shape = list(outer.shape)
-        return f"its scale {name} has itself scales, {outer.type} {shape}, of which one is expected"
+        return (
+            f"its scale {name} has scales of its own, {outer.type} {shape}, expected a single one"
+        )
     return ScaleParts(_INNER[inner.type], inner, outer)

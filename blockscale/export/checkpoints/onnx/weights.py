@@ -74,7 +74,7 @@ def find_weights(model: Model) -> dict[str, Weight]:
             continue
         name = weight.codes.name
         if found.setdefault(name, weight) != weight:
-            reason = "operators of the file decode it in more than one way"
+            reason = "operators of the file decode it in different ways"
             found[name] = Weight(weight.codes, node.op, weight.element, (), unread=reason)
     return found
 
@@ -111,7 +111,7 @@ def _by_axis(
         return None  # a bias: its codes stay a tensor
     weight = Weight(codes, node.op, element or codes.type, codes.shape)
     if element is None:
-        return _unread(weight, f"{codes.type} is an element that no format here has")
+        return _unread(weight, f"{codes.type} is an element type that no format here has")
     scale = scale_of(node.inputs[inputs.scale], model, makers)
     if isinstance(scale, str):
         return _unread(weight, scale)
@@ -119,13 +119,15 @@ def _by_axis(
     if block is None:
         shapes = f"{list(scale.inner.shape)} for codes {list(codes.shape)}"
         told = f"axis {inputs.axis} and block_size {block_size}"
-        return _unread(weight, f"its scales are {shapes}, which is not as {told} say")
+        return _unread(weight, f"its scales are {shapes}, which do not match {told}")
     zero = _given(node, model, inputs.zero)
     if zero is None and _there(node, inputs.zero):
         return _unread(weight, f"its zero points {node.inputs[inputs.zero]} are not stored")
     if zero is not None and (zero.type, zero.elements) != (codes.type, scale.inner.elements):
         kind = f"{zero.type} {list(zero.shape)}"
-        return _unread(weight, f"its zero points are {kind}, not one {codes.type} for each scale")
+        return _unread(
+            weight, f"its zero points are {kind}, expected one {codes.type} for each scale"
+        )
     return Weight(codes, node.op, element, codes.shape, block, scale, zero)
 
 
@@ -163,11 +165,13 @@ def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> Weight | None
     blocks = -(-k // size)
     if codes.type != "uint8" or codes.elements != n * blocks * size * bits // 8:
         kind = f"{codes.type} {list(codes.shape)}"
-        return _unread(weight, f"its codes are {kind}, not {n} rows of {blocks} blocks of {size}")
+        return _unread(
+            weight, f"its codes are {kind}, expected {n} rows of {blocks} blocks of {size}"
+        )
     if _there(node, 4):
         return _unread(weight, "its columns are in another order (g_idx), which no format here has")
     if scale.elements != n * blocks:
-        return _unread(weight, f"it has {scale.elements} scales, not {n} x {blocks}")
+        return _unread(weight, f"it has {scale.elements} scales, expected {n} x {blocks}")
     zero = _given(node, model, 3)
     if zero is None and _there(node, 3):
         return _unread(weight, f"its zero points {node.inputs[3]} are not stored")
@@ -186,7 +190,7 @@ def _nbits(weight: Weight, scale: ScaleParts, zero: Tensor | None, size: int) ->
         right = {"uint8": packed, scale.inner.type: n * blocks}.get(zero.type)
         if zero.elements != right or (zero.type != "uint8" and bits == 8):  # refused there, too
             kind = f"{zero.type} {list(zero.shape)}"
-            return _unread(weight, f"its zero points are {kind}, not {n} x {blocks}")
+            return _unread(weight, f"its zero points are {kind}, expected {n} x {blocks}")
     middle = 0 if zero is not None else 1 << (bits - 1)
     shape, block = weight.shape, f"group{size}"
     return Weight(
@@ -219,7 +223,7 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Wei
     block = _block(shape, scale.inner, axis, size)
     if block is None:
         shapes = f"{list(scale.inner.shape)} for codes {list(shape)}"
-        return _unread(weight, f"its scales are {shapes}, not blocks of {size} along {axis}")
+        return _unread(weight, f"its scales are {shapes}, expected blocks of {size} along {axis}")
     zero = _given(node, model, 3)
     if zero is None and _there(node, 3):
         return _unread(weight, f"its zero points {node.inputs[3]} are not stored")

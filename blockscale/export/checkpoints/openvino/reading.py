@@ -59,7 +59,7 @@ class OpenVINO(Checkpoint):
         graph, self._files = read_graph(path), Files()
         self.metadata: dict[str, Any] = {"name": graph.name, "version": graph.version}
         if graph.bodies:
-            self.metadata["bodies"] = f"{graph.bodies} inside of layers, which are not looked at"
+            self.metadata["bodies"] = f"{graph.bodies} inside layers, which are not read"
         data = path.with_suffix(".bin")
         if not data.is_file():
             raise FileError(f"{data} is missing, which holds the weights of {path.name}")
@@ -190,6 +190,6 @@ def _names(constants: list[Constant]) -> dict[str, str]:
 
 
 def _stored(name: str, each: Constant) -> Stored:
-    unread = "" if each.type in DTYPES else f"{each.type} is no dtype of torch"
+    unread = "" if each.type in DTYPES else f"{each.type} is not a dtype of torch"
     nbytes, dtype = each.place.nbytes, DTYPES.get(each.type)
     return Stored(name, each.type, each.shape, nbytes, None, unread, dtype=dtype)

@@ -102,7 +102,7 @@ class _Chain:
         unread = ""
         if block is None:
             told = f"scales {list(scale.shape)} of codes {list(codes.shape)}, values {list(shape)}"
-            unread, block = f"{told}: no block here lies so", ""
+            unread, block = f"{told}: no block here matches", ""
         elif self._zero is not None and self._zero.elements not in (1, scale.elements):
             unread = f"it has {self._zero.elements} zero points for {scale.elements} scales"
         return Weight(

@@ -19,7 +19,7 @@ from blockscale.export.writers.gguf_files.settings import check_settings, window
 # is
 # a tensor (`rope_freqs.weight`).
 
-_WAY_OUT = "give the config of the original model (config=, --config DIR)"
+_WAY_OUT = "pass the config of the original model (config=, --config DIR)"
 _KNOWN = ("default", "llama3", "linear", "yarn")
 _ORIGINAL = "original_max_position_embeddings"
 _LENGTH = "original_context_length"

@@ -78,5 +78,5 @@ def metadata_for(
         found = {
             "general.architecture": Value("text", str(config.get("model_type", "unknown")))
         } | found
-        notes.append("tensors keep their names: llama.cpp knows no model by them")
+        notes.append("tensors keep their names, which llama.cpp does not know")
     return {key: encoded(value) for key, value in found.items()}, extra, tuple(notes)

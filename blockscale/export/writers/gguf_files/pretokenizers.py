@@ -182,8 +182,8 @@ def not_normalized(
         return []
     names = ", ".join(dict.fromkeys(left))
     return [
-        f"llama.cpp does not normalize text as its tokenizer does ({names}): normalize it before, "
-        f"or what that changes becomes other tokens"
+        f"llama.cpp does not normalize text as its tokenizer does ({names}): normalize text "
+        "first, or it may become other tokens"
     ]
 
 

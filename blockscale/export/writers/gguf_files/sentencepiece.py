@@ -126,7 +126,7 @@ def pieces_of_bpe(
     notes += _cuts_besides(data)
     found = _scored("llama", vocabulary, prefix != "never")
     if not any(_BYTE.fullmatch(text) for text in vocab):
-        notes.append("it has no tokens of bytes: llama.cpp fails on characters that are no token")
+        notes.append("it has no byte tokens: llama.cpp fails on characters without a token")
     return found, notes
 
 
@@ -168,8 +168,8 @@ def _spaces_besides(data: Mapping[str, Any], prefix: str) -> list[str]:
         return []  # a normalizer puts them as llama.cpp does
     also = " and behind special tokens in a text" if prefix == "first" else ""
     return [
-        f"llama.cpp puts a space before a text that begins with a space{also}, its tokenizer does "
-        f"not: these become other tokens"
+        f"llama.cpp puts a space before a text that begins with a space{also}, and its "
+        "tokenizer does not: such text becomes other tokens"
     ]
 
 
@@ -217,8 +217,8 @@ def from_pieces(path: Path, vocabulary: Vocabulary) -> Keys | None:
 def _normalized_pieces(model: Pieces) -> list[str]:
     """SentencePiece's BPE may normalize text, which llama.cpp does for unigrams only."""
     if model.kind == "bpe" and (model.charsmap or model.trims):
-        what = "normalizes text" if model.charsmap else "makes one space of several"
-        return [f"its tokenizer {what}, llama.cpp does not: such text becomes other tokens"]
+        what = "normalizes text" if model.charsmap else "joins several spaces into one"
+        return [f"its tokenizer {what}, and llama.cpp does not: such text becomes other tokens"]
     return []
 
 
@@ -252,10 +252,13 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
     known = {"Precompiled": always, "Strip": always, "Replace": _one_space}
     notes = not_normalized(data, known) + _cuts_besides(data)
     if "WhitespaceSplit" in pre and not map_:
-        notes.append("line breaks and tabs separate words in its tokenizer: llama.cpp takes spaces")
+        notes.append(
+            "line breaks and tabs separate words in its tokenizer, and only spaces do in llama.cpp"
+        )
     if model.get("byte_fallback"):
-        notes.append("characters that are no token become bytes in its tokenizer, and one unknown "
-                     "token in llama.cpp")  # fmt: skip
+        notes.append(
+            "characters without a token become bytes in its tokenizer, and one unknown token "
+            "in llama.cpp")  # fmt: skip
     found = _scored("t5", vocabulary, _prefix(data) != "never")
     if isinstance(model.get("unk_id"), int):
         found["tokenizer.ggml.unknown_token_id"] = Value("u32", model["unk_id"])

@@ -70,8 +70,8 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
         return []
     more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
     return [
-        f"config.json: {', '.join(map(quoted, unknown[:3]))}{more} are not known here and not "
-        f"written: compare the model's answers if they change what it computes"
+        f"config.json: {', '.join(map(quoted, unknown[:3]))}{more} are unknown and not "
+        "written: if they change what the model computes, compare its answers"
     ]
 
 
@@ -121,8 +121,8 @@ def window_keys(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Va
         return {}, []
     return {f"{arch}.context_length": Value("u32", window)}, [
         f"the model's layers see the last {window} tokens (sliding_window), and llama.cpp's "
-        f"architecture {arch} has no window: beyond {window} tokens it would compute otherwise, "
-        f"so that context_length is {window} and not {length}. Within it both are the same"
+        f"architecture {arch} has no window: beyond {window} tokens its results would differ, "
+        f"so context_length is {window} and not {length}. Within it both are the same"
     ]
 
 

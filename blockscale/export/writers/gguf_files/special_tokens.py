@@ -162,8 +162,8 @@ def _several(name: str, texts: list[str]) -> list[str]:
         return []
     where, kept = ("before", texts[0]) if name == "bos" else ("behind", texts[-1])
     return [
-        f"its tokenizer adds {' '.join(texts)} {where} a text, llama.cpp one token: {kept}; write "
-        f"the others into the prompt"
+        f"its tokenizer adds {' '.join(texts)} {where} a text, and llama.cpp adds only "
+        f"{kept}: write the others into the prompt"
     ]
 
 
@@ -189,7 +189,8 @@ def _stops(
     if not left:
         return []
     return [
-        f"answers also end with {', '.join(left)}, for which GGUF has no key: name it as a stop"
+        f"answers also end with {', '.join(left)}, for which GGUF has no key: pass them to "
+        "llama.cpp as stop words"
     ]
 
 

@@ -63,8 +63,8 @@ def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, Value], str]:
     end = _ENDS.get(kind, size)
     if "tokenizer.ggml.eos_token_id" not in found and end < size:
         notes.append(
-            f"neither its tokenizer nor its configuration names where text ends (eos_token): "
-            f"llama.cpp takes token {end} ({vocabulary.text(end)!r}) for that"
+            "neither its tokenizer nor its configuration names the end-of-text token "
+            f"(eos_token): llama.cpp uses token {end} ({vocabulary.text(end)!r})"
         )
     if vocabulary.lost:
         notes.append(f"{vocabulary.lost} of its tokens have no row in the embedding: left out")
@@ -74,7 +74,7 @@ def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, Value], str]:
 def _none(why: str) -> Keys:
     """No tokenizer: llama.cpp loads such a file (and refuses one without the key)."""
     return {"tokenizer.ggml.model": Value("text", "none")}, [
-        f"{why}: the file has no tokenizer (model none), give llama.cpp token numbers"
+        f"{why}: the file has no tokenizer (model none): pass token numbers to llama.cpp"
     ]
 
 
@@ -95,7 +95,7 @@ def _from_json(folder: Path, data: dict[str, Any], vocabulary: Vocabulary) -> Ke
     if kind == "WordPiece" and model.get("continuing_subword_prefix", "##") == "##":
         return _word_piece(data, model, vocabulary)
     shown = kind or "unknown kind"
-    return _none(f"its tokenizer is a {shown} that llama.cpp has no kind for")
+    return _none(f"its tokenizer is a {shown} which llama.cpp does not support")
 
 
 def _kind(model: Mapping[str, Any]) -> str:
@@ -126,7 +126,9 @@ def _without_json(folder: Path, vocabulary: Vocabulary) -> Keys:
             f"writes one) and no tokenizer.model"
         )
     keys = from_pieces(path, vocabulary)
-    return keys or _none(f"{path.name} is a model of words or characters, which llama.cpp has not")
+    return keys or _none(
+        f"{path.name} is a model of words or characters, which llama.cpp does not support"
+    )
 
 
 def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary) -> Keys:
@@ -202,9 +204,9 @@ def _cut(
     known = known_for(pre)
     if not known:
         return "default", [
-            "how its tokenizer cuts words is not known to llama.cpp by a name here "
-            '(tokenizer.ggml.pre is "default"): numbers, signs and spaces can become other tokens. '
-            "Give it token numbers, or compare llama-tokenize with your tokenizer"
+            "llama.cpp has no name for the way its tokenizer cuts words (tokenizer.ggml.pre "
+            'is "default"): numbers, signs and spaces can become other tokens. Pass token '
+            "numbers, or compare llama-tokenize with your tokenizer"
         ]
     whole = bool(model.get("ignore_merges"))
     name = known[0].name
@@ -214,11 +216,14 @@ def _cut(
         if not same:
             ours, theirs = ("takes", "merges") if whole else ("merges", "takes")
             notes.append(
-                f"a word that is a token: its tokenizer {ours} it, llama.cpp {theirs} it, and some "
-                f"become other tokens"
+                f"a word that is a token: its tokenizer {ours} it, llama.cpp {theirs} it, and "
+                "some words become other tokens"
             )
     if nearly(name):
-        notes.append(f"llama.cpp's {name} cuts {nearly(name)} in another way here and there")
+        notes.append(f"llama.cpp's {name} sometimes cuts {nearly(name)} differently")
     if any(each.get("add_prefix_space") for each in flat(pre, "pretokenizers")):
-        notes.append("its tokenizer puts a space before a text, llama.cpp does not: write it")
+        notes.append(
+            "its tokenizer puts a space before a text, and llama.cpp does not: write that "
+            "space into the prompt"
+        )
     return name, notes

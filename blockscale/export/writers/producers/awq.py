@@ -31,7 +31,7 @@ class AWQ(Writer):
     """AWQ, gemm."""
 
     name = "awq"
-    computes = "its readers compute (code - zero) * scale in fp16"
+    computes = "readers of this layout compute (code - zero) * scale in fp16"
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """uint4:groupN:fp16:asym, with the source's groups."""
@@ -40,10 +40,10 @@ class AWQ(Writer):
     def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
         """Matrices in uint4:groupN:fp16:asym."""
         if str(fmt) != f"uint4:{fmt.block}:fp16:asym":
-            return f"{fmt}: it has uint4 with fp16 scales and zero points"
+            return f"{fmt}: AWQ supports uint4 with fp16 scales and zero points"
         if reason := not_plain_linear(fmt, shape):
             return reason
-        return f"{shape[0]} outputs are no multiple of 8" if shape[0] % 8 else None
+        return f"{shape[0]} outputs are not a multiple of 8" if shape[0] % 8 else None
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
         """qweight, qzeros, scales."""

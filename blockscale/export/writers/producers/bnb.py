@@ -37,7 +37,7 @@ class Bnb(Writer):
     """bitsandbytes, 4 bits."""
 
     name = "bnb"
-    computes = "its readers round values to the dtype that they compute in"
+    computes = "readers of this layout round values to the dtype that they compute in"
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """As it is, or with float32 scales."""
@@ -48,19 +48,19 @@ class Bnb(Writer):
         """nf4 and fp4 under float32, or under codes of a table with an offset."""
         name = fmt.element.name
         if name not in _ELEMENTS:
-            return f"{fmt}: it has nf4 and fp4"
+            return f"{fmt}: bitsandbytes supports nf4 and fp4"
         size = _size(fmt, shape)
         if size not in _SIZES or fmt.block.strided:
-            return f"{fmt}: its blocks are {', '.join(map(str, _SIZES))} elements in a row"
+            return f"{fmt}: blocks must be {', '.join(map(str, _SIZES))} consecutive elements"
         if prod(shape) % 2 or shape[-1] % 2:
-            return f"rows of {shape[-1]} codes fill no whole bytes"
+            return f"rows of {shape[-1]} codes do not fill whole bytes"
         if isinstance(fmt.scale, TwoLevel):
             inner = fmt.scale.inner
             flat, table = inner.block.flat, isinstance(inner.element, Codebook)
             if not (flat and table and inner.bits == 8 and inner.offset) or fmt.scale.reciprocal:
-                return f"{fmt}: scales of scales are those of a table of 256, with an offset"
+                return f"{fmt}: quantized scales must be codes of a table of 256, with an offset"
             return None
-        return None if str(fmt.scale) == "fp32" else f"{fmt}: scales are float32"
+        return None if str(fmt.scale) == "fp32" else f"{fmt}: scales must be float32"
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:
         """weight, absmax, quant_map, the JSON, and nested ones."""

@@ -31,7 +31,7 @@ class CompressedTensors(Writer):
     """compressed-tensors: integers, e4m3, nvfp4 and OCP's microscaling formats."""
 
     name = "compressed-tensors"
-    computes = "its readers round values to the model's dtype"
+    computes = "readers of this layout round values to the model's dtype"
     joins = True
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
@@ -50,19 +50,19 @@ class CompressedTensors(Writer):
     def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
         """What compressed-tensors has a scheme for."""
         if len(shape) != 2:
-            return f"it has {len(shape)} dimensions, and only matrices have a place"
+            return f"it has {len(shape)} dimensions, and only matrices can be stored"
         try:
             found = scheme(fmt, None, static=False)
         except UnsupportedError as error:
             return str(error)
         if found.layout == "nvfp4-pack-quantized" and not str(fmt.scale).endswith("/inv"):
-            return f"{fmt}: it divides by the scale of scales (e4m3/inv)"
+            return f"{fmt}: compressed-tensors divides by the outer scale (e4m3/inv)"
         group = found.weights.get("group_size", 1)
         if shape[-1] % group:
-            return f"its rows of {shape[-1]} are no whole groups of {group}"
+            return f"its rows of {shape[-1]} do not divide into groups of {group}"
         words = found.layout == "pack-quantized" and fmt.element.integer
         if words and str(fmt.block) == "tensor" and (fmt.asym or not fmt.element.signed):
-            return f"{fmt}: packed zero points are of rows or groups"
+            return f"{fmt}: packed zero points must be of rows or groups"
         return None
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:

@@ -20,7 +20,7 @@ class FP8(Writer):
     """e4m3 in tiles."""
 
     name = "fp8"
-    computes = "its readers round values to the model's dtype"
+    computes = "readers of this layout round values to the model's dtype"
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """The source's own tiles, else those of 128 x 128."""
@@ -33,9 +33,9 @@ class FP8(Writer):
     def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
         """Matrices of e4m3 in tiles under fp32 or e8m0."""
         if str(fmt) not in (f"e4m3:{fmt.block}:fp32", f"e4m3:{fmt.block}:e8m0/given"):
-            return f"{fmt}: it has e4m3 under fp32, or under powers of two in a byte"
+            return f"{fmt}: fp8 files hold e4m3 with fp32 scales, or with powers of two in a byte"
         if len(shape) != 2 or not str(fmt.block).startswith("tile"):
-            return f"{list(shape)} in {fmt.block}: it has matrices in tiles"
+            return f"{list(shape)} in {fmt.block}: fp8 files hold matrices in tiles"
         return None
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:

@@ -38,10 +38,10 @@ class GGUF(Writer):
         """What is a type of ggml, with rows of whole blocks."""
         kind = kind_of(fmt)
         if kind is None:
-            return f"{fmt}: no type of ggml is that"
+            return f"{fmt}: ggml has no such type"
         elements = TYPES[kind].elements
         if not shape or len(shape) > 4 or shape[-1] % elements:
-            return f"rows of {list(shape)[-1:]} are no whole blocks of {elements} ({kind})"
+            return f"rows of {list(shape)[-1:]} do not divide into blocks of {elements} ({kind})"
         return None
 
     def depends(self, fmt: Format) -> bool:
@@ -52,11 +52,11 @@ class GGUF(Writer):
         """Q2_0 has one zero point, and scales that are NaN mean something else."""
         kind, scale, zero = kind_of(q.format), q.qparams.scale, q.qparams.zero_point
         if kind == "Q2_0" and zero is not None and not bool((zero == 1).all()):
-            return "its zero points are not all 1, which they are in Q2_0"
+            return "its zero points are not all 1, as they are in Q2_0"
         if kind == "NVFP4" and bool((scale >= 127).any()):
-            return "it has scales that are negative or NaN, which ggml takes for others"
+            return "it has negative or NaN scales, which ggml would read as other values"
         if kind == "MXFP4" and bool((scale == 255).any()):
-            return "it has scales that are NaN, which ggml takes for 2^128"
+            return "it has NaN scales, which ggml would read as 2^128"
         return None
 
     def instead(self, fmt: Format, shape: Sequence[int]) -> Format | None:

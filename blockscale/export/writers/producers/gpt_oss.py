@@ -32,9 +32,9 @@ class GptOss(Writer):
     def holds(self, fmt: Format, shape: Sequence[int]) -> str | None:
         """Stacks of matrices in MXFP4 with rows of whole groups."""
         if str(fmt) != _FORMAT:
-            return f"{fmt}: it has MXFP4 ({_FORMAT})"
+            return f"{fmt}: gpt-oss files hold MXFP4 ({_FORMAT})"
         if len(shape) != 3 or shape[-1] % 32:
-            return f"{list(shape)}: it has stacks of experts [experts, outputs, 32 * n]"
+            return f"{list(shape)}: gpt-oss files hold stacks of experts [experts, outputs, 32 * n]"
         return None
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:

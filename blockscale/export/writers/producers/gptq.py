@@ -38,7 +38,7 @@ class GPTQ(Writer):
     """GPTQ without act-order. Signed formats are symmetric."""
 
     name = "gptq"
-    computes = "its readers compute (code - zero) * scale in fp16"
+    computes = "readers of this layout compute (code - zero) * scale in fp16"
 
     def forms(self, fmt: Format, shape: Sequence[int]) -> Iterable[str]:
         """intB:groupN:fp16:full and uintB:groupN:fp16:asym, with the source's groups."""
@@ -52,8 +52,9 @@ class GPTQ(Writer):
         """Matrices of integers of 2, 3, 4 and 8 bits with fp16 scales, symmetric or with zeros."""
         if fmt.bits not in _BITS or str(fmt) not in (_symmetric(fmt), _with_zeros(fmt)):
             return (
-                f"{fmt}: it has uint2, uint3, uint4 and uint8 with fp16 scales and zero points, "
-                f"and int2, int3, int4 and int8 with fp16 scales and all codes (full)"
+                f"{fmt}: GPTQ supports uint2, uint3, uint4 and uint8 with fp16 scales and "
+                "zero points, and int2, int3, int4 and int8 with fp16 scales and all codes "
+                "(full)"
             )
         if reason := not_plain_linear(fmt, shape):
             return reason
@@ -69,7 +70,7 @@ class GPTQ(Writer):
         """Zero points that are all in the middle are written as a signed format."""
         zero = q.zero_point
         if zero is not None and bool((zero == 2 ** (q.format.bits - 1)).all()):
-            return f"its zero points are all {2 ** (q.format.bits - 1)}: it is symmetric"
+            return f"its zero points are all {2 ** (q.format.bits - 1)}: written as symmetric"
         return None
 
     def settled(self, tensors: Sequence[Planned]) -> list[Format | None]:
@@ -124,8 +125,8 @@ class GPTQ(Writer):
             return []
         what = "zero points" if first.asym else f"{first.bits} bits"
         return [
-            f"vLLM refuses GPTQ with {what} (0.32.0: symmetric 4 and 8 bits alone); transformers "
-            f"with GPTQModel reads it. For vLLM, write compressed-tensors"
+            f"vLLM (0.32.0) supports only symmetric GPTQ of 4 and 8 bits, not {what}; "
+            "transformers with GPTQModel loads it. For vLLM, write compressed-tensors"
         ]
 
     def _settings(self, tensors: Sequence[Planned]) -> Json:

@@ -61,11 +61,11 @@ class MLX(Writer):
         kind, group = str(fmt.scale), group_of(fmt, shape[-1])
         wanted = f"uint{fmt.bits}:group{group}:{kind}:offset"
         if fmt.bits not in _BITS or kind not in _TYPES or group not in _GROUPS:
-            return f"{fmt}: it has uint2 … uint6 and uint8 in groups of 32, 64 and 128"
+            return f"{fmt}: MLX supports uint2 … uint6 and uint8 in groups of 32, 64 and 128"
         if str(fmt) != wanted:
-            return f"{fmt}: it has offsets of the scales' type, no zero points"
+            return f"{fmt}: MLX stores offsets of the scales' dtype instead of zero points"
         words = shape[-1] * fmt.bits % 32
-        return f"rows of {shape[-1]} codes fill no whole words" if words else None
+        return f"rows of {shape[-1]} codes do not fill whole words" if words else None
 
     def depends(self, fmt: Format) -> bool:
         """Its nvfp4 has no scale of scales."""
@@ -76,13 +76,13 @@ class MLX(Writer):
         if not self.depends(q.format) or torch.equal(_steps(_scales(q)), _wanted(q)):
             return None
         if bool(_wanted(q).isnan().any()):
-            return "it has scales that are NaN"
+            return "it has NaN scales"
         outer = q.qparams.outer
         assert isinstance(outer, Tensor)
         return (
-            f"its scales have a scale of their own, {outer.flatten()[0].item():.4g}, which MLX has "
-            f"not, and with which they are no numbers of e4m3: quantize the float model as "
-            f"profile:gguf.nvfp4, whose is 1, or as mxfp4"
+            f"it has an outer scale, {outer.flatten()[0].item():.4g}, which MLX does not "
+            "support and e4m3 scales cannot include: quantize the float model as "
+            "profile:gguf.nvfp4, whose is 1, or as mxfp4"
         )
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:

@@ -50,9 +50,9 @@ def choose(product: Product | None, refused: dict[str, str | None], times: Times
     """
     able = [way for way, reason in refused.items() if reason is None]
     if len(able) == 1:
-        return Choice(able[0], f"the only way here: {refused.get('onednn')}")
+        return Choice(able[0], f"the only one possible: {refused.get('onednn')}")
     if product is None:
-        return Choice(able[0], "its sizes are not known, so that nothing measured is like it")
+        return Choice(able[0], "its sizes are not known, so no measurement applies")
     where = "measured here"
     if times is None:
         times, where = looked_up(product)

@@ -163,21 +163,21 @@ def refused(parts: Parts) -> dict[str, str | None]:
         "kernel": None if has_kernel(parts.node, "cpu") else "no kernel takes these formats",
         "inside": inside(parts, "cpu"),
         "onednn": onednn.unavailable() or _onednn(parts),
-        "composed": misses(parts.node, "cpu") if parts.fused else "it came as one op",
+        "composed": misses(parts.node, "cpu") if parts.fused else "it was one op in the program",
     }
 
 
 def inside(parts: Parts, backend: str) -> str | None:
     """Why the backend's kernel of `linear` cannot quantize x itself for this product, or None."""
     if not parts.x.fmt and has_kernel(parts.node, backend):
-        return "it has floats already, and a kernel of its own"
+        return "its input is float already, and it has its own kernel"
     found = floats_of(parts)
     if found is None:
-        return "the floats that x was quantized from are not there"
+        return "the floats that x was quantized from are no longer there"
     if isinstance(parts.x.data, fx.Node) and len(parts.x.data.users) > 1:
-        return "its codes have other readers, and would be made again"
+        return "its codes have other readers, and would be computed twice"
     if "val" not in found[0].meta or found[0].meta["val"].dtype != parts.dtype:
-        return "it gives results of its floats' dtype, and they are of another"
+        return "it returns the dtype of its input, which is another one"
     if parts.activation and parts.activation not in _AFTER:
         return f"no op for {parts.activation} alone"
     formats = (parts.weight.fmt, parts.x.fmt)

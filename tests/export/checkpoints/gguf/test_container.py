@@ -41,14 +41,14 @@ def test_what_gguf_wrote() -> None:
 
 LONG = struct.pack("<Q", 2**63)
 BAD = {
-    "empty": (b"", "is cut off"),
+    "empty": (b"", "is truncated"),
     "other": (b"GGML" + bytes(40), "begins with b'GGML'"),
-    "version 1": (head(version=1), "of version 1; versions 2 and 3"),
+    "version 1": (head(version=1), "version 1; versions 2 and 3"),
     "version 4": (head(version=4), "of version 4"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "many tensors": (head(count=2**60), "tells of 1152921504606846976 tensors"),
     "many keys": (head(key_count=2**60), "tells of 1152921504606846976 keys"),
-    "a long key": (head(LONG + bytes(30), 1), "a text has 9223372036854775808 bytes"),
+    "a long key": (head(LONG + bytes(30), 1), "a string of 9223372036854775808 bytes"),
     "a key twice": (head((text(b"k") + struct.pack("<IB", 0, 1)) * 2, 2), "key 'k' twice"),
     "an unknown type": (head(text(b"k") + struct.pack("<I", 13) + bytes(8), 1), "type 13"),
     "a long array": (
@@ -77,7 +77,7 @@ def test_bad_heads(name: str, tmp_path: Path) -> None:
     data, reason = BAD[name]
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with pytest.raises(bs.FileError, match="not a GGUF file that can be read") as error:
+    with pytest.raises(bs.FileError, match="this GGUF file cannot be read") as error:
         read_container(path)
     assert reason in str(error.value)
 

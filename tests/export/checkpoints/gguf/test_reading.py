@@ -85,7 +85,7 @@ def test_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         stored = model.stored["blk.0.IQ2_XXS.weight"]
         assert (stored.kind, stored.format, stored.shape) == ("IQ2_XXS", None, (2, 768))
         assert stored.bits == 66 * 8 / 256
-        with pytest.raises(bs.FileError, match="holds vectors of a grid of ggml's own"):
+        with pytest.raises(bs.FileError, match="holds vectors of a ggml grid"):
             model["blk.0.IQ2_XXS.weight"]
         with pytest.raises(KeyError):
             model["other"]
@@ -94,9 +94,9 @@ def test_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "place", "value", "reason"),
     [
-        ("MXFP4", 17, 255, "a scale of 2\\^128"),
+        ("MXFP4", 17, 255, "the scale code 255"),
         ("NVFP4", 1, 0x80, "a scale that is negative or NaN"),
-        ("TQ2_0", 5, 0b11, "a code of 3"),
+        ("TQ2_0", 5, 0b11, "a code 3 where only"),
     ],
 )
 def test_bytes_that_no_writer_stores(
@@ -135,7 +135,7 @@ def test_a_type_of_the_future(tmp_path: Path) -> None:
     path = changed(tmp_path, of(name, (96, 2), 2), of(name, (96, 2), 99))
     with bs.checkpoint(path) as model:
         assert model.stored[name.decode()].kind == "type 99"
-        with pytest.raises(bs.FileError, match="a type that is not known here"):
+        with pytest.raises(bs.FileError, match="an unknown type"):
             model[name.decode()]
         assert isinstance(model["blk.0.Q4_1.weight"], bs.QTensor)
 
@@ -168,7 +168,9 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
         bs.checkpoint(first)
     empty = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
     second.write_bytes(empty)
-    with pytest.raises(bs.FileError, match=r"its 2 files hold \d+ tensors, and the first tells of"):
+    with pytest.raises(
+        bs.FileError, match=r"its 2 files hold \\d\+ tensors, and the first declares"
+    ):
         bs.checkpoint(first)
 
 
@@ -227,7 +229,9 @@ def test_a_model_with_one_such_tensor(monkeypatch: pytest.MonkeyPatch, tmp_path:
             self.layers[0]["mlp"]["up_proj"] = nn.Linear(256, 1, bias=False)
 
     model = nn.ModuleDict({"model": Model()})
-    with pytest.warns(UserWarning, match=r"'blk.0.ffn_up.weight' and 0 more hold vectors of grids"):
+    with pytest.warns(
+        UserWarning, match="'blk.0.ffn_up.weight' and 0 more hold vectors of a ggml grid"
+    ):
         bs.load(model, path)
     weight = model["model"].layers[0]["mlp"]["up_proj"].weight
     assert torch.equal(weight, torch.full((1, 256), 7.0))

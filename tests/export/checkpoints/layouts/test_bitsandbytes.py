@@ -75,7 +75,7 @@ NO_MAXIMA = {n: t for n, t in STORED.items() if not n.endswith("weight.absmax")}
         (STORED | state(nested_offset=None), "its nested_quant_map or nested_offset is missing"),
         (STORED | state(nested_blocksize="x"), "its nested_blocksize is 'x'"),
         (STORED | {"a.weight.quant_map": torch.ones(15)}, "a table has 15 numbers"),
-        (STORED | {"a.weight.quant_map": torch.ones(16)}, "the book has 1 twice"),
+        (STORED | {"a.weight.quant_map": torch.ones(16)}, "the codebook has 1 twice"),
         (STORED | {"a.weight.quant_map": torch.full((16,), torch.nan)}, "finite float32 numbers"),
         (INT8 | {"a.weight_format": torch.tensor(1, dtype=torch.uint8)}, "its weight_format is 1"),
         (INT8 | {"a.SCB": torch.ones(15)}, "and it has 16 rows"),

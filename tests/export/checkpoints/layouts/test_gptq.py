@@ -115,8 +115,8 @@ def changed(**others):
     [
         (changed(), {"checkpoint_format": "marlin"}, "its checkpoint_format is 'marlin'"),
         (changed(scales=torch.ones(2, 32).double()), {}, "its scales are torch.float64"),
-        (changed(g_idx=torch.zeros(63).int()), {}, "its shapes fit no number of bits"),
-        (changed(qzeros=torch.zeros(2, 3).int()), {}, "its qzeros have 3 words a group"),
+        (changed(g_idx=torch.zeros(63).int()), {}, "its shapes match no number of bits"),
+        (changed(qzeros=torch.zeros(2, 3).int()), {}, "its qzeros have 3 words per group"),
         (changed(qweight=torch.zeros(8, 31).int()), {}, "holds codes of GPTQ or AWQ"),
         (changed(qzeros=None), {}, "holds codes of GPTQ or AWQ"),
     ],
@@ -134,7 +134,7 @@ def test_what_is_refused(parts, config, told, tmp_path):
     [
         (torch.arange(64) // 31, "g_idx names groups 0 to 2 of 2"),
         (-(torch.arange(64) // 32), "g_idx names groups -1 to 0 of 2"),
-        ((torch.arange(64) >= 30).long(), "g_idx gives groups of other sizes than 32"),
+        ((torch.arange(64) >= 30).long(), "g_idx has groups of other sizes than 32"),
     ],
 )
 def test_orders_that_are_none(index, told, tmp_path):

@@ -37,13 +37,13 @@ def test_formats(case, fmt, tmp_path):
     ("others", "told"),
     [
         ({"a.nbits": None}, "its nbits is missing"),
-        ({"a.quant_zero": torch.tensor(1, dtype=torch.uint8)}, "are quantized themselves"),
+        ({"a.quant_zero": torch.tensor(1, dtype=torch.uint8)}, "are themselves quantized"),
         ({"a.packing": torch.tensor(list(b"5bit")).byte()}, "its packing is '5bit' for 4 bits"),
         ({"a.nbits": torch.tensor(3)}, "its packing is '4bit_u8' for 3 bits"),
         ({"a.axis": torch.tensor(2)}, "along axis 2 do not fit"),
         ({"a.group_size": torch.tensor(0)}, "groups of 0 along axis 1 do not fit"),
         ({"a.group_size": torch.tensor(63)}, "groups of 63"),
-        ({"a.shape": torch.tensor([-16, -128])}, "do not fit its shape"),
+        ({"a.shape": torch.tensor([-16, -128])}, "do not divide its shape"),
         ({"a.scale": torch.ones(32, 1).double()}, "its scales are torch.float64"),
     ],
 )  # fmt: skip

@@ -53,7 +53,7 @@ def test_by_names_alone():
 
 
 def test_a_configuration_that_errs(tmp_path):
-    told = "its configuration says W8A8_SQ_PER_CHANNEL, and its weights are FP8, INT4_AWQ, MXFP4"
+    told = "its configuration says W8A8_SQ_PER_CHANNEL, but its weights are FP8, INT4_AWQ, MXFP4"
     with bs.checkpoint(configured(tmp_path, "W8A8_SQ_PER_CHANNEL")) as model:
         assert any(each.startswith(told) for each in model.warnings)
 
@@ -92,11 +92,11 @@ def test_int8_rows(tmp_path):
     ("stored", "reason"),
     [
         ({"weight": torch.zeros(4, 16).byte(), "weight_scale": torch.ones(4, 3).byte()},
-         "of no known format"),
+         "of an unknown format"),
         ({"weight": torch.zeros(4, 16).byte(), "weight_scale_2": torch.ones(5),
           "weight_scale": torch.ones(4, 2).to(torch.float8_e4m3fn)}, "its weight_scale_2 is"),
         ({"weight": torch.zeros(4, 16).to(torch.float8_e4m3fn), "weight_scale": torch.ones(3)},
-         "fit no block"),
+         "match no block"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_weight(stored, reason, tmp_path):

@@ -35,7 +35,7 @@ def test_the_map_is_not_needed(tmp_path):
 def test_activations_that_are_quantized_are_told(tmp_path):
     config = {"modules": {"a": {"weights": "qint4", "activations": "qint8"}}}
     with opened(tmp_path, STORED, config) as found:
-        assert found.warnings == ["a: its activations' quantization is not read"]
+        assert found.warnings == ["a: the quantization of its activations is ignored"]
 
 
 INT8 = cases("quanto")["qint8 bytes fp32"][0]
@@ -44,11 +44,11 @@ INT8 = cases("quanto")["qint8 bytes fp32"][0]
 @pytest.mark.parametrize(
     ("stored", "told"),
     [
-        (STORED | {"a.weight._scale": torch.ones(33, 1)}, "which are those of no qint4 or qint2"),
-        (STORED | {"a.weight._shift": torch.ones(32, 1).half()}, "one float dtype is read"),
-        (STORED | {"a.weight._shift": torch.ones(32, 1).char()}, "one float dtype is read"),
-        (INT8 | {"a.weight._scale": torch.ones(15, 1)}, "which are those of no qtype"),
-        (INT8 | {"a.weight._data": torch.ones(16, 256)}, "which are those of no qtype"),
+        (STORED | {"a.weight._scale": torch.ones(33, 1)}, "which match no qint4 or qint2"),
+        (STORED | {"a.weight._shift": torch.ones(32, 1).half()}, "expected the same float dtype"),
+        (STORED | {"a.weight._shift": torch.ones(32, 1).char()}, "expected the same float dtype"),
+        (INT8 | {"a.weight._scale": torch.ones(15, 1)}, "which match no qtype"),
+        (INT8 | {"a.weight._data": torch.ones(16, 256)}, "which match no qtype"),
     ],
 )
 def test_what_is_refused(stored, told, tmp_path):

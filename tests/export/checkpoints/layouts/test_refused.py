@@ -12,7 +12,11 @@ from tests.export.checkpoints.layouts.recorded import directory
     ("producer", "names", "why"),
     [
         ("EXL3", ("trellis", "suh", "svh"), "codes along a trellis"),
-        ("EXL2", ("q_weight", "q_scale", "q_groups", "q_perm"), "rows of several numbers of bits"),
+        (
+            "EXL2",
+            ("q_weight", "q_scale", "q_groups", "q_perm"),
+            "rows with different numbers of bits",
+        ),
         ("Marlin", ("B", "s"), "codes rearranged for one GPU kernel"),
         ("AQLM", ("codes", "codebooks", "scales"), "codes of vectors in a codebook"),
         ("QuIP#", ("Qidxs", "SU", "SV"), "codes of vectors in a codebook"),

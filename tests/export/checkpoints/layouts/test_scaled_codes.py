@@ -133,7 +133,7 @@ def test_packed_codes_without_their_scales_are_refused_by_name(producer, tmp_pat
     codes = next(iter(PACKED[producer]))
     told = (
         f"{codes} holds codes of {producer}, and what is beside them is not what it stores: "
-        f"compare or convert what its own library dequantizes"
+        f"dequantize it with its own library first"
     )
     assert found.unread == {"w.weight": told} == found.to_dict()["unread"]
     assert [each.name for each in found.differences] == ["norm"]
@@ -153,8 +153,8 @@ def _only(path):
 def test_a_scale_that_fits_no_block(tmp_path):
     stored = {"w.weight": X.to(E4M3), "w.weight_scale": torch.ones(7, 9)}
     told = (
-        "w.weight_scale is torch.float32 [7, 9], which says nothing of w.weight, "
-        "torch.float8_e4m3fn [200, 260]: there is no block of which it could be the scale"
+        "w.weight_scale is torch.float32 [7, 9], which matches no block of w.weight, "
+        "torch.float8_e4m3fn [200, 260]"
     )
     assert compare(*files(tmp_path, X, stored)).unread == {"w.weight": told}
 
@@ -162,8 +162,8 @@ def test_a_scale_that_fits_no_block(tmp_path):
 def test_codes_that_nothing_explains(tmp_path):
     stored = {"w.weight": ints(torch.int8, 200, 260)}
     told = (
-        "it is float32 in a and int8 in b, and nothing beside the int8 says what its codes mean: "
-        "compare what the library that wrote it dequantizes"
+        "it is float32 in a and int8 in b, and the int8 tensor has no scale beside it: "
+        "compare the values that its own library dequantizes"
     )
     assert compare(*files(tmp_path, X, stored)).unread == {"w.weight": told}
     same = tmp_path / "b"

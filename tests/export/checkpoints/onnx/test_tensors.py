@@ -67,7 +67,7 @@ def test_other_files(tmp_path):
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (external(20, 16), "ends behind the end"), (external(-4, 16), "ends behind the end"),
+        (external(20, 16), "ends after the end"), (external(-4, 16), "ends after the end"),
         (external(0, 12), "has 12 bytes, not 16"), (external("x", 16), "is no number of bytes"),
         (external(0, 16, "../d"), "outside the directory"),
         (external(0, 16, "/etc/passwd"), "outside the directory"),

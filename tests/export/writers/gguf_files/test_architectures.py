@@ -38,9 +38,13 @@ def test_settings_that_are_wrong(value: object) -> None:
 
 
 def test_what_is_not_known() -> None:
-    with pytest.raises(ValueError, match=r"model_type 'phi9'.*known are llama, mistral, qwen2"):
+    with pytest.raises(
+        ValueError, match=r"model_type 'phi9'.*known model types: llama, mistral, qwen2"
+    ):
         architectures.of_config({"model_type": "phi9"})
-    with pytest.raises(ValueError, match=r"architecture 'phi9'.*known are llama, qwen2, qwen3"):
+    with pytest.raises(
+        ValueError, match=r"architecture 'phi9'.*known architectures: llama, qwen2, qwen3"
+    ):
         of_metadata({"general.architecture": "phi9"})
     with pytest.raises(ValueError, match=r"no number llama.context_length"):
         architectures.config_of({"general.architecture": "llama"}, [])
@@ -140,12 +144,12 @@ def test_older_files() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"rope_type": "dynamic"}, "scaled by 'dynamic'.*only default, llama3, linear, yarn are"),
-        (YARN | {"beta_fast": 16}, "yarn's beta_fast is '16', and only positions with its default"),
+        ({"rope_type": "dynamic"}, "scaled by 'dynamic'.*supported: default, llama3, linear, yarn"),
+        (YARN | {"beta_fast": 16}, "yarn's beta_fast is '16', and only its default"),
         (YARN | {"attention_factor": 1.0}, "yarn's attention_factor is '1.0'"),
         (YARN | {"truncate": False}, "yarn's truncate is 'False'"),
         ({"rope_type": "linear"}, "the factor of rotary positions is 'None', expected a number"),
-        ({"rope_type": "linear", "factor": "8"}, "is '8', expected a number from 1 on"),
+        ({"rope_type": "linear", "factor": "8"}, "is '8', expected a number >= 1"),
         ({"rope_type": "linear", "factor": float("inf")}, "is infinite"),
     ],
 )
@@ -158,19 +162,19 @@ def test_settings_without_a_key(settings: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"rope.scaling.type": "su"}, "scaling.type = 'su' and .*which is not translated"),
+        ({"rope.scaling.type": "su"}, "scaling.type = 'su'.*which cannot be translated"),
         (
             {"rope.scaling.type": "yarn", "rope.scale_linear": 2.0},
-            "not translated: give the config",
+            "cannot be translated: pass the config",
         ),
         (
             {"rope.scaling.type": "none", "rope.scale_linear": 2.0},
-            "not translated: give the config",
+            "cannot be translated: pass the config",
         ),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": True}, "scaling.factor is 'True'"),
         (
             {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_ext": 1.0},
-            "scaling.'yarn_ext', which is not translated",
+            "scaling.'yarn_ext', which cannot be translated",
         ),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "context_length is 'None'"),
     ],

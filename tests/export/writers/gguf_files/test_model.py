@@ -28,4 +28,4 @@ def test_names_that_are_kept() -> None:
         "general.architecture", "general.quantization_version", "general.file_type"
     }  # fmt: skip
     assert found["general.architecture"] == encoded(Value("text", "unknown"))
-    assert "llama.cpp knows no model by them" in notes[0]
+    assert "llama.cpp does not know" in notes[0]

@@ -102,7 +102,10 @@ def test_unigrams(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     for data in (b"", b"IQ== 0\nIg== 1\n", b"\x0a\x02\x08\x01"):  # the second is Llama 3's kind
         (tmp_path / "tokenizer.model").write_bytes(data)
-        with pytest.raises(FileError, match=r"is no model of SentencePiece.*take this file away"):
+        with pytest.raises(
+            FileError,
+            match=r"is not a SentencePiece model.*tokenizer is tokenizer\.json, remove this file",
+        ):
             tokenizer_keys(tmp_path, 8)
 
 
@@ -131,7 +134,7 @@ def test_bpe_of_a_tokenizer_json(tmp_path: Path) -> None:
     assert found["scores"][256:] == [0.0, -3.0, -3.0, -3.0, 0.0, -1.0, -1000.0, -10000.0]
     assert (found["model"], found["pre"], found["add_space_prefix"]) == ("llama", "default", True)
     assert (found["add_bos_token"], found["add_eos_token"]) == (False, False)
-    assert "llama.cpp takes token 2 ('<0x01>')" in told and ";" not in told
+    assert "llama.cpp uses token 2 ('<0x01>')" in told and ";" not in told
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_what_llama_cpp_does_otherwise_is_said(tmp_path: Path) -> None:
     _, told = of(tmp_path, 264, model=model, normalizer={"type": "NFKC"})
     assert "does not join 1 pairs of tokens" in told and "(NFKC)" in told  # a + bb
     _, told = of(tmp_path, 4, model={"type": "BPE", "vocab": {SPACE: 0, "a": 1}, "merges": []})
-    assert "no tokens of bytes" in told
+    assert "no byte tokens" in told
 
 
 def test_scores_of_a_file_with_the_same_pieces(bpe: bytes, tmp_path: Path) -> None:

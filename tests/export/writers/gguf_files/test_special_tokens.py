@@ -112,15 +112,22 @@ def test_every_token_that_ends_an_answer(tmp_path: Path) -> None:
     found, notes = keys(tmp_path, None, {}, generation_config=ends)
     assert (found["eos"], found["eot"], found["eom"]) == (2, 7, 8) and not notes
     found, notes = keys(tmp_path, None, {}, generation_config={"eos_token_id": [2, 7, 8, 5]})
-    assert notes == ["answers also end with [SEP], for which GGUF has no key: name it as a stop"]
+    assert notes == [
+        (
+            "answers also end with [SEP], for which GGUF has no key: pass them to llama.cpp "
+            "as stop words"
+        )
+    ]
 
 
 def test_more_tokens_than_llama_cpp_adds(tmp_path: Path) -> None:
     found, notes = keys(tmp_path, template(["[CLS]", "<s>"], []), {"eos_token": "</s>"})
     assert found["bos"] == 4 and found["+bos"]
     assert notes == [
-        "its tokenizer adds [CLS] <s> before a text, llama.cpp one token: [CLS]; write the others "
-        "into the prompt"
+        (
+            "its tokenizer adds [CLS] <s> before a text, and llama.cpp adds only [CLS]: "
+            "write the others into the prompt"
+        )
     ]
 
 

@@ -50,7 +50,7 @@ def test_pairs_and_unknown_cuts(tmp_path: Path) -> None:
     pairs = MODEL | {"merges": [["a", "b"]]}
     found, told = tokenizer_keys(folder(tmp_path, model=pairs, pre_tokenizer=None), 5)
     assert found["tokenizer.ggml.merges"].value == ["a b"]
-    assert found["tokenizer.ggml.pre"].value == "default" and "not known to llama.cpp" in told
+    assert found["tokenizer.ggml.pre"].value == "default" and "llama.cpp has no name for" in told
     found, told = tokenizer_keys(folder(tmp_path, pre_tokenizer={"type": "ByteLevel"}), 5)
     assert found["tokenizer.ggml.pre"].value == "gpt-2" and told == ""
 
@@ -76,7 +76,7 @@ def test_pairs_and_unknown_cuts(tmp_path: Path) -> None:
 def test_kinds(changes: dict, kind: str, tmp_path: Path) -> None:
     found, told = tokenizer_keys(folder(tmp_path, **changes), 5)
     assert found["tokenizer.ggml.model"].value == kind
-    assert ("give llama.cpp token numbers" in told) == (kind == "none")
+    assert ("none): pass token numbers" in told) == (kind == "none")
 
 
 def test_no_tokenizer_is_none(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     """Without a key, llama.cpp ends text at token 11 of a "gpt2" (src/llama-vocab.cpp, b11434)."""
     vocab = {chr(97 + i): i for i in range(14)}
     _, told = tokenizer_keys(folder(tmp_path, model=MODEL | {"vocab": vocab, "merges": []}), 12)
-    assert "llama.cpp takes token 11 ('l') for that" in told
+    assert "llama.cpp uses token 11 ('l')" in told
     assert "2 of its tokens have no row in the embedding" in told
 
 
@@ -181,12 +181,15 @@ def test_words_that_are_tokens(
 def test_cuts_without_a_name_are_said() -> None:
     found, notes = of(split("x"))
     assert found["pre"] == "default"
-    assert "not known to llama.cpp" in notes[0] and "Give it token numbers" in notes[0]
+    assert "llama.cpp has no name for" in notes[0] and "Pass token numbers" in notes[0]
 
 
 def test_what_llama_cpp_does_not_do_is_said() -> None:
     assert of(CUTS | {"add_prefix_space": True})[1] == [
-        "its tokenizer puts a space before a text, llama.cpp does not: write it"
+        (
+            "its tokenizer puts a space before a text, and llama.cpp does not: write that "
+            "space into the prompt"
+        )
     ]
     data = {"pre_tokenizer": CUTS, "normalizer": {"type": "NFC"}}
     _, notes = byte_level(data, {"vocab": VOCAB, "merges": MERGED}, Vocabulary(6))

@@ -72,7 +72,7 @@ def test_merges_are_texts_or_pairs() -> None:
     assert merges_of(["a b", ["c", " d"]]) == [("a", "b"), ("c", " d")]
     assert merges_of(None) == []
     for damaged in (["ab"], ["a b c"], [["a"]], [["a", 1]], [3]):
-        with pytest.raises(ValueError, match="expected two texts"):
+        with pytest.raises(ValueError, match="expected two strings"):
             merges_of(damaged)
 
 

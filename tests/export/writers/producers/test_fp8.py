@@ -30,4 +30,4 @@ def test_bytes_of_powers_and_settings() -> None:
     settings = writer.config([Planned("a.weight", (128, 256), fmt)], {})["quantization_config"]
     assert settings["weight_block_size"] == [128, 128] and settings["scale_fmt"] == "ue8m0"
     assert "in tiles" in str(writer.holds(parse("e4m3:channel0:fp32"), (8, 8)))
-    assert "e4m3 under fp32" in str(writer.holds(parse("int8:tile128x128:fp32"), (8, 8)))
+    assert "e4m3 with fp32 scales" in str(writer.holds(parse("int8:tile128x128:fp32"), (8, 8)))

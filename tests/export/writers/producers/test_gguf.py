@@ -21,7 +21,7 @@ def test_types(name: str) -> None:
 
 def test_what_it_does_not_hold() -> None:
     writer = writer_of("gguf")
-    assert "no type of ggml" in str(writer.holds(parse("int4:group64:fp16:full"), (8, 64)))
+    assert "ggml has no such type" in str(writer.holds(parse("int4:group64:fp16:full"), (8, 64)))
     assert "whole blocks of 32 (Q4_0)" in str(
         writer.holds(parse("int4:group32:fp16:full"), (8, 48))
     )
@@ -37,7 +37,7 @@ def test_what_types_lack() -> None:
     assert writer.lacks(nv) is None
     [(place, scale)] = writer.beside("blk.3.attn_k.weight", nv).items()
     assert place == "blk.3.attn_k.scale" and scale.tolist() == nv.qparams.outer.reshape(-1).tolist()
-    with pytest.raises(ValueError, match=r"llama\.cpp looks for none beside this tensor"):
+    with pytest.raises(ValueError, match=r"llama\.cpp does not read for this tensor"):
         writer.beside("token_embd.weight", nv)
     one = nv.qparams._replace(outer=torch.ones_like(nv.qparams.outer))
     nv = bs.QTensor(nv.packed, one, nv.format, nv.size)

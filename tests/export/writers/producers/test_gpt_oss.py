@@ -32,4 +32,6 @@ def test_values_and_there_and_back(tmp_path: Path) -> None:
 def test_what_it_does_not_hold() -> None:
     writer, fmt = writer_of("gpt-oss"), parse("e2m1:group32:e8m0/given")
     assert "stacks of experts" in str(writer.holds(fmt, (8, 64)))
-    assert "it has MXFP4" in str(writer.holds(parse("e4m3:group32:e8m0/given"), (2, 8, 64)))
+    assert "gpt-oss files hold MXFP4" in str(
+        writer.holds(parse("e4m3:group32:e8m0/given"), (2, 8, 64))
+    )

@@ -23,5 +23,5 @@ def test_global_average() -> None:
     )
     x = torch.randn(2, 2, 8, 4)
     integer = check(quantized(nn.Sequential(*layers), x, PER_CHANNEL, INT8), x)
-    with pytest.raises(ValueError, match=r"made for maps of \(8, 4\), not \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"made for inputs of size \(8, 4\), found \(4, 8\)"):
         integer(x.transpose(2, 3))

@@ -48,5 +48,7 @@ def test_a_bound_between_two_steps_is_refused() -> None:
     model = quantized(
         nn.Sequential(nn.Linear(4, 4), nn.Hardtanh(-0.3)), torch.ones(1, 4), INT8, INT8
     )
-    with pytest.raises(NotIntegerError, match=r"-0.3 is no multiple of the step .*: use a smaller"):
+    with pytest.raises(
+        NotIntegerError, match=r"-0.3 is not a multiple of the step .*: use a smaller"
+    ):
         to_integer(model, torch.ones(1, 4))

@@ -47,7 +47,9 @@ def test_a_planted_float_op_is_found(place):
         planted = 1
     audit = audit_integer(graph)
     assert len(audit.floats) == planted and not audit.integer
-    with pytest.raises(bs.graph.NotIntegerError, match=r"these compute with floats.*\n  mul"):
+    with pytest.raises(
+        bs.graph.NotIntegerError, match=r"an integer graph compute with floats.*\n  mul"
+    ):
         check(graph)
 
 

@@ -42,7 +42,7 @@ def test_steps_of_sums():
         what = "it"
 
     assert _in_steps(Named(), Fixed(-2, 0, -100, 100), (-0.5, math.inf)) == (-2, 100)
-    with pytest.raises(NotIntegerError, match=r"it: 0.3 is no multiple of the step 0.25"):
+    with pytest.raises(NotIntegerError, match=r"it: 0.3 is not a multiple of the step 0.25"):
         _in_steps(Named(), Fixed(-2, 0, -100, 100), (0.3, 1.0))
 
 
@@ -70,5 +70,7 @@ def test_sums_of_channels_far_apart_fit_in_what_they_are_given_in(power):
 
 
 def test_sums_of_channels_too_far_apart():
-    with pytest.raises(NotIntegerError, match=r"differ by 2\^32, over 2\^31: give its result"):
+    with pytest.raises(
+        NotIntegerError, match=r"differ by 2\^32, over 2\^31: set a format for its result"
+    ):
         bs.graph.lower(apart(32)[0], "integer")

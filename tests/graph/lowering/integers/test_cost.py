@@ -65,7 +65,9 @@ def test_what_is_said():
     assert "60 of 8 bits" in lines[1] and lines[2].split()[0] == "all"
     with pytest.raises(ValueError, match="unknown table 'mine'; choose from horowitz, aladdin"):
         made.picojoules("mine")
-    with pytest.raises(ValueError, match="number of powers of two, not -1"):
+    with pytest.raises(
+        ValueError, match=r"number of powers of two\) must be an integer >= 1, got -1"
+    ):
         bs.graph.cost(lowered, terms_by_shifts=-1)
 
 
@@ -81,5 +83,5 @@ def test_sizes_have_to_be_known():
     prepared = bs.graph.prepare(program, bs.graph.integer_recipe(program), observer="min_max")
     bs.calibrate(prepared, [(x,)], progress=False)
     lowered = bs.graph.lower(bs.graph.fuse(bs.graph.convert(prepared)), "integer")
-    with pytest.raises(bs.graph.NotIntegerError, match="sizes that are not known"):
+    with pytest.raises(bs.graph.NotIntegerError, match="unknown sizes"):
         bs.graph.cost(lowered)

@@ -34,7 +34,7 @@ def test_of_formats():
         ("uint16:tensor:pow2/nearest", 0.5, "above 8 bits only signed"),
         ("int8:tensor:pow2/nearest:stochastic", 0.5, "without stochastic rounding"),
         ("int8:tensor:fp32", 0.5, "needs a power-of-two scale"),
-        ("int8:tensor:pow2/nearest:offset", 0.5, "a float is added to its codes|offset"),
+        ("int8:tensor:pow2/nearest:offset", 0.5, "adds a float offset to its codes|offset"),
     ],
 )
 def test_what_is_refused(fmt, scale, message):

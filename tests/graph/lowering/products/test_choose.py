@@ -27,7 +27,7 @@ def test_what_cannot_run_is_not_chosen():
     cannot = ALL | {"onednn": "no VNNI"}
     assert choose(PRODUCT, cannot, {"kernel": 2.0, "onednn": 1.0}).way == "kernel"
     alone = dict.fromkeys(ALL, "no") | {"composed": None, "onednn": "no VNNI"}
-    assert choose(PRODUCT, alone, None) == ("composed", "the only way here: no VNNI")
+    assert choose(PRODUCT, alone, None) == ("composed", "the only one possible: no VNNI")
 
 
 def test_what_is_not_known():

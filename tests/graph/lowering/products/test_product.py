@@ -77,10 +77,10 @@ def test_what_a_product_is():
 
 CASES = {
     "static": (("uint8:tensor:fp32:asym",), {}),
-    "dynamic result": (("int8", "int8_token"), {"onednn": "oneDNN gives floats, or 8 bits"}),
-    "per token": (("int8_token",), {"onednn": "oneDNN takes activations of 8 bits under one"}),
-    "floats": (("",), {"inside": "it has floats already", "onednn": "one scale, not floats"}),
-    "four bits": (("int8", "", "", "int4:channel0:fp32"), {"onednn": "int8 weights under one"}),
+    "dynamic result": (("int8", "int8_token"), {"onednn": "oneDNN returns floats, or 8 bits"}),
+    "per token": (("int8_token",), {"onednn": "oneDNN needs activations of 8 bits with one"}),
+    "floats": (("",), {"inside": "it has", "onednn": "one scale, not floats"}),
+    "four bits": (("int8", "", "", "int4:channel0:fp32"), {"onednn": "int8 weights with one"}),
     "silu": (("int8", "", "silu"), {"onednn": "do not end in silu"}),
     "tanh gelu": (("int8", "", "gelu_tanh"), {"inside": "no op for gelu_tanh alone"}),
 }

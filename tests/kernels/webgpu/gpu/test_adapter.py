@@ -48,7 +48,7 @@ def test_opengl_is_left_out(there):
 
 def test_a_software_adapter_says_so(there):
     there(made("CPU"))
-    with pytest.warns(UserWarning, match="llvmpipe.* is software: right, and slow"):
+    with pytest.warns(UserWarning, match="llvmpipe.* a software renderer: correct, but slow"):
         assert adapter.is_software(adapter.choose())
 
 

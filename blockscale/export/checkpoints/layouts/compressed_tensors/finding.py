@@ -38,7 +38,7 @@ _SPARSE = {  # what the two legacy formats have beside `.weight_packed` or in th
     ".bitmask": "what a mask leaves out is not stored (sparse-24-bitmask)",
     ".weight_bitmask": "what a mask leaves out is not stored (sparse-bitmask)",
 }
-_REMEDY = "no format here has that: save it densely with the library that wrote it"
+_REMEDY = "no format here has that: save it in a dense format with the library that wrote it"
 _SMALL = 1 << 20  # elements of a shape or an order
 
 
@@ -113,7 +113,7 @@ def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
     dtype, scale = kinds.get(parts.get("scale", ""), (None, ()))
     told = f"its codes are uint8 {list(bytes_)} and its scales {dtype} {list(scale)}"
     if len(bytes_) < 2 or len(scale) != len(bytes_) or scale[:-1] != bytes_[:-1] or not scale[-1]:
-        return Weight("packed floats", bytes_, parts, None, f"{told}, which fit no block")
+        return Weight("packed floats", bytes_, parts, None, f"{told}, which match no block")
     each, rest = divmod(bytes_[-1], scale[-1])  # bytes under one scale
     if "global_scale" in parts and dtype in _INNER and (each, rest) == (8, 0):
         kind, spelling, shape = "nvfp4-pack-quantized", "e2m1:group16:e4m3/inv", bytes_[-1] * 2
@@ -123,7 +123,7 @@ def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
         kind, spelling = "mxfp6-pack-quantized", "e2m3:group32:e8m0/given"
         shape = bytes_[-1] * 4 // 3
     else:
-        return Weight("packed floats", bytes_, parts, None, f"{told}, of no known format")
+        return Weight("packed floats", bytes_, parts, None, f"{told}, of an unknown format")
     whole = (*bytes_[:-1], shape)
     decode = partial(_decode, spelling, whole)
     return Weight(kind, whole, parts, str(parse(spelling)), decode=decode)
@@ -144,7 +144,7 @@ def one_an_element(
     kind = "int-quantized" if integer else "float-quantized"
     if block is None or token is None or (power and integer) or len(shape) < 2:
         told = f"its scales are {scale_dtype} {list(scale)} for codes {list(shape)}"
-        return Weight(kind, shape, parts, None, f"{told}, which fit no block")
+        return Weight(kind, shape, parts, None, f"{told}, which match no block")
     if power:
         kind = "mxfp8-quantized"
     option = (":asym" if "zero_point" in parts else ":full") if integer else ""
@@ -193,7 +193,8 @@ def find_inputs(found: Found, kinds: Kinds, config: Mapping[str, Any]) -> None:
     if left:
         more = f" and {len(left) - 1} more" * (len(left) > 1)
         found.warnings.append(
-            f"inputs of {left[0]}{more} are quantized by its readers and stay in float here"
+            f"inputs of {left[0]}{more} stay in float here; other readers of this file "
+            "quantize them"
         )
 
 

@@ -37,16 +37,16 @@ def integers(
     """A weight of which `parts` are stored; small: its weight_shape and weight_g_idx, read."""
     words, shape = kinds[parts["codes"]][1], _shape(parts, small)
     if shape is None or len(shape) != len(words) or shape[:-1] != words[:-1]:
-        return _unread(parts, words, f"its weight_shape does not fit its codes {list(words)}")
+        return _unread(parts, words, f"its weight_shape does not match its codes {list(words)}")
     bits = _bits(shape, words, number(groups, "num_bits"))
     if not bits:
-        return _unread(parts, shape, f"no codes of 1 to 8 bits fill {words[-1]} words")
+        return _unread(parts, shape, f"no width from 1 to 8 bits fills {words[-1]} words")
     dense = _dense(shape, words, bits) is True
     dtype, scale = kinds.get(parts.get("scale", ""), (None, ()))
     group = next(iter(number(groups, "group_size")), 0)
     block = block_of(shape, scale, group)
     if dtype not in FLOATS or block is None:
-        return _unread(parts, shape, f"its scales are {dtype} {list(scale)}, which fit no block")
+        return _unread(parts, shape, f"its scales are {dtype} {list(scale)}, which match no block")
     asym = "zero_point" in parts
     element = f"uint{bits}" if asym or bits == 1 else f"int{bits}"  # there is no int1
     spelling = f"{element}:{block}:{FLOATS[dtype]}" + (":full" if element[0] == "i" else ":asym")

@@ -79,7 +79,7 @@ def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
     size, packed = _whole(data.get("block_size")), dtype == torch.uint8 and element == "e2m1"
     if not element or not size or len(shape) < 2 or packed != (element == "e2m1"):
         told = f"its codes are {dtype} {list(shape)} of {_name(data.get('elem_dtype'))}"
-        return _unread(kind, shape, places, f"{told}, which is not read")
+        return _unread(kind, shape, places, f"{told}, which is not supported")
     whole = (*shape[:-1], shape[-1] * 2) if packed else shape
     tiled = data.get("is_swizzled_scales") is True
     rows, columns = prod(whole[:-1]), -(-whole[-1] // size)

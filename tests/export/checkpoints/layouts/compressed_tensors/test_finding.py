@@ -46,7 +46,7 @@ def test_sparse_ones_are_refused(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with bs.checkpoint(tmp_path) as model:
         assert [name for name, each in model.stored.items() if each.unread]
-        with pytest.raises(bs.FileError, match="save it densely"):
+        with pytest.raises(bs.FileError, match="save it in a dense format"):
             model[next(name for name, each in model.stored.items() if each.unread)]
 
 
@@ -148,11 +148,11 @@ def test_nvfp4_divides_by_its_global_scale(tmp_path):
 @pytest.mark.parametrize(
     ("layout", "change", "reason"),
     [
-        ("nvfp4-pack-quantized", {"weight_global_scale": None}, "of no known format"),
-        ("nvfp4-pack-quantized", {"weight_scale": torch.ones(15, 4).to(E4M3)}, "fit no block"),
-        ("mxfp4-pack-quantized", {"weight_scale": None}, "fit no block"),
-        ("mxfp4-pack-quantized", {"weight_scale": POWERS[:, :0]}, "fit no block"),
-        ("mxfp8-quantized", {"weight_scale": torch.ones(16, 2).double()}, "fit no block"),
+        ("nvfp4-pack-quantized", {"weight_global_scale": None}, "of an unknown format"),
+        ("nvfp4-pack-quantized", {"weight_scale": torch.ones(15, 4).to(E4M3)}, "match no block"),
+        ("mxfp4-pack-quantized", {"weight_scale": None}, "match no block"),
+        ("mxfp4-pack-quantized", {"weight_scale": POWERS[:, :0]}, "match no block"),
+        ("mxfp8-quantized", {"weight_scale": torch.ones(16, 2).double()}, "match no block"),
     ],
 )
 def test_what_is_no_such_weight(layout, change, reason, tmp_path):
@@ -236,9 +236,7 @@ def test_other_inputs_stay_in_float_and_a_warning_says_so(tmp_path: Path) -> Non
     recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32", skip=["1"])
     bs.calibrate(ours, BATCHES, recipe, progress=False)
     bs.export.compressed_tensors(ours, tmp_path / "out")
-    with pytest.warns(
-        UserWarning, match=r"inputs of 0.k_proj and 1 more are quantized by its read"
-    ):
+    with pytest.warns(UserWarning, match="inputs of 0.k_proj and 1 more"):
         back = bs.load(model(), tmp_path / "out")
     assert back[0].q_proj.input is None
 

@@ -173,7 +173,7 @@ def test_each_place(rows, columns):
 
 
 def test_another_number():
-    with pytest.raises(ValueError, match="it has 100 scales in tiles, and 5 x 4 take 512"):
+    with pytest.raises(ValueError, match="it has 100 scales in tiles, expected 512 for 5 x 4"):
         matrix(torch.zeros(100, dtype=torch.uint8), 5, 4)
 
 
@@ -191,9 +191,9 @@ def files_of_finding(path, text, stored=STORED):
     ("text", "reason"),
     [
         ('{"_type": "Int8Tensor"', "is not JSON"),
-        ('{"_type": "Int8Tensor", "_data": ' + "[" * 200 + "]" * 200 + "}", "is too deep"),
-        (json.dumps(TOLD | {"_data": None}), "has no _data"),
-        (json.dumps(TOLD | {"_tensor_data_names": "qdata"}), "has no _data"),
+        ('{"_type": "Int8Tensor", "_data": ' + "[" * 200 + "]" * 200 + "}", "is nested too deeply"),
+        (json.dumps(TOLD | {"_data": None}), "have no _data"),
+        (json.dumps(TOLD | {"_tensor_data_names": "qdata"}), "have no _data"),
         (json.dumps(TOLD | {"_tensor_data_names": ["qdata", "scale", "zero_point"]}),
          "0._weight_zero_point is missing, though the metadata"),
     ],

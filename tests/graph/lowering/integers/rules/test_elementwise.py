@@ -132,7 +132,7 @@ def test_division_by_several_numbers():
     out = next(n for n in lowered.graph.nodes if "integer_dequantize" in str(n.target))
     # reciprocals have 16 bits: a step apart where the quotient lies next to a tie
     assert (lowered(x) - graph(x)).abs().max() <= 2.0 ** out.args[2]
-    with pytest.raises(bs.graph.NotIntegerError, match="not finite"):
+    with pytest.raises(bs.graph.NotIntegerError, match="holds NaN or infinity"):
         bs.graph.lower(fused(Divided(by * 0), x + 1, {"op:div": {"input": INT8}}), "integer")
 
 
@@ -141,7 +141,7 @@ def test_division_by_what_is_computed():
         def forward(self, x):
             return x / x.relu()
 
-    with pytest.raises(bs.graph.NotIntegerError, match="divides by what is computed"):
+    with pytest.raises(bs.graph.NotIntegerError, match="divides by a computed value"):
         bs.graph.lower(
             fused(Ratio(), torch.rand(3, 4) + 1, {"op:div": BOTH, "op:relu": BOTH}), "integer"
         )
@@ -151,7 +151,7 @@ def test_division_by_what_is_computed():
     ("model", "rules", "message"),
     [
         (nn.Sigmoid(), {"op:sigmoid": {"input": INT8}}, "sigmoid.* has no format for its result"),
-        (nn.Hardtanh(-0.3), {"op:hardtanh": {"input": INT8}}, "no multiple of the step"),
+        (nn.Hardtanh(-0.3), {"op:hardtanh": {"input": INT8}}, "not a multiple of the step"),
     ],
 )
 def test_what_is_refused(model, rules, message):

@@ -30,5 +30,5 @@ def test_joins(name, rule):
 
 def test_several_scales_need_a_format():
     graph = fused(Cat(torch.cat), torch.randn(5, 6), {"op:cat": {"input": INT8}})
-    with pytest.raises(bs.graph.NotIntegerError, match=r"cat.* joins tensors of several scales"):
+    with pytest.raises(bs.graph.NotIntegerError, match=r"cat.* joins tensors of different scales"):
         bs.graph.lower(graph, "integer")

@@ -118,15 +118,17 @@ def test_what_is_refused():
             fmt="int8:tensor:fp32")  # fmt: skip
     refused("the weight of .* is int8:channel0:fp32: .*power-of-two", linear, x,
             weight="int8:channel0:fp32")  # fmt: skip
-    refused("the weight of .*within a sum cannot leave it", linear, x, weight="int8:group4:e8m0")
-    refused("the weight of .* is e2m1.*codes are no integers", linear, x, weight="e2m1:tensor:e8m0")
-    refused("chooses its scale when it runs", linear, x, fmt="int8:token:pow2/nearest")
-    refused("no shift gives", linear, x, fmt="e4m3:tensor:pow2/floor")
+    refused("the weight of .*change within a sum", linear, x, weight="int8:group4:e8m0")
+    refused(
+        "the weight of .* is e2m1.*codes are neither integers", linear, x, weight="e2m1:tensor:e8m0"
+    )
+    refused("chooses its scale at run time", linear, x, fmt="int8:token:pow2/nearest")
+    refused("a shift cannot give", linear, x, fmt="e4m3:tensor:pow2/floor")
     gelu = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     refused(re.escape("a rule 'op:gelu' with an input"), gelu, x)
     refused("gelu.* has no integer form|takes floats", nn.Sequential(nn.Softplus(), *linear), x)
     q = torch.randn(1, 1, 4, 16)
-    refused("a query of 16 bits: give it codes of 8", Attention(), (q, q, q),
+    refused("a query of 16 bits: set a format of 8 bits", Attention(), (q, q, q),
             {"op:scaled_dot_product_attention": {"input": INT16, "output": INT8}})  # fmt: skip
 
 

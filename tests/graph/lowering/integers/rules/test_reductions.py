@@ -62,12 +62,12 @@ def test_means_round_once(size, dims):
         (
             nn.AvgPool2d(3, padding=1, count_include_pad=False),
             {"op:avg_pool2d": BOTH},
-            "that changes",
+            "that varies",
         ),
         (
             nn.AvgPool2d(3),
             {"op:avg_pool2d": {"input": INT8}},
-            "averages 9 values, .* give its result",
+            "averages 9 values.*can be divided by exactly: set a format for its result",
         ),
         (nn.AdaptiveAvgPool2d(3), {"op:adaptive_avg_pool2d": BOTH}, "divides 8 into 3 windows"),
     ],
