@@ -54,7 +54,7 @@ def quantize_(
     sample: Any = None,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
-    other parameters of two and more dimensions where that is safe (layers.defaults).
+    other parameters of two and more dimensions where that is safe (layers.decisions).
 
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
     float weight's shape and dtype (layers.reading).

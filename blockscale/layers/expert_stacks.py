@@ -9,14 +9,10 @@ quantized each by itself, so that a model and its files get the same bits.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
-
-from blockscale.core.format import Format
-from blockscale.core.joined_weights import of_stack
-from blockscale.core.pack import stored_shape
 
 # Classes whose stacks are [E, k, n], beside those that say `is_transposed`
 _TRANSPOSED = ("Llama4TextExperts",)
@@ -30,18 +26,17 @@ class Stack(NamedTuple):
     joined: whether servers compute the parts as one, as gate and up (core.weights.fused)
     """
 
-    layout: str
-    parts: int
+    layout: str = "plain"
+    parts: int = 1
     joined: bool = False
 
-    def format(self, fmt: Format, shape: Sequence[int]) -> Format:
-        """A recipe's format -> that of a parameter of `shape`. Raises ValueError as `of_stack`."""
-        if len(shape) < 3 and self.parts == 1:
-            return fmt
-        return of_stack(fmt, stored_shape(shape, self.layout), self.parts)
+    @property
+    def parts_that_share(self) -> int:
+        """Of how many parts a matrix consists that share their outer scale."""
+        return self.parts if self.joined else 1
 
 
-PLAIN = Stack("plain", 1)
+PLAIN = Stack()
 
 
 def stacks(model: nn.Module) -> dict[str, Stack]:

@@ -11,13 +11,13 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import outer_of, partners, shares, told_shared
+from blockscale.core.joined_weights import outer_of
 from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import stored_bytes, stored_shape, to_stored
 from blockscale.core.recipe import Recipe
-from blockscale.layers.defaults import kept_by_default
-from blockscale.layers.expert_stacks import PLAIN, Stack, stacks
+from blockscale.layers.decisions import Member, Weight, decide, sharing, told_sharing
+from blockscale.layers.expert_stacks import PLAIN, stacks
 from blockscale.layers.held_parameters import hold, parameters_again
 from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_adapter, why_not_weight
@@ -63,23 +63,22 @@ def plan_parameters(
 ) -> list[ParameterPlan | Entry]:
     """A plan for each parameter of no layer that is to be quantized, an entry for each other."""
     planned = list(_planned(model, decisions, recipe))
-    kinds = {
-        each.name: (str(each.format), each.layout, tuple(each.parameter.shape))
+    members = {
+        each.name: Member(
+            each.format, stored_shape(each.parameter.shape, each.layout), parts=each.parts
+        )
         for each in planned
         if isinstance(each, ParameterPlan)
-        and not shares(each.format, stored_shape(each.parameter.shape, each.layout), each.parts)
     }
-    sharing, alone = partners([each.name for each in planned], kinds, recipe.fused)
+    groups, alone = sharing([each.name for each in planned], members, recipe.fused)
 
     def one(plan: ParameterPlan | Entry) -> ParameterPlan | Entry:
-        if not isinstance(plan, ParameterPlan) or plan.name not in kinds:
+        if not isinstance(plan, ParameterPlan):
             return plan
-        joined = sharing.get(plan.name, ())
-        if not joined and plan.parts > 1 and recipe.fused is not False:
-            joined = (plan.name,)
-        told = [told_shared(plan.name, joined)] if joined else []
-        told = list(filter(None, [plan.entry.details, *told, alone.get(plan.name, "")]))
-        return replace(plan, joined=joined, entry=replace(plan.entry, details="; ".join(told)))
+        joined = groups.get(plan.name, ())
+        told = told_sharing(plan.name, joined, alone.get(plan.name, ""))
+        details = "; ".join(filter(None, [plan.entry.details, told]))
+        return replace(plan, joined=joined, entry=replace(plan.entry, details=details))
 
     return [one(each) for each in planned]
 
@@ -92,73 +91,55 @@ def _planned(
         names.setdefault(id(parameter), []).append(name)
     known = stacks(model)
     for name, parameter, entry in _others(model, decisions):
-        every = tuple(names[id(parameter)])
-        scheme, pattern = recipe.decide(name)
+        every, stack = tuple(names[id(parameter)]), known.get(name, PLAIN)
         owner = model.get_submodule(name.rpartition(".")[0])
-        if not scheme.weight:
-            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
-            yield replace(entry, reason=why if parameter.ndim > 1 else _VECTOR)
-        elif told := why_adapter(model, name):
-            yield replace(entry, reason=told)
-        elif parameter.ndim < 2:
-            yield replace(entry, reason=_VECTOR)
-        elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
-            yield replace(entry, reason=kept)
-        elif any(recipe.decide(other)[0].weight != scheme.weight for other in every):
-            told = f"{', '.join(every)} share one parameter, and the recipe treats them differently"
-            yield replace(entry, status="skipped", reason=told)
-        elif scheme.profile is not None:
-            told = f"profile {scheme.profile} is only for the weights of layers"
-            yield replace(entry, status="skipped", reason=told)
-        elif why_not := _why_not(owner, parameter, scheme.weight, known.get(name, PLAIN)):
-            yield replace(entry, status="skipped", reason=why_not)
-        else:
-            stack = known.get(name, PLAIN)
-            fmt = stack.format(scheme.weight, parameter.shape)
-            alone = (
-                "only its weight is quantized: the layer is read, not called"
-                if scheme.input or scheme.output
-                else ""
-            )
-            told = f"input left in float: {type(owner).__name__} computes with it directly"
-            told = told if scheme.input is not None else ""
-            done = replace(entry, status="quantized", weight=str(fmt), details=alone, reason=told)
-            parts = stack.parts if stack.joined else 1
-            yield ParameterPlan(every, parameter, fmt, stack.layout, done, parts)
+        refused = _why_not(owner, parameter)
+        weight = described(model, every, parameter, refused)._replace(
+            layout=stack.layout, parts=stack.parts
+        )
+        outcome = decide(weight, recipe)
+        if outcome.format is None:
+            yield replace(entry, status=outcome.status, reason=outcome.reason)
+            continue
+        scheme, _ = recipe.decide(name)
+        alone = "its weight only: it is read, not called" if scheme.input or scheme.output else ""
+        told = f"input left in float: {type(owner).__name__} computes with it by itself"
+        done = replace(
+            entry,
+            status="quantized",
+            weight=str(outcome.format),
+            details=alone,
+            reason="" if scheme.input is None else told,
+        )
+        yield ParameterPlan(
+            every, parameter, outcome.format, stack.layout, done, stack.parts_that_share
+        )
 
 
-_VECTOR = "a vector, such as a norm's weight or a bias"
+def described(
+    model: nn.Module, names: tuple[str, ...], parameter: Tensor, refused: str = ""
+) -> Weight:
+    """A parameter of no layer, as decisions know it; refused: why it cannot be held in codes."""
+    shape, dtype = tuple(parameter.shape), parameter.dtype
+    adapter = why_adapter(model, names[0])
+    return Weight(names[0], names, "parameter", shape, dtype, stays=adapter, refused=refused)
 
 
-def _why_not(owner: nn.Module, parameter: Tensor, fmt: Format, stack: Stack) -> str | None:
-    """Why this parameter cannot be held in codes; None if it can."""
+def _why_not(owner: nn.Module, parameter: Tensor) -> str:
+    """Why this parameter cannot be held in codes; empty if it can."""
     if isinstance(owner, ParametrizationList):
-        return "a parametrization computes the weight from it: remove that first"
-    try:
-        fmt = stack.format(fmt, parameter.shape)
-    except ValueError as error:
-        return str(error)
-    return why_not_weight(parameter, stack.layout, fmt)
+        return "a parametrization computes a weight from it: remove that first"
+    return why_not_weight(parameter)
 
 
 def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> Iterator[Entry]:
     """An entry for each parameter of no layer, where parameters cannot be held: in programs and in
     training."""
     for name, parameter, entry in _others(model, plans):
-        scheme, pattern = recipe.decide(name)
-        if told := why_adapter(model, name):
-            yield replace(entry, reason=told)
-        elif parameter.ndim < 2:
-            yield replace(entry, reason=_VECTOR)
-        elif not scheme.weight:
-            why = f"pattern {pattern!r} of the recipe" if pattern else "no weight format"
-            yield replace(entry, reason=why)
-        elif pattern is None and (kept := kept_by_default(name, parameter.shape)):
-            yield replace(entry, reason=kept)
-        else:
-            owner = entry.kind.removeprefix("parameter of ")
-            reason = f"{owner} uses it directly, not through a layer that can hold codes"
-            yield replace(entry, status="skipped", reason=reason)
+        owner = entry.kind.removeprefix("parameter of ")
+        refused = f"{owner} uses it directly, not through a layer that can hold codes"
+        outcome = decide(described(model, (name,), parameter, refused), recipe)
+        yield replace(entry, status=outcome.status, reason=outcome.reason)
 
 
 def _others(

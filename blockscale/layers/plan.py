@@ -3,7 +3,8 @@
 
 It is decided in this order, and what is decided does not change any more:
 
-1. `_decide`: each layer by itself is a `Candidate`, which can be quantized, or `Refused`.
+1. `_decide`: each layer by itself is a `Candidate`, which can be quantized, or an `Outcome` says
+   why not (layers.decisions).
 2. `settle_ties`: candidates that share a weight with something that is not quantized in the same
    format are refused as well.
 3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
@@ -12,19 +13,27 @@ It is decided in this order, and what is decided does not change any more:
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import partners, shares, told_shared
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.pack import of_convolution, stored_bytes, stored_shape
 from blockscale.core.recipe import Recipe, Scheme
-from blockscale.layers.defaults import kept_layer_by_default
+from blockscale.layers.decisions import (
+    Codes,
+    Member,
+    Outcome,
+    Weight,
+    decide,
+    sharing,
+    told_sharing,
+    why_tied,
+)
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.reasons import (
@@ -33,17 +42,7 @@ from blockscale.layers.reasons import (
     why_adapter,
     why_not_bias,
     why_not_layer,
-    why_not_profile,
     why_not_weight,
-)
-from blockscale.layers.ties import (
-    Candidate,
-    Names,
-    Refused,
-    Verdicts,
-    settle_ties,
-    shared_weights,
-    weight_of,
 )
 
 
@@ -140,6 +139,21 @@ class Plan(Left):
 Decision: TypeAlias = Plan | Left
 
 
+class Candidate(NamedTuple):
+    """A layer that can be quantized, as far as it alone is concerned."""
+
+    scheme: Scheme
+    format: Format
+    kind: type[QLayer]
+    parameter: Tensor
+    layout: str
+    note: str = ""
+
+
+Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
+Verdicts: TypeAlias = dict[nn.Module, Candidate | Outcome]
+
+
 def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """A Plan for each layer that is to be quantized, and a Left for each other one, in order.
 
@@ -154,7 +168,7 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     verdicts = {module: _decide(model, recipe, module, layers[module]) for module in layers}
     shared = shared_weights(layers)
     settle_ties(model, layers, shared, verdicts)
-    tied = {module for sharing in shared.values() if len(sharing) > 1 for module in sharing}
+    tied = {module for users in shared.values() if len(users) > 1 for module in users}
     decisions = _joined(list(_with_parameters(layers, verdicts, tied)), recipe)
     for plan in decisions:
         if isinstance(plan, Plan):
@@ -168,15 +182,13 @@ def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
     A weight that several layers have shares it with all that any of them is joined with.
     """
     plans = {name: plan for plan in decisions if isinstance(plan, Plan) for name in plan.names}
-    kinds = {
-        name: (str(plan.format), plan.stored[-1], plan.scheme.profile)
-        for name, plan in plans.items()
-        if len(plan.stored) == 2 and not shares(plan.format, plan.stored)
+    members = {
+        name: Member(plan.format, plan.stored, plan.scheme.profile) for name, plan in plans.items()
     }
     names = [name for each in decisions for name in each.names]
-    sharing, alone = partners(names, kinds, recipe.fused)
+    groups, alone = sharing(names, members, recipe.fused)
     weights: dict[int, frozenset[int]] = {}  # {a weight: those that share its outer scale}
-    for some in sharing.values():
+    for some in groups.values():
         ids = frozenset(id(plans[name].parameter) for name in some)
         whole = ids.union(*(weights.get(each, ids) for each in ids))
         weights |= dict.fromkeys(whole, whole)
@@ -188,62 +200,102 @@ def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
         ids = weights.get(id(plan.parameter), frozenset())
         joined = tuple(name for each, name in owners.items() if each in ids)
         joined = joined if len(joined) > 1 else ()
-        told = [told_shared(plan.name, joined)] if joined else []
-        told += filter(None, [alone.get(plan.name, "")])
-        return replace(plan, joined=joined, told_joined=", ".join(told))
+        told = told_sharing(plan.name, joined, alone.get(plan.name, ""))
+        return replace(plan, joined=joined, told_joined=told)
 
     return [one(each) for each in decisions]
 
 
+# Layers that share one weight: they share its codes, or none of them is quantized.
+
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """The parameter `weight` of a float layer that could be replaced."""
+    replaced = not isinstance(module, QLayer) and quantized_class(module) is not None
+    return module._parameters.get("weight") if replaced else None
+
+
+def shared_weights(layers: Names) -> dict[int, list[nn.Module]]:
+    """{id of a weight: the layers that have it}."""
+    shared: dict[int, list[nn.Module]] = {}
+    for module in layers:
+        if (weight := weight_of(module)) is not None:
+            shared.setdefault(id(weight), []).append(module)
+    return shared
+
+
+def settle_ties(
+    model: nn.Module, layers: Names, shared: dict[int, list[nn.Module]], verdicts: Verdicts
+) -> None:
+    """Refuse candidates whose weight something else uses that does not get the same codes."""
+    holders: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(id(parameter), []).append(name)
+    for key, users in shared.items():
+        ours = {f"{name}.weight" for module in users for name in layers[module]}
+        others = [name for name in holders.get(key, ()) if name not in ours]
+        wanted = {layers[module][0]: _codes_of(verdicts[module]) for module in users}
+        for module in users:
+            if told := why_tied(layers[module][0], wanted, others):
+                verdicts[module] = Outcome("skipped", told)
+
+
+def _codes_of(verdict: Candidate | Outcome) -> Codes | None:
+    """What a layer by itself wants its weight's codes to be, if any."""
+    if isinstance(verdict, Outcome):
+        return None
+    return Codes(str(verdict.format), verdict.layout, verdict.scheme.profile)
+
+
 def _decide(
     model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
-) -> Candidate | Refused:
+) -> Candidate | Outcome:
     """What becomes of one layer, whatever it shares with others."""
-    decided = [(recipe.decide(name), recipe.bias_of(name)) for name in names]
-    decisions = [(replace(each, bias=bias), pattern) for (each, pattern), bias in decided]
-    scheme, pattern = decisions[0]
-    if isinstance(module, QLayer):
-        return Refused("kept", "already quantized")
-    if of_adapter := next(filter(None, (why_adapter(model, name) for name in names)), ""):
-        return Refused("kept", of_adapter)
-    if any(other != scheme for other, _ in decisions):
-        shared = ", ".join(names)
-        return Refused(
-            "skipped", f"{shared} share one layer, and the recipe treats them differently"
-        )
-    if not scheme:
-        why = f"pattern {pattern!r} of the recipe" if pattern else "the recipe is empty"
-        return Refused("kept", why)
-    if pattern is None and (kept := _kept(model, names, module)):
-        return Refused("kept", kept)
-    if scheme.weight is None:
-        told = "its input, output and bias are quantized only along with its weight"
-        return Refused("skipped", told)
-    kind, weight = quantized_class(module), weight_of(module)
-    layout = "plain" if kind is None else kind.layout_of(module)
-    reason = why_not_layer(module, kind)
-    if weight is not None and reason is None:
-        scheme = scheme.of_weight(weight.dtype, stored_shape(weight.shape, layout))
-    reason = reason or why_not_weight(weight, layout, scheme.weight)  # type: ignore[arg-type]
-    reason = reason or why_not_profile(weight, layout, scheme.profile)
-    if reason is not None:
-        return Refused("skipped", reason)
+    weight, kind = weight_of(module), quantized_class(module)
+    outcome = decide(_described(model, module, names, kind, weight), recipe)
+    if outcome.format is None:
+        return outcome
     assert kind is not None and weight is not None  # or there would be a reason
-    scheme, note = kind.usable(scheme)
+    scheme, note = kind.usable(outcome.scheme)
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
         scheme = Scheme(scheme.weight, profile=scheme.profile, since=scheme.since)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
-    return Candidate(scheme, scheme.weight, kind, weight, layout, note)  # type: ignore[arg-type]
+    return Candidate(scheme, outcome.format, kind, weight, kind.layout_of(module), note)
 
 
-def _kept(model: nn.Module, names: tuple[str, ...], module: nn.Module) -> str:
-    """Why a layer stays in float unless a rule names it; empty if it does not."""
-    weight, name = weight_of(module), f"{names[0]}.weight"
-    # transformers' models name what they compute and leave out of their files: tables of sines
+def _described(
+    model: nn.Module,
+    module: nn.Module,
+    names: tuple[str, ...],
+    kind: type[QLayer] | None,
+    weight: Tensor | None,
+) -> Weight:
+    """A layer's weight, as decisions know it; kind: what would replace the layer."""
+    adapters = ("already quantized" if isinstance(module, QLayer) else "",
+                *(why_adapter(model, name) for name in names))  # fmt: skip
+    lazy = weight is None or nn.parameter.is_lazy(weight)
+    return Weight(
+        name=f"{names[0]}.weight",
+        names=names,
+        role="layer",
+        shape=() if lazy or weight is None else tuple(weight.shape),
+        dtype="" if weight is None else weight.dtype,
+        layout="plain" if kind is None else kind.layout_of(module),
+        stays=next(filter(None, adapters), ""),
+        unless_named="" if weight is None else _computed_by(model, f"{names[0]}.weight"),
+        refused=why_not_layer(module, kind) or why_not_weight(weight),
+    )
+
+
+def _computed_by(model: nn.Module, name: str) -> str:
+    """Why what a model computes by itself stays in float; empty for anything else.
+
+    transformers' models name what they leave out of their files, such as tables of sines.
+    """
     computed = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    if weight is not None and any(re.search(each, name) for each in computed):
+    if any(re.search(each, name) for each in computed):
         return "the model computes it, so it stays in float: name it in a rule to quantize it"
-    return "" if weight is None else kept_layer_by_default(name, weight.shape)
+    return ""
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from blockscale.core import reference
 from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
-from blockscale.core.pack import stored_shape
-from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Scheme
+from blockscale.layers.decisions import why_not_bias_format, why_not_dtype
 from blockscale.layers.layer import QLayer
 
 # Layers that are replaced, and their subclasses, of which some cannot be.
@@ -94,24 +92,14 @@ def weights_to_come() -> Iterator[None]:
         _TO_COME.reset(token)
 
 
-def why_not_weight(weight: Tensor | None, layout: str, fmt: Format) -> str | None:
-    """Why a weight in this layout cannot be quantized into this format; None if it can."""
+def why_not_weight(weight: Tensor | None) -> str:
+    """Why a layer's weight or another parameter cannot be quantized into any format; empty if it
+    can."""
     if weight is None:
         return _COMPUTED
     if weight.device.type == "meta" and not _TO_COME.get():
         return "its weight holds no data (meta device): load the weights first"
-    return _why_not_tensor(weight, "weight", stored_shape(weight.shape, layout), fmt)
-
-
-def why_not_profile(weight: Tensor | None, layout: str, profile: Profile | None) -> str | None:
-    """Why a producer refuses a weight in this layout; None if it does not, or there is none."""
-    if weight is None or profile is None:
-        return None
-    try:
-        profile.check_blocks(torch.Size(stored_shape(weight.shape, layout)))
-    except ValueError as error:
-        return str(error)
-    return None
+    return _why_not_tensor(weight, "weight")
 
 
 def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> str:
@@ -122,28 +110,17 @@ def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> 
     if bias is None or scheme.bias is None or scheme.weight is None:
         return ""
     if isinstance(scheme.bias, Format):
-        if scheme.bias.unchosen:
-            return f"its format is {scheme.bias}: {scheme.bias.unchosen}"
-        return _why_not_tensor(bias, "bias", tuple(bias.shape), scheme.bias) or ""
+        return _why_not_tensor(bias, "bias") or why_not_bias_format(bias.shape, scheme.bias)
     reason = why_no_sums(scheme.input, scheme.weight, stored)
-    return reason or _why_not_tensor(bias, "bias") or ""
+    return reason or _why_not_tensor(bias, "bias")
 
 
-def _why_not_tensor(
-    tensor: Tensor, called: str, stored: tuple[int, ...] = (), fmt: Format | None = None
-) -> str | None:
+def _why_not_tensor(tensor: Tensor, called: str) -> str:
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
-    if tensor.dtype not in reference.FLOATS:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return f"its {called} is {dtype}; only float32, bfloat16 and float16 can be quantized"
-    if fmt is not None:
-        try:
-            fmt.stored(stored)
-        except ValueError as error:
-            return str(error)
-    return None
+    reason = why_not_dtype(tensor.dtype)
+    return reason and f"its {called} is {reason}"
 
 
 def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:

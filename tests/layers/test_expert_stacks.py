@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockscale.core.parse import parse
-from blockscale.layers.expert_stacks import PLAIN, Stack, joined_rows, stacks
+from blockscale.layers.expert_stacks import Stack, joined_rows, stacks
 from tests.layers.experts.families import FAMILIES, build
 
 
@@ -51,14 +50,3 @@ def test_other_modules_are_plain_stacks() -> None:
         "1.gate_up_proj": Stack("transposed", 1),
     }
     assert joined_rows(model) == []
-
-
-def test_formats() -> None:
-    """Of the stack as it is stored; a matrix of one part keeps the recipe's."""
-    int8 = parse("int8:tensor:fp32")
-    assert PLAIN.format(int8, (4, 8)) is int8
-    assert str(PLAIN.format(int8, (3, 4, 8))) == "int8:block*x*:fp32"
-    assert str(Stack("plain", 2).format(int8, (3, 4, 8))) == "int8:block2x*:fp32"
-    assert str(Stack("transposed", 2).format(int8, (3, 4, 8))) == "int8:block4x*:fp32"
-    with pytest.raises(ValueError, match="do not divide into 3 parts"):
-        Stack("plain", 3).format(int8, (3, 4, 8))

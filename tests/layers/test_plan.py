@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.parameters import plan_others
-from blockscale.layers.plan import Left, Plan, plan_layers
+from blockscale.layers.plan import Left, Plan, plan_layers, shared_weights
 from blockscale.layers.store import QWeight
 from tests.support.layer_models import (
     quantized,
@@ -179,3 +179,50 @@ def test_a_rule_for_the_layer_helps() -> None:
     bs.quantize_(model, recipe)
     assert str(model[3].input.format) == "int8:channel1:fp32"
     assert model(IMAGES).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "statuses", "told"),
+    [
+        (bs.Recipe("int8"), ["quantized"] * 3, ""),
+        (
+            bs.Recipe("int8", rules={"head": "int4"}),
+            ["skipped", "skipped", "quantized"],
+            "its weight is tied to head, which cannot share its codes",
+        ),
+        (
+            bs.Recipe("int8", skip=["head"]),
+            ["skipped", "kept", "quantized"],
+            "its weight is tied to head, which cannot share its codes",
+        ),
+    ],
+)
+def test_tied_weights_share_codes_or_stay(
+    recipe: bs.Recipe, statuses: list[str], told: str
+) -> None:
+    plans = plan_layers(Tied(), recipe)
+    assert [plan.entry.status for plan in plans] == statuses
+    assert plans[0].entry.reason == told
+
+
+def test_a_weight_that_something_else_uses_stays() -> None:
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.own = self.layer.weight
+
+    [left] = plan_layers(Raw(), bs.Recipe("int8"))
+    assert left.entry.reason == "its weight is tied to own, which cannot share its codes"
+
+
+def test_the_layers_of_each_weight() -> None:
+    model = Tied()
+    layers = {module: (name,) for name, module in model.named_children()}
+    assert shared_weights(layers) == {
+        id(model.table.weight): [model.table, model.head],
+        id(model.alone.weight): [model.alone],
+    }
+    bs.quantize_(model, "int8")
+    quantized = {module: (name,) for name, module in model.named_children()}
+    assert shared_weights(quantized) == {}  # they hold no float weight any more

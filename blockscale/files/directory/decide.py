@@ -5,12 +5,11 @@ from dataclasses import replace
 from math import prod
 
 from blockscale.core.ledger import Entry, Status
-from blockscale.core.pack import stored_shape
-from blockscale.core.recipe import BiasFormat, Recipe, Scheme
+from blockscale.core.recipe import BiasFormat, Recipe
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.eligibility import (
-    LAYERS,
     Known,
+    is_layer,
     judge,
     settled,
     why_not_slabs,
@@ -32,20 +31,18 @@ def decide(
     """
     computed = known.computed.get(name)
     if computed is not None:
-        entry, info = _decide_weight(name, source, *recipe.decide(name), recipe, known)
+        entry, info = _decide_weight(name, source, recipe, known)
         return _folded(entry, computed), info
     whole = known.whole(name)
     if whole != name:  # of a layer that goes on computing its weight
-        kind, status, _, reason, _ = judge(
-            whole, known.computed[whole].tensor, *recipe.decide(whole), known
-        )
-        return _entry(name, kind, status, source, reason), None
+        kind, _, outcome = judge(whole, known.computed[whole].tensor, recipe, known)
+        return _entry(name, kind, outcome.status, source, outcome.reason), None
     # a pattern covers what is below the names it matches: this name stands for the layer's too
-    scheme, pattern = recipe.decide(name)
+    scheme, _ = recipe.decide(name)
     layer, _, attribute = name.rpartition(".")
     if scheme.bias is not None and attribute == "bias" and layer in biased:
         return _decide_bias(name, source, scheme.bias)
-    return _decide_weight(name, source, scheme, pattern, recipe, known)
+    return _decide_weight(name, source, recipe, known)
 
 
 def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
@@ -56,27 +53,19 @@ def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
     return replace(entry, details=details, elements=weight.elements, bytes_before=weight.nbytes)
 
 
-def _decide_weight(
-    name: str,
-    source: StoredTensor,
-    scheme: Scheme,
-    pattern: str | None,
-    recipe: Recipe,
-    known: Known,
-) -> Decided:
-    kind, status, layout, reason, fmt = settled(name, source, scheme, pattern, recipe, known)
-    entry = _entry(name, kind, status, source, reason)
+def _decide_weight(name: str, source: StoredTensor, recipe: Recipe, known: Known) -> Decided:
+    kind, layout, outcome = settled(name, source, recipe, known)
+    entry = _entry(name, kind, outcome.status, source, outcome.reason)
+    fmt, scheme = outcome.format, outcome.scheme
     if fmt is None:
         return entry, None
     if scheme.profile is None and (why := why_not_slabs(fmt)):
         raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
-    if source.torch_dtype is not None:
-        scheme = scheme.of_weight(source.torch_dtype, stored_shape(source.shape, layout))
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = replace(entry, weight=info.format, bytes_after=size, details=scheme.told)
-    if name.endswith(".weight") and kind in LAYERS:
+    if is_layer(name, kind):
         for part, given in (("input", scheme.input), ("output", scheme.output)):
             if given is not None and given.unchosen:
                 raise ValueError(

@@ -11,7 +11,7 @@ A file does not say what kind of layer a tensor belongs to. Shape and name do, n
 A weight that its layer computes of what is stored (weight_norm, spectral_norm) is judged as what is
 computed; of three dimensions it is a convolution's.
 
-What stays in float by default is what `quantize_` leaves in float (layers.defaults): one plan.
+What becomes of it then is decided as `quantize_` decides it (layers.decisions): one plan.
 
 A convolution with a bias whose size is not that of dimension 0 is a transposed one. Without a bias,
 or with as many inputs as outputs, it is taken for a plain one, and such a layer gets floats when
@@ -24,14 +24,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
-
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import of_stack
-from blockscale.core.ledger import Status
-from blockscale.core.pack import grouped_layout, stored_shape
-from blockscale.core.recipe import BiasFormat, Recipe, Scheme
+from blockscale.core.pack import grouped_layout
+from blockscale.core.recipe import BiasFormat, Recipe
 from blockscale.core.reference import FLOATS
 from blockscale.files.directory.computed import ComputedWeight, as_folded, computed_weights
 from blockscale.files.directory.model_files import ModelFiles
@@ -39,8 +35,17 @@ from blockscale.files.directory.stacks import Types, stacked, types_of
 from blockscale.files.directory.tied import tied_in
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader
-from blockscale.layers.defaults import kept_by_default, kept_layer_by_default
-from blockscale.layers.ties import Codes, why_tied
+from blockscale.layers.decisions import (
+    VECTOR,
+    Outcome,
+    Role,
+    Weight,
+    codes_of,
+    decide,
+    why_not_bias_format,
+    why_not_dtype,
+    why_tied,
+)
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
@@ -55,16 +60,11 @@ _UNKNOWN = {
 
 
 class Eligibility(NamedTuple):
-    """What a tensor seems to be, whether it is to be quantized, and why not if so.
-
-    format: what it is quantized in: of a stack, that in which each matrix is as if it were alone
-    """
+    """What a tensor seems to be and how it lies, and what the recipe makes of it."""
 
     kind: str
-    status: Status
-    layout: str = "plain"
-    reason: str = ""
-    format: Format | None = None
+    layout: str
+    outcome: Outcome
 
 
 class Known(NamedTuple):
@@ -114,101 +114,62 @@ def known_of(files: ModelFiles, recipe: Recipe) -> Known:
     folded = {
         each.computed.owner
         for name, each in computed.items()
-        if judge(name, each.tensor, *recipe.decide(name), known).format is not None
+        if judge(name, each.tensor, recipe, known).outcome.format is not None
     }
     return known._replace(folded=frozenset(folded))
 
 
-def judge(
-    name: str, tensor: StoredTensor, scheme: Scheme, pattern: str | None, known: Known
-) -> Eligibility:
-    """What becomes of tensor `name` by itself under the scheme that `pattern` of the recipe gives
-    it; `settled` says what becomes of it with those that it is tied to."""
+def judge(name: str, tensor: StoredTensor, recipe: Recipe, known: Known) -> Eligibility:
+    """What becomes of tensor `name` by itself; `settled` says what becomes of it with those that it
+    is tied to."""
     kind, layout = _kind(name, tensor.shape, known)
-    dtype = tensor.torch_dtype
-    told = str(dtype).removeprefix("torch.") if dtype else tensor.dtype
-    if dtype not in FLOATS and not tensor.dtype.startswith(
-        "F"
-    ):  # F64 and F8_E4M3 are floating point
-        return Eligibility(kind, "kept", reason=f"{told}, not floating point")
-    if prod(tensor.shape) == 0:
-        return Eligibility(kind, "kept", reason="empty")
-    if kind == "vector":
-        return Eligibility(kind, "kept", reason="a vector, such as a norm's weight or a bias")
-    if scheme.weight is None:
-        why = "the recipe has no format for its weight"
-        return Eligibility(
-            kind, "kept", reason=f"pattern {pattern!r} of the recipe" if pattern else why
-        )
-    if dtype not in FLOATS:
-        return Eligibility(
-            kind, "skipped", reason=f"{told}; only float32, bfloat16 and float16 can be quantized"
-        )
-    if pattern is None and (kept := _kept(name, tensor.shape, kind)):
-        return Eligibility(kind, "kept", reason=kept)
-    if kind in _UNKNOWN:
-        return Eligibility(kind, "skipped", reason=_UNKNOWN[kind])
-    stored = stored_shape(tensor.shape, layout)
-    try:
-        fmt = _by_profile(kind, stored, scheme.of_weight(dtype, stored))
-        if kind != "convolution":
-            fmt = of_stack(fmt, stored, stacked(name, tensor.shape, known.types).parts)
-        fmt.stored(stored)
-    except ValueError as error:
-        return Eligibility(kind, "skipped", reason=str(error))
-    return Eligibility(kind, "quantized", layout, format=fmt)
+    return Eligibility(kind, layout, decide(_described(name, tensor, kind, layout, known), recipe))
 
 
-def settled(
-    name: str,
-    tensor: StoredTensor,
-    scheme: Scheme,
-    pattern: str | None,
-    recipe: Recipe,
-    known: Known,
-) -> Eligibility:
+def _described(name: str, tensor: StoredTensor, kind: str, layout: str, known: Known) -> Weight:
+    """A tensor of a file, as decisions know it."""
+    dtype, shape = tensor.torch_dtype or tensor.dtype, tensor.shape
+    stays = "empty" if prod(shape) == 0 else ""
+    if dtype not in FLOATS and not tensor.dtype.startswith("F"):  # F64 and F8_E4M3 are floats
+        stays = f"{str(dtype).removeprefix('torch.')}, not floating point"
+    role: Role = "parameter"
+    if kind == "parametrization":
+        role = "part"
+    elif is_layer(name, kind):
+        role = "layer"
+    return Weight(
+        name=name,
+        names=(name,),
+        role=role,
+        shape=shape,
+        dtype=dtype,
+        layout=layout,
+        parts=1 if kind == "convolution" else stacked(name, shape, known.types).parts,
+        stays=stays or (VECTOR if kind == "vector" else ""),
+        refused=why_not_dtype(dtype) or _UNKNOWN.get(kind, ""),
+    )
+
+
+def is_layer(name: str, kind: str) -> bool:
+    """Whether a tensor seems to be the weight of a layer, not a parameter of any other module."""
+    return kind in LAYERS and name.endswith(".weight")
+
+
+def settled(name: str, tensor: StoredTensor, recipe: Recipe, known: Known) -> Eligibility:
     """The same, where the weight is that of other layers as well: they share its codes, or none of
-    them is quantized (layers.ties)."""
-    found = judge(name, tensor, scheme, pattern, known)
+    them is quantized."""
+    found = judge(name, tensor, recipe, known)
     tied = known.tied.get(name, ())
-    if found.format is None or not tied:
+    if found.outcome.format is None or not tied:
         return found
-    wanted = {_layer(name): _codes_of(found, scheme)}
-    for other in tied:
-        decided = recipe.decide(other)
-        wanted[_layer(other)] = _codes_of(judge(other, tensor, *decided, known), decided[0])
+    every = {name: found} | {other: judge(other, tensor, recipe, known) for other in tied}
+    wanted = {_layer(n): codes_of(each.outcome, each.layout) for n, each in every.items()}
     reason = why_tied(_layer(name), wanted)
-    return Eligibility(found.kind, "skipped", reason=reason) if reason else found
+    return found._replace(outcome=Outcome("skipped", reason)) if reason else found
 
 
 def _layer(name: str) -> str:
     return name.removesuffix(".weight")
-
-
-def _codes_of(found: Eligibility, scheme: Scheme) -> Codes | None:
-    if found.format is None:
-        return None
-    return Codes(str(found.format), found.layout, scheme.profile)
-
-
-def _by_profile(kind: str, stored: tuple[int, ...], scheme: Scheme) -> Format:
-    """The format of a weight, whose codes a profile may make: ValueError where it does not."""
-    assert scheme.weight is not None
-    if scheme.profile is None:
-        return scheme.weight
-    if kind not in LAYERS:
-        raise ValueError(f"profile {scheme.profile} is only for the weights of layers")
-    scheme.profile.check_blocks(torch.Size(stored))
-    return scheme.weight
-
-
-def _kept(name: str, shape: tuple[int, ...], kind: str) -> str:
-    """Why a tensor stays in float unless a rule names it, by the list that models go by, too."""
-    if kind == "parametrization":
-        return ""
-    if kind in LAYERS and name.endswith(".weight"):  # of a layer, most often
-        return kept_layer_by_default(name, shape)
-    return kept_by_default(name, shape)
 
 
 def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
@@ -217,10 +178,9 @@ def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
     for name in files.shards:
         with Reader(files.root / name) as reader:
             for each, source in known.shown(name, reader.tensors).items():
-                layer, _, attribute = each.rpartition(".")
-                kind, status, *_ = settled(each, source, *recipe.decide(each), recipe, known)
-                if (attribute, status) == ("weight", "quantized") and kind in LAYERS:
-                    layers.add(layer)
+                kind, _, outcome = settled(each, source, recipe, known)
+                if outcome.format is not None and is_layer(each, kind):
+                    layers.add(each.removesuffix(".weight"))
     return layers
 
 
@@ -234,22 +194,15 @@ def why_not_slabs(fmt: Format) -> str | None:
     return fmt.unchosen
 
 
-def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str | None:
-    """Why a layer's bias cannot be quantized into this format, or None."""
+def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str:
+    """Why a layer's bias cannot be quantized into this format; empty if it can."""
     if isinstance(fmt, SumInteger):
         return f"{fmt} counts steps of a static input, which only bs.calibrate and training choose"
-    if tensor.torch_dtype not in FLOATS:
-        told = str(tensor.torch_dtype or tensor.dtype).removeprefix("torch.")
-        return f"{told}; only float32, bfloat16 and float16 can be quantized"
+    if reason := why_not_dtype(tensor.torch_dtype or tensor.dtype):
+        return reason
     if len(tensor.shape) != 1 or not prod(tensor.shape):
         return f"{tensor.shape} is not the bias of a layer"
-    if fmt.unchosen:
-        return f"its format is {fmt}: {fmt.unchosen}"
-    try:
-        fmt.block.scale_shape(tensor.shape)
-    except ValueError as error:
-        return str(error)
-    return None
+    return why_not_bias_format(tensor.shape, fmt)
 
 
 def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:

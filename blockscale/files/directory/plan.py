@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.joined_weights import partners, shares, told_shared
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
@@ -24,6 +23,7 @@ from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import INDEX, check_index
 from blockscale.files.stream import Reader
+from blockscale.layers.decisions import Member, sharing, told_sharing
 
 Stamp = tuple[int, int, int, int]  # size, times of writing and of any change, inode
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's
@@ -167,28 +167,19 @@ def join(
     """The tensors that share their outer scale know each other, and their entries say so."""
     tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
     layers = {name.removesuffix(".weight"): name for name in tensors}
-    kinds: dict[str, object] = {}
-    whole: set[str] = set()  # of parts that share it
+    members: dict[str, Member] = {}
     for layer, name in layers.items():
         tensor, info = tensors[name], tensors[name].info
-        if info is None or name.endswith(".bias") or len(info.shape) > 3:
-            continue
-        stack = stacked(name, info.shape, known.types)
-        parts = stack.parts if stack.joined else 1
-        stored = stored_shape(info.shape, info.layout)
-        if len(stored) == len(info.shape) and not shares(parse(info.format), stored, parts):
-            leading = stored[:-2] and stored  # stacks share it matrix by matrix
-            kinds[layer] = info.format, stored[-1], leading, tensor.profile
-            whole |= {layer} if parts > 1 and recipe.fused is not False else set()
-    sharing, alone = partners(layers, kinds, recipe.fused)
-    sharing = {layer: (layer,) for layer in whole} | sharing
-    joined = {layers[a]: tuple(layers[b] for b in group) for a, group in sharing.items()}
+        if info is not None and not name.endswith(".bias"):
+            parts = stacked(name, info.shape, known.types).parts_that_share
+            stored = stored_shape(info.shape, info.layout)
+            members[layer] = Member(parse(info.format), stored, tensor.profile, parts)
+    groups, alone = sharing(layers, members, recipe.fused)
+    joined = {layers[a]: tuple(layers[b] for b in group) for a, group in groups.items()}
     told = {
-        layers[layer]: ", ".join(filter(None, [
-            told_shared(layer, sharing[layer]) if layer in sharing else "", alone.get(layer, ""),
-        ]))
-        for layer in {*sharing, *alone}
-    }  # fmt: skip
+        layers[layer]: told_sharing(layer, groups.get(layer, ()), alone.get(layer, ""))
+        for layer in {*groups, *alone}
+    }
     made = [
         replace(
             shard, tensors=tuple(replace(t, joined=joined.get(t.name, ())) for t in shard.tensors)

@@ -10,6 +10,8 @@ where it is: formats with a number for a whole tensor get one for each matrix
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from blockscale.layers.expert_stacks import PLAIN, Stack
+
 # Types whose experts are [E, inputs, outputs]: `use_experts_implementation(is_transposed=True)` in
 # transformers 5.23 (gpt_oss, aria, openai_privacy_filter), and llama4, which calls torch.bmm
 TRANSPOSED = ("gpt_oss", "llama4", "llama4_text", "aria", "aria_text", "openai_privacy_filter")
@@ -33,17 +35,6 @@ CUT: Mapping[str, Mapping[str, int]] = {
     "kimi_k25": {"wqkv.weight": 3},
     "nemo_speechlm": {"attn.w_qkv.weight": 3},
 }
-
-
-class Stacked(NamedTuple):
-    """layout: of core.layout; parts: as core.weights.stack.of_stack takes them.
-
-    joined: whether servers compute the parts as one, as query, key and value (core.weights.fused)
-    """
-
-    layout: str = "plain"
-    parts: int = 1
-    joined: bool = False
 
 
 class Types(NamedTuple):
@@ -70,17 +61,17 @@ def _inside(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _inside(value)
 
 
-def stacked(name: str, shape: Sequence[int], types: Types) -> Stacked:
+def stacked(name: str, shape: Sequence[int], types: Types) -> Stack:
     """How a tensor of two or three dimensions lies, and of how many matrices each of it is made."""
     if len(shape) == 3:
-        return Stacked("transposed" if _transposed(name, shape, types) else "plain")
+        return Stack("transposed") if _transposed(name, shape, types) else PLAIN
     if ".experts." in name and types.names & {*JOINED} and types.experts:
-        return Stacked(parts=types.experts)
+        return Stack(parts=types.experts)
     for kind in types.names & {*CUT}:
         for end, parts in CUT[kind].items():
             if name.endswith(end) and shape[0] % parts == 0:
-                return Stacked(parts=parts, joined=True)
-    return Stacked()
+                return Stack(parts=parts, joined=True)
+    return PLAIN
 
 
 def _transposed(name: str, shape: Sequence[int], types: Types) -> bool:

@@ -2,15 +2,27 @@
 """A directory and a model in memory: the same tensors are quantized, to the same bits."""
 
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers as hf
 from torch import nn
 
 import blockscale as bs
+from blockscale.files.directory.plan import make_plan
+from blockscale.layers.computed import folded
+from blockscale.layers.parameters import ParameterPlan, plan_parameters
+from blockscale.layers.plan import Plan, plan_layers
 from tests.files.renaming.oracle import differing
+from tests.models.registry import models
 from tests.support.file_models import write_model
 from tests.support.renaming_cases import CASES
 from tests.support.renaming_hub import build, save
+from tests.support.some import crossed
+from tests.support.transformers_models import same_bits
 
 
 @pytest.mark.some(4)
@@ -42,3 +54,115 @@ def test_routers_stay_in_float_unless_a_rule_names_them(tmp_path):
         there = {e.name.removesuffix(".weight") for e in ledger if e.status == "kept"}
         here = {e.name for e in bs.quantize_(model, recipe) if e.status == "kept"}
         assert there == here == kept
+
+
+RECIPES = {
+    "int8": bs.Recipe("int8:tensor:fp32"),
+    "nvfp4": bs.Recipe("nvfp4", "nvfp4"),
+    "block": bs.Recipe("int8:group128:fp32", fused=False),
+    "profile": bs.Recipe("profile:gguf.q4_k"),
+    "input": bs.Recipe(None, "int8_token", rules={"*q*": "int8"}),
+    "rules": bs.Recipe("mxfp4", "mxfp8", rules={"*pos*": "int8", "*gate": "int8"}, skip=["*0*"]),
+}
+ZOO = [name for name, each in models().items() if each.library == "transformers"]
+FEW = ("deepseek_v3", "gpt2", "mamba", "wav2vec2")
+Decided = tuple[str, str, tuple[str, ...]]  # status, format, who shares its outer scale
+
+
+def in_memory(model: nn.Module, recipe: bs.Recipe) -> Iterator[tuple[str, Decided]]:
+    with folded(model, recipe):
+        layers = plan_layers(model, recipe)
+        for each in layers:
+            entry = each.entry
+            fmt, joined = (str(each.format), each.joined) if isinstance(each, Plan) else ("", ())
+            yield f"{each.name}.weight", (entry.status, fmt, tuple(sorted(joined)))
+        for other in plan_parameters(model, layers, recipe):
+            joined = other.joined if isinstance(other, ParameterPlan) else ()
+            entry = other.entry if isinstance(other, ParameterPlan) else other
+            yield other.name, (entry.status, entry.weight, tuple(sorted(joined)))
+
+
+def in_directory(folder: Path, recipe: bs.Recipe) -> Iterator[tuple[str, Decided]]:
+    plan = make_plan(folder, recipe, 0)
+    joined = {tensor.name: tensor.joined for shard in plan.shards for tensor in shard.tensors}
+    for entry in plan.ledger:
+        layers = [name.removesuffix(".weight") for name in joined[entry.name]]
+        yield entry.name, (entry.status, entry.weight, tuple(sorted(layers)))
+
+
+@pytest.mark.parametrize("name", crossed(2, FEW))
+def test_few_models_are_decided_alike(name: str, tmp_path: Path) -> None:
+    check_decisions(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*ZOO} - {*FEW}))
+def test_all_models_are_decided_alike(name: str, tmp_path: Path) -> None:
+    check_decisions(name, tmp_path)
+
+
+def check_decisions(name: str, tmp_path: Path) -> None:
+    """Status, format and company of every tensor that model and file call by one name.
+
+    What is no layer in the model may look like one in the file: why it is kept may differ.
+    """
+    model: Any = models()[name].build()
+    model.save_pretrained(tmp_path / "float")
+    for spelled, recipe in RECIPES.items():
+        here = dict(in_memory(model, recipe))
+        try:
+            there = dict(in_directory(tmp_path / "float", recipe))
+        except ValueError as error:
+            assert "the recipe quantizes nothing" in str(error)
+            assert not any(status == "quantized" for status, *_ in here.values())
+            continue
+        both = here.keys() & there.keys()
+        assert both
+        found = {each: (here[each], there[each]) for each in both if here[each] != there[each]}
+        assert not found, spelled
+
+
+def test_a_profile_makes_the_codes_of_layers_only(tmp_path: Path) -> None:
+    """A directory's matrix that is no layer's weight was quantized, where a model's was not."""
+    model = nn.ModuleDict({"lstm": nn.LSTM(32, 32), "head": nn.Linear(32, 32)})
+    recipe = bs.Recipe("profile:gguf.q8_0")
+    folder = write_model(tmp_path / "float", model.state_dict())
+    with pytest.warns(UserWarning, match="is only for the weights of layers"):
+        ledger = bs.quantize_directory(folder, tmp_path / "out", recipe)
+    with pytest.warns(UserWarning, match="is only for the weights of layers"):
+        here = bs.quantize_(model, recipe)
+    for name in ("lstm.weight_ih_l0", "lstm.weight_hh_l0"):
+        assert (ledger[name].status, ledger[name].reason) == (here[name].status, here[name].reason)
+    assert [entry.name for entry in ledger.quantized] == ["head.weight"]
+
+
+def test_convolutions_that_servers_join_share_their_outer_scale(tmp_path: Path) -> None:
+    """SqueezeBERT's query, key and value are convolutions: its directory had other bits."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "embedding_size": 32}
+    config = hf.SqueezeBertConfig(**sizes, num_attention_heads=2, intermediate_size=32)
+    torch.manual_seed(0)
+    model = hf.SqueezeBertModel(config).eval()
+    model.save_pretrained(tmp_path / "float")
+    bs.quantize_directory(tmp_path / "float", tmp_path / "out", "nvfp4")
+    found = bs.load(hf.SqueezeBertModel(config).eval(), tmp_path / "out")
+    ledger = bs.quantize_(model, "nvfp4")
+    assert any("outer scale shared with" in each.details for each in ledger)
+    same_bits(found, model)
+
+
+def test_matrices_of_several_sizes_share_their_outer_scale(tmp_path: Path) -> None:
+    """Parameters of no layer, too: what is summed has to be the same, rows need not be."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, rows in (("q_proj", 64), ("k_proj", 32), ("v_proj", 32)):
+                self.register_parameter(name, nn.Parameter(torch.randn(rows, 32)))
+
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": Holder()})
+    folder = write_model(tmp_path / "float", model.state_dict())
+    there = bs.quantize_directory(folder, tmp_path / "out", "nvfp4")
+    here = bs.quantize_(model, "nvfp4")
+    assert here["attn.q_proj"].details == there["attn.q_proj"].details
+    assert "shared with k_proj, v_proj" in here["attn.q_proj"].details

@@ -11,9 +11,10 @@ from transformers.models.openai_privacy_filter import modeling_openai_privacy_fi
 
 import blockscale as bs
 from blockscale.core.pack import to_stored
-from blockscale.files.directory.stacks import CUT, Stacked, Types, stacked, types_of
+from blockscale.files.directory.stacks import CUT, Types, stacked, types_of
 from blockscale.files.load import _read_qtensor
 from blockscale.files.stored_model import open_stored_model
+from blockscale.layers.expert_stacks import Stack
 from tests.support.file_models import write_model
 
 
@@ -21,9 +22,9 @@ from tests.support.file_models import write_model
 def test_stacks_that_are_transposed(kind):
     config = {"model_type": "outer", "text_config": {"model_type": kind, "hidden_size": 32}}
     types = types_of(config)
-    assert stacked("layers.0.mlp.experts.down_proj", (4, 48, 32), types) == Stacked("transposed")
-    assert stacked("layers.0.other", (4, 48, 32), types) == Stacked()
-    assert stacked("layers.0.mlp.experts.down_proj", (4, 48, 32), types_of(None)) == Stacked()
+    assert stacked("layers.0.mlp.experts.down_proj", (4, 48, 32), types) == Stack("transposed")
+    assert stacked("layers.0.other", (4, 48, 32), types) == Stack()
+    assert stacked("layers.0.mlp.experts.down_proj", (4, 48, 32), types_of(None)) == Stack()
 
 
 def test_transformers_says_so():
@@ -47,17 +48,15 @@ def test_stacks_of_either_way_are_told_by_their_shape():
     types = types_of({"model_type": "qwen3_vl_moe", "text_config": {"hidden_size": 32}})
     up, down = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"
     assert (
-        stacked(up, (4, 32, 96), types)
-        == stacked(down, (4, 48, 32), types)
-        == Stacked("transposed")
+        stacked(up, (4, 32, 96), types) == stacked(down, (4, 48, 32), types) == Stack("transposed")
     )
-    assert stacked(up, (4, 96, 32), types) == stacked(down, (4, 32, 48), types) == Stacked()
+    assert stacked(up, (4, 96, 32), types) == stacked(down, (4, 32, 48), types) == Stack()
 
 
 def test_experts_that_are_one_matrix():
     types = types_of({"model_type": "dbrx", "ffn_config": {"moe_num_experts": 4}})
-    assert stacked("blocks.0.ffn.experts.mlp.w1", (64, 32), types) == Stacked(parts=4)
-    assert stacked("blocks.0.attn.Wqkv.weight", (64, 32), types) == Stacked()
+    assert stacked("blocks.0.ffn.experts.mlp.w1", (64, 32), types) == Stack(parts=4)
+    assert stacked("blocks.0.attn.Wqkv.weight", (64, 32), types) == Stack()
     assert types == Types(frozenset({"dbrx"}), frozenset(), 4)
 
 

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What becomes of a tensor: in which format it is quantized, or why it stays as it is.
+
+One decision for models in memory (layers.plan, layers.parameters.planned) and for directories
+(files.directory.eligibility). Each describes its tensors as a `Weight`, from modules or from the
+headers of files; `decide` is told nothing else but the recipe, so that both quantize the same. What
+several tensors decide together is here as well: those that are one weight (`why_tied`), and those
+that share an outer scale (`sharing`).
+
+`decide` looks at these in order, and the first that applies says what becomes of the tensor:
+
+1. what keeps it in float whatever the recipe says (`Weight.stays`), such as an adapter
+2. a parameter of one dimension is kept
+3. names of one tensor that the recipe treats in several ways: it is skipped
+4. a recipe that gives it no format: it is kept
+5. what stays in float unless a rule names it: it is kept
+6. what no format can hold (`Weight.refused`), and what this format cannot: it is skipped
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+
+from blockscale.core.format import Format
+from blockscale.core.joined_weights import Fused, of_stack, partners, shares, told_shared
+from blockscale.core.ledger import Status
+from blockscale.core.pack import stored_shape
+from blockscale.core.profiles.knobs import Profile
+from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.reference import FLOATS
+
+VECTOR = "a vector, such as a norm's weight or a bias"
+
+Role = Literal["layer", "parameter", "part"]
+
+
+class Weight(NamedTuple):
+    """A tensor that a recipe may quantize, as a module or the header of a file shows it.
+
+    name: its own, such as `a.b.weight`, by which some tensors stay in float by default
+    names: those by which the recipe knows it: of a layer its layer's, of which it may have several
+    role: what it is: the weight of a layer, any other parameter, or a part that a parametrization
+        computes a weight from
+    shape, dtype: as they are in the model or the file; a name for a dtype that torch has not
+    layout: how it is stored (core.layout)
+    parts: of how many matrices each of its matrices consists (core.weights.stack)
+    stays: why it stays in float whatever the recipe says; perhaps empty
+    unless_named: why it stays in float unless a rule names it, beside the reasons that its name and
+        shape give; perhaps empty
+    refused: why no format can hold it; perhaps empty
+    """
+
+    name: str
+    names: tuple[str, ...]
+    role: Role
+    shape: tuple[int, ...]
+    dtype: torch.dtype | str
+    layout: str = "plain"
+    parts: int = 1
+    stays: str = ""
+    unless_named: str = ""
+    refused: str = ""
+
+
+class Outcome(NamedTuple):
+    """What becomes of a tensor: quantized in `format`, or kept or skipped for `reason`.
+
+    scheme: the formats that the recipe gives it, and what stands beside it: its input, its bias
+    """
+
+    status: Status
+    reason: str = ""
+    scheme: Scheme = Scheme()
+    format: Format | None = None
+
+
+def decide(weight: Weight, recipe: Recipe) -> Outcome:
+    """What a recipe makes of a tensor by itself, whatever it shares with others."""
+    chosen = [(_scheme(weight, name, recipe), recipe.decide(name)[1]) for name in weight.names]
+    scheme, pattern = chosen[0]
+    stays = weight.stays or (VECTOR if weight.role != "layer" and len(weight.shape) < 2 else "")
+    if stays:
+        return Outcome("kept", stays)
+    if any(other != scheme for other, _ in chosen):
+        what = "layer" if weight.role == "layer" else "parameter"
+        told = f"share one {what}, and the recipe treats them differently"
+        return Outcome("skipped", f"{', '.join(weight.names)} {told}")
+    if not scheme:
+        why = "the recipe gives its weight no format"
+        return Outcome("kept", f"pattern {pattern!r} of the recipe" if pattern else why)
+    if pattern is None and (kept := weight.unless_named or _kept(weight)):
+        return Outcome("kept", kept)
+    try:
+        return _quantized(weight, scheme)
+    except ValueError as error:
+        return Outcome("skipped", str(error))
+
+
+def _scheme(weight: Weight, name: str, recipe: Recipe) -> Scheme:
+    """What the recipe gives a tensor by one of its names: only a layer has an input and a bias."""
+    scheme, _ = recipe.decide(name)
+    if weight.role == "layer":
+        return replace(scheme, bias=recipe.bias_of(name.removesuffix(".weight")))
+    return Scheme(scheme.weight, profile=scheme.profile, since=scheme.since)
+
+
+def _quantized(weight: Weight, scheme: Scheme) -> Outcome:
+    """Raises ValueError that says why the tensor cannot be quantized so."""
+    if scheme.weight is None:
+        raise ValueError("its input, output and bias are quantized only along with its weight")
+    if weight.refused:
+        raise ValueError(weight.refused)
+    if scheme.profile is not None and weight.role != "layer":
+        raise ValueError(f"profile {scheme.profile} is only for the weights of layers")
+    assert isinstance(weight.dtype, torch.dtype)  # or it would be refused
+    stored = stored_shape(weight.shape, weight.layout)
+    scheme = scheme.of_weight(weight.dtype, stored)
+    fmt = scheme.weight
+    assert fmt is not None
+    if len(stored) > 2 or weight.parts > 1:
+        fmt = of_stack(fmt, stored, weight.parts)
+    fmt.stored(stored)
+    if scheme.profile is not None:
+        scheme.profile.check_blocks(torch.Size(stored))
+    return Outcome("quantized", "", scheme, fmt)
+
+
+def why_not_dtype(dtype: torch.dtype | str) -> str:
+    """Why formats do not take values of this dtype; empty if they do."""
+    if dtype in FLOATS:
+        return ""
+    return (
+        f"{str(dtype).removeprefix('torch.')}; only float32, bfloat16 and float16 can be quantized"
+    )
+
+
+def why_not_bias_format(shape: Sequence[int], fmt: Format) -> str:
+    """Why a layer's bias of this shape cannot get a format of its own; empty if it can."""
+    if fmt.unchosen:
+        return f"its format is {fmt}: {fmt.unchosen}"
+    try:
+        fmt.stored(shape)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+# What stays in float unless a rule names it. Layers (Linear, Embedding, convolutions) are what
+# recipes are for. Of other parameters of two and more dimensions most are weights, which are
+# quantized as well; some are not what a small format should hold, because little is gained or much
+# depends on them. A file has nothing but names and shapes to tell them by.
+
+_SMALL = 1024  # elements: a table of this size is not worth a scale
+
+# (pattern of the dotted name, why it stays): the first that is found decides
+_NAMED = (
+    (r"(^|\.)(router|gate|wg|shared_expert_gate|expert_gate)(\.(classifier|wg|layer|gate))?"
+     r"(\.(weight|linear\.weight))?$", "router"),
+    (r"(^|\.)(A_log|A_logs|dt_bias|dt_projs?_bias|D|Ds|time_(decay|first|faaaa|maa\w*|mix\w*))$",
+     "state of a recurrence"),
+    (r"(^|[._])(abs_)?(rel_)?(pos|position)\w*(embed\w*|emb|encod\w*|table|bias\w*|h|w|ids)?$",
+     "position table"),
+    (r"(^|\.)(relative_position\w*|rel_pos\w*|alibi\w*|freqs?\w*|rotary\w*|rope\w*)$",
+     "position table"),
+    (r"(^|[._])(cls|class|mask|dist|distillation|reg|register|prompt|sep|pad|null)_?(token|embed\w*"
+     r"|tokens|emb)s?$", "token"),
+    (r"(^|\.)(query|latents?|latent_query|query_tokens?|probe|seed)$", "queries"),
+    (r"(^|[._])(norm\w*|ln\w*|layernorm\w*|gamma|beta|scale|scales|temperature|logit_scale|gains?)$",
+     "norm or factor"),
+    (r"(^|[._])bias(es)?\w*$", "bias"),
+    # a buffer in a model, where it is none of its parameters (encodec, mimi)
+    (r"(^|\.)codebook\.embed(_avg|_sum)?$", "codebook"),
+)  # fmt: skip
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), why) for pattern, why in _NAMED)
+
+
+def _kept(weight: Weight) -> str:
+    """Why a tensor stays in float unless a rule names it; empty if it does not."""
+    if weight.role == "part":
+        return ""
+    by_default = kept_layer_by_default if weight.role == "layer" else kept_by_default
+    return by_default(weight.name, weight.shape)
+
+
+def kept_by_default(name: str, shape: Sequence[int]) -> str:
+    """Why a parameter that no layer of a known kind owns stays in float; empty if it does not.
+
+    name: its dotted name in the model or directory; shape: as it is there
+    """
+    if sum(size > 1 for size in shape) < 2:
+        return "a vector, such as a norm's weight or a bias"
+    if len(shape) > 3:
+        return "of four or more dimensions, kept in float by default: name it in a rule"
+    for pattern, why in _PATTERNS:
+        if pattern.search(name):
+            return f"a {why}, kept in float by default: name it in a rule to quantize it"
+    if prod(shape) < _SMALL:
+        return "a small table, kept in float by default: name it in a rule to quantize it"
+    return ""
+
+
+def kept_layer_by_default(name: str, shape: Sequence[int]) -> str:
+    """Why a layer's weight, or what a file calls so, stays in float; empty if it does not.
+
+    Of layers only routers do, which have fewer rows, one for each expert, than inputs: a layer
+    called `gate` that is no smaller than others is no router.
+
+    name: of the weight; shape: as it is there
+    """
+    pattern, why = _PATTERNS[0]
+    if len(shape) == 2 and shape[0] < shape[1] and pattern.search(name):
+        return f"a {why}, kept in float by default: name it in a rule to quantize it"
+    return ""
+
+
+# What several tensors decide together.
+
+
+class Codes(NamedTuple):
+    """What decides whether layers can share a weight's codes: by which of them they differ."""
+
+    format: str
+    layout: str
+    profile: Profile | None
+
+
+def codes_of(outcome: Outcome, layout: str) -> Codes | None:
+    """What a layer by itself wants its weight's codes to be; None where it stays in float."""
+    if outcome.format is None:
+        return None
+    return Codes(str(outcome.format), layout, outcome.scheme.profile)
+
+
+def why_tied(layer: str, wanted: Mapping[str, Codes | None], others: Sequence[str] = ()) -> str:
+    """Why a layer whose weight others use as well stays in float; empty if it is quantized, or
+    stays so by itself.
+
+    wanted: {each layer that has the weight: what it wants, None where it stays in float}
+    others: parameters that are the same weight, of modules that are no layers
+    """
+    if wanted[layer] is None or (not others and len(set(wanted.values())) == 1):
+        return ""
+    ties = [*others, *(name for name in wanted if name != layer)]
+    return f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
+
+
+class Member(NamedTuple):
+    """A quantized weight, as those are told that it may share an outer scale with.
+
+    shape: as it is stored; parts: matrices, one below another, that are joined in it already
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    profile: Profile | None = None
+    parts: int = 1
+
+
+def sharing(
+    names: Iterable[str], members: Mapping[str, Member], fused: Fused
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """{name: all that share its outer scale} and {name: what does not, and why, in words}.
+
+    names: of layers and parameters, without `.weight`, in the model's order; members: of those that
+        are quantized; fused: of the recipe
+    """
+    kinds = {
+        name: (str(each.format), each.shape[-1], each.shape[:-2] and each.shape, each.profile)
+        for name, each in members.items()
+        if not shares(each.format, each.shape, each.parts)
+    }
+    together, alone = partners(names, kinds, fused)
+    parted = [name for name in kinds if members[name].parts > 1 and fused is not False]
+    return {name: (name,) for name in parted} | together, alone
+
+
+def told_sharing(name: str, group: Sequence[str], alone: str = "") -> str:
+    """What the ledger says of a weight in a group that shares an outer scale, perhaps empty."""
+    return ", ".join(filter(None, [told_shared(name, group) if group else "", alone]))
