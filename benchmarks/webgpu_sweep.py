@@ -3,7 +3,7 @@
 
 Every setting that a format, a dtype and an op can have takes turns with a WGSL copy that moves as
 many bytes; figures are shares of that copy's speed. A setting whose bits differ from those of the
-slower kernels is named and left out. primitives/fast_path_plan.py and fast_path_decode.py hold
+slower kernels is named and left out. primitives/plan.py and fast_path_decode.py hold
 what won.
 """
 
@@ -28,9 +28,10 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import download, release
-from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, fast_path_decode
-from blockscale.kernels.webgpu.primitives.fast_path_plan import Settings, plan
+from blockscale.kernels.webgpu.primitives import fast_path_decode
+from blockscale.kernels.webgpu.primitives import plan as plans
 from blockscale.kernels.webgpu.primitives.form import form
+from blockscale.kernels.webgpu.primitives.plan import Settings, lines
 
 SMALL, LARGE = (1024, 4096), (8192, 8192)
 FORMATS = (
@@ -48,7 +49,7 @@ def settings(f: Any, dtype: torch.dtype, what: str) -> Iterator[Settings]:
     """All that a tensor can be taken with."""
     for units, blocks, group, together in product(UNITS, BLOCKS, GROUPS, (False, True)):
         given = Settings(units, blocks, group, together)
-        found = None if together and what != "codes" else plan(f, dtype, LARGE, what, given)
+        found = None if together and what != "codes" else lines(f, dtype, LARGE, what, given)
         if found is not None and (group == GROUPS[0] or found.team > 32) and units * blocks <= 16:
             yield given
 
@@ -116,13 +117,13 @@ def encoding(
 
     def planned(given: Settings | None, *arguments: Any) -> Any:
         own = arguments[3] == what
-        return plan(*arguments[:4], given) if given or not own else None
+        return lines(*arguments[:4], given) if given or not own else None
 
-    ways: dict[str, Any] = {"before": mock.patch.multiple(fast_path, plan=lambda *_: None)}
-    columns = mock.patch.multiple(fast_path_columns, plan=lambda *_: None)
+    ways: dict[str, Any] = {"before": mock.patch.multiple(plans, lines=lambda *_: None)}
+    columns = mock.patch.multiple(plans, columns=lambda *_: None)
     for given in settings(form(fmt), dtype, what):
         key = f"{given.units}/{given.blocks}/{given.group}{'t' if given.together else ''}"
-        ways[key] = mock.patch.multiple(fast_path, plan=partial(planned, given))
+        ways[key] = mock.patch.multiple(plans, lines=partial(planned, given))
 
     def run(way: str) -> Any:
         if way == "now":

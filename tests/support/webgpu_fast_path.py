@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
-tests/kernels/webgpu/primitives/test_swift.py: `FULL`, `HALF`, `OTHER`, ….
+tests/kernels/webgpu/primitives/test_one_pass.py: `FULL`, `HALF`, `OTHER`, ….
 """
 
 import pytest
@@ -9,9 +9,9 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives import fast_path, fast_path_plan
-from blockscale.kernels.webgpu.primitives.fast_path_plan import Plan, Settings
+from blockscale.kernels.webgpu.primitives import plan
 from blockscale.kernels.webgpu.primitives.form import form
+from blockscale.kernels.webgpu.primitives.plan import Lines, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
 from tests.support.same import same
@@ -58,10 +58,9 @@ def unruly(blocks: int, block: int, dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def planned(fmt: str, x: torch.Tensor, what: str, wanted: Settings | None = None) -> Plan | None:
-    return fast_path_plan.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what, wanted)
+def planned(fmt: str, x: torch.Tensor, what: str, wanted: Settings | None = None) -> Lines | None:
+    return plan.lines(form(str(parse(fmt))), x.dtype, tuple(x.shape), what, wanted)
 
 
 def reach_of(monkeypatch: pytest.MonkeyPatch, neighbours: int) -> None:
-    for module in (fast_path, fast_path_plan):
-        monkeypatch.setattr(module, "reach", lambda: neighbours)
+    monkeypatch.setattr(plan, "reach", lambda: neighbours)

@@ -8,9 +8,9 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.operand import strided_like
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, one_pass
+from blockscale.kernels.webgpu.primitives import choose_encode
 from blockscale.kernels.webgpu.primitives.choose import choose
-from blockscale.kernels.webgpu.primitives.encode import begins_four, passing, seed_memory, values
+from blockscale.kernels.webgpu.primitives.encode import passing, seed_memory, values
 from blockscale.kernels.webgpu.primitives.form import Form, back, floats, form, memory_of, moved
 from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts
 from blockscale.kernels.webgpu.spec import known
@@ -21,18 +21,14 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     f, shape = form(by.fmt), tuple(x.shape)
     given = _given(f, x, by)
-    memory, seed = floats(x), seed_memory(f, by.seed)
+    memory = floats(x)
     if x.numel() == 0:
+        seed_memory(f, by.seed)  # raises if it is missing
         return strided_like(x, moved(torch.empty(shape, dtype=x.dtype), x))
-    quick = not given and begins_four(by.seed)
-    made = fast_path.values(f, memory, x.dtype, shape, seed) if quick else None
-    if made is None and not given:
-        made = fast_path_columns.values(f, memory, x.dtype, shape)
-    if made is None and not given:
-        made = one_pass.values(f, memory, x.dtype, shape, seed)
-    if made is None:
-        parts = given or choose(f, memory, x.dtype, shape)
-        made = values(f, memory, x.dtype, shape, parts, seed)
+    if given is None:
+        made = choose_encode.values(f, memory, x.dtype, shape, by.seed)
+    else:
+        made = values(f, memory, x.dtype, shape, given, seed_memory(f, by.seed))
     return strided_like(x, back(made, shape, x.dtype, x))
 
 

@@ -10,7 +10,7 @@ from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.matmul.factors import Left
 from blockscale.kernels.webgpu.matmul.product import Bias, product
 from blockscale.kernels.webgpu.matmul.weight import right_of
-from blockscale.kernels.webgpu.primitives.choose import choose
+from blockscale.kernels.webgpu.primitives import choose_encode
 from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.encode import codes, seed_memory
 from blockscale.kernels.webgpu.primitives.form import back, floats, form, memory_of, moved
@@ -42,11 +42,10 @@ def linear(
 def _quantized(x: Tensor, memory: Memory, by: Quantizer) -> Memory:
     """The float32 values that the input format leaves of x, as ops.linear.quantized_input."""
     f, shape = form(by.fmt), tuple(x.shape)
-    seed = seed_memory(f, by.seed)
     if by.scale is None:
         f.scale_shape(shape)  # raises if the block does not fit
-        parts = choose(f, memory, x.dtype, shape)
+        packed, parts = choose_encode.codes(f, memory, x.dtype, shape, by.seed)
     else:
         parts = given_parts(f, shape, by.scale, by.zero_point, by.outer, by.more, x)
-    packed = codes(f, memory, x.dtype, shape, parts, seed)
+        packed = codes(f, memory, x.dtype, shape, parts, seed_memory(f, by.seed))
     return decode(f, packed, shape, parts, torch.float32)

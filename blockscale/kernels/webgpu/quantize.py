@@ -7,9 +7,8 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.primitives import fast_path, fast_path_columns, one_pass
-from blockscale.kernels.webgpu.primitives.choose import choose
-from blockscale.kernels.webgpu.primitives.encode import begins_four, codes, seed_memory
+from blockscale.kernels.webgpu.primitives import choose_encode
+from blockscale.kernels.webgpu.primitives.encode import codes, seed_memory
 from blockscale.kernels.webgpu.primitives.form import back, floats, form, moved
 from blockscale.kernels.webgpu.primitives.parts import given_parts, listed, returned
 from blockscale.kernels.webgpu.spec import known
@@ -34,19 +33,12 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     f, shape = form(fmt), tuple(x.shape)
     f.scale_shape(shape)  # raises if the block does not fit
-    drawn = seed_memory(f, seed)
     if x.numel() == 0:
+        seed_memory(f, seed)  # raises if it is missing
         parts = reference.choose_qparams(x.cpu(), f.format)
         none = reference.quantize(x.cpu(), parts, f.format, seed)
         return [moved(packing.pack(none, f.format.element), x), *listed(parts, x)]
-    memory = floats(x)
-    made = fast_path.codes(f, memory, x.dtype, shape, drawn) if begins_four(seed) else None
-    made = made or fast_path_columns.codes(f, memory, x.dtype, shape)
-    made = made or one_pass.codes(f, memory, x.dtype, shape, drawn)
-    if made is None:
-        chosen = choose(f, memory, x.dtype, shape)
-        made = codes(f, memory, x.dtype, shape, chosen, drawn), chosen
-    packed, chosen = made
+    packed, chosen = choose_encode.codes(f, floats(x), x.dtype, shape, seed)
     return [
         back(packed, f.packed_shape(shape), f.packed_dtype, x),
         *returned(f, chosen, shape, x),

@@ -94,7 +94,7 @@ def _unfit() -> Iterator[None]:
     """Blocks that do not fit a shape, and what no kernel knows, are left out."""
     try:
         yield
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:
         if "shader" in str(error):  # a part that is missing
             raise
 

@@ -19,7 +19,7 @@ from blockscale.kernels.webgpu.primitives.choices import (
     numbers,
     shader,
 )
-from blockscale.kernels.webgpu.primitives.fast_path_plan import narrowing
+from blockscale.kernels.webgpu.primitives.fast_path_parts import narrowing
 from blockscale.kernels.webgpu.primitives.form import Form, whole
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scales chosen, and codes or values written, in one pass over memory: where a block fits a
-workgroup, and blocks follow one another."""
+"""Scales chosen, and codes or values written, in one pass over memory: the kernels of plan.py's
+cases."""
 
 from dataclasses import dataclass, replace
-from math import lcm, prod
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.gpu.shader import Kernel
+from blockscale.kernels.webgpu.primitives import plan as plans
 from blockscale.kernels.webgpu.primitives.choices import (
     Constants,
     Numbers,
@@ -21,29 +22,88 @@ from blockscale.kernels.webgpu.primitives.choices import (
     shader,
 )
 from blockscale.kernels.webgpu.primitives.choose import (
+    GROUP,
     Writing,
     choose_outer,
+    of_means,
+    outer_of,
     scale_writing,
-    stored_bits,
+    statistic,
 )
-from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
-from blockscale.kernels.webgpu.primitives.find import GROUP, of_means, statistic, team_of
+from blockscale.kernels.webgpu.primitives.fast_path_parts import FastParts, cells, narrowing, parts
 from blockscale.kernels.webgpu.primitives.form import Form, whole
-from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
 from blockscale.kernels.webgpu.primitives.packing import pack_items
 from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
-from blockscale.kernels.webgpu.primitives.pieces import STEP, largest, pieces
+from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.plan import (
+    Columns,
+    Lines,
+    OnePass,
+    Teams,
+)
 from blockscale.kernels.webgpu.spec import Coding
 
 Shape = tuple[int, ...]
-_HELD = 8  # fours of numbers that an invocation keeps in registers
-_MOST = 64  # that it reads at all
-_FOURS = 4  # of numbers that an invocation reads, where it takes several
-_ALONE = 128  # elements of a block that one invocation takes where a CPU computes
+_TURNS = {"mean": 1, "mean_above": 2}  # of sums of magnitudes, that a mean takes
+_HELD = 8  # fours of numbers that an invocation of a team keeps in registers
 
 
 @dataclass(frozen=True)
-class OnePass(Kernel, part="kernels/one_pass"):
+class FastOuter(Kernel, part="kernels/fast_path_outer"):
+    """The largest numerator of all blocks.
+
+    find:  fast_path_choose/find/{find}; team: how neighbours merge what they found
+    place: blocks are a "line" of neighbours in memory, or a "tile"
+    """
+
+    coding: Coding
+    numbers: Numbers
+    find: str
+    team: str
+    place: str
+
+
+@dataclass(frozen=True)
+class FastPath(FastOuter, part="kernels/fast_path"):
+    """Scales and what they make of numbers, in units of 16 bytes.
+
+    parts:          what the format asks for
+    narrow:         how values become numbers of the dtype, fast_path_memory/narrow/{narrow}
+    result:         "codes", those of neighbours "codes_together", or "values"
+    exact_fallback: what is computed again, exactly: "codes" or "values"
+    words:          of codes, that are written at once: "one", "two" or "four"
+    writing:        how scales are written, if they are
+    """
+
+    parts: FastParts
+    statistic: str
+    narrow: str
+    result: str
+    exact_fallback: str
+    words: str
+    drawn: str
+    given_outer: str = "none"
+    writing: Writing | None = None
+
+
+@dataclass(frozen=True)
+class FastColumns(Kernel, part="kernels/fast_path_columns"):
+    """Scales of columns and what they make of numbers; roles as those of FastPath."""
+
+    coding: Coding
+    numbers: Numbers
+    parts: FastParts
+    statistic: str
+    find: str
+    team: str
+    narrow: str
+    result: str
+    given_outer: str = "none"
+    writing: Writing | None = None
+
+
+@dataclass(frozen=True)
+class Team(Kernel, part="kernels/one_pass"):
     """Scales and what they make of numbers.
 
     finding: "extremes" or "means" of magnitudes; keeping: numbers are "held", or "reread"
@@ -63,153 +123,233 @@ class OnePass(Kernel, part="kernels/one_pass"):
     writing: Writing | None = None
 
 
-class Plan(NamedTuple):
-    """How a tensor is taken in one pass.
-
-    at: its blocks; bits: of what is written, an element
-    chunk: elements that an invocation takes after one another
-    team: invocations of a block; quads: fours of numbers of each
-    step: elements of which pieces are multiples
-    """
-
-    at: Geometry
-    bits: int
-    chunk: int
-    team: int
-    quads: int
-    step: int
-
-
-def plan(f: Form, dtype: torch.dtype, shape: Shape, bits: int, keeps: bool) -> Plan | None:
-    """How, or None where one pass is not enough.
-
-    bits: of what is written, an element
-    keeps: scales are written, too
-    """
-    at = geometry(tuple(shape), f.format.block)
-    chunk = chunk_of(bits, dtype)
-    if at.shape or not at.shares(chunk):
-        return None
-    if gpu().software and at.block <= _ALONE and at.block % chunk == 0:
-        chunk = at.block  # what waits for others costs most there
-    chunks = -(-at.block // chunk)
-    team = team_of(-(-chunks // chunks_of_one(f, chunk)))
-    quads = -(-chunks // team) * chunk // 4
-    small = min(stored_bits(f)) if keeps else 32
-    if quads > _MOST or GROUP // team * small % 32 or f.format.unchosen is not None:
-        return None  # words of scales would belong to two workgroups
-    widest, step = max(8 * dtype.itemsize, bits), STEP
-    if at.count > largest(widest):
-        step = lcm(at.block, STEP)
-        if at.blocks == 1 or largest(widest, step) == 0:
-            return None  # pieces would be parts of blocks
-    return Plan(at, bits, chunk, team, quads, step)
-
-
-def chunks_of_one(f: Form, chunk: int) -> int:
-    """How many chunks of elements an invocation takes at least, where a block has as many.
-
-    More of them keep more of memory under way, and more registers busy. Measured on an H200, as
-    shares of a copy, with one and with `_FOURS` of numbers (docs/webgpu.md): fake_quantize of
-    `bfp8` .58 and .84, of `int4` .55 and .83, of `mxfp8` .56 and .46; quantize of `bfp8` .43 and
-    .64, of `mxint8` .46 and .50, of `mxfp8` .43 and .35.
-    """
-    minifloat = lowered(f.format).element.family == "minifloat"
-    return 1 if gpu().software or minifloat else max(1, 4 * _FOURS // chunk)
-
-
 def codes(
-    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Memory | None
-) -> tuple[Memory, Parts] | None:
-    """Packed codes and their scales; None where one pass is not enough."""
-    bits = written_bits(f, shape)
-    planned = plan(f, dtype, shape, bits, True)
-    if planned is None:
-        return None
-    out = allocate(-(-prod(shape) * bits // 8))
-    parts = new_parts(f, shape)
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, planned: OnePass, seed: Memory | None
+) -> tuple[Memory, Parts]:
+    """Packed codes and their scales."""
+    bits = planned.bits if isinstance(planned, Teams) else f.bits
+    out, made = allocate(-(-prod(shape) * bits // 8)), new_parts(f, shape)
     if f.inner is not None:
-        parts = parts._replace(outer=choose_outer(f, x, dtype, shape))
-    _run(f, planned, x, dtype, shape, parts, seed, "codes", out)
+        made = made._replace(outer=_outer(f, x, dtype, shape, planned))
+    _run(_Call(f, x, dtype, shape, "codes", made, seed, out), planned)
     if bits != f.bits:
         out = pack_items(f, out, prod(shape), shape[-1] if shape else 1, bits)
-    return out, parts
+    return out, made
 
 
 def values(
-    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Memory | None
-) -> Memory | None:
-    """Values after a round trip; None where one pass is not enough."""
-    bits = 8 * dtype.itemsize
-    planned = plan(f, dtype, shape, bits, False)
-    if planned is None:
-        return None
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, planned: OnePass, seed: Memory | None
+) -> Memory:
+    """Values after a round trip."""
     out = allocate(prod(shape) * dtype.itemsize)
-    outer = None if f.inner is None else choose_outer(f, x, dtype, shape)
-    _run(f, planned, x, dtype, shape, Parts(out, outer), seed, "values", out)
+    outer = None if f.inner is None else _outer(f, x, dtype, shape, planned)
+    _run(_Call(f, x, dtype, shape, "values", Parts(out, outer), seed, out), planned)
     return out
 
 
-def _run(
-    f: Form, planned: Plan, x: Memory, dtype: torch.dtype, shape: Shape, parts: Parts,
-    seed: Memory | None, what: str, out: Memory,
-) -> None:  # fmt: skip
-    """what: "codes", with scales written to `parts`, or "values", where only its outer is read"""
-    at, bits, own = planned.at, planned.bits, 8 * dtype.itemsize
-    kernel, constants = _kernel(f, planned, dtype, what, seed)
-    buffers = {} if seed is None else {"seed": seed}
-    if what == "codes":
-        writing, more, written = scale_writing(f, parts)
-        kernel = replace(kernel, writing=writing)
-        constants, buffers = constants | more, buffers | written
-    if parts.outer is not None:
-        how, buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
-        kernel = replace(kernel, given_outer=how)
-    made = shader(f, kernel, constants)
-    for piece in pieces(at.count, max(own, bits), planned.step):
+class _Call(NamedTuple):
+    """What is made of a tensor.
+
+    what:   "codes", with scales written to `stored`, or "values", where only its outer is read
+    stored: scales; out: codes or values
+    """
+
+    f: Form
+    x: Memory
+    dtype: torch.dtype
+    shape: Shape
+    what: str
+    stored: Parts
+    seed: Memory | None
+    out: Memory
+
+    @property
+    def own(self) -> int:
+        """Bits of a number."""
+        return 8 * self.dtype.itemsize
+
+    @property
+    def drawn(self) -> str:
+        """Whether random numbers are drawn."""
+        return "undrawn" if self.seed is None else "drawn"
+
+    def beside(self) -> tuple[Writing | None, Constants, str, dict[str, Memory]]:
+        """How scales are written, with its constants, how outer ones are read, and the memory."""
+        writing, constants, how = None, Constants(), "none"
+        buffers: dict[str, Memory] = {} if self.seed is None else {"seed": self.seed}
+        if self.what == "codes":
+            writing, constants, written = scale_writing(self.f, self.stored)
+            buffers |= written
+        if self.stored.outer is not None:
+            how, buffers["outers"] = outer_of_blocks(self.f, self.stored.outer, self.shape)
+        return writing, constants, how, buffers
+
+
+def _run(call: _Call, planned: OnePass) -> None:
+    if isinstance(planned, Lines):
+        _lines(call, planned)
+    elif isinstance(planned, Columns):
+        _columns(call, planned)
+    else:
+        _teams(call, planned)
+
+
+def _outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape, beside: OnePass) -> Memory:
+    """The outer scales of two levels, by a pass of their own."""
+    fast = f.one_outer and isinstance(beside, Lines)
+    planned = plans.lines(f, dtype, shape, "outer") if fast else None
+    if planned is None:
+        return choose_outer(f, x, dtype, shape)
+    made = shader(f, FastOuter(**_finding(f, dtype, planned)), _constants(f, planned))
+    largest = zeros(4)
+    for piece in pieces(planned.at.count, 8 * dtype.itemsize, planned.step):
+        blocks = piece.count // planned.at.block
+        buffers = {"x": piece.window(x, 8 * dtype.itemsize), "largest": whole(largest)}
+        sizes = {"block": planned.at.block, "blocks": blocks}
+        launch(made, buffers, sizes, -(-blocks // planned.blocks_a_group))
+    return outer_of(f, largest, 1)
+
+
+def _lines(call: _Call, planned: Lines) -> None:
+    f, at = call.f, planned.at
+    writing, more, how, memories = call.beside()
+    kernel = replace(_line_kernel(call, planned), writing=writing, given_outer=how)
+    made = shader(f, kernel, _constants(f, planned) | more)
+    bits = f.bits if call.what == "codes" else call.own
+    for piece in pieces(at.count, call.own, planned.step):
+        blocks = piece.count // at.block
+        windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
+        buffers = {name: whole(memory) for name, memory in memories.items()} | windows
+        sizes = {"block": at.block} | piece.named | {"blocks": blocks}
+        if planned.tile:
+            sizes["across"] = at.shape[1] // at.sizes[1]
+        launch(made, buffers, sizes, -(-blocks // planned.blocks_a_group))
+
+
+def _finding(f: Form, dtype: torch.dtype, planned: Lines) -> dict[str, Any]:
+    """What both kernels have in common."""
+    return {
+        "coding": coding(f),
+        "numbers": numbers(dtype),
+        "find": statistic(f),
+        "team": "subgroup" if planned.team <= plans.reach() else "mixed",
+        "place": "tile" if planned.tile else "line",
+    }
+
+
+def _line_kernel(call: _Call, planned: Lines) -> FastPath:
+    f, dtype, what = call.f, call.dtype, call.what
+    own = parts(f.format)
+    assert own is not None
+    together = planned.given.together and what == "codes"
+    return FastPath(
+        **_finding(f, dtype, planned),
+        parts=own,
+        statistic=statistic(f),
+        narrow=narrowing(f, dtype),
+        result="codes_together" if together else what,
+        exact_fallback=what,
+        words=_words(f, dtype, planned, together),
+        drawn=call.drawn,
+    )
+
+
+def _constants(f: Form, planned: Lines) -> Constants:
+    given, element = planned.given, lowered(f.format).element
+    constants: Constants = {
+        "GROUP": planned.group,
+        "TEAM": planned.team,
+        "REACH": plans.reach(),
+        "UNITS": given.units,
+        "BLOCKS": given.blocks,
+        "TOGETHER": given.together,
+        "TILE_UNITS": planned.tile,
+        "POISONS": lowered(f.format).poisons,
+        "MEANS": _TURNS.get(lowered(f.format).statistic, 0),
+    }
+    return constants | (cells(element) or {} if element.family == "codebook" else {})
+
+
+def _words(f: Form, dtype: torch.dtype, planned: Lines, together: bool) -> str:
+    """How many words of codes are written at once."""
+    words = 16 // dtype.itemsize * f.bits * (planned.given.units if together else 1) / 32
+    return "four" if words % 4 == 0 else "two" if words % 2 == 0 else "one"
+
+
+def _columns(call: _Call, planned: Columns) -> None:
+    f, at, dtype = call.f, planned.at, call.dtype
+    known, element, reach = parts(f.format), lowered(f.format).element, plans.reach()
+    assert known is not None
+    writing, more, _, memories = call.beside()
+    kernel = FastColumns(
+        coding(f), numbers(dtype), known, statistic=statistic(f), find=statistic(f),
+        team="subgroup", narrow=narrowing(f, dtype), result=call.what, writing=writing,
+    )  # fmt: skip
+    constants: Constants = {
+        "GROUP": GROUP, "REACH": reach, "TEAM": 1, "COLUMNS": reach // planned.parts,
+        "ROWS": planned.rows, "POISONS": lowered(f.format).poisons,
+    }  # fmt: skip
+    if element.family == "codebook":
+        constants |= cells(element) or {}
+    made, bits = shader(f, kernel, constants | more), f.bits if call.what == "codes" else call.own
+    for piece in pieces(at.count, call.own, planned.step):
+        down = piece.count // (at.sizes[0] * at.shape[1])
+        teams = down * -(-planned.units // (reach // planned.parts))
+        windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
+        buffers = {name: whole(memory) for name, memory in memories.items()} | windows
+        sizes = {"first": piece.first, "units": planned.units, "down": down}
+        launch(made, buffers, sizes, -(-teams // (GROUP // reach)))
+
+
+def _teams(call: _Call, planned: Teams) -> None:
+    f, at, bits = call.f, planned.at, planned.bits
+    writing, more, how, memories = call.beside()
+    kernel = replace(_team_kernel(call, planned), writing=writing, given_outer=how)
+    made = shader(f, kernel, _team_constants(call, planned) | more)
+    for piece in pieces(at.count, max(call.own, bits), planned.step):
         blocks = -(-piece.count // at.block)
         sizes = at.named | piece.named | {"blocks": blocks}
-        if what == "codes":
+        if call.what == "codes":
             sizes["words"] = -(-piece.count * bits // 32)
-        beside = {name: whole(memory) for name, memory in buffers.items()}
-        windows = {"x": piece.window(x, own), what: piece.window(out, bits)}
-        launch(made, beside | windows, sizes, -(-blocks // (GROUP // planned.team)))
+        windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
+        buffers = {name: whole(memory) for name, memory in memories.items()} | windows
+        launch(made, buffers, sizes, -(-blocks // (GROUP // planned.team)))
 
 
-def _kernel(
-    f: Form, planned: Plan, dtype: torch.dtype, what: str, seed: Memory | None
-) -> tuple[OnePass, Constants]:
-    mean = of_means(f)
-    kernel = OnePass(
+def _team_kernel(call: _Call, planned: Teams) -> Team:
+    f, what = call.f, call.what
+    return Team(
         coding(f),
-        numbers(dtype),
+        numbers(call.dtype),
         statistic=statistic(f),
         team=team_part(planned.team),
-        finding="means" if mean else "extremes",
+        finding="means" if of_means(f) else "extremes",
         keeping="held" if planned.quads <= _HELD else "reread",
         scales="kept" if what == "codes" else "dropped",
         result=what,
-        drawn="undrawn" if seed is None else "drawn",
+        drawn=call.drawn,
     )
+
+
+def _team_constants(call: _Call, planned: Teams) -> Constants:
+    known = lowered(call.f.format)
     constants: Constants = {
         "CHUNK": planned.chunk,
         "QUADS": planned.quads,
         "TEAM": planned.team,
         "TEAMS": GROUP // planned.team,
-        "POISONS": lowered(f.format).poisons,
+        "POISONS": known.poisons,
     }
-    if what == "codes":
+    if call.what == "codes":
         constants["OUT_BITS"] = planned.bits
-    if mean:
-        constants["ABOVE"] = lowered(f.format).statistic == "mean_above"
-    return kernel, constants
+    if of_means(call.f):
+        constants["ABOVE"] = known.statistic == "mean_above"
+    return constants
 
 
 def team_part(team: int) -> str:
     """How a team of so many merges what its members found."""
     if team == 1:
         return "alone"
-    device = gpu()
-    info = device.device.adapter.info
-    least = int(info.get("subgroup_min_size") or info.get("stackgroup_min_size") or 4)
-    return "subgroup" if "subgroup" in device.features and team <= least else "workgroup"
+    near = "subgroup" in gpu().features and team <= plans.least_subgroup()
+    return "subgroup" if near else "workgroup"

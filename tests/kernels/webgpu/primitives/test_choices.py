@@ -39,7 +39,7 @@ def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
 ) -> None:
     """Divisions off by ulps, subnormals flushed; and teams of invocations, as on GPUs."""
     monkeypatch.setattr(choices, "HARDWARE", "flushing")
-    monkeypatch.setattr("blockscale.kernels.webgpu.primitives.one_pass._ALONE", 0)
+    monkeypatch.setattr("blockscale.kernels.webgpu.primitives.plan._ALONE", 0)
     assert not wrong(hard((4, 96), torch.float32), fmt)
 
 

@@ -10,10 +10,10 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives import choices, fast_path, fast_path_plan, pieces
-from blockscale.kernels.webgpu.primitives.fast_path_plan import Plan, Settings
+from blockscale.kernels.webgpu.primitives import choices, pieces, plan
 from blockscale.kernels.webgpu.primitives.geometry import geometry
 from blockscale.kernels.webgpu.primitives.pieces import STEP
+from blockscale.kernels.webgpu.primitives.plan import Lines, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
 from tests.support.same import same
@@ -76,15 +76,15 @@ def test_every_setting(
     x, tried = numbers(fmt, dtype), 0
     with bs.use("reference"):
         expected = made(x, fmt, what)
-    plan = fast_path_plan.plan
+    lines = plan.lines
     for given in SETTINGS:
         if (what == "values" and given.together) or planned(fmt, x, what, given) is None:
             continue
 
-        def forced(*arguments: Any, given: Settings = given) -> Plan | None:
-            return plan(*arguments, given if arguments[3] == what else None)
+        def forced(*arguments: Any, given: Settings = given) -> Lines | None:
+            return lines(*arguments, given if arguments[3] == what else None)
 
-        monkeypatch.setattr(fast_path, "plan", forced)
+        monkeypatch.setattr(plan, "lines", forced)
         with bs.use("webgpu"):
             found = made(x, fmt, what)
         assert all(same(a, b) for a, b in zip(found, expected, strict=True)), given

@@ -8,24 +8,19 @@ import torch
 
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives import (
-    fast_path_columns,
-    fast_path_plan,
-    fast_path_sums,
-    pieces,
-)
-from blockscale.kernels.webgpu.primitives.fast_path_columns import Plan
+from blockscale.kernels.webgpu.primitives import fast_path_sums, pieces, plan
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.pieces import STEP
-from tests.support.webgpu_fast_path import right, unruly
+from blockscale.kernels.webgpu.primitives.plan import Columns
+from tests.support.webgpu_fast_path import reach_of, right, unruly
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
 FORMATS = ("int8:group32@0:fp32", "int8:group32@0:e8m0/floor", "e4m3:group32@0:fp32",
            "int4:group32@0:fp32", "int8:group16@0:fp32", "nf4:group32@0:fp32")  # fmt: skip
 
 
-def planned(fmt: str, x: torch.Tensor, what: str) -> Plan | None:
-    return fast_path_columns.plan(form(str(parse(fmt))), x.dtype, tuple(x.shape), what)
+def planned(fmt: str, x: torch.Tensor, what: str) -> Columns | None:
+    return plan.columns(form(str(parse(fmt))), x.dtype, tuple(x.shape), what)
 
 
 def columns(rows: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -35,7 +30,7 @@ def columns(rows: int, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_path_plan, "reach", lambda: 8)
+    reach_of(monkeypatch, 8)
 
 
 @pytest.mark.some(3)

@@ -4,15 +4,15 @@
 import pytest
 import torch
 
-from blockscale.kernels.webgpu.primitives import one_pass
+from blockscale.kernels.webgpu.primitives import plan
 from blockscale.kernels.webgpu.primitives.form import form
 from tests.kernels.webgpu.equal import hard, wrong
 
 
 @pytest.fixture
 def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass, "_ALONE", 0)
-    monkeypatch.setattr(one_pass, "chunks_of_one", lambda *_: 1)
+    monkeypatch.setattr(plan, "_ALONE", 0)
+    monkeypatch.setattr(plan, "chunks_of_one", lambda *_: 1)
 
 
 @pytest.mark.some(3)
@@ -32,7 +32,7 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads: int) -> None:
     f = form(fmt)
-    planned = one_pass.plan(f, torch.float32, shape, f.bits, True)
+    planned = plan.teams(f, torch.float32, shape, "codes")
     assert planned is not None
     assert (planned.team, planned.quads) == (team, quads)
     assert not wrong(hard(shape, torch.float32), fmt)
@@ -52,10 +52,10 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
 def test_invocations_of_a_gpu_take_several_fours(
     fmt: str, shape: tuple[int, ...], team: int, quads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_pass, "_ALONE", 0)
-    monkeypatch.setattr(one_pass.gpu(), "software", False)
+    monkeypatch.setattr(plan, "_ALONE", 0)
+    monkeypatch.setattr(plan.gpu(), "software", False)
     f = form(fmt)
-    planned = one_pass.plan(f, torch.float32, shape, f.bits, True)
+    planned = plan.teams(f, torch.float32, shape, "codes")
     assert planned is not None
     assert (planned.team, planned.quads) == (team, quads)
     assert not wrong(hard(shape, torch.float32), fmt)
@@ -67,16 +67,16 @@ def test_invocations_of_a_gpu_take_several_fours(
 def test_how_many_chunks(
     fmt: str, chunk: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_pass.gpu(), "software", False)
-    assert one_pass.chunks_of_one(form(fmt), chunk) == chunks
-    monkeypatch.setattr(one_pass.gpu(), "software", True)
-    assert one_pass.chunks_of_one(form(fmt), chunk) == 1
+    monkeypatch.setattr(plan.gpu(), "software", False)
+    assert plan.chunks_of_one(form(fmt), chunk) == chunks
+    monkeypatch.setattr(plan.gpu(), "software", True)
+    assert plan.chunks_of_one(form(fmt), chunk) == 1
 
 
 def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_pass.gpu(), "software", True)
+    monkeypatch.setattr(plan.gpu(), "software", True)
     f = form("int8:group32:fp32")
-    planned = one_pass.plan(f, torch.float32, (8, 64), f.bits, True)
+    planned = plan.teams(f, torch.float32, (8, 64), "codes")
     assert planned is not None
     assert (planned.team, planned.chunk, planned.quads) == (1, 32, 8)
     assert not wrong(hard((8, 64), torch.float32), "int8:group32:fp32")
@@ -93,4 +93,4 @@ def test_where_a_cpu_computes_nobody_waits_for_others(monkeypatch: pytest.Monkey
 )
 def test_other_tensors_take_several(fmt: str, shape: tuple[int, ...]) -> None:
     f = form(fmt)
-    assert one_pass.plan(f, torch.float32, shape, f.bits, True) is None
+    assert plan.teams(f, torch.float32, shape, "codes") is None
