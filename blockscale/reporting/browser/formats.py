@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a page has to know of a format: its blocks as a matrix has them, and its shaders."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,7 @@ from blockscale.core.format import Format
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.probe import EXACT
-from blockscale.kernels.webgpu.gpu.shader import (
-    Kernel,
-    Shader,
-    constant,
-    is_table,
-    needed,
-    part,
-    tables,
-)
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader, assembled, source, tables
 from blockscale.kernels.webgpu.spec import Coding, known, shader_of
 
 
@@ -57,8 +48,10 @@ def refusal(fmt: Format) -> str | None:
     return None if known((fmt,), ()) else f"{fmt} has no shaders"
 
 
-def told(name: str, fmt: Format) -> dict[str, Any]:
+def told(name: str, fmt: Format, texts: dict[str, int]) -> dict[str, Any]:
     """A format as plain data for the page.
+
+    texts: the declarations of shaders that the page carries, and their numbers; more are added
 
     Raises ValueError if a page cannot show it.
     """
@@ -79,7 +72,7 @@ def told(name: str, fmt: Format) -> dict[str, Any]:
         "flat": bool(fmt.block.flat),
         "block": [None if size == WHOLE else size for size in block],
         "shaders": {
-            step: _plain(shader)
+            step: _plain(shader, texts)
             for step, shader in zip(("ranges", "scales", "codes"), shaders(fmt), strict=True)
         },
     }
@@ -102,16 +95,12 @@ def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
     return first, second, third
 
 
-def parts(formats: Mapping[str, Format]) -> dict[str, str]:
-    """The text of every part that the shaders of these formats are made of."""
-    names = {name for fmt in formats.values() for shader in shaders(fmt) for name in needed(shader)}
-    return {name: part(name) for name in sorted(names)}
-
-
-def _plain(shader: Shader) -> dict[str, Any]:
+def _plain(shader: Shader, texts: dict[str, int]) -> dict[str, Any]:
+    """A shader as the page puts it together (shaders.js, `composed`)."""
+    code, bindings = assembled(shader), source(shader, (), None).bindings
     return {
-        "kernel": shader.part,
-        "choices": shader.roles.filled(),
-        "constants": [constant(*each) for each in shader.constants if not is_table(each[0])],
-        "tables": {name: list(words) for name, words in tables(shader).items()},
+        "enabled": code.enabled,
+        "constants": code.constants,
+        "declarations": [texts.setdefault(each, len(texts)) for each in code.declarations],
+        "tables": {name: list(words) for name, words in tables(shader).items() if name in bindings},
     }

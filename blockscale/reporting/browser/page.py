@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.reporting.browser.formats import parts, told
+from blockscale.reporting.browser.formats import told
 
 _SCRIPTS = ("shaders.js", "quantizing.js", "files.js", "view.js", "app.js")
 _GRIDS = (
@@ -34,9 +34,10 @@ def page(formats: Mapping[str, Format], version: str) -> str:
         raise ValueError("a page needs at least one format")
     from jinja2 import Environment
 
-    data = {
-        "formats": [told(name, fmt) for name, fmt in formats.items()],
-        "parts": parts(formats),
+    texts: dict[str, int] = {}
+    data: dict[str, list[Any]] = {
+        "formats": [told(name, fmt, texts) for name, fmt in formats.items()],
+        "declarations": list(texts),
         "checks": [check(name, fmt) for name, fmt in formats.items()],
     }
     made = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)

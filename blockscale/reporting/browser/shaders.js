@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shaders on the visitor's GPU: composed of the parts that the page carries, as gpu/shader.py does.
+// Shaders on the visitor's GPU: composed of the declarations that the page carries, as gpu/shader.py does.
 "use strict";
 
 const Gpu = {
@@ -85,28 +85,13 @@ const Gpu = {
   },
 };
 
-/** WGSL of a shader {kernel, choices, constants}, and the names of what it binds, in order. */
+/** WGSL of a shader {enabled, constants, declarations}, and the names of what it binds, in order. */
 function composed(shader, sizes) {
-  const texts = new Map();
-  const collect = (name) => {
-    if (texts.has(name)) return;
-    const text = PAGE.parts[name];
-    if (text === undefined) throw new Error(`this page carries no part ${name} of shaders`);
-    for (const [, needs] of text.matchAll(/^\/\/ needs: (.*)$/gm)) {
-      for (const each of needs.split(",")) {
-        collect(each.trim().replace(/\{(\w+)\}/g, (_, role) => shader.choices[role]));
-      }
-    }
-    texts.set(name, `//# ${name}\n${text.replace(/^\/\/ needs: .*$/gm, "")}`);
-  };
-  collect(shader.kernel);
-  const whole = [...texts.values()].join("\n");
-  const enable = /^(?:enable|requires) .*;\n/gm;
   const members = sizes.map((name) => `${name}: u32`).join(", ");
   const bound = "@group(0) @binding(sizes) var<uniform> sizes: Sizes;";
-  const head = [...shader.constants, `struct Sizes { ${members} };`, bound].join("\n");
-  const body = `${head}\n${whole.replace(enable, "")}`;
-  const bindings = [...new Set([...body.matchAll(/@binding\(([a-z_]+)\)/g)].map((found) => found[1]))];
-  const text = body.replace(/@binding\(([a-z_]+)\)/g, (_, name) => `@binding(${bindings.indexOf(name)})`);
-  return { text: [...new Set(whole.match(enable) || [])].join("") + text, bindings };
+  const declarations = shader.declarations.map((number) => PAGE.declarations[number]).join("\n");
+  const whole = `${shader.constants}struct Sizes { ${members} };\n${bound}\n${declarations}\n`;
+  const bindings = [...new Set([...whole.matchAll(/@binding\(([a-z_]+)\)/g)].map((found) => found[1]))];
+  const text = whole.replace(/@binding\(([a-z_]+)\)/g, (_, name) => `@binding(${bindings.indexOf(name)})`);
+  return { text: shader.enabled + text, bindings };
 }

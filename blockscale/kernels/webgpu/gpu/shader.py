@@ -161,13 +161,18 @@ class Source:
     bindings: tuple[str, ...]
 
 
-class _Code(NamedTuple):
-    """A shader but for its sizes: what it enables, its constants, its body, and whether it reads
-    any of its sizes."""
+class Code(NamedTuple):
+    """A shader but for its sizes, and for the numbers of its bindings.
+
+    enabled:      the lines that come first
+    constants:    their declarations
+    declarations: of what `main` reaches, with lines that name their parts
+    sized:        it reads any of its sizes
+    """
 
     enabled: str
     constants: str
-    body: str
+    declarations: tuple[str, ...]
     sized: bool
 
 
@@ -177,15 +182,16 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
 
     Raises ValueError for a part that does not exist, and for a role that nothing fills.
     """
-    code = _code(shader)
+    code = assembled(shader)
     head = f"{code.constants}{_sizes(names, sizes) if code.sized else ''}"
-    bindings = tuple(dict.fromkeys(_BINDING.findall(head + code.body)))
-    text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", head + code.body)
+    whole = head + "\n".join(code.declarations) + "\n"
+    bindings = tuple(dict.fromkeys(_BINDING.findall(whole)))
+    text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", whole)
     return Source(code.enabled + text, bindings)
 
 
 @lru_cache(1024)
-def _code(shader: Shader) -> _Code:
+def assembled(shader: Shader) -> Code:
     """What `main` reaches of the parts of a shader."""
     texts = needed(shader)
     there = {name: declarations(_ENABLE.sub("", text)) for name, text in texts.items()}
@@ -206,7 +212,7 @@ def _code(shader: Shader) -> _Code:
         for name, value in shader.constants
         if name in used and not is_table(name)
     )
-    return _Code("".join(enabled), constants, "\n".join(body) + "\n", "sizes" in used)
+    return Code("".join(enabled), constants, tuple(body), "sizes" in used)
 
 
 def is_table(name: str) -> bool:

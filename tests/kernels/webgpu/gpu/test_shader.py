@@ -56,7 +56,7 @@ def parts(tmp_path, monkeypatch):
         for name, text in files.items():
             (tmp_path / f"{name}.wgsl").write_text(text)
 
-    cached = (shader.parts_of, shader.source, shader._code)
+    cached = (shader.parts_of, shader.source, shader.assembled)
     for each in cached:
         each.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
