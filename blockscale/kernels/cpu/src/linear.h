@@ -71,7 +71,8 @@ struct Image {
 };
 
 // A weight as the products of planes read it: [panels][cells under the kernel][32][4] codes less their zero
-// points, of four channels each, zeros for those that are none; and the sums of all of an output's.
+// points, of four channels each, zeros for those that are none; and the sums of all of an output's. Where an
+// output sees one channel [panels][cells][32] in float32.
 struct PlaneWeight {
     const int8_t* codes;
     const int32_t* sums;  // [panels * 32]
@@ -155,8 +156,8 @@ struct Linears {
     // The same of x whose channels lie first, so do those of the result, which are numbers and end in no
     // activation. packed: null: products are those of numbers.
     bool (*planes)(const FloatWeight&, const PlaneWeight* packed, const Image&, const Output&, int threads);
-    // Fills the parts of a PlaneWeight, whose outputs see so many channels. False where codes cannot be
-    // multiplied so: without vpdpbusd, or several steps to an output.
+    // Fills the parts of a PlaneWeight, whose outputs see so many channels. False where its codes cannot be
+    // multiplied so: several steps to an output, or several channels without vpdpbusd.
     bool (*pack_planes)(const FloatWeight&, int64_t inner, int8_t* codes, int32_t* sums);
     // `planes` matrices [rows, columns] of numbers of 1, 2 or 4 bytes -> [columns, rows].
     void (*transpose)(int bytes, const void* x, int64_t planes, int64_t rows, int64_t columns, void* y,

@@ -329,7 +329,7 @@ bool LinearWeight::planes(const NativeFormat* format, Image x, QParams given, co
         isa().primitives->steps(spec, {one_block(1), kNoBlocks}, given, &x.step);
         if (!(std::abs(x.step) <= 0x1p90f)) return false;
         x.by = &codes;
-        if (inner > 1) packed = plane_weight(inner);
+        packed = plane_weight(inner);
     }
     if (format && !packed && inner > kMostNumbers) return false;
     return isa().linears->planes(float_, packed, x, y, threads);

@@ -103,33 +103,44 @@ inline void put(float* to, Vector y, int64_t count) {
 #endif
 }
 
-// Numbers of one channel from index `from` on, or their codes less the zero point; in x or in the buffers.
-const float* read_numbers(const Work& p, int64_t channel, int64_t from, int64_t count, Buffers& b) {
-    const float* x = widen(p.x->x, p.x->dtype, channel * p.pixels_in() + from, count, b.wide);
-    if (!p.x->by) return x;
+// Numbers of x that are read together: lines of a channel, from its pixel `from` on.
+struct Lines {
+    int64_t channel, from, count, columns;
+};
+
+// They, or their codes less the zero point, a cell each, into lines that lie so far apart.
+void read_numbers(const Work& p, const Lines& lines, Buffers& b, float* to, int64_t pitch) {
     const Encoder encode = b.encode;
-    for (int64_t i = 0; i < count; i += kFloats) store(b.line + i, encode.whole(some(x + i, count - i)));
-    return b.line;
+    const bool by = p.x->by;
+    int64_t n = lines.columns, first = lines.channel * p.pixels_in() + lines.from;
+    for (int64_t line = 0; line < lines.count; ++line, first += n, to += pitch) {
+        const float* x = widen(p.x->x, p.x->dtype, first, n, b.wide);
+        for (int64_t i = 0; i < n; i += kFloats) {
+            Vector y = some(x + i, n - i);
+            put(to + i, by ? encode.whole(y) : y, n - i);
+        }
+    }
 }
 
 // The codes of up to four channels beside one another.
-const float* read_codes(const Work& p, int64_t channel, int64_t channels, int64_t from, int64_t count,
-                        Buffers& b) {
-    const float* x[kCell];
-    for (int64_t c = 0; c < channels; ++c)
-        x[c] = widen(p.x->x, p.x->dtype, (channel + c) * p.pixels_in() + from, count,
-                     b.wide + c * Buffers::most_read(p));
+void read_codes(const Work& p, const Lines& lines, int64_t channels, Buffers& b, float* to, int64_t pitch) {
     const Encoder encode = b.encode;
-    for (int64_t i = 0; i < count; i += kFloats) {
-        Ints cells{};
-        for (int64_t c = 0; c < channels; ++c) {
-            if (p.x->dtype == Dtype::fp32) __builtin_prefetch(x[c] + kCell * p.pixels_in() + i);
-            Vector whole = encode.whole(some(x[c] + i, count - i));
-            cells |= (__builtin_convertvector(whole, Ints) + p.move) << static_cast<int>(8 * c);
+    const bool fetches = p.x->dtype == Dtype::fp32;
+    int64_t n = lines.columns, pixels = p.pixels_in(), first = lines.channel * pixels + lines.from;
+    for (int64_t line = 0; line < lines.count; ++line, first += n, to += pitch) {
+        const float* x[kCell];
+        for (int64_t c = 0; c < channels; ++c)
+            x[c] = widen(p.x->x, p.x->dtype, first + c * pixels, n, b.wide + c * Buffers::most_read(p));
+        for (int64_t i = 0; i < n; i += kFloats) {
+            Ints cells{};
+            for (int64_t c = 0; c < channels; ++c) {
+                if (fetches) __builtin_prefetch(x[c] + kCell * pixels + i);
+                Vector whole = encode.whole(some(x[c] + i, n - i));
+                cells |= (__builtin_convertvector(whole, Ints) + p.move) << static_cast<int>(8 * c);
+            }
+            put(to + i, (Vector)cells, n - i);
         }
-        store(b.line + i, (Vector)cells);
     }
-    return b.line;
 }
 
 // Every second of n numbers, from the first on.
@@ -148,20 +159,18 @@ void halve(const float* from, int64_t n, float* to) {
 
 // Cells of `lines` lines of x into those of the slab, from cell `left` of each on. Of steps along a line each
 // has a part of its own, so that neighbours of the result are neighbours there.
-void place_lines(const Work& p, const float* cells, int64_t lines, int64_t count, int64_t left, float* to) {
+void split_lines(const Work& p, const float* cells, int64_t lines, int64_t count, int64_t left, float* to) {
     int64_t steps = p.at.stride[2];
     for (int64_t first = 0; first < smaller(steps, count); ++first) {
-        float* part = steps == 1 ? to + left : to + (left + first) % steps * p.phase + (left + first) / steps;
+        float* part = to + (left + first) % steps * p.phase + (left + first) / steps;
         const float* from = cells + first;
         for (int64_t line = 0; line < lines; ++line, from += count, part += p.pitch) {
             int64_t n = count - first;
-            if (steps == 1) {
-                for (int64_t i = 0; i < n; i += kFloats) put(part + i, some(from + i, n - i), n - i);
-            } else if (steps == 2) {
+            if (steps == 2) {
                 halve(from, n, part);
-            } else {
-                for (int64_t i = 0, j = 0; i < n; i += steps, ++j) part[j] = from[i];
+                continue;
             }
+            for (int64_t i = 0, j = 0; i < n; i += steps, ++j) part[j] = from[i];
         }
     }
 }
@@ -176,13 +185,19 @@ void fill_plane(const Work& p, const Band& band, int64_t cell, int64_t plane, Bu
     zeros(p, to, low * p.pitch);
     zeros(p, to + high * p.pitch, (lines - high) * p.pitch);
     if (low == high) return;
-    int64_t columns = p.alone ? band.columns : w.size[2], count = (high - low) * columns;
-    int64_t from = (plane * w.size[1] + first + low) * w.size[2] + band.column;
-    int64_t channel = (band.image * p.x->groups + band.group) * p.inner;
-    const float* cells =
-        p.starts ? read_codes(p, channel + cell * kCell, smaller(kCell, p.inner - cell * kCell), from, count, b)
-                 : read_numbers(p, channel + cell, from, count, b);
-    place_lines(p, cells, high - low, columns, w.padding[2], to + low * p.pitch);
+    Lines read{(band.image * p.x->groups + band.group) * p.inner,
+               (plane * w.size[1] + first + low) * w.size[2] + band.column, high - low,
+               p.alone ? band.columns : w.size[2]};
+    const bool whole = w.stride[2] == 1;
+    float *lines_to = to + low * p.pitch, *cells = whole ? lines_to + w.padding[2] : b.line.get();
+    int64_t pitch = whole ? p.pitch : read.columns;
+    read.channel += p.starts ? cell * kCell : cell;
+    if (p.starts) {
+        read_codes(p, read, smaller(kCell, p.inner - cell * kCell), b, cells, pitch);
+    } else {
+        read_numbers(p, read, b, cells, pitch);
+    }
+    if (!whole) split_lines(p, cells, read.count, read.columns, w.padding[2], lines_to);
 }
 
 void fill_slab(const Work& p, const Band& band, Buffers& b) {
@@ -225,23 +240,25 @@ struct Spot {
     int64_t image, output, pixel, lines, columns;
 };
 
-// A line of sums into the result: as they are, or scaled; in the order of the integer tiles.
+// Lines of sums into the result: as they are, or scaled; in the order of the integer tiles.
 template <bool CODES>
-[[gnu::noinline]] void end_line(const Work& p, int64_t output, const float* sums, int64_t to, int64_t count) {
+[[gnu::noinline]] void end_lines(const Work& p, int64_t output, const float* sums, int64_t stride, int64_t to,
+                                 int64_t lines, int64_t count) {
     using Sums = typename SumOf<CODES>::Type;
     const Vector step = everywhere(p.steps ? p.steps + output : p.bias), bias = everywhere(p.bias + output);
     const Vector x_step = all(p.x->step);
+    const bool plain = p.out.dtype == Dtype::fp32, scaled = p.steps;
     float wide[kWide * kFloats];
-    bool plain = p.out.dtype == Dtype::fp32;
-    float* y = plain ? static_cast<float*>(p.out.y) + to : wide;
-    for (int64_t i = 0; i < count; i += kFloats) {
-        Vector sum = load(sums + i);
-        if constexpr (CODES) sum = __builtin_convertvector((Sums)sum + p.starts[output], Vector);
-        if (p.steps) sum = sum * step;
-        sum = multiply_add(sum, x_step, bias);
-        put(y + i, sum, plain ? count - i : kFloats);
+    for (int64_t line = 0; line < lines; ++line, sums += stride, to += p.at.out[2]) {
+        float* y = plain ? static_cast<float*>(p.out.y) + to : wide;
+        for (int64_t i = 0; i < count; i += kFloats) {
+            Vector sum = load(sums + i);
+            if constexpr (CODES) sum = __builtin_convertvector((Sums)sum + p.starts[output], Vector);
+            if (scaled) sum = sum * step;
+            put(y + i, multiply_add(sum, x_step, bias), plain ? count - i : kFloats);
+        }
+        if (!plain) narrow(wide, p.out.dtype, count, static_cast<uint16_t*>(p.out.y) + to);
     }
-    if (!plain) narrow(wide, p.out.dtype, count, static_cast<uint16_t*>(p.out.y) + to);
 }
 
 // R outputs of L lines of V vectors.
@@ -272,11 +289,8 @@ void sum_tile(const Work& p, const float* x, const float* weight, const Spot& at
             for (int v = 0; v < V; ++v) store(sums[r][l] + v * kFloats, (Vector)sum[r][l][v]);
     int64_t lines = smaller(L, at.lines);
     for (int r = 0; r < R; ++r)
-        for (int64_t l = 0; l < lines; ++l) {
-            int64_t output = at.output + r;
-            int64_t to = (at.image * p.n + output) * p.pixels() + at.pixel + l * p.at.out[2];
-            end_line<CODES>(p, output, sums[r][l], to, at.columns);
-        }
+        end_lines<CODES>(p, at.output + r, sums[r][0], V * kFloats,
+                         (at.image * p.n + at.output + r) * p.pixels() + at.pixel, lines, at.columns);
 }
 
 using SumTile = void (*)(const Work&, const float*, const float*, const Spot&);
@@ -402,10 +416,11 @@ Work plan_of(const FloatWeight& w, const Image& x, const Output& out, bool codes
     return p;
 }
 
-bool by_codes(const FloatWeight& w, const PlaneWeight& packed, const Image& x, const Output& out, int threads) {
-    Work p = plan_of(w, x, out, true);
+bool run_packed(const FloatWeight& w, const PlaneWeight& packed, const Image& x, const Output& out, int threads) {
+    const bool codes = x.window.channels > x.groups;
+    Work p = plan_of(w, x, out, codes);
     p.move = x.by->zero_point - static_cast<int32_t>(x.by->spec->element.low);
-    if (p.move < 0 || p.move > 255) return false;  // no code is 0
+    if (codes && (p.move < 0 || p.move > 255)) return false;  // no code is 0
     int64_t outputs = ceil_div(p.n, kPanel) * kPanel;
     Array<float> steps(outputs), bias(outputs);
     Array<int32_t> starts(outputs);
@@ -414,11 +429,11 @@ bool by_codes(const FloatWeight& w, const PlaneWeight& packed, const Image& x, c
     if (out.bias) memcpy(bias, out.bias, p.n * 4);
     for (int64_t i = 0; i < outputs; ++i) {
         steps[i] = w.steps[smaller(i, p.n - 1) / w.grid.block_rows];
-        starts[i] = -p.move * packed.sums[i];
+        starts[i] = codes ? -p.move * packed.sums[i] : 0;
     }
     find_offsets(p, offsets);
     p.weight = reinterpret_cast<const float*>(packed.codes);
-    p.steps = steps, p.bias = bias, p.starts = starts, p.offsets = offsets;
+    p.steps = steps, p.bias = bias, p.starts = codes ? starts.get() : nullptr, p.offsets = offsets;
     run_all(p, threads);
     return true;
 }
@@ -427,7 +442,7 @@ bool by_codes(const FloatWeight& w, const PlaneWeight& packed, const Image& x, c
 
 bool planes(const FloatWeight& w, const PlaneWeight* packed, const Image& x, const Output& out, int threads) {
     FullPrecision guard;
-    if (packed) return by_codes(w, *packed, x, out, threads);
+    if (packed) return run_packed(w, *packed, x, out, threads);
     Work p = plan_of(w, x, out, false);
     Decoded decoded(w, out.bias, x.by && one_step_each(w));
     if (!decoded.finite(w)) return false;  // times zeros beyond the edges
@@ -439,19 +454,25 @@ bool planes(const FloatWeight& w, const PlaneWeight* packed, const Image& x, con
 }
 
 // [panels][cells under the kernel][32][4]
-bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* codes, int32_t* sums) {
+bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* cells, int32_t* sums) {
     constexpr int64_t kMostTerms = INT32_MAX / (255 * 128);  // whose sums int32 holds
-#if defined(__AVX512VNNI__)
-    if (w.grid.columns > kMostTerms || !one_step_each(w)) return false;
+    if (!one_step_each(w)) return false;
     FullPrecision guard;
     Decoded decoded(w, nullptr, true);
-    int64_t k = w.grid.columns, depth = ceil_div(inner, kCell), terms = k / inner * depth;
-    memset(codes, 0, decoded.outputs * terms * kCell);
+    int64_t k = w.grid.columns;
+    if (inner == 1) {
+        memcpy(cells, decoded.weight, decoded.outputs * k * kCell);
+        return true;
+    }
+#if defined(__AVX512VNNI__)
+    if (k > kMostTerms) return false;
+    int64_t depth = ceil_div(inner, kCell), terms = k / inner * depth;
+    memset(cells, 0, decoded.outputs * terms * kCell);
     memset(sums, 0, decoded.outputs * 4);
     for (int64_t first = 0; first < decoded.outputs; first += kPanel)
         for (int64_t i = 0; i < k; ++i) {
             int64_t term = i / inner * depth + i % inner / kCell;
-            int8_t* to = codes + (first * terms + term * kPanel) * kCell + i % inner % kCell;
+            int8_t* to = cells + (first * terms + term * kPanel) * kCell + i % inner % kCell;
             for (int64_t lane = 0; lane < kPanel; ++lane) {
                 float code = decoded.weight[first * k + i * kPanel + lane];
                 if (!(code >= -128.0f && code <= 127.0f)) return false;
@@ -461,7 +482,7 @@ bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* codes, int32_t* su
         }
     return true;
 #else
-    (void)w, (void)inner, (void)codes, (void)sums, (void)kMostTerms;
+    (void)sums, (void)kMostTerms;
     return false;
 #endif
 }
