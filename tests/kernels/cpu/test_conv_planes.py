@@ -141,7 +141,7 @@ def test_of_integers_it_is_exact(isa: str, groups: int) -> None:
 
 
 def test_the_longest_sums() -> None:
-    """255 * 127 as often as int32 can hold the sum of products of such a size."""
+    """255 * -128 as often as int32 can hold the sum of products of such a size."""
     y, exact = longest(65_793)
     assert (y - exact).abs().max() <= 2.0**7  # an ulp of float32
 
@@ -154,15 +154,15 @@ def test_longer_sums_go_another_way() -> None:
 def longest(channels: int) -> tuple[Tensor, float]:
     """Sums of so many products of the largest codes, and what they are."""
     x = torch.full((1, channels, 1, 2), 255.0)
-    packed = torch.full((2, channels), -127, dtype=torch.int8)
+    packed = torch.full((2, channels), -128, dtype=torch.int8)
     weight = bs.core.operand.operand(
-        packed, QParams(torch.ones(1, 1), None, None), "int8:tensor:fp32", channels
+        packed, QParams(torch.ones(1, 1), None, None), "int8:tensor:fp32:full", channels
     )
     by = Quantizer(torch.ones(1, 1, 1, 1), None, None, "uint8:tensor:fp32")
     rest = ([2, channels, 1, 1], [1, 1], [0, 0], [1, 1], 1)
     with bs.use("cpu"):
         y = conv(x, weight, None, *rest, by)
-    return y.double(), -255.0 * 127 * channels
+    return y.double(), -255.0 * 128 * channels
 
 
 @pytest.mark.parametrize("zero", [0, 1, 254, 255])
