@@ -5,8 +5,9 @@
 
 One image, one thread, float32 in and out, channels first. A layer and its float32 one take turns
 within one process; figures are the least processor time of a call, which other work on the
-machine distorts little. Written to benchmarks/results/NAME.json (convolutions) with hardware,
-versions and commit.
+machine distorts little. It starts itself again with glibc's thresholds raised, as `blockscale
+bench` does: page faults of fresh results would hide all else. Written to
+benchmarks/results/NAME.json (convolutions) with hardware, versions and commit.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from torch import nn
 
 import blockscale as bs
 from benchmarks.record import record
+from blockscale.bench.environment import start_again
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv_way import way
 
@@ -105,6 +107,7 @@ def main() -> None:
     given.add_argument("--only", default="", help="shapes with this in their names")
     given.add_argument("--save", default="convolutions", help="'' for no file")
     options = given.parse_args()
+    start_again()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"instructions": _native.isa()}
     with torch.no_grad():

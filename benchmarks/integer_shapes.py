@@ -7,8 +7,8 @@ one run, one thread, taking turns.
 The shapes of issue 31 (layers of 1024 to 4096 inputs, an MLP, a SwiGLU, a convolution of 4608
 terms, a transformer's block, a small CNN), and linear layers under inputs of 16 bits: torch fp32,
 int8 with float scales lowered to "cpu", and integers alone. Once for each instruction set (--isa;
-each has a process of its own). Writes benchmarks/results/NAME.json (integer_shapes) with hardware,
-versions and commit.
+each has a process of its own, with glibc's thresholds raised as in `blockscale bench`). Writes
+benchmarks/results/NAME.json (integer_shapes) with hardware, versions and commit.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from benchmarks.integers import FLOAT, fused, times
 from benchmarks.record import record
+from blockscale.bench.environment import start_again
 from blockscale.kernels.cpu import _native
 
 WIDE = "int16:tensor:pow2/ceil"
@@ -153,6 +154,7 @@ def main() -> None:
     given.add_argument("--save", default="integer_shapes", help="'' for no file")
     given.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = given.parse_args()
+    start_again()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)
     if options.one:

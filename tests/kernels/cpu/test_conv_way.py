@@ -97,9 +97,9 @@ def test_what_a_ledger_says() -> None:
     one, token = "int8:tensor:fp32", "int8:token:fp32"
     for shape, groups, fmt, found, slow in (
         ([64, 256, 1, 1], 1, one, Way.PLANES, ""),
-        ([64, 256, 1, 1], 1, "", Way.TORCH, "1.1 to 1.9 of float32's time: the same products"),
-        ([64, 64, 1, 1], 1, "", Way.PLANES, "0.9 to 1.2 of float32's time: the same products"),
-        ([64, 3, 7, 7], 1, "", Way.PLANES, ""),
+        ([64, 256, 1, 1], 1, "", Way.TORCH, "1.1 to 1.8 of float32's time: the same products"),
+        ([64, 64, 1, 1], 1, "", Way.PLANES, "0.7 to 1.2 of float32's time: the same products"),
+        ([64, 3, 7, 7], 1, "", Way.PLANES, "of codes decoded first"),
         ([144, 1, 3, 3], 144, one, Way.PLANES, "on images of 28 x 28 and smaller"),
         ([144, 1, 3, 3], 144, "", Way.PLANES, ""),
         ([64, 3, 7, 7], 1, token, Way.DIRECT, "each pixel's codes are decoded first"),
