@@ -220,6 +220,16 @@ def test_x_that_is_not_in_order() -> None:
             assert torch.equal(y, conv(x, weight, *rest, chosen(fmt)))
 
 
+def test_the_same_weight_in_two_shapes_which_may_go_another_way() -> None:
+    """[8, 36] as four channels under 3 x 3 cells, 36 under one, and one under 6 x 6."""
+    x, weight, rest = made((4, 8, 1, (3, 3), (1, 1), (1, 1), (1, 1), (9, 8)))
+    check(x, weight, rest, chosen("int8"))
+    bias, settings = rest[0], ([1, 1], [0, 0], [1, 1], 1)
+    check(torch.randn(2, 36, 9, 8), weight, (bias, [8, 36, 1, 1], *settings), chosen("int8"))
+    check(torch.randn(2, 1, 9, 8), weight, (bias, [8, 1, 6, 6], *settings), chosen("int8"))
+    check(x, weight, rest, chosen("int8"))
+
+
 def test_a_weight_that_changes_in_place() -> None:
     x, weight, rest = made(SHAPES[0])
     check(x, weight, rest, chosen("int8"))

@@ -295,6 +295,8 @@ bool LinearWeight::direct(Image x, const void* scale, const Output& y, int threa
 const PlaneWeight* LinearWeight::plane_weight(int64_t inner) {
     const Linears* linears = isa().linears;
     std::lock_guard<std::mutex> guard(lock_);
+    if (plane_inner_ != 0 && plane_inner_ != inner) return nullptr;  // the same codes in another shape
+    plane_inner_ = inner;
     State& state = plane_state_[linears];
     if (state == State::unknown) {
         int64_t panels = (float_.grid.rows + kPanel - 1) / kPanel;

@@ -67,6 +67,7 @@ private:
     Numbers<int8_t> plane_codes_;
     Numbers<int32_t> plane_sums_;
     PlaneWeight plane_;
+    int64_t plane_inner_ = 0;  // channels that an output sees, of the first convolution with this weight
     std::map<const Linears*, int64_t> few_;  // by instruction set: to find it reads all of the weight
 };
 
