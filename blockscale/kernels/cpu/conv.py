@@ -18,11 +18,19 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv_way import Way, by_patches, chosen, shares_a_scale
 from blockscale.kernels.cpu.dequantize import dequantize
-from blockscale.kernels.cpu.direct_conv import Image, channels_last, direct
+from blockscale.kernels.cpu.direct_conv import Image, direct
 from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.fused_linear import Result, from_codes, given_parts
 from blockscale.kernels.cpu.linear import float_bias, row_block
-from blockscale.kernels.cpu.native import DTYPES, addresses, floats, known, native, threads
+from blockscale.kernels.cpu.native import (
+    DTYPES,
+    addresses,
+    channels_last,
+    floats,
+    known,
+    native,
+    threads,
+)
 from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.cpu.quantize import patterns
 from blockscale.kernels.operand import new

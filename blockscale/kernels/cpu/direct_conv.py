@@ -4,16 +4,13 @@
 The weight is decoded to float32 at each call: 4 bytes an element, which the call gives back.
 """
 
-from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from blockscale.core.reference import QParams
-from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.fused_linear import Result, ended
 from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
-from blockscale.kernels.operand import new
 
 
 class Image(NamedTuple):
@@ -54,19 +51,3 @@ def direct(
         ),
         shape, result,
     )  # fmt: skip
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """x [batch, channels, *size], elements of 1, 2 or 4 bytes -> [batch, *size, channels]."""
-    last = x.movedim(1, -1)
-    if last.is_contiguous():
-        return last
-    x = x.contiguous()
-    batch, channels, *size = x.shape
-    y = new((batch, *size, channels), x.dtype)
-    if x.numel():
-        pixels = prod(size)
-        _native.transpose(
-            x.itemsize, x.data_ptr(), batch, channels, pixels, y.data_ptr(), threads()
-        )
-    return y

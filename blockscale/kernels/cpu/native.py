@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
-from blockscale.kernels.operand import Storage, in_order
+from blockscale.kernels.operand import Storage, in_order, new
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements: `Family` of src/spec.h
@@ -93,6 +94,22 @@ def floats(x: Tensor) -> tuple[Tensor, int]:
     if x.is_contiguous() and x.data_ptr() % x.itemsize == 0:  # nearly always: a call less
         return x, kind
     return in_order(x), kind
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """x [batch, channels, *size], elements of 1, 2 or 4 bytes -> [batch, *size, channels]."""
+    last = x.movedim(1, -1)
+    if last.is_contiguous():
+        return last
+    x = x.contiguous()
+    batch, channels, *size = x.shape
+    y = new((batch, *size, channels), x.dtype)
+    if x.numel():
+        pixels = prod(size)
+        _native.transpose(
+            x.itemsize, x.data_ptr(), batch, channels, pixels, y.data_ptr(), threads()
+        )
+    return y
 
 
 def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:

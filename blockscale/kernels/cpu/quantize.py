@@ -9,8 +9,10 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import (
+    DTYPES,
     Native,
     addresses,
+    channels_last,
     floats,
     known,
     native,
@@ -27,11 +29,20 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     if by.scale is None:
         return choose_quantize(x, by.fmt, by.seed)[0]
     n = native(by.fmt)
+    if x.ndim > 2 and not x.is_contiguous() and _lies_first(x, n, by.scale):
+        return channels_last(quantize(x.movedim(-1, 1), by))
     x, dtype = floats(x)
     parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
     if x.numel() == 0:
         return n.new_packed(x.shape)
     return _run(n, x, dtype, parts, by.seed, given=True)
+
+
+def _lies_first(x: Tensor, n: Native, scale: Tensor) -> bool:
+    """Whether x [batch, *size, channels] lies channels first, and its codes may: bytes under one
+    scale, which are sooner turned than numbers."""
+    alike = n.bytewise and n.bits == 8 and not n.drawn and scale.numel() == 1 and x.is_cpu
+    return alike and x.dtype in DTYPES and x.movedim(-1, 1).is_contiguous()
 
 
 @kernel("choose_quantize", backend="cpu", supports=known)

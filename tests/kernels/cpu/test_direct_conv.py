@@ -12,7 +12,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.core.pack import to_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu.conv_way import Way
-from blockscale.kernels.cpu.direct_conv import channels_last
+from blockscale.kernels.cpu.native import channels_last
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
 from tests.support.cpu_activate import EXACT

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import blockscale as bs
+from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import wrong
 from tests.support.cpu_primitives import DTYPES as BY_NAME
 from tests.support.cpu_primitives import ROUNDINGS
@@ -120,3 +123,20 @@ def test_random_numbers(seed: tuple[int, int]) -> None:
 )
 def test_seeds_in_any_memory(seed: Tensor) -> None:
     assert wrong(torch.randn(4, 40), "int8:token:fp32:stochastic", seed) == []
+
+
+@pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "e4m3:tensor:fp32"])
+def test_numbers_that_lie_channels_first(fmt: str) -> None:
+    """Under one scale bytes are turned in their place: the same codes, in order; others are not."""
+    for shape in ((2, 5, 7, 3), (1, 64, 33), (2, 3, 4, 5, 6), (0, 3, 4, 5)):
+        x = torch.randn(shape).movedim(1, -1)
+        scale = torch.full((1,) * x.ndim, 0.02)
+        zero = torch.full(scale.shape, 100, dtype=torch.int32) if "asym" in fmt else None
+        by = Quantizer(scale, zero, None, fmt)
+        for given in (x, x.to(torch.bfloat16), x[..., ::2], x.transpose(0, 1)):
+            with bs.use("reference"):
+                expected = P.quantize(given, by)
+            with bs.use("cpu"):
+                codes = P.quantize(given, by)
+            assert codes.is_contiguous() and codes.dtype == expected.dtype
+            assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
