@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is first imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,7 +20,7 @@ import torch
 
 from tests.support.durations import FILE, Durations
 from tests.support.schedule import Budget
-from tests.support.some import beyond_pairs, mark_slow
+from tests.support.some import beyond_pairs, is_left_out, left_out_by, mark_slow
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
@@ -54,6 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
     seconds = config.getoption("--budget")
     if seconds is not None:
         config.pluginmanager.register(Budget(seconds, config.getoption("--base")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> Any:
+    """No items for the cases of tests that `-m` leaves out as a whole: twelve thousand of them."""
+    marks = left_out_by(collector.config.option.markexpr)
+    if marks and name.startswith("test_") and not any("::" in arg for arg in collector.config.args):
+        return [] if is_left_out(collector, obj, marks) else None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.some import beyond_pairs, covering, crossed
+from tests.support.some import beyond_pairs, covering, crossed, is_left_out, left_out_by
 
 
 def grid(*sizes: int) -> list[tuple[int, ...]]:
@@ -88,3 +88,21 @@ def test_pairs_of_decorators_and_fixtures() -> None:
     assert 18 <= len(kept) <= 32
     for a, b in ((0, 1), (0, 3)):
         assert len({(place[a], place[b]) for place in kept}) == 18
+
+
+def test_marks_that_leave_a_test_out() -> None:
+    assert left_out_by("not slow and not gpu and not clients") == {"slow", "gpu", "clients"}
+    assert left_out_by("not slow") == {"slow"} and left_out_by("gpu and not slow") == {"slow"}
+    for all_may_run in ("", "slow", "slow or not slow", "not (slow and gpu)"):
+        assert left_out_by(all_may_run) == set()
+
+
+def test_a_function_is_left_out_by_its_own_mark_and_its_modules() -> None:
+    fast, slow = SimpleNamespace(), SimpleNamespace(pytestmark=[pytest.mark.slow.mark])
+    cases = SimpleNamespace(pytestmark=[pytest.mark.parametrize("a", [1]).mark])
+    plain = SimpleNamespace(iter_markers=list)
+    marked = SimpleNamespace(iter_markers=lambda: [pytest.mark.gpu.mark])
+    found = [is_left_out(plain, each, {"slow", "gpu"}) for each in (fast, slow, cases)]
+    assert found == [False, True, False]
+    assert is_left_out(marked, fast, {"slow", "gpu"}) and not is_left_out(marked, fast, {"slow"})
+    assert not is_left_out(plain, slow, set())

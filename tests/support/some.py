@@ -84,6 +84,20 @@ def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             if place not in kept[test]]  # fmt: skip
 
 
+def left_out_by(expression: str) -> set[str]:
+    """The marks with which `-m` leaves a test out whatever its others are: those of "not a and b"."""
+    if " or " in f" {expression} " or "(" in expression:
+        return set()
+    parts = [part.strip() for part in expression.split(" and ")]
+    return {part.removeprefix("not ").strip() for part in parts if part.startswith("not ")}
+
+
+def is_left_out(collector: pytest.Collector, test: object, marks: set[str]) -> bool:
+    """Whether a function, or the module or class that it lies in, has one of the marks."""
+    own = {mark.name for mark in getattr(test, "pytestmark", ())}
+    return bool(marks & own) or any(mark.name in marks for mark in collector.iter_markers())
+
+
 def mark_slow(items: Iterable[pytest.Item]) -> None:
     """Of each test that is marked `some(N)`, one case in N stays fast, the first one among them.
 

@@ -86,7 +86,7 @@ class Odd(nn.Module):
         ("the input of '0' .*: a sum needs one scale, and this has one for each channel", channels),
         ("'0' pads with 'reflect': only zeros are supported", reflecting),
         ("the weight of '0' is int8:channel0:fp32: .*power", lambda: linear("int8:channel0:fp32")),
-        ("the weight of '0' is e2m1.*codes are neither integers", lambda: linear("e2m1:tensor:e8m0")),
+        ("the weight of '0' is e2m1.* are neither integers", lambda: linear("e2m1:tensor:e8m0")),
         ("the weight of '0' is uint4.*zero points of type fp32 are no", typed),
         ("the weight of '0' .*within a sum.*'channel0' or", lambda: linear("int8:group4:e8m0")),
         ((

@@ -3,12 +3,14 @@
 tests/conftest.py sets TRITON_INTERPRET."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from blockscale.kernels import registry
+from tests.support.interpreted import replace_once
 
 MISSING = importlib.util.find_spec("triton") is None
 UNTRIED = [
@@ -16,6 +18,8 @@ UNTRIED = [
     *("device/*", "matmul/*", "primitives/*", "replay/*"),
 ]
 collect_ignore_glob = UNTRIED if MISSING else []  # they import kernels
+if not MISSING and os.environ.get("TRITON_INTERPRET") == "1":
+    replace_once()
 
 
 @pytest.fixture(autouse=True, scope="package")

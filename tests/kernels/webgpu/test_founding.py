@@ -56,7 +56,7 @@ def typed(*ways: str) -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("case", "dtype", "by"), typed(*BY))
 def test_quantize(case: Given, dtype: torch.dtype, by: str, storage: str) -> None:
@@ -112,7 +112,7 @@ def choices() -> list[Any]:
     return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in CHOSEN]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("case", choices(), ids=name)
 def test_choose_qparams(case: Chosen) -> None:
     fmt = founding.format_of(case)

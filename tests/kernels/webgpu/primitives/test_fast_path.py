@@ -54,7 +54,7 @@ def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 8)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("fmt", "dtype", "what"), KINDS)
 def test_what_is_made(fmt: str, dtype: torch.dtype, what: str) -> None:
     x = numbers(fmt, dtype)
@@ -130,7 +130,7 @@ TIED = ("int8:group32:fp32", "int4", "int2:group32:fp32", "e4m3:group32:fp32", "
         "nvfp4", "nf4", "uint8:group32:fp32:asym")  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("fmt", "dtype", "what"), list(product(TIED, (FULL, HALF), ("codes", "values")))
 )

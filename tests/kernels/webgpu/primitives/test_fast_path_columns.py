@@ -33,7 +33,7 @@ def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 8)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("fmt", "dtype", "what"), list(product(FORMATS, (FULL, HALF), ("codes", "values")))
 )

@@ -15,7 +15,7 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "chunks_of_one", lambda *_: 1)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.usefixtures("_as_on_gpus")
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Triton's interpreter, which replaces the functions of triton.language once a launch.
+
+By itself (3.6) it does so again at each call of a device function, though they stay replaced until
+the launch ends, and looks for them among all members of five modules and classes each time: half of
+what our kernels take in it.
+"""
+
+import inspect
+from functools import cache
+from typing import Any
+
+_launches = [0]  # how many run: one may start another
+
+
+def replace_once() -> None:
+    """From now on, in this process, where nothing was launched yet."""
+    from triton.runtime import interpreter
+
+    launch, function = interpreter.GridExecutor, interpreter.InterpretedFunction
+    if hasattr(function.__call__, "once"):
+        return
+    run, call, replace = launch.__call__, function.__call__, interpreter._patch_lang
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _launches[0] += 1
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _launches[0] -= 1
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _launches[0]:
+            return call(self, *args, **kwargs)
+        try:
+            return self.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    def replaced(seen: Any) -> Any:
+        """Also what the functions that it calls see, as those of triton.language itself do."""
+        return replace(_Seeing({"tl": interpreter.tl, "core": interpreter.tl.core}))
+
+    def builtins(place: Any, builder: Any, scope: Any) -> None:
+        for name, member in _builtins(place):
+            if getattr(place, name) is member:
+                interpreter._patch_attr(place, name, member, builder, scope)
+
+    called.once = True  # type: ignore[attr-defined]
+    launch.__call__, function.__call__ = launched, called
+    interpreter._patch_lang, interpreter._patch_builtin = replaced, builtins
+
+
+class _Seeing:
+    """A function, of which the interpreter asks what it sees."""
+
+    def __init__(self, names: dict[str, Any]):
+        self.__globals__ = names
+
+
+@cache
+def _builtins(place: Any) -> list[tuple[str, Any]]:
+    """The functions of a module or class that the compiler has, as they are before a launch."""
+    from triton.language.core import is_builtin
+
+    return [(name, member) for name, member in inspect.getmembers(place) if is_builtin(member)]
