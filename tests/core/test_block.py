@@ -12,7 +12,7 @@ from blockscale.core.block import LARGEST, Blocks, read_block
 from tests.support.exact import block_of, layout, mean_magnitude
 from tests.support.strategies import ODD, SHAPES, blocks
 
-QUICK = settings(max_examples=120, derandomize=True, deadline=None)
+QUICK = settings(max_examples=300, derandomize=True, deadline=None)
 
 
 @st.composite
@@ -197,7 +197,7 @@ def cases(draw) -> tuple[str, tuple[int, ...], list[float]]:
     return draw(blocks(len(shape))), shape, draw(st.lists(value, min_size=count, max_size=count))
 
 
-@settings(deadline=None, max_examples=100, derandomize=True)
+@settings(deadline=None, max_examples=200, derandomize=True)
 @given(cases())
 def test_ranges_of_every_block(case) -> None:
     name, shape, values = case

@@ -46,7 +46,7 @@ def replace_once() -> None:
             if getattr(place, name) is member:
                 interpreter._patch_attr(place, name, member, builder, scope)
 
-    called.once = True  # type: ignore[attr-defined]
+    called.once = True
     launch.__call__, function.__call__ = launched, called
     interpreter._patch_lang, interpreter._patch_builtin = replaced, builtins
 

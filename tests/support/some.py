@@ -85,7 +85,7 @@ def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def left_out_by(expression: str) -> set[str]:
-    """The marks with which `-m` leaves a test out whatever its others are: those of "not a and b"."""
+    """The marks with which `-m` leaves a test out whatever its others are: of "not a and b"."""
     if " or " in f" {expression} " or "(" in expression:
         return set()
     parts = [part.strip() for part in expression.split(" and ")]

@@ -195,7 +195,7 @@ def test_merging_counts_what_both_saw(spec: str) -> None:
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(floats, min_size=1, max_size=6), min_size=1, max_size=5),
     st.randoms(use_true_random=False),

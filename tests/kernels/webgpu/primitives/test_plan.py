@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from blockscale.core.catalog import CATALOG
-from blockscale.core.parse import parse
+from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
 from blockscale.kernels.webgpu.primitives import fast_path_sums, plan
