@@ -4,7 +4,7 @@
 import copy
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,14 +114,22 @@ CASES = {
 }  # fmt: skip
 
 
-def files(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[File]:
+def files(
+    model: nn.Module,
+    tokens: Mapping[str, Tensor],
+    targets: Iterable[str] | None = None,
+    converted: Mapping[Recipe, nn.Module] | None = None,
+) -> Iterator[File]:
     """A file of a BERT encoder of transformers for each target, written, read and run.
 
     tokens: input_ids and what goes with them, [at most 64 sentences, at most 64 tokens]
+    targets: names in CASES; None for all
+    converted: graphs of the whole model that are there already, by their recipes, with free sizes
     """
     reasons = {target.name: target.unavailable for target in exporters.targets()}
-    made: dict[str, nn.Module] = {}  # two targets have one graph
-    for target, case in CASES.items():
+    made = {f"{_spelled(recipe)} None": graph for recipe, graph in (converted or {}).items()}
+    for target in CASES if targets is None else targets:  # two targets have one graph
+        case = CASES[target]
         reason = reasons[target] or _not_installed(case.package, target)
         note = _OCCURRING if case.recipe is None else None
         if reason is not None:

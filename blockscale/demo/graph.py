@@ -5,8 +5,8 @@ import copy
 import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,14 +35,14 @@ RECIPES: dict[str, tuple[Recipe, Recipe]] = {  # name: of the graph, of the modu
     ),
 }
 ROWS, TOKENS = 32, 64
-_RUNS = 5
+_RUNS = 3
 
 
 @dataclass(frozen=True)
 class Step:
     """One line: a step's seconds, the bytes of the program after it, the smallest cosine of the
     sentence embeddings to float's, and its time over that of quantized modules; None where a step
-    leaves no such thing."""
+    leaves no such thing, or as much as the one before (the bytes of what is fused)."""
 
     recipe: str
     name: str
@@ -52,37 +52,62 @@ class Step:
     to_modules: float | None = None
 
 
-def steps(model: nn.Module, tokens: Mapping[str, Tensor]) -> Iterator[Step]:
+def steps(
+    model: nn.Module,
+    tokens: Mapping[str, Tensor],
+    recipes: Iterable[str] = RECIPES,
+    converted: dict[Recipe, fx.GraphModule] | None = None,
+) -> Iterator[Step]:
     """The flow on an encoder of transformers, step by step, for each recipe.
 
     tokens: input_ids and what goes with them, [sentences, length]; batch and length stay free
+    recipes: names in RECIPES
+    converted: is given each recipe's graph, for the files of export targets (`exports.files`)
     """
     program, seconds = _timed(lambda: program_of(model, tokens))
     yield Step("", "export", seconds)
     with torch.no_grad():
         expected = embedded(model(**tokens), tokens)
-    for name, (recipe, of_modules) in RECIPES.items():
-        yield from _flow(name, recipe, program, tokens, expected, _modules(model, of_modules))
+    for name in recipes:
+        recipe, of_modules = RECIPES[name]
+        flow = _Flow(name, tokens, expected)
+        prepared, seconds = _timed(lambda: calibrated(program, recipe, tokens))  # noqa: B023
+        yield Step(name, "prepare, calibrate", seconds)
+        graph, seconds = _timed(lambda: convert(prepared))  # noqa: B023
+        if converted is not None:
+            converted[recipe] = graph
+        yield flow.measured("convert", seconds, graph, sized=True)
+        yield from flow.lowered(graph, _modules(model, of_modules))
 
 
-def _flow(
-    name: str,
-    recipe: Recipe,
-    program: Any,
-    tokens: Mapping[str, Tensor],
-    expected: Tensor,
-    modules: nn.Module,
-) -> Iterator[Step]:
-    prepared, seconds = _timed(lambda: calibrated(program, recipe, tokens))
-    yield Step(name, "prepare, calibrate", seconds)
-    graph, seconds = _timed(lambda: convert(prepared))
-    yield _measured(name, "convert", seconds, graph, tokens, expected)
-    graph, seconds = _timed(lambda: fuse(graph))
-    yield _measured(name, "fuse", seconds, graph, tokens, expected)
-    target = "cpu" if targets()["cpu"] is None else "reference"
-    graph, seconds = _timed(lambda: lower(graph, target))
-    step = _measured(name, f"lower to {target}", seconds, graph, tokens, expected)
-    yield Step(name, step.name, seconds, step.program_bytes, step.cosine, _ratio(graph, modules))
+@dataclass(frozen=True)
+class _Flow:
+    """A recipe's steps after its graph is converted. expected: sentence embeddings of float."""
+
+    name: str
+    tokens: Mapping[str, Tensor]
+    expected: Tensor
+
+    def lowered(self, graph: fx.GraphModule, modules: nn.Module) -> Iterator[Step]:
+        """Fused, then lowered to kernels and timed beside modules."""
+        fused, seconds = _timed(lambda: fuse(graph))
+        yield self.measured("fuse", seconds, fused)
+        target = "cpu" if targets()["cpu"] is None else "reference"
+        low, seconds = _timed(lambda: lower(fused, target))
+        step = self.measured(f"lower to {target}", seconds, low, sized=True)
+        yield replace(step, to_modules=_ratio(low, modules))
+
+    def measured(
+        self, step: str, seconds: float, graph: fx.GraphModule, sized: bool = False
+    ) -> Step:
+        """The line of a step: its result's embeddings, and its size where that is asked for."""
+        file = io.BytesIO()
+        if sized:
+            torch.export.save(exported(graph), file)
+        with torch.no_grad():
+            found = embedded(graph(**self.tokens), self.tokens)
+        cosine = float((found * self.expected).sum(-1).min())
+        return Step(self.name, step, seconds, file.getbuffer().nbytes or None, cosine)
 
 
 def calibrated(program: Any, recipe: Recipe, tokens: Mapping[str, Tensor]) -> Prepared:
@@ -92,22 +117,6 @@ def calibrated(program: Any, recipe: Recipe, tokens: Mapping[str, Tensor]) -> Pr
         prepared = prepare(program, recipe, observer="min_max")
     calibrate(prepared, [dict(tokens)], progress=False)
     return prepared
-
-
-def _measured(
-    recipe: str,
-    name: str,
-    seconds: float,
-    graph: fx.GraphModule,
-    tokens: Mapping[str, Tensor],
-    expected: Tensor,
-) -> Step:
-    file = io.BytesIO()
-    torch.export.save(exported(graph), file)
-    with torch.no_grad():
-        found = embedded(graph(**tokens), tokens)
-    cosine = float((found * expected).sum(-1).min())
-    return Step(recipe, name, seconds, file.getbuffer().nbytes, cosine)
 
 
 def program_of(

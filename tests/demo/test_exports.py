@@ -56,6 +56,16 @@ def test_a_file(small, capfd, monkeypatch, target):
     assert not said.err and not said.out  # a table is being made
 
 
+def test_graphs_that_are_there_are_used(small, monkeypatch):
+    """What the flow of the program converted is what the file holds; other targets do not ask."""
+    model, tokens = small
+    recipe = CASES["program"].recipe
+    graph = exports._quantized(model, recipe, tokens)
+    monkeypatch.setattr(exports, "_quantized", None)  # is not called
+    (made,) = files(model, tokens, ["program"], {recipe: graph})
+    assert LEAST["program"] < made.cosine < 1 and made.layers == 3
+
+
 def test_recipes_do_what_they_say(small, tmp_path):
     """The small encoder's weights in the files are codes; embeddings where there is place."""
     model, tokens = small

@@ -52,3 +52,8 @@ def test_the_float_row(demo):
     row = demo.float_row
     assert (row.bits_per_weight, row.sqnr, row.cosine_min) == (32.0, math.inf, 1.0)
     assert 90_800_000 < row.file_bytes < 91_000_000  # README: 90.9 MB
+
+
+def test_energy_is_summed_in_float64():
+    x = torch.full((3 * 2**20,), 0.1)  # in float32 a sum of 3 million terms is 1e-6 off, or more
+    assert run._energy(x) == pytest.approx(3 * 2**20 * float(x[0]) ** 2, rel=1e-9)

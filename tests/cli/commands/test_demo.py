@@ -46,8 +46,23 @@ class Invented:
 @pytest.fixture(autouse=True)
 def _invented(monkeypatch):
     monkeypatch.setattr(demo, "Demo", Invented)
-    monkeypatch.setattr(demo, "steps", lambda model, tokens: iter(STEPS))
-    monkeypatch.setattr(demo, "files", lambda model, tokens: iter(FILES))
+    monkeypatch.setattr(demo, "steps", lambda *args: asked.append(args[2:]) or iter(STEPS))
+    monkeypatch.setattr(demo, "files", lambda *args: asked.append(args[2:]) or iter(FILES))
+    asked.clear()
+
+
+asked = []  # names of programs and the graphs that they leave, names of targets and those graphs
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_takes_long_is_shown_on_demand(monkeypatch, everything):
+    monkeypatch.setenv("COLUMNS", "160")
+    text = CliRunner().invoke(app, ["demo", *["--all"] * everything]).stdout
+    (programs, left), (targets, used) = asked
+    assert left is used
+    assert programs == ["int8", *["mxfp8"] * everything]
+    assert ("executorch" in targets) == everything and {"program", "onnx", "c"} < set(targets)
+    assert ("blockscale demo --all shows them" in " ".join(text.split())) == (not everything)
 
 
 def read(line: str) -> tuple[str, list[str]] | None:
