@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "four fifths are its signature and the docstring of its twelve options",
     ),
     "selection/recommend.py:recommend": (
-        54,
+        56,
         "three quarters are its signature and the docstring of its eleven options",
     ),
     "cli/commands/recommend.py:recommend": (
@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         54,
         "four fifths are its signature and the docstring of its options",
     ),
-    "reporting/model/report.py:report": (
+    "reporting/model/page.py:report": (
         45,
         "half are its signature and the docstring of its options",
     ),

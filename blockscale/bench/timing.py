@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from blockscale.core.torch_private import sleep_on_gpu
+
 _SAMPLE = 5e-4  # seconds: what is shorter is called several times in one sample
 _MOST_CALLS = 1000
 _LEAST_ROUNDS = 3
@@ -67,7 +69,7 @@ def _wall(call: Callable[[], Any], times: int) -> float:
 def _events(call: Callable[[], Any], times: int) -> float:
     """A GPU's own time. It is kept busy at first, so that it never waits for the next call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_HEAD_START)
+    sleep_on_gpu(_HEAD_START)
     start.record()
     for _ in range(times):
         call()

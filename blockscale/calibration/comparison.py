@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from blockscale.calibration.batches import Batches, call, inference
 from blockscale.calibration.errors import (
@@ -25,6 +24,7 @@ from blockscale.calibration.input_stats import Callback, features_last, watch
 from blockscale.calibration.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.pack import to_stored
+from blockscale.core.torch_private import pytree
 from blockscale.core.work import Progress
 from blockscale.layers.guards import check_model
 from blockscale.layers.layer import QLayer

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import quoted
 from blockscale.evaluation.figures import Parts
 from blockscale.evaluation.kinds import Measured

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.evaluation.figures import Parts
 
 KINDS = ("next-token", "labels", "classes", "outputs")

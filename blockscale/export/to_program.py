@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adoption.program import adopted, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.adoption.quantize_fx import from_quantize_fx, is_quantize_fx

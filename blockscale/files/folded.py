@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from blockscale.core.torch_private import BatchNorm
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.apply import swap
@@ -45,7 +45,7 @@ def _without(
     norm, conv = model.get_submodule(name), _layer(model, source, name, layer)
     if type(norm) is nn.Identity:
         return norm
-    if not isinstance(norm, _BatchNorm) or norm.num_features != conv.out_channels:
+    if not isinstance(norm, BatchNorm) or norm.num_features != conv.out_channels:
         raise FileError(
             f"{source.path}: {name} is folded into {layer}, which has {conv.out_channels} outputs; "
             f"this model's {name} is {norm}: build the model it was made from"

@@ -4,8 +4,8 @@ them. The graph's own modules are changed, never the tensors, which other models
 
 import torch
 from torch import Tensor, fx, nn
-from torch._guards import detect_fake_mode
 
+from blockscale.core.torch_private import detect_fake_mode
 from blockscale.graph.nodes import SCOPE
 
 

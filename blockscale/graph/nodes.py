@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
 
 from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.torch_private import detect_fake_mode, enable_python_dispatcher
 from blockscale.graph.pickled import State, note
 from blockscale.ops import primitives
 

@@ -17,12 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.core.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    constant_source,
+    pytree,
+)
 
 # What a graph of ours knows beside its nodes; it stays with the graph module through copies.
 
@@ -175,12 +180,11 @@ class _Reader:
 
     def size(self, term: Any, hint: Any, hints: Mapping[Any, tuple[int, Any]]) -> Any:
         """A free size again."""
-        from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         for symbol, (value, limits) in hints.items():
             if symbol not in self.symbols:
-                source = ConstantSource(str(symbol))
+                source = constant_source(str(symbol))
                 new = self.shapes.create_symbol(
                     value, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
                 )

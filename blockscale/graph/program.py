@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.graph.nodes import described
 from blockscale.graph.pickled import Graph, State, set_state, state
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blockscale.core.torch_private import weight_norm
+
 Shape = tuple[int, ...]
 
 _KINDS = {  # {how: the ends of its parts' names, parametrized and hooked; the longest part first}
@@ -57,7 +59,7 @@ class StoredComputed(NamedTuple):
         with torch.no_grad():
             if self.how == "weight_norm":
                 v, g = parts
-                return torch._weight_norm(v, g, self.dims[0])
+                return weight_norm(v, g, self.dims[0])
             original, u, v = parts
             matrix = _matrix(original, self.dims[0])
             for dim in self.dims[1:]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from blockscale.core.pack import grouped_layout
 from blockscale.core.recipe import Scheme
+from blockscale.core.torch_private import ConvTransposeNd
 from blockscale.layers.conv import Convolution
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
@@ -61,7 +62,7 @@ def added_sizes(like: Any, x: Tensor, output_size: Sizes | None) -> list[int]:
     """
     asked = None if output_size is None else list(output_size)
     settings = like.stride, like.padding, like.kernel_size, len(like.kernel_size), like.dilation
-    return list(nn.modules.conv._ConvTransposeNd._output_padding(like, x, asked, *settings))
+    return list(ConvTransposeNd._output_padding(like, x, asked, *settings))
 
 
 def replacement(kind: type) -> type[QLayer] | None:

@@ -14,6 +14,7 @@ from blockscale.core.elements.integer import Integer
 from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.recipe import Scheme
+from blockscale.core.torch_private import ConvNd
 from blockscale.layers.decisions import why_not_bias_format, why_not_dtype
 from blockscale.layers.layer import QLayer
 
@@ -30,7 +31,7 @@ _COMPUTED = (
 
 def looks_like_a_layer(module: nn.Module) -> bool:
     """Whether it is a relative of layers that are replaced: it is not passed over silently."""
-    return isinstance(module, (*_RELATIVES, nn.modules.conv._ConvNd))
+    return isinstance(module, (*_RELATIVES, ConvNd))
 
 
 def why_adapter(model: nn.Module, name: str) -> str:

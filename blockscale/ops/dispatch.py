@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
+
+from blockscale.core.torch_private import (
+    disable_modes,
+    dispatch_keys,
+    dispatch_modes,
+    forward_level,
+    function_modes,
+    innermost_transform,
+    profiler_on,
+    tracing_state,
+)
 
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VALUES = frozenset((type(None), str, int, float, bool, torch.dtype))
 _is_compiling = torch.compiler.is_compiling
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_function_modes = torch._C._is_torch_function_mode_enabled
-_profiler = torch._C._autograd._profiler_enabled
-_tracing = torch._C._get_tracing_state
-_keys_of = torch._C._dispatch_keys
 _plain: set[int] = set()  # dispatch keys that were seen to be those of plain tensors, or fewer
 
 
@@ -28,12 +31,12 @@ def alone(args: tuple[Any, ...]) -> bool:
     """
     if (
         _is_compiling()
-        or _modes()
-        or _transforms()
-        or _function_modes()
-        or _profiler()
-        or _tracing()
-        or forward_ad._current_level >= 0
+        or dispatch_modes()
+        or innermost_transform()
+        or function_modes()
+        or profiler_on()
+        or tracing_state()
+        or forward_level() >= 0
     ):
         return False
     grad = torch.is_grad_enabled()
@@ -48,7 +51,7 @@ def alone(args: tuple[Any, ...]) -> bool:
             ):
                 continue
             return False
-        if _keys_of(arg).raw_repr() not in _plain and not _is_plain(arg):
+        if dispatch_keys(arg).raw_repr() not in _plain and not _is_plain(arg):
             return False
         if grad and arg.requires_grad:
             return False
@@ -71,7 +74,7 @@ def nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
             _plain.add(raw)  # nothing that plain tensors have not
         else:
             return False
-    if forward_ad._current_level >= 0:
+    if forward_level() >= 0:
         return False
     if torch.is_grad_enabled():
         for arg in args:
@@ -85,7 +88,7 @@ def nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it has memory of its own and nothing is put off: strided, not negated, not 0."""
-    keys = _keys_of(tensor).raw_repr()
+    keys = dispatch_keys(tensor).raw_repr()
     if keys not in _plain_keys(tensor.device.type):
         return False
     _plain.add(keys)
@@ -100,6 +103,6 @@ def _plain_keys(device: str) -> frozenset[int]:
     found = set()
     for inference in (False, True):
         # without modes: under that of fake tensors, what torch makes here is no plain tensor
-        with _disable_current_modes(), torch.inference_mode(inference):
-            found.add(_keys_of(torch.empty(0, device=device)).raw_repr())
+        with disable_modes(), torch.inference_mode(inference):
+            found.add(dispatch_keys(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from blockscale.core.torch_private import (
+    AFTER_AUTOGRAD,
+    BelowAutograd,
+    any_requires_grad,
+    forward_level,
+    innermost_transform,
+    set_forward_grad,
+    single_level,
+)
+
 if TYPE_CHECKING:
     from blockscale.ops.op import Op
 
-transforms = torch._C._functorch.peek_interpreter_stack
 _unpacked: Any = forward_ad.unpack_dual
 _paired: Any = forward_ad.make_dual
 
@@ -29,19 +38,18 @@ def one_level(
     save: takes a context, the op's flat arguments and its result; backward: a context and
     gradients, as those of an autograd.Function
     """
-    from torch._functorch.utils import enable_single_level_autograd_function
-    from torch.autograd.function import _SingleLevelFunction
+    function, enable = single_level()
 
     def below(keys: Any, flat: Sequence[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return target.overload.redispatch(keys & torch._C._after_autograd_keyset, *flat)
+        with BelowAutograd():
+            return target.overload.redispatch(keys & AFTER_AUTOGRAD, *flat)
 
-    class OneLevel(_SingleLevelFunction):
+    class OneLevel(function):  # type: ignore[misc,valid-type]
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             *flat, keys = args
             # torch turns both off inside of forward; the levels below have their own graphs
-            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            with torch.enable_grad(), set_forward_grad(True):
                 result = below(keys, flat)
             save(ctx, tuple(flat), result)
             return tuple(result) if isinstance(result, list) else result
@@ -52,10 +60,10 @@ def one_level(
             return (*(None if isinstance(each, list) else each for each in given), None)
 
     def kernel(keys: Any, *flat: Any) -> Any:
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*flat)):
+        if not (torch.is_grad_enabled() and any_requires_grad(*flat)):
             return below(keys, flat)
-        with enable_single_level_autograd_function():
-            result = OneLevel.apply(*flat, keys)  # type: ignore[attr-defined]
+        with enable():
+            result = OneLevel.apply(*flat, keys)
         return list(result) if isinstance(result, tuple) else result
 
     return kernel
@@ -63,7 +71,7 @@ def one_level(
 
 def tangents_of(names: Sequence[str], flat: Sequence[Any]) -> dict[str, Tensor]:
     """{name of a flat argument: its tangent}, in forward mode; for a list that of its first."""
-    if forward_ad._current_level < 0 and transforms() is None:
+    if forward_level() < 0 and innermost_transform() is None:
         return {}  # compiled transforms enter the level without Python's knowledge
     found: dict[str, Tensor] = {}
     for name, arg in zip(names, flat, strict=False):

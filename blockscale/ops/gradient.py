@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core.torch_private import autograd_of_op, innermost_transform
 from blockscale.kernels.registry import as_chosen, choice
 from blockscale.ops.dispatch import nothing_asked
-from blockscale.ops.functorch import one_level, tangents_of, transforms, with_tangent
+from blockscale.ops.functorch import one_level, tangents_of, with_tangent
 from blockscale.ops.op import LIBRARY, OPS, Op
 
 Backward = Callable[..., dict[str, Tensor | None]]
@@ -66,18 +67,14 @@ def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -
         flat += defaults[len(flat) :]  # as many as gradients come back
         if tangents := tangents_of(names, flat):
             return with_tangent(target, forward, flat, tangents)
-        return watched(transforms() is not None)(keys, *flat)
+        return watched(innermost_transform() is not None)(keys, *flat)
 
     return kernel
 
 
 def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
     """The op for autograd's eyes. It takes torch a millisecond to make: only when it is wanted."""
-    from torch._library import autograd  # torch's own, which another torch may not have
-
-    made: Callable[..., Any] = autograd.make_autograd_impl(
-        target.overload, autograd.Info(backward, _save)
-    )
+    made: Callable[..., Any] = autograd_of_op(target.overload, backward, _save)
     return made
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Value, operand
@@ -15,6 +14,7 @@ from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
+from blockscale.core.torch_private import pytree
 from blockscale.ops import primitives
 from blockscale.ops.fused.products import matmul
 

@@ -13,6 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import grouped_layout, stored_shape, to_stored
 from blockscale.core.reference import QParams, qparams_from_range
+from blockscale.core.torch_private import ConvTransposeNd, graph_task
 from blockscale.layers.bias import steps_of_outputs
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
@@ -73,7 +74,7 @@ def weighted(layer: nn.Module) -> Any:
 
 def layout_of(layer: Any) -> str:
     """How the layer's weight is stored (blockscale.core.pack)."""
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+    if isinstance(layer, ConvTransposeNd):
         return grouped_layout(layer.groups)
     return "channels_last" if layer.weight.ndim > 2 else "plain"
 
@@ -307,4 +308,4 @@ def _of_nothing(fmt: Format, shape: tuple[int, ...]) -> QParams:
 
 def in_backward() -> bool:
     """Whether a backward pass is running: activation checkpointing computes a forward again."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and graph_task() != -1

@@ -48,6 +48,12 @@ def syntax_tree(path: pathlib.Path) -> ast.Module:
 
 
 @cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    """A file of the package; several tests look at each."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def every_import() -> Imports:
     """Of every module but the package's own __init__.py, whose are the public names."""
     paths = {module_name(p.relative_to(PACKAGE)): p for p in PACKAGE.rglob("*.py")}

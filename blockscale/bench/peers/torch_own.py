@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from blockscale.bench.case import Call, Peer
 from blockscale.bench.requests import Encoder, Layer, Primitive
+from blockscale.core.torch_private import int_mm
 
 _LIMIT = 4.0  # of normal numbers; a scale that is given need not fit exactly to be timed
 
@@ -80,7 +81,7 @@ def _int_mm(weight: Tensor) -> Any:
 
     def bind(x: Tensor) -> Call:
         given = (x * 127 / _LIMIT).clamp(-127, 127).round().to(torch.int8)
-        return lambda: torch._int_mm(given, codes)
+        return lambda: int_mm(given, codes)
 
     return bind
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.core.work import Closing, Progress
 from blockscale.layers.plan import Plan
 from blockscale.layers.supplied import Supplied

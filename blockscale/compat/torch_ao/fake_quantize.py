@@ -11,6 +11,7 @@ from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver, me
 from blockscale.compat.torch_ao.option import unwrap, with_option
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
+from blockscale.core.torch_private import load_from_state_dict, save_to_state_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,8 +131,8 @@ class FormatFakeQuantize(FakeQuantize):
         )
 
     # torch.ao's keep a scale and a zero point here; a format's are the observer's
-    _save_to_state_dict = nn.Module._save_to_state_dict
-    _load_from_state_dict = nn.Module._load_from_state_dict
+    _save_to_state_dict = save_to_state_dict
+    _load_from_state_dict = load_from_state_dict
 
 
 class InTurn:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.ao import quantization as ao
-from torch.ao.quantization.observer import UniformQuantizationObserverBase
 
 from blockscale.compat.torch_ao.blocks import (
     FormatObserver,
@@ -21,6 +20,7 @@ from blockscale.compat.torch_ao.blocks import (
     spec_of,
 )
 from blockscale.core.integer_scales import nearest_power
+from blockscale.core.torch_private import calculate_qparams
 
 
 def method(function: Any, name: str) -> Any:
@@ -166,7 +166,7 @@ def rounded(observer: Any, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, T
 class OfTorchAO(PowerOfTwoScale):
     """The same for torch.ao's observers that choose a scale."""
 
-    _float_qparams = method(UniformQuantizationObserverBase._calculate_qparams, "_float_qparams")
+    _float_qparams = method(calculate_qparams(), "_float_qparams")
 
 
 class MinMaxObserver(OfTorchAO, ao.MinMaxObserver):

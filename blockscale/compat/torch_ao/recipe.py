@@ -12,11 +12,12 @@ from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.formats import to_scheme
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.torch_private import ConvNd
 from blockscale.layers.kinds import quantized_class
 
 # What layers that a Recipe covers call, but for those that torch.ao's default mappings name too.
 _CALLS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.embedding)
-_LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvNd)
+_LAYERS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, ConvNd)
 _LOOKING = re.compile(r"\$|\(\?|\\[bBZ]")  # what a regular expression may see beyond its match
 
 

@@ -18,6 +18,7 @@ from blockscale.compat.torchao.rule import Rule
 from blockscale.compat.torchao.split import Split
 from blockscale.core.block import block_of
 from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.torch_private import dispatch_modes, transforms_active
 from blockscale.ops import primitives
 
 _SMALLEST = torch.finfo(torch.float32).smallest_normal
@@ -87,7 +88,7 @@ def _eager(x: Tensor) -> bool:
     """Whether x is a tensor of numbers on the CPU that may be looked at."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+    watched = dispatch_modes() or transforms_active()
     return not watched and x.is_cpu and x.ndim > 0 and x.numel() > 0
 
 

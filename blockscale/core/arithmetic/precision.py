@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
+
+from blockscale.core.torch_private import disable_modes
 
 _SMALLEST, _ONE = 5e-324, 1.0  # a subnormal number, and what a constant would not be folded with
 _GRAIN = 32768  # elements that torch gives to a thread at least (ATen/TensorIterator.h)
@@ -57,7 +58,7 @@ def _others_flush(threads: int) -> bool:
     They keep the switch that they were started with, whatever this thread's is now. Asked for real,
     whatever is being traced around it.
     """
-    with _disable_current_modes():
+    with disable_modes():
         tiny = torch.full((threads, 1), 2.0**-140, dtype=torch.float32, device="cpu")
         return not F.layer_norm(torch.cat([tiny, -tiny], 1), (2,), eps=1.0).all()
 

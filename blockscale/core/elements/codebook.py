@@ -21,6 +21,7 @@ from torch import Tensor
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
+from blockscale.core.torch_private import dispatch_modes
 from blockscale.core.untrusted import quoted
 
 # Tables of Python numbers as tensors, also where a graph is being traced.
@@ -32,7 +33,7 @@ def table(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
     A graph that is traced below autograd takes no constant tensors (torch 2.13: "expected to have
     an entirely functional graph"). There it holds the numbers themselves, one by one.
     """
-    if torch._C._len_torch_dispatch_stack():
+    if dispatch_modes():
         return torch.stack([like.new_full((), value, dtype=dtype) for value in values])
     return torch.tensor(values, dtype=dtype, device=like.device)
 

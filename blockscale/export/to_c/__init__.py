@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from blockscale.core.torch_private import pytree
 from blockscale.export.to_c.file import Sized, identifier, written
 from blockscale.export.to_c.graph_walk import walk
 from blockscale.export.to_program import Example, arguments, tried
@@ -69,7 +70,7 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
     if example is not None:
         args, kwargs = arguments(example)
         tried(graph, args, kwargs)
-        leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
         if len(leaves) != len(nodes):
             raise ValueError(
                 f"the graph has {len(nodes)} inputs, and the example has {len(leaves)} tensors"

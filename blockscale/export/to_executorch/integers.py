@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.pack import unpack
+from blockscale.core.torch_private import register_decomposed
 from blockscale.export.to_executorch.plain import drop_copies, integer, per_tensor
 from blockscale.graph.constants import get, is_constant, put
 from blockscale.graph.nodes import (
@@ -48,8 +49,7 @@ class Product(NamedTuple):
 
 def to_integers(graph: fx.GraphModule) -> list[str]:
     """Rewrite what XNNPACK can compute in integers, in place; the names of these nodes."""
-    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops
-
+    register_decomposed()
     drop_copies(graph)
     found = [p for node in products(graph) if (p := product(node)) is not None]
     for each in found:

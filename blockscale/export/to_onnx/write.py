@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.export.to_onnx import integer, weight
 from blockscale.export.to_onnx.activation import activation
 from blockscale.export.to_onnx.pieces import MARK, Activation, Piece, Rows, Weight

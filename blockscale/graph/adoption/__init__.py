@@ -4,8 +4,8 @@
 import operator
 
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 
+from blockscale.core.torch_private import detect_fake_mode
 from blockscale.graph.adoption.affine import widen
 from blockscale.graph.adoption.observed import translate
 from blockscale.graph.adoption.weights import fold

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
+from blockscale.core.torch_private import convert_decomposed, register_decomposed
 from blockscale.graph.adoption.observed import observed_layers, quantize_weights
 
 _CODES = {torch.quint8: (0, 255, torch.uint8), torch.qint8: (-128, 127, torch.int8)}
@@ -85,14 +86,9 @@ def _check(model: fx.GraphModule) -> None:
 def _decomposed(model: fx.GraphModule, backend_config: Any = None) -> fx.GraphModule:
     """The model in ops of quantized_decomposed."""
     if "_observed_graph_module_attrs" in model.meta:  # what prepare_fx leaves
-        from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
-
         quantize_weights(model)
         backend_config = backend_config or _backend_config(model)
-        made: fx.GraphModule = _convert_to_reference_decomposed_fx(
-            model, backend_config=backend_config
-        )
-        return made
+        return convert_decomposed(model, backend_config)
     _reference(model)
     return model
 
@@ -130,8 +126,7 @@ def _layer_kinds(backend_config: Any) -> set[Any]:
 
 def _reference(model: fx.GraphModule) -> None:
     """Nodes and modules of convert_to_reference_fx, in place."""
-    import torch.ao.quantization.fx._decomposed  # registers the ops
-
+    register_decomposed()
     ops = torch.ops.quantized_decomposed
     for module in model.modules():
         if isinstance(getattr(module, "is_decomposed", None), bool):

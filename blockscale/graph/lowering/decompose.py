@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    enable_python_dispatcher,
+    pytree,
+)
 from blockscale.graph.constants import get, is_constant, put
 from blockscale.graph.lowering.kernels import REFERENCE
 from blockscale.graph.lowering.way import by_overload

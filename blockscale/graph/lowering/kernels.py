@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import FakeTensorMode, pytree
 from blockscale.graph.lowering.way import Way, by_overload, of_ours, way
 from blockscale.kernels.registry import Choice, as_chosen, supporting
 from blockscale.ops.fused import FUSED

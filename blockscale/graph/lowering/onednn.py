@@ -28,6 +28,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale
+from blockscale.core.torch_private import aoti_package, inductor_config, is_vnni_supported
 from blockscale.graph.pickled import state
 from blockscale.graph.program import exported
 from blockscale.kernels.resident import Residents
@@ -73,9 +74,7 @@ def package(graph: fx.GraphModule, path: str | Path, **options: Any) -> Path:
         )
     program = exported(graph)
     with torch.no_grad():
-        made = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(path), inductor_configs=OPTIONS | options
-        )
+        made = aoti_package(program, str(path), OPTIONS | options)
     return Path(made)
 
 
@@ -101,9 +100,7 @@ def _check(graph: fx.GraphModule) -> None:
             + (f" for {known.target!r}" if known.target else "")
             + ": pass bs.graph.lower(graph, 'inductor')"
         )
-    from torch._inductor import config
-
-    if config.freezing:
+    if inductor_config().freezing:
         warnings.warn(
             "Inductor is set to freeze: it decodes the weights while it compiles, and the program "
             "will hold them as floats; set torch._inductor.config.freezing = False to keep codes",
@@ -122,7 +119,7 @@ def unavailable() -> str | None:
         return f"its products need x86-64, and this is a {platform.machine()}"
     if not torch.backends.mkldnn.is_available():
         return "this torch was built without oneDNN"
-    if not torch.cpu._is_vnni_supported():
+    if not is_vnni_supported():
         return "this processor has no VNNI, without which its products saturate at 16 bits"
     return None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from blockscale.core.operand import Operand
 from blockscale.core.pack import grouped_layout
 from blockscale.core.scales import TwoLevel
+from blockscale.core.torch_private import DispatchKey, has_kernel
 from blockscale.layers.reading.pieces import STACKS, VIEWS, chosen_of
 from blockscale.layers.reading.source import ReadTensor, dense, written
 from blockscale.ops.conv import conv
@@ -114,8 +115,8 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _implicit(func: Any) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+    key = DispatchKey.CompositeImplicitAutograd
+    return bool(has_kernel(func.name(), key))
 
 
 def _refuse_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

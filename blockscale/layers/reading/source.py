@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from blockscale.core.operand import Operand
 from blockscale.core.recipe import Recipe
+from blockscale.core.torch_private import pytree, wrapper_subclass
 
 # Models that got quantized layers are announced, so that rooms further right can tell the library
 # that a model comes from how to save it. Nothing of that library is imported here.
@@ -69,7 +69,7 @@ class ReadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":
-        made: ReadTensor = Tensor._make_wrapper_subclass(
+        made: ReadTensor = wrapper_subclass(
             cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False,
             strides=None if source.value is None else source.value.stride(),
         )  # fmt: skip
@@ -112,7 +112,7 @@ def shared(held: Any, value: object) -> Any:
 
 def dense(tree: Any) -> Any:
     """The same arguments with the floats of each ReadTensor."""
-    return tree_map_only(ReadTensor, lambda weight: weight.source.floats(), tree)
+    return pytree.tree_map_only(ReadTensor, lambda weight: weight.source.floats(), tree)
 
 
 def traced() -> bool:

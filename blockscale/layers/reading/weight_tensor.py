@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from blockscale.core.torch_private import WithoutTorchFunction
 from blockscale.layers.reading import products
 from blockscale.layers.reading.source import ReadTensor, Source, written
 
@@ -31,7 +32,7 @@ class WeightTensor(ReadTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # As if it were not overridden; but torch's modules look whether it is, and then leave their
         # fused paths, which call no layers and would leave quantized inputs and our products out.
-        with torch._C.DisableTorchFunctionSubclass():
+        with WithoutTorchFunction():
             return func(*args, **(kwargs or {}))
 
     @classmethod

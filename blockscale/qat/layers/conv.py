@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from blockscale.core.pack import from_stored
+from blockscale.core.torch_private import BatchNorm
 from blockscale.layers.conv import QConv, _paddings
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
@@ -18,7 +18,7 @@ from blockscale.qat.quantizers import in_backward
 # Batch norms that the convolution before them includes.
 
 
-class _Folded(_BatchNorm):
+class _Folded(BatchNorm):
     """Parameters and statistics stay here, under their names. The convolution has applied them, so
     calling this passes x on. No setting is changed."""
 
@@ -31,7 +31,7 @@ class _Folded(_BatchNorm):
         if frozen:
             mean, variance = self.running_mean, self.running_var
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
-        y: Tensor = _BatchNorm.forward(self, x)
+        y: Tensor = BatchNorm.forward(self, x)
         return y
 
 

@@ -163,7 +163,7 @@ def test_a_call_that_it_refuses():
 def test_where_it_runs(machine, built, vnni, reason, monkeypatch):
     monkeypatch.setattr(onednn.platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: built)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(onednn, "is_vnni_supported", lambda: vnni)
     found = onednn.unavailable.__wrapped__()
     assert found is None if reason is None else reason in found
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from blockscale.calibration.blocks.calls import Call
+from blockscale.core.torch_private import pytree
 
 _NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ
 _HELD = 1 << 30  # bytes of calls and targets that are put together once, not anew for each step

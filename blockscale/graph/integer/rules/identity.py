@@ -6,6 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
+from blockscale.core.torch_private import DropoutNd
 from blockscale.graph.integer.builder import Builder, Value
 from blockscale.graph.integer.layers import NotIntegerError
 
@@ -14,7 +15,7 @@ APPLIES_TO = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 def rule(builder: Builder, node: fx.Node, module: Any) -> Value:
     """The same value; dropout in training, which draws, is refused."""
-    if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p:
+    if isinstance(module, DropoutNd) and module.training and module.p:
         raise NotIntegerError(f"{builder.name(node)} drops values: call model.eval() first")
     return builder.inputs(node)[0]
 

@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
+from blockscale.core.torch_private import is_amx_tile_supported, is_vnni_supported
 from blockscale.graph.lowering.products.product import Product
 
 Times = dict[str, float]  # {way: milliseconds}
@@ -35,9 +34,9 @@ class Choice(NamedTuple):
 
 def processor() -> str:
     """The kind of processor, as far as products of 8-bit integers go."""
-    if torch.cpu._is_amx_tile_supported():
+    if is_amx_tile_supported():
         return "amx"
-    if torch.cpu._is_vnni_supported():
+    if is_vnni_supported():
         return "vnni"
     return platform.machine().lower()
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from blockscale.core.torch_private import pytree
 from blockscale.graph.lowering.kernels import kernel_way, misses
 from blockscale.graph.lowering.products.product import inside, parts_of, rewrite
 from blockscale.graph.lowering.way import Way, of_ours, way
@@ -63,6 +64,6 @@ def move(graph: fx.GraphModule, device: torch.device) -> None:
         node.args = torch.fx.node.map_aggregate(node.args, moved)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
         if "val" in node.meta:
-            node.meta["val"] = torch.utils._pytree.tree_map_only(
+            node.meta["val"] = pytree.tree_map_only(
                 Tensor, lambda each: each.to(device), node.meta["val"]
             )

@@ -15,6 +15,7 @@ from blockscale.core import reference
 from blockscale.core.block import WHOLE
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.core.torch_private import scaled_mm
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.matmul import codes_kernel
 from blockscale.kernels.cuda.matmul.call import Call, columns, worth_measuring
@@ -137,7 +138,7 @@ def _library(x: Tensor, weight: Tensor, steps: Tensor, ends: Ends, dtype: torch.
     """cuBLAS: sums of float8 products on a Hopper keep about 14 bits (docs/cuda_linear.md)."""
     n = weight.shape[0]
     assert ends.x_row is not None
-    return torch._scaled_mm(
+    return scaled_mm(
         x, weight.t(), ends.x_row[:, None], steps.expand(n).contiguous()[None, :],
         bias=ends.bias, out_dtype=dtype, use_fast_accum=True,
     )  # fmt: skip

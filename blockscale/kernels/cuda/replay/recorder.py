@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
+from blockscale.core.torch_private import TorchDispatchMode, pytree
 from blockscale.kernels.cuda.replay.direct import watch
 from blockscale.kernels.cuda.replay.recording import (
     Action,
@@ -111,7 +110,7 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         name = func._schema.name.removeprefix("aten::")
-        read = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
+        read = [each for each in pytree.tree_iter((args, kwargs)) if isinstance(each, Tensor)]
         if type(out) is not Tensor or any(id(each) not in self.number for each in read):
             self.why = self.why or f"{func}: its tensors are not known"
             return
@@ -137,7 +136,7 @@ class Recorder(TorchDispatchMode):
         number = self.number.get(id(out), -1)
         if number < 0:
             number = self._add(out, self.number[id(of[0])] if of else None)
-        arguments, named = tree_map_only(Tensor, self._slot, (args, kwargs))
+        arguments, named = pytree.tree_map_only(Tensor, self._slot, (args, kwargs))
         self.actions.append(Repeat(_SHORTER.get(name, func), arguments, named, number))
 
     def _slot(self, tensor: Tensor) -> Slot:

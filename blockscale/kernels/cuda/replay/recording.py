@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core.torch_private import cuda_device, cuda_stream, empty_strided_cuda
 from blockscale.kernels.cuda.replay.relaunch import Launch
 
 
@@ -186,10 +187,5 @@ def _take(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -
     return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
 
 
-try:  # in less time: what Inductor's code calls, which another torch may not have
-    from torch._C._dynamo.guards import _empty_strided_cuda as take  # type: ignore[attr-defined]
-except ImportError:
-    take = _take
-# A torch without CUDA has neither
-current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+take = empty_strided_cuda() or _take  # the first takes less time
+current_device, current_stream = cuda_device, cuda_stream

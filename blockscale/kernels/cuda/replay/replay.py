@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.torch_private import dispatch_modes
 from blockscale.kernels.cuda.replay.direct import watch
 from blockscale.kernels.cuda.replay.recorder import Recorder
 from blockscale.kernels.cuda.replay.recording import Recording
@@ -33,7 +34,6 @@ _MOST = 4096  # kinds of calls that are remembered of a kernel
 _PLAIN = frozenset((type(None), str, int, float, bool, torch.dtype))
 _OPERANDS = frozenset((Operand, Quantizer))
 _ONCE = "called once"  # in the place of a recording; as is the reason why there can be none
-_modes = torch._C._len_torch_dispatch_stack
 _every: list["Replayed"] = []
 
 
@@ -52,7 +52,7 @@ class Replayed:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """As the kernel."""
-        if named or _modes():
+        if named or dispatch_modes():
             return self.run(*arguments, **named)
         given: list[Tensor] = []
         at: list[int] = []

@@ -9,6 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.torch_private import (
+    DeviceType,
+    device_guard,
+    graph_task,
+    no_torch_function,
+    register_device,
+    wrapper_subclass,
+)
 from blockscale.kernels.webgpu.gpu.memory import Memory, download, upload
 from blockscale.kernels.webgpu.torch_device import handlers
 from blockscale.kernels.webgpu.torch_device.module import Module
@@ -22,7 +30,7 @@ class _DroppedError(Exception):
     """In the place of an error that is set where Python must not be called."""
 
 
-class _Guard(torch._C._acc.DeviceGuard):
+class _Guard(device_guard()):  # type: ignore[misc]
     """Tells torch which device this is.
 
     torch also asks while the error of an op unwinds a backward pass. To Python a function fails
@@ -34,7 +42,7 @@ class _Guard(torch._C._acc.DeviceGuard):
         try:
             raise _DroppedError
         except BaseException:
-            return torch._C._autograd.DeviceType.PrivateUse1
+            return DeviceType.PrivateUse1
 
 
 class WebGPUTensor(Tensor):
@@ -42,7 +50,7 @@ class WebGPUTensor(Tensor):
 
     memory: Memory
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -53,7 +61,7 @@ class WebGPUTensor(Tensor):
         stride: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> WebGPUTensor:
-        made: WebGPUTensor = Tensor._make_wrapper_subclass(
+        made: WebGPUTensor = wrapper_subclass(
             cls,
             shape,
             strides=rows(shape) if stride is None else stride,
@@ -72,7 +80,7 @@ class WebGPUTensor(Tensor):
         try:
             return handlers.run(func, args, kwargs or {})
         except BaseException as error:
-            _failed[:] = [error] if torch._C._current_graph_task_id() != -1 else []
+            _failed[:] = [error] if graph_task() != -1 else []
             raise
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
@@ -159,11 +167,7 @@ def registered() -> torch.device:
 
     Raises RuntimeError if another library has taken the place that torch has for such devices.
     """
-    from torch.utils import backend_registration
-
-    backend_registration._setup_privateuseone_for_python_backend(
-        NAME, backend_module=Module(), device_guard=_Guard()
-    )
+    register_device(NAME, Module(), _Guard())
     if not torch.cuda.is_available():
         # torch makes threads for devices at a process's first backward pass. Where that was before
         # now there is none for this device; passes on the CPU alone run on their own thread anyway.

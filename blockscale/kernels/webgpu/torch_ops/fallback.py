@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import DispatchKey, has_kernel, pytree
 from blockscale.kernels.webgpu.torch_device.handlers import handles_rest
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.copies import copy_, read, sent
 from blockscale.kernels.webgpu.torch_ops.views import view_of
 
 _COMPOSITE = "CompositeImplicitAutograd"
-_OURS = torch._C.DispatchKey.CompositeExplicitAutograd
+_OURS = DispatchKey.CompositeExplicitAutograd
 _ANSWERS = ("equal", "is_nonzero", "allclose")  # they are asked for what the CPU wants to know
 _warned: set[str] = set()
 
@@ -36,7 +36,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @cache
 def _is_composite(op: Any) -> bool:
     """Whether torch makes it of others, which it leaves to us where nothing asks for gradients."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE))
+    return bool(has_kernel(op.name(), _COMPOSITE))
 
 
 def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from blockscale.core.torch_private import pytree
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 
