@@ -66,6 +66,7 @@ def test_a_packed_weight_and_inputs_per_token(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["m.pte"]
 
 
+@pytest.mark.slow  # ExecuTorch's own; tests/export/to_executorch/ has what it gets
 def test_static_int8_runs_in_integers(tmp_path):
     check(tmp_path / "m.pte", bs.Recipe("int8_channel", "int8", "int8"), 0.9995)
     found = bs.export.audit(tmp_path / "m.pte")
