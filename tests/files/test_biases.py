@@ -126,7 +126,7 @@ def test_what_stands_before_a_layer_is_not_applied_to_its_bias(tmp_path: Path) -
     [
         (
             put("format", "int33:sums", *HEAD),
-            "intensor '0.bias': int33:sums: a bias must have 2 to 32",
+            "tensor '0.bias': int33:sums: a bias must have 2 to 32",
         ),
         (put("format", "int16:sums", *HEAD), r"0\.bias\.codes should be torch.int16 \(16,\)"),
         (put("format", "bf16", *HEAD), r"tensor '0\.bias': bias: no format 'bf16'"),

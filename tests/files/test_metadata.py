@@ -87,7 +87,7 @@ DAMAGE = [
     (put("head.weight", 5, "aliases"), "damaged"),
     (put("input", 5, *LAYER), "damaged"),
     (put("head", [["input", "int8"]], "layers"), "damaged"),
-    (lambda data: f'{json.dumps(data)[:-1]}, "version": 1}}', "the key 'version' is there twice"),
+    (lambda data: f'{json.dumps(data)[:-1]}, "version": 1}}', "the key 'version' appears twice"),
     (lambda data: "{", "metadata is damaged"),
     (lambda data: "null", "metadata is damaged"),
     (lambda data: "[" * 20_000, "metadata is damaged"),  # deeper than the parser goes

@@ -328,7 +328,7 @@ def test_the_pieces_by_themselves() -> None:
     plans = plan_layers(mlp(), STATIC)
     assert without_dynamic(plans, lambda plan: True) == plans
     assert all(
-        "chooses a scale" in each.bias_left  # type: ignore[union-attr]
+        "is dynamic" in each.bias_left  # type: ignore[union-attr]
         for each in without_dynamic(plans, lambda plan: False)
     )
 

@@ -334,7 +334,7 @@ def test_what_is_settled() -> None:
     kept = {each.name: each for each in found if isinstance(each, Plan)}
     assert {n: p.quantizes_bias for n, p in kept.items()} == {"0": False, "3": True, "7": True}
     assert [p.gets_bias for p in kept.values()] == [False, True, False]
-    assert "chooses a scale" in kept["0"].bias_left
+    assert "is dynamic" in kept["0"].bias_left
 
 
 def test_autocast_keeps_biases_in_float32() -> None:

@@ -247,7 +247,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise DamagedError(f"{text[:40]!r} is no number of bytes") from None
+        raise DamagedError(f"{text[:40]!r} is not a number of bytes") from None
 
 
 def _by_function(tensor: Stored, graph: Graph) -> None:

@@ -152,7 +152,7 @@ AXIS1 = PerChannelMinMaxObserver.with_args(ch_axis=1)
             "object_type linear: a Recipe quantizes layers, not calls",
             QConfigMapping().set_object_type(F.linear, qconfig(8)),
         ),
-        ("global: weight: its channels are channel1, here .* channel0", QConfig(None, AXIS1)),
+        ("global: weight: its channels are channel1, expected .*channel0", QConfig(None, AXIS1)),
         ("global: activation: its channels are channel1", QConfig(AXIS1, INT8)),
         ("global: weight: unknown format 'fp99'", QConfig(None, "fp99")),
     ],

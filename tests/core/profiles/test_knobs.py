@@ -55,7 +55,7 @@ def test_without_rules_it_is_the_contract() -> None:
             {"scale_arithmetic": "bf16"},
             "unknown scale_arithmetic 'bf16'; choose from fp32, input",
         ),
-        ("int8", {"least": "eps"}, "no least 'eps'"),
+        ("int8", {"least": "eps"}, "least must be 'normal'"),
         ("mxfp4", {"levels": 6.0}, "levels is only for float scales, got e8m0/floor"),
         ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is only for e8m0 scales, got fp32"),
         ("int8", {"outer": 1.0}, "outer is only for two-level scales, got fp32"),
@@ -75,7 +75,7 @@ def test_without_rules_it_is_the_contract() -> None:
         ),
         ("int8:group32:fp16:signed", {"least": 0.0}, "write sign='largest'"),
         ("ternary", {"least": 0.0}, "no rules for the scales"),
-        ("ternary", {"least": 0.0, "encoder": nothing}, "its encoder .* least says nothing"),
+        ("ternary", {"least": 0.0, "encoder": nothing}, "its encoder .* least has no effect"),
     ],
 )
 def test_rules_that_do_not_fit(spelling: str, rules: dict[str, object], reason: str) -> None:

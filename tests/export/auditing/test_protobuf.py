@@ -31,11 +31,11 @@ def test_numbers_packed_or_not_and_negative():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x12\x7f12", "says 127 bytes, 2 are left"),
+        (b"\x12\x7f12", "should have 127 bytes, 2 are left"),
         (b"\x08", "no number at byte 1"),
         (b"\x08" + b"\xff" * 11, "no number at byte"),
         (b"\x0b", "has an unknown type"),
-        (b"\x09123", "says 8 bytes, 3 are left"),
+        (b"\x09123", "should have 8 bytes, 3 are left"),
     ],
 )
 def test_damaged(data, why):

@@ -87,7 +87,7 @@ def test_what_cannot_be_joined() -> None:
     ):
         view["s"]
     view = Regrouped(File(a=a), {"s": Piece(("a",), heads=3)})
-    with pytest.raises(FileError, match="'s': 8 rows are no 3 heads of an even size"):
+    with pytest.raises(FileError, match="'s': 8 rows cannot be divided into 3 heads"):
         view["s"]
 
 

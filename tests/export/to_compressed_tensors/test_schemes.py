@@ -35,7 +35,7 @@ def test_layouts(weight, given, static, layout, strategies):
 @pytest.mark.parametrize(
     ("weight", "given", "reason"),
     [
-        ("int16", None, "integers of 1 to 8 bits, not 16"),
+        ("int16", None, "integers must have 1 to 8 bits, got 16"),
         ("fp8_e5m2", None, "unknown element of compressed-tensors; choose from"),
         ("nf4", None, "unknown element of compressed-tensors; choose from"),
         ("mxfp6", None, "unknown element of compressed-tensors; choose from"),

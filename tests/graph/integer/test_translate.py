@@ -105,7 +105,7 @@ class Odd(nn.Module):
         (r"'1' \(Linear\) has no integer form", lambda: nn.Sequential(linear(), nn.Linear(8, 8))),
         (r"'1' \(Dropout\) drops values", lambda: nn.Sequential(linear(), nn.Dropout())),
         (r"'0' \(ReLU\) takes floats: only a", lambda: nn.Sequential(nn.ReLU(), linear())),
-        (r"'1' \(Hardtanh\): -0.3 is no m", lambda: nn.Sequential(linear(), nn.Hardtanh(-0.3))),
+        (r"'1' \(Hardtanh\): -0.3 is not a m", lambda: nn.Sequential(linear(), nn.Hardtanh(-0.3))),
         (r"'tanh' \(tanh\) has no integer form", lambda: Odd(torch.tanh)),
         (r"'add' \(add\) takes 1, expected a value of the graph", lambda: Odd(lambda x: x + 1)),
         (r"'add' \(add\) scales what it adds", lambda: Odd(lambda x: torch.add(x, x, alpha=2))),

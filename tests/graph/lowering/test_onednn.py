@@ -127,7 +127,7 @@ REFUSED = {
     "float weight": (("int8", "", "", "", False), "one scale per row, not floats"),
     "groups": (("int8", "int4:group32:fp32", "", "", False), "one scale per row, not int4"),
     "unsigned weight": (("int8", "uint8:channel0:fp32:asym", "", "", False), "not uint8"),
-    "sigmoid": (("int8", "int8_channel", "sigmoid", "", False), "do not end in sigmoid"),
+    "sigmoid": (("int8", "int8_channel", "sigmoid", "", False), "cannot fuse sigmoid"),
     "dynamic": (("int8", "int8_channel", "", "int8", False), "one static scale, not"),
     "result per token": (
         ("int8", "int8_channel", "", "int8_token", True),

@@ -132,8 +132,8 @@ def test_packed_codes_without_their_scales_are_refused_by_name(producer, tmp_pat
     found = compare(*sides)
     codes = next(iter(PACKED[producer]))
     told = (
-        f"{codes} holds codes of {producer}, and what is beside them is not what it stores: "
-        f"dequantize it with its own library first"
+        f"{codes} holds codes of {producer}, but the tensors beside them are not those of that "
+        f"layout: dequantize it with its own library first"
     )
     assert found.unread == {"w.weight": told} == found.to_dict()["unread"]
     assert [each.name for each in found.differences] == ["norm"]

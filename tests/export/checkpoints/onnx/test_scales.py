@@ -33,13 +33,13 @@ CAST = helper.make_node("Cast", ["b"], ["p"], to=1)
          [E4M3, OUTER, floats("n", np.array([4]))], ("e4m3", ["c", "o"])),
         ([], [tensor("s", "int8", (4,), random_bytes(4))], "its scale s is int8"),
         ([], [], "its scale s is not a tensor of the file"),
-        ([helper.make_node("Exp", ["o"], ["s"])], [OUTER], "its scale s is made by Exp"),
+        ([helper.make_node("Exp", ["o"], ["s"])], [OUTER], "its scale s is computed by Exp"),
         ([helper.make_node("Mul", ["x", "y2"], ["s"])], [], (
         "a product (Mul) of tensors that are not stored"
 )),
         ([helper.make_node("DequantizeLinear", ["c", "o"], ["s"])],
          [E4M3, floats("o", scales((4,)))], "has scales of its own, float32 [4]"),
-        ([helper.make_node("DequantizeLinear", ["x", "o"], ["s"])], [OUTER], "not float8"),
+        ([helper.make_node("DequantizeLinear", ["x", "o"], ["s"])], [OUTER], "are not float8"),
     ],
 )  # fmt: skip
 def test_scale_of(nodes, tensors, found, tmp_path):

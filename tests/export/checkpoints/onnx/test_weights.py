@@ -69,7 +69,7 @@ def test_what_does_not_fit(node, scale, zero, reason, tmp_path):
         ({"N": 4, "K": 32, "block_size": 0}, "block_size=0"),
         ({"N": 4, "K": 32, "block_size": 16, "bits": 3}, "bits=3"),
         ({"N": 4, "K": -32, "block_size": 16}, "K=-32"),
-        ({"N": 4, "K": 2**40, "block_size": 16}, "not 4 rows of"),
+        ({"N": 4, "K": 2**40, "block_size": 16}, "expected 4 rows of"),
         ({"N": 4, "K": 32, "block_size": 32}, "it has 8 scales, expected 4 x 1"),
         ({}, "N=0, K=0"),
     ],

@@ -85,7 +85,7 @@ def changed(tmp_path, old, new, count=1):
         ('shape="4, 3, 16"', 'shape="4, 3, 17"', "has 96 bytes"),
         ('version="11"', 'version="12"', "no layers"),
         ('from-layer="3"', 'from-layer="77"', "an edge goes from '77'"),
-        ('id="3"', 'id="1"', "two layers '1'"),
+        ('id="3"', 'id="1"', "the layer '1' twice"),
         ("</layers>", "</layer>", "mismatched tag"),
         ("<net ", '<!DOCTYPE net [<!ENTITY a "aaa">]><net ', "a document type or entities"),
     ],

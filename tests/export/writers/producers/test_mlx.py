@@ -35,7 +35,7 @@ def test_settings_of_layers() -> None:
 def test_what_it_does_not_hold() -> None:
     writer = writer_of("mlx")
     assert "in groups of 32, 64" in str(writer.holds(parse("uint4:group16:fp16:offset"), (8, 32)))
-    assert "no zero points" in str(writer.holds(parse("uint4:group32:fp16:asym"), (8, 32)))
+    assert "instead of zero points" in str(writer.holds(parse("uint4:group32:fp16:asym"), (8, 32)))
     assert "do not divide into groups" in str(
         writer.holds(parse("uint4:group32:fp16:offset"), (8, 48))
     )
