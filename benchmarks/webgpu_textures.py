@@ -3,7 +3,7 @@
 
 Quantizing numbers in a 3-D texture with a given scale, under every local size of 64 and of 256
 invocations that is a power of two along each axis, beside what the rule of
-blockscale/kernels/webgpu/textures/local_size.py chooses.
+blockscale/kernels/webgpu/textures/texels_to_texels.py chooses.
 """
 
 import argparse
@@ -21,9 +21,8 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.parts import given_parts
 from blockscale.kernels.webgpu.textures.layout import block_grid, layout
-from blockscale.kernels.webgpu.textures.local_size import Three, local_size
 from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture
-from blockscale.kernels.webgpu.textures.texels_to_texels import run
+from blockscale.kernels.webgpu.textures.texels_to_texels import Three, local_size, run
 
 SHAPE, SMALL = (64, 512, 2048), (8, 128, 512)
 BLOCKS = (

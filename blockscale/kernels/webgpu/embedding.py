@@ -7,8 +7,11 @@ from torch import Tensor
 from blockscale.core.operand import Operand
 from blockscale.core.reference import FLOATS
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.gpu.memory import download
-from blockscale.kernels.webgpu.matmul.rows import rows
+from blockscale.kernels.webgpu.gpu.launch import Window, launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
+from blockscale.kernels.webgpu.matmul.factors import Right, window
+from blockscale.kernels.webgpu.matmul.product import cast, most
+from blockscale.kernels.webgpu.matmul.shaders import rows_shader
 from blockscale.kernels.webgpu.matmul.weight import right_of
 from blockscale.kernels.webgpu.primitives.form import back, memory_of, moved
 from blockscale.kernels.webgpu.spec import known
@@ -39,3 +42,28 @@ def _check(indices: Tensor, count: int) -> None:
     low, high = indices.min().item(), indices.max().item()
     if low < 0 or high >= count:
         raise IndexError(f"a table of {count} rows has none of {low if low < 0 else high}")
+
+
+def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Memory:
+    """Rows [count, columns] of a table; indices are int32 or int64 [count], and right."""
+    whole = dtype == torch.float32 or columns % 2 == 0
+    kind = dtype if whole else torch.float32
+    count, wide = indices.numel(), columns * kind.itemsize
+    result, asked = allocate(count * wide), memory_of(indices)
+    shader = rows_shader(table.roles, table.constants, indices.dtype, kind)
+    each = most(count, wide)
+    seen = most(table.outputs, table.row_bytes)
+    for first in range(0, count, each):
+        number = min(each, count - first) * columns
+        part: dict[str, Memory | Window] = {
+            "indices": asked,
+            "y": window(result, first * wide, number * kind.itemsize),
+        }
+        for row in range(0, table.outputs, seen):
+            sizes = {
+                "columns": columns, "inner": columns, "count": number, "first_index": first,
+                "first": row, "outputs": min(seen, table.outputs - row), **table.sizes,
+            }  # fmt: skip
+            here = table.bound(row, sizes["outputs"]) | part
+            launch(shader, here, sizes, -(-number // 512), baked=False)
+    return result if whole else cast(result, count * columns, dtype)

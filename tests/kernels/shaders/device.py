@@ -113,12 +113,12 @@ def trust() -> None:
     To be called when the kernels have been loaded. The probes run once, for their texts.
     """
     from blockscale.kernels.webgpu.gpu import probe
-    from blockscale.kernels.webgpu.matmul import halves, weight
+    from blockscale.kernels.webgpu.matmul import weight
     from blockscale.kernels.webgpu.primitives import fast_path_sums
 
     probe.wrongly_computed("integers")
     probe.wrongly_computed("native")
-    halves.widened_exactly()
+    weight.widened_exactly()
     fast_path_sums.refusal()
     replaced: Any = (probe, fast_path_sums, weight)
     replaced[0].wrongly_computed = lambda arithmetic="integers": ()

@@ -5,8 +5,11 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.kernels.webgpu.embedding import rows
 from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.gpu.probe import wrongly_computed
+from blockscale.kernels.webgpu.matmul.factors import Places, floats
 from blockscale.ops.embedding import embedding
 from tests.kernels.webgpu.matmul.exact import stored
 from tests.support.same import same
@@ -73,3 +76,12 @@ def test_a_table_and_indices_on_the_gpu() -> None:
         assert same(found.cpu(), embedding(table, indices, torch.float32))
     with pytest.raises(IndexError):
         embedding(there, torch.tensor([8]).to(device), torch.float32)
+
+
+def test_rows_of_floats() -> None:
+    table = torch.randn(9, 7)
+    right = floats(upload(table), torch.float32, 9, Places(0, 0, 7, 1))
+    indices = torch.tensor([8, 0, 0, 5])
+    for dtype in (torch.float32, torch.bfloat16):
+        found = download(rows(right, 7, indices, dtype), (4, 7), dtype)
+        assert torch.equal(found, table[indices].to(dtype))

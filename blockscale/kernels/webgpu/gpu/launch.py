@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.kernels.webgpu.gpu.compiling import compiled
 from blockscale.kernels.webgpu.gpu.device import Gpu, GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader, source, tables
@@ -115,3 +114,33 @@ def _words(values: tuple[int, ...]) -> Memory:
     """Memory with these words, kept for later calls."""
     padded = [*values, *[0] * (-len(values) % 4)]
     return upload(torch.tensor(padded, dtype=torch.int64).to(torch.int32))
+
+
+# Modules are made without the counters that wgpu puts into every loop to make sure that no shader
+# runs for ever, which keep compilers from unrolling loops and arrays in registers. Our loops end;
+# indices stay checked. wgpu-py 0.32 has that of wgpu-native in its C interface alone; where it is
+# not found, modules are made in the usual way.
+
+
+_BOUNDS = 1  # WGPUShaderRuntimeChecks_BoundsChecks, and no ForceLoopBounding
+
+
+def compiled(device: Any, text: str) -> Any:
+    """A shader module of a wgpu device. Raises wgpu.GPUError for text that is no WGSL."""
+    try:
+        from wgpu.backends.wgpu_native import _api as api
+
+        create = api.libf.wgpuDeviceCreateShaderModuleTrusted
+        kind = api.lib.WGPUSType_ShaderSourceWGSL
+        internal, string, struct = device._internal, api.to_c_string_view, api.new_struct_p
+    except (ImportError, AttributeError):  # another release, or another backend
+        return device.create_shader_module(code=text)
+    source = struct("WGPUShaderSourceWGSL *", code=string(text))
+    source[0].chain.next = api.ffi.NULL
+    source[0].chain.sType = kind
+    chain = api.ffi.cast("WGPUChainedStruct *", source)
+    described = struct("WGPUShaderModuleDescriptor *", nextInChain=chain, label=string(""))
+    module = create(internal, described, _BOUNDS)
+    if module == api.ffi.NULL:
+        raise RuntimeError("wgpu could not compile a shader, and gave no reason")
+    return api.GPUShaderModule("", module, device)

@@ -17,8 +17,9 @@ from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered, plain_levels
 from blockscale.kernels.resident import Residents, tensors
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.gpu.shader import Constant
+from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
+from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.matmul.factors import (
     Limits,
     Places,
@@ -26,7 +27,6 @@ from blockscale.kernels.webgpu.matmul.factors import (
     constants_of,
     floats,
 )
-from blockscale.kernels.webgpu.matmul.halves import widened_exactly
 from blockscale.kernels.webgpu.matmul.shaders import RightRoles
 from blockscale.kernels.webgpu.primitives.decode import decode
 from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
@@ -228,3 +228,27 @@ def limits_of(fmt: Format) -> Limits:
         finite = max(finite, 2.0 * _LARGEST_ZERO)
     most = 2.0 ** frexp(finite)[1]
     return Limits(most, min(2.0**30 / most, 2.0**30))
+
+
+# Whether the device widens float16 exactly, subnormals included: asked of it once.
+
+
+_COUNT = 1 << 16
+
+
+@cache
+def widened_exactly() -> bool:
+    """Whether all float16 that are numbers become the same float32."""
+    patterns = torch.arange(_COUNT, dtype=torch.int32).to(torch.int16)
+    result = allocate(4 * _COUNT)
+    launch(
+        Shader("kernels/widen"),
+        {"source": upload(patterns), "result": result},
+        {"count": _COUNT // 2},
+        _COUNT // 2 // 256,
+    )
+    found = download(result, (_COUNT,), torch.float32)
+    expected = patterns.view(torch.float16).to(torch.float32)
+    numbers = ~expected.isnan()
+    same = found.view(torch.int32)[numbers] == expected.view(torch.int32)[numbers]
+    return bool(same.all()) and bool(found[~numbers].isnan().all())

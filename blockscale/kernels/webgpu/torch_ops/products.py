@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from blockscale.kernels.webgpu.matmul.dense import dense
+from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.matmul import product as matmul
+from blockscale.kernels.webgpu.matmul.factors import Left, Places, floats
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.copies import FLOATS, fresh, narrowed
@@ -74,3 +76,16 @@ def _added(c: Any, made: Any, dtype: torch.dtype, beta: float, alpha: float) -> 
 def attention(*_: Any, **__: Any) -> int:
     """Attention is made of products and softmax (torch's SDPBackend.MATH)."""
     return 0
+
+
+def dense(a: WebGPUTensor, b: WebGPUTensor, dtype: torch.dtype) -> Memory:
+    """[batches, m, k] x [batches, k, n] -> [batches, m, n] of dtype; views of any strides.
+
+    Sums are of float32 and rounded once. No size but k is 0; a and b are float32, bfloat16 or
+    float16 each.
+    """
+    (batches, m, k), n = a.shape, b.shape[2]
+    batch, column, row = b.stride()
+    right = floats(b.memory, b.dtype, n, Places(int(b.storage_offset()), batch, row, column))
+    left = Left(a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride()))
+    return matmul.product(left, right, None, dtype)

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import pytest
 import torch
+import wgpu
 
 from blockscale.kernels.webgpu.gpu import launch as launching
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
@@ -84,3 +85,46 @@ def test_what_is_kept_of_changing_sizes_is_bounded(monkeypatch):
     for result, x in made:
         assert torch.equal(download(result, tuple(x.shape), torch.int32), x)
     assert pipeline_of.cache_info().maxsize == launching.PIPELINES
+
+
+EMPTY = "@compute @workgroup_size(1) fn main() {}"
+
+
+def test_a_module_is_one_of_wgpus():
+    module = launching.compiled(gpu().device, EMPTY)
+    assert isinstance(module, wgpu.GPUShaderModule)
+
+
+def test_errors_are_those_of_wgpu():
+    with pytest.raises(wgpu.GPUError, match="let x"):
+        launching.compiled(gpu().device, "fn main() { let x: u32 = 1.5; }")
+
+
+def test_other_releases_make_modules_in_the_usual_way(monkeypatch):
+    from wgpu.backends.wgpu_native import _api
+
+    monkeypatch.delattr(_api, "to_c_string_view")
+    made = []
+    monkeypatch.setattr(
+        type(gpu().device), "create_shader_module", lambda self, code: made.append(code)
+    )
+    launching.compiled(gpu().device, EMPTY)
+    assert made == [EMPTY]
+
+
+def test_indices_stay_checked(tmp_path, monkeypatch):
+    """What lies beyond a buffer is not written: its neighbour in the pool keeps its words."""
+    from blockscale.kernels.webgpu.gpu import shader
+
+    (tmp_path / "beyond.wgsl").write_text(
+        "@group(0) @binding(y) var<storage, read_write> y: array<u32>;\n"
+        "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) i: u32) {\n"
+        "    y[i + 16u * sizes.far] = 7u;\n}\n"
+    )
+    monkeypatch.setattr(shader, "_FOLDER", tmp_path)
+    y, beside = upload(torch.zeros(64, dtype=torch.int32)), allocate(256)
+    launch(Shader("beyond"), {"y": y}, {"far": 1}, 1, baked=False)
+    found = download(y, (64,), torch.int32)
+    assert (found[16:] == 7).all()
+    assert beside.buffer is not y.buffer
+    monkeypatch.undo()

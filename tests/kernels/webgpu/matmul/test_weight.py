@@ -64,3 +64,18 @@ def test_limits_leave_room_for_an_elements_values() -> None:
     for fmt in ("int8", "mxfp4", "nf4", "uint4"):
         limits = limits_of(parse(fmt))
         assert limits.value * limits.step <= limits.weight
+
+
+def test_a_device_that_flushes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    download = weight.download
+
+    def flushing(*args) -> torch.Tensor:
+        found = download(*args)
+        return torch.where(found.abs() < 2.0**-14, torch.zeros(()), found)
+
+    monkeypatch.setattr(weight, "download", flushing)
+    assert not weight.widened_exactly.__wrapped__()
+
+
+def test_the_answer_is_kept() -> None:
+    assert weight.widened_exactly() is weight.widened_exactly()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every local size gives the same bits, also where it does not divide the texture."""
 
+from math import prod
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.parts import given_parts
 from blockscale.kernels.webgpu.textures.storage import empty, texture
-from blockscale.kernels.webgpu.textures.texels_to_texels import groups, run
+from blockscale.kernels.webgpu.textures.texels_to_texels import INVOCATIONS, groups, local_size, run
 
 
 @pytest.mark.parametrize("local", [(1, 1, 1), (64, 1, 1), (2, 8, 4), (1, 1, 32), (3, 5, 7)])
@@ -26,3 +28,30 @@ def test_any_local_size(local: tuple[int, int, int]) -> None:
 
 def test_groups_cover_the_texture() -> None:
     assert groups((9, 8, 1), (4, 8, 2)) == (3, 1, 1)
+
+
+LARGE = (1024, 1024, 64)
+
+
+@pytest.mark.parametrize(
+    ("block", "size", "expected"),
+    [
+        ((8, 1, 1), LARGE, (128, 2, 1)),  # groups of 32: sixteen in a row, of two rows
+        ((1, 2, 3), LARGE, (32, 2, 4)),  # blocks of three layers, side by side
+        ((4, 16, 1), LARGE, (16, 16, 1)),  # four tiles of 16 x 16
+        ((1024, 1, 1), LARGE, (128, 2, 1)),  # parts of rows
+        ((1, 1024, 1), LARGE, (16, 16, 1)),  # blocks along columns
+        ((1, 1, 1), (3, 5, 100), (4, 8, 8)),  # narrow textures: no invocation lies idle far off
+    ],
+)
+def test_a_block_first_then_its_neighbours(
+    block: tuple[int, int, int], size: tuple[int, int, int], expected: tuple[int, int, int]
+) -> None:
+    found = local_size(block, size)
+    assert found == expected
+    assert prod(found) == INVOCATIONS
+
+
+def test_small_textures_have_small_workgroups() -> None:
+    assert local_size((1, 1, 1), (1, 1, 1)) == (1, 1, 1)
+    assert local_size((2, 2, 1), (3, 2, 1)) == (4, 2, 1)
