@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plots as SVG, by hand: the same bytes from the same run, on every machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
@@ -37,13 +37,23 @@ def _legend(x: float, y: float, names: Sequence[str]) -> list[str]:
     return shapes
 
 
+def _width(text: str) -> float:
+    """At least the width of a text of 12 px, whose font readers may replace: 0.62 em a letter."""
+    return 7.5 * len(text)
+
+
+def _margin(least: float, beside: float, names: Iterable[str]) -> float:
+    """Room for the longest name and what stands beside it, in px."""
+    return max([least, *(beside + _width(name) for name in names)])
+
+
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
     """An SVG of horizontal bars from 0, with a line at 1.
 
     rows: {a row's label: {a bar's name: its length}}
     names: the bars of a row in order, which the legend lists; a row may lack some
     """
-    thick, left, wide = 9.0, 130.0, 430.0
+    thick, left, wide = 9.0, _margin(130.0, 12, rows), 430.0
     step = thick * len(names) + 8
     most = max([1.0, *(value for row in rows.values() for value in row.values())])
     high = 44 + step * len(rows)
@@ -60,7 +70,8 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], names: Sequence[st
     body.append(_line([(one, 32), (one, high - 8)], "#333333", ' stroke-dasharray="4 3"'))
     body.append(_text(one, high + 6, "1.0", "middle"))
     body += _legend(left + wide + 24, 36, names)
-    return _document(left + wide + 160, high + 16, body)
+    right = max(_margin(160.0, 46, names), _width(title) * 14 / 12 - wide)
+    return _document(left + wide + right, high + 16, body)
 
 
 def curves(title: str, series: Mapping[str, Mapping[int, float]], low: float = 0.01) -> str:
@@ -91,7 +102,8 @@ def curves(title: str, series: Mapping[str, Mapping[int, float]], low: float = 0
         points = [(x(m), y(value)) for m, value in sorted(row.items())]
         body.append(_line(points, COLORS[i % len(COLORS)], ' stroke-width="2"'))
     body += _legend(left + wide + 20, top, list(series))
-    return _document(left + wide + 250, top + high + 46, body)
+    right = max(_margin(250.0, 42, series), _width(title) * 14 / 12 - wide)
+    return _document(left + wide + right, top + high + 46, body)
 
 
 def scatter(
@@ -125,7 +137,8 @@ def scatter(
         body += [_dot(*place(x, y), *mark) for x, y in each]
         body.append(_dot(left + wide + 26, top + step * i + 6, *mark))
         body.append(_text(left + wide + 38, top + step * i + 10, name))
-    return _document(left + wide + 280, top + high + 46, body)
+    right = max(_margin(280.0, 42, series), _width(title) * 14 / 12 - wide)
+    return _document(left + wide + right, top + high + 46, body)
 
 
 def _dot(x: float, y: float, color: str, shape: int) -> str:

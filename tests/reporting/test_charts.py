@@ -59,3 +59,27 @@ def test_more_series_than_colors_have_other_shapes():
     text = charts.scatter("t", {str(i): [(i, 1.0)] for i in range(20)}, "bits")
     assert (text.count("<circle"), text.count("<polygon")) == (18, 22)
     ET.fromstring(text)
+
+
+def test_no_text_is_cut():
+    """Extents by matplotlib's DejaVu Sans, which is the font that the SVG names first."""
+    fonts = pytest.importorskip("matplotlib.textpath", reason="NO matplotlib: no font to measure")
+    long = "e2m1:block4x4x4:(e4m3:block2x2:fp32):stochastic of bitsandbytes"
+    title = "A title that is far longer than the plot that stands below it: " + long
+    row = {long: 0.5, "d": 1.5}
+    for svg in (
+        charts.bars(title, {long: row, "y": {"d": 0.25}}, (long, "d")),
+        charts.curves(title, {long: {1: 0.1, 512: 0.01}, "y": {1: 20.0}}),
+        charts.scatter(title, {long: [(4, 0.01), (8, 0.1)]}, "bits per weight"),
+    ):
+        root = ET.fromstring(svg)
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        texts = [each for each in root.iter() if each.tag.endswith("text")]
+        assert sum(each.text in (long, title) for each in texts) >= 2
+        for each in texts:
+            size = float(each.attrib.get("font-size", 12))
+            extent = fonts.TextPath((0, 0), each.text, size=size).get_extents().x1
+            shift = {"start": 0.0, "middle": 0.5, "end": 1.0}[each.attrib["text-anchor"]]
+            left = float(each.attrib["x"]) - shift * extent
+            assert left >= 0 and left + extent <= width, each.text
+            assert 0 < float(each.attrib["y"]) <= height
