@@ -146,7 +146,7 @@ def test_an_install_without_compiler(tmp_path: Path) -> None:
         "Clang 14 or later and install blockscale again"
     )
     assert hardware["native"] == hardware["backends"]["cpu"] == reason
-    assert warned == [f"the slow reference runs instead of cpu kernels {reason}"]
+    assert warned == [f"the slow reference runs instead of cpu kernels: {reason}"]
 
 
 def test_the_sdist_has_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,11 @@ def test_strict_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("scales", "words"),
     [
-        ({"1": torch.ones(1, 1), "8": torch.ones(3, 3)}, "the stored scale is float32 of shape"),
-        ({"1": torch.ones(1, 1), "8": torch.ones(1, 1).half()}, "the stored scale is float32"),
+        (
+            {"1": torch.ones(1, 1), "8": torch.ones(3, 3)},
+            "the stored scale must be float32 of shape",
+        ),
+        ({"1": torch.ones(1, 1), "8": torch.ones(1, 1).half()}, "the stored scale must be float32"),
         ({"1": (torch.ones(1, 1), torch.zeros(1, 1).int())}, "has no zero_point"),
         ({"1": 0.5}, "its scale must be a Tensor, found a float"),
         ({"9": torch.ones(1, 1)}, "input_scales names '9'"),

@@ -276,10 +276,7 @@ def test_states_come_back_and_other_formats_are_refused() -> None:
     short = calibrated(mlp(), ROWS, bs.Recipe(CHANNEL, INT8, bias="int24:sums"))
     with pytest.raises(
         RuntimeError,
-        match=(
-            r"0.bias has the format int24:sums, and the state was saved with int32: build the "
-            r"layer with the same format"
-        ),
+        match=(r"0.bias has the format int24:sums, and the state was saved with int32"),
     ):
         short.load_state_dict(model.state_dict())
     again = copy.deepcopy(model)

@@ -56,10 +56,7 @@ def test_the_state_says_the_format() -> None:
     Held("here").load_state_dict(state)
     with pytest.raises(
         RuntimeError,
-        match=(
-            "has the format there, and the state was saved with here: build the layer with "
-            "the same format"
-        ),
+        match=("has the format there, and the state was saved with here"),
     ):
         Held("there").load_state_dict(state)
 
@@ -119,9 +116,6 @@ def test_a_state_of_release_0_1() -> None:
     Held("here").load_state_dict(state)
     with pytest.raises(
         RuntimeError,
-        match=(
-            "has the format there, and the state was saved with here: build the layer with "
-            "the same format"
-        ),
+        match=("has the format there, and the state was saved with here"),
     ):
         Held("there").load_state_dict(state)

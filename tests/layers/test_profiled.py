@@ -81,7 +81,7 @@ def test_nothing_else_makes_codes() -> None:
 def test_a_recipe_with_a_profile_makes_the_codes_itself() -> None:
     layers, profile = model(), bs.profile("gguf.q8_0")
     weights = {"0": bs.quantize(layers[0].weight, profile)}
-    with pytest.raises(ValueError, match=r"weights\['0'\]: the recipe's profile gguf.q8_0 makes"):
+    with pytest.raises(ValueError, match=r"weights\['0'\]: the recipe's profile gguf.q8_0 chooses"):
         bs.quantize_(layers, bs.Recipe(profile, skip=["prompt"]), weights=weights)
     bs.quantize_(layers, bs.Recipe(profile.format, skip=["prompt"]), weights=weights)
 

@@ -112,7 +112,11 @@ def test_what_comes_before_changes_the_weight() -> None:
         ("output_scales", {"one": torch.ones(1, 7)}, r"output_scales\['one'\].*shape \(1, 16\)"),
         ("output_scales", {"table": torch.ones(1, 9)}, r"output_scales\['table'\].*\(1, 8\)"),
         ("output_scales", {"conv": torch.ones(1, 8)}, r"output_scales\['conv'\].*\(1, 6\)"),
-        ("output_scales", {"one": torch.ones(1, 16), "same": torch.ones(1, 16)}, "share one layer"),
+        (
+            "output_scales",
+            {"one": torch.ones(1, 16), "same": torch.ones(1, 16)},
+            "are the same layer",
+        ),
         ("input_scales", {"one": torch.ones(1, 1)}, "gives no such layer an input format"),
         ("weights", {"nine": None}, "weights names 'nine', but the recipe quantizes no such layer"),
         (

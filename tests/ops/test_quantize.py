@@ -68,11 +68,11 @@ ZERO = torch.zeros(1, 1, dtype=torch.int32)
             "int8",
             torch.ones(3),
             None,
-            r"shape \(2, 32\) the stored scale is float32 of shape \(1, 1\)",
+            r"shape \(2, 32\) the stored scale must be float32 of shape \(1, 1\)",
         ),
-        (GROUP, torch.ones(2, 9), None, r"of shape \(2, 8\), not float32 of shape \(2, 9\)"),
+        (GROUP, torch.ones(2, 9), None, r"of shape \(2, 8\), found float32 of shape \(2, 9\)"),
         ("int8", ONE.half(), None, r"must be float32 of shape \(1, 1\), found float16"),
-        ("mxfp4", torch.ones(2, 1), None, "is uint8 of shape"),
+        ("mxfp4", torch.ones(2, 1), None, "must be uint8 of shape"),
         ("int8", 0.5, None, "its scale must be a Tensor, found a float"),
         ("int8", INNER, None, r"its scale must be a Tensor, found QTensor\('e4m3:tensor:fp32'"),
         (
@@ -102,7 +102,7 @@ ZERO = torch.zeros(1, 1, dtype=torch.int32)
             r"the zero_point must be int32 of shape \(1, 1\), found float32",
         ),
         ("uint8", ONE, ZERO.expand(2, 1), r"int32 of shape \(1, 1\), found int32 of shape"),
-        ("uint8", ONE, 128, "the zero_point is int32 of shape"),
+        ("uint8", ONE, 128, "the zero_point must be int32 of shape"),
         ("uint8", None, ZERO, "a zero_point was passed without its scale"),
         (
             "int8:channel2:fp32",

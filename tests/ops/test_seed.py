@@ -51,7 +51,7 @@ def test_what_64_bits_hold(seed) -> None:
         (-(2**63) - 1, ValueError, "seed must fit in 64 bits, got -9223372036854775809"),
         (True, TypeError, "seed must be an int, .* got True"),
         (torch.tensor(7, dtype=torch.int32), ValueError, r"int64 .* found torch.int32 \(\)"),
-        (torch.zeros(3, dtype=torch.int64), ValueError, r"not torch.int64 \(3,\)"),
+        (torch.zeros(3, dtype=torch.int64), ValueError, r"found torch.int64 \(3,\)"),
     ],
 )
 def test_messages(seed, error, words: str) -> None:

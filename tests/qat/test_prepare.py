@@ -84,8 +84,11 @@ def test_sparse_embeddings_are_skipped_with_what_is_tied_to_them():
         (lambda m: bs.prepare_qat(nn.Linear(2, 2), "int8"), "wrap it"),
         (lambda m: bs.prepare_qat(bs.prepare_qat(m, "int8"), "int8"), "already prepared"),
         (lambda m: bs.prepare_qat(m, "int8", learn="lsq"), "one of steps, thresholds"),
-        (lambda m: bs.prepare_qat(m, "int8", learn={"inputs": "steps"}), "no part 'inputs'"),
-        (lambda m: bs.prepare_qat(m, bs.Recipe("int8", "int8"), observer="best"), "0: no observer"),
+        (lambda m: bs.prepare_qat(m, "int8", learn={"inputs": "steps"}), "unknown part 'inputs'"),
+        (
+            lambda m: bs.prepare_qat(m, bs.Recipe("int8", "int8"), observer="best"),
+            "0: unknown observer",
+        ),
         (lambda m: bs.prepare_qat(m, "int8", fuse="yes"), "fuse must be 'auto'"),
         (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "9")]), "expected names"),
         (lambda m: bs.prepare_qat(m, "int8", fuse=[("0", "7")]), "cannot be folded"),
@@ -123,7 +126,7 @@ def test_errors(call, message):
 
 def test_a_failed_prepare_changes_nothing():
     model = cnn()
-    with pytest.raises(ValueError, match="no observer"):
+    with pytest.raises(ValueError, match="unknown observer"):
         bs.prepare_qat(model, bs.Recipe("int8", "int8"), observer="best")
     assert [type(m) for m in model] == [type(m) for m in cnn()]
 

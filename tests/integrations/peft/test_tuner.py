@@ -307,9 +307,7 @@ def test_the_head_is_the_layer_that_gives_logits() -> None:
 
 def test_rows_of_a_quantized_table_do_not_train() -> None:
     model, _ = quantized("llama")
-    with pytest.raises(
-        ValueError, match=r"model.embed_tokens, which is quantized.*skip=\['model\]"
-    ):
+    with pytest.raises(ValueError, match=r"model.embed_tokens, which is quantized.*skip=\['model"):
         lora(model, ["q_proj"], trainable_token_indices=[1, 2])
     with pytest.raises(ValueError, match="trainable_token_indices trains rows of lm_head"):
         lora(model, ["q_proj"], trainable_token_indices={"lm_head": [1, 2]})
@@ -434,9 +432,7 @@ def test_the_remedy_that_it_names(init: str) -> None:
 def test_layers_without_lora_say_so() -> None:
     model = nn.Sequential(nn.ConvTranspose2d(4, 4, 2))
     bs.quantize_(model, "int8:channel1:fp32")
-    with pytest.raises(
-        ValueError, match=r"^0: LoRA stands around .*QConv; there is none for QConvT"
-    ):
+    with pytest.raises(ValueError, match=r"^0: LoRA supports .*QConv, found QConvT"):
         lora(model, ["0"])
 
 

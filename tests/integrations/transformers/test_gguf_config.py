@@ -94,7 +94,7 @@ def test_positions_of_llama_3(factor: float) -> None:
         ({"llama.attention.head_count": 0}, "no number llama.attention.head_count"),
         ({"llama.attention.head_count": 5}, "m.gguf: transformers: "),
         ({"llama.attention.head_count_kv": [2, 1]}, "no number llama.attention.head_count_kv"),
-        ({"llama.block_count": 10**9}, "tells of 1000000000 layers, and holds 3 tensors"),
+        ({"llama.block_count": 10**9}, "declares 1000000000 layers, and holds 3 tensors"),
         (
             {"general.architecture": "phi9"},
             "architecture 'phi9'.*known architectures: llama, qwen2, qwen3",

@@ -134,10 +134,7 @@ def test_states(assign: bool, device: str, model: nn.Module) -> None:
     assert torch.equal(other(X), model(X))
     with pytest.raises(
         RuntimeError,
-        match=(
-            r"has the format e2m1\S*, and the state was saved with int8: build the layer with "
-            r"the same format"
-        ),
+        match=(r"has the format e2m1\S*, and the state was saved with int8"),
     ):
         wrong = net()
         bs.quantize_(wrong, "int8")

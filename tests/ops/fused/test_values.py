@@ -58,7 +58,7 @@ RESULTS = [
     (Quantizer(PLAIN.scale, None, None, ""), "its result has a scale and no format"),
     (
         Quantizer(ASYM.scale, None, None, ASYM.fmt),
-        r"its result in uint8\S* has the parts scale, zero_point; f",
+        r"its result in uint8\S* needs the parts scale, zero_point; f",
     ),
     (
         Quantizer(PLAIN.scale, None, PLAIN.scale, PLAIN.fmt),

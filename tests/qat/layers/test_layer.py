@@ -44,10 +44,7 @@ def test_a_state_in_another_format_is_refused():
     bs.prepare_qat(other, "int4:channel0:fp32")
     with pytest.raises(
         ValueError,
-        match=(
-            "int4:channel0:fp32, and the state was saved with int8: build the layer with the "
-            "same format"
-        ),
+        match=("int4:channel0:fp32, and the state was saved with int8"),
     ):
         other.load_state_dict(model.state_dict())
 

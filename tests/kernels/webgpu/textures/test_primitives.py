@@ -172,5 +172,7 @@ def test_what_is_no_texture() -> None:
         textures.dequantize(textures.texture(x))
     with pytest.raises(TypeError, match=r"found a QTensor: pass the `operand` of a QTensor"):
         textures.quantized(bs.quantize(x, "int8"))
-    with pytest.raises(TypeError, match=r"expected a tensor, found a list: torch.as_tensor"):
+    with pytest.raises(
+        TypeError, match=r"expected a tensor, found a list: convert it with torch.as_tensor"
+    ):
         textures.texture([1.0])
