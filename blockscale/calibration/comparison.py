@@ -24,6 +24,7 @@ from blockscale.calibration.input_stats import Callback, features_last, watch
 from blockscale.calibration.progress_bar import listener
 from blockscale.core import reference
 from blockscale.core.pack import to_stored
+from blockscale.core.parse import display_name
 from blockscale.core.torch_private import pytree
 from blockscale.core.work import Progress
 from blockscale.layers.guards import check_model
@@ -133,7 +134,7 @@ def _row(layer: LayerComparison) -> tuple[str, ...]:
     return (
         layer.name, *_rounding(layer.weight), *_rounding(layer.input),
         _sqnr(layer.isolated), _sqnr(total), "" if total is None else f"{total.cosine:.6f}",
-        layer.formats,
+        display_name(layer.formats),
     )  # fmt: skip
 
 

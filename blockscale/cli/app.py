@@ -64,7 +64,7 @@ def _leave(message: str, code: int) -> NoReturn:
 
 app = typer.Typer(
     name="blockscale",
-    help="Number formats for PyTorch models: blocks of small elements share a scale.",
+    help="Quantize PyTorch models in block-scaled number formats.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help, which wraps paragraphs as they are
@@ -84,7 +84,7 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Say which version this is."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, quoted, shown
 
 Status = Literal["quantized", "kept", "skipped"]
@@ -40,9 +41,9 @@ class Entry:
 
     @property
     def formats(self) -> str:
-        """The formats in one short text."""
+        """The formats in one short text, by their names where they have one."""
         parts = {"": self.weight, "input ": self.input, "output ": self.output, "bias ": self.bias}
-        return ", ".join(label + text for label, text in parts.items() if text)
+        return ", ".join(label + display_name(text) for label, text in parts.items() if text)
 
     @property
     def told(self) -> str:

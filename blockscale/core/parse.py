@@ -82,6 +82,17 @@ CATALOG: dict[str, str] = {
     "bfp8": "int8:group64:e8m0/floor",
     "bfp16": "int16:group64:e8m0/floor",
 }
+_NAMES = {spelling: name for name, spelling in CATALOG.items()}
+
+
+def display_name(fmt: object) -> str:
+    """What people read of a format: `nvfp4` for `e2m1:group16:e4m3`.
+
+    fmt: a format, or a text with spellings in it, as formats write them ("int4:group32:fp32, input
+    int8:token:fp32"). Formats that the catalogue does not name stay as they are.
+    """
+    return re.sub(r"[^\s,]+", lambda word: _NAMES.get(word[0], word[0]), str(fmt))
+
 
 LONGEST = 10_000  # characters of a spelling: a book of 256 values has half as many
 _DEEPEST = 8  # parentheses in each other

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.batches import call, inference
 from blockscale.core.pack import of_convolution
+from blockscale.core.parse import display_name
 from blockscale.core.recipe import Recipe
 from blockscale.kernels.hardware import Hardware
 from blockscale.selection.allocation import Budget
@@ -196,7 +197,7 @@ def claims_of(advice: Advised, machine: Hardware) -> tuple[Claim, ...]:
 
 
 def _formats(advice: Advised) -> Iterator[Claim]:
-    shares = ", ".join(f"{n} × {name}" for name, n in advice.formats.items())
+    shares = ", ".join(f"{n} × {display_name(name)}" for name, n in advice.formats.items())
     bits = sum(e.bits * layer.elements for layer, e in _taken(advice))
     total = sum(layer.elements for layer in advice.search.layers)
     yield Claim(
@@ -222,8 +223,8 @@ def _errors(advice: Advised) -> Iterator[Claim]:
     of = "its weight's" if search.quality == "none" else "its output's"
     how = "rounding of the weight" if search.quality == "none" else "its float inputs"
     yield Claim(
-        f"the layer with the largest error is {worst.name} in {error.format}: {of} SQNR is "
-        f"{error.sqnr:.2f} dB",
+        f"the layer with the largest error is {worst.name} in {display_name(error.format)}: {of} "
+        f"SQNR is {error.sqnr:.2f} dB",
         f"measured: {how}, {advice.batches} batches" if advice.batches else f"measured: {how}",
     )
     quality = advice.foretold.quality
@@ -249,7 +250,7 @@ def _speed(advice: Advised, timed: str) -> Iterator[Claim]:
         timings = [each for each in largest.candidates if each.seconds]
         fastest = min(timings, key=lambda each: each.seconds or 0.0)
         yield Claim(
-            f"of the candidates {fastest.format} is the fastest in {largest.name} "
+            f"of the candidates {display_name(fastest.format)} is the fastest in {largest.name} "
             f"{list(largest.shape)}: {1e6 * (fastest.seconds or 0):.1f} µs, in float "
             f"{1e6 * (largest.seconds or 0):.1f} µs",
             timed,

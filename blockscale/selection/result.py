@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from blockscale.core.parse import display_name
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import json_object, read_json
 from blockscale.selection.candidates import Candidate, read
@@ -210,7 +211,7 @@ class Search:
         for layer in self.layers:
             error = layer[taken[layer.name]]
             lines.append(
-                f"{layer.name.ljust(wide)}  {error.format}  {error.bits:.3f} bits, "
+                f"{layer.name.ljust(wide)}  {display_name(error.format)}  {error.bits:.3f} bits, "
                 f"{error.sqnr:.2f} dB"
             )
         for each in sorted((*self.points, *self.uniform), key=lambda p: p.bits):

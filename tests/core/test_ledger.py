@@ -130,3 +130,10 @@ def test_names_from_files_are_printable():
         ledger.raise_if_skipped()
     for text in (str(error.value), str(ledger)):
         assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_the_table_has_names_and_plain_data_spellings() -> None:
+    entry = Entry("a", "Linear", "quantized", "e2m1:group16:e4m3", "int8:token:fp32")
+    assert entry.formats == "nvfp4, input int8_token"
+    assert "nvfp4" in str(Ledger([entry])) and "e2m1" not in str(Ledger([entry]))
+    assert Ledger([entry]).to_dict()["entries"][0]["weight"] == "e2m1:group16:e4m3"

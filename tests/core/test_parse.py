@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockscale.core import elements
 from blockscale.core import parse as parsing
-from blockscale.core.parse import CATALOG, formats, parse
+from blockscale.core.parse import CATALOG, display_name, formats, parse
 from blockscale.core.recipe import Recipe
 from tests.support.exact import ROUNDINGS, RULES
 from tests.support.oracle import split
@@ -337,6 +337,17 @@ def test_names_are_no_spellings() -> None:
 
 def test_every_name_is_a_format_of_its_own() -> None:
     assert len(set(CATALOG.values())) == len(CATALOG)
+
+
+def test_people_read_names() -> None:
+    for name, spelling in CATALOG.items():
+        assert spelling == str(parse(name)), "a spelling of the catalogue is as formats write it"
+        assert display_name(parse(name)) == display_name(spelling) == display_name(name) == name
+    assert display_name("int4:group32:fp32, input int8:token:fp32") == (
+        "int4:group32:fp32, input int8_token"
+    )
+    assert display_name("e2m1:group16:e4m3/given") == "e2m1:group16:e4m3/given"
+    assert display_name("") == "" and display_name("float32") == "float32"
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -22,7 +22,7 @@ def ledger():
 def test_layers_that_differ_in_number_are_one_line():
     lines = [" ".join(line.split()) for line in ledger_table(ledger()).splitlines()]
     assert lines[0] == "tensor count kind before after format, or why not"
-    assert lines[1] == "quantized * 3 Linear 49.2 kB 6.5 kB e2m1:group32:e8m0/floor"
+    assert lines[1] == "quantized * 3 Linear 49.2 kB 6.5 kB mxfp4"
     assert lines[2].startswith("kept 3 1 Linear ")
     assert lines[-1] == ledger_summary(ledger())
 

@@ -18,22 +18,21 @@ def audit(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="An .onnx, .pt2, .pte or .safetensors file, or a directory."
+            metavar="FILE", help="A file (.onnx, .pt2, .safetensors, ...) or directory."
         ),
     ],
     ledger: Annotated[
         Path | None,
-        typer.Option(
-            help="A ledger (JSON) of what the file should hold, e.g. blockscale_ledger.json."
-        ),
+        typer.Option(help="The ledger that says what the file should hold."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="One line a tensor.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="One line per tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what in a file is really low-bit, from its bytes alone.
 
-    Stored types and bytes of every weight, what computes with it, what is float and why. Nothing in
-    the file is executed. With --ledger, weights that are not as it says end the command with 1.
+    Stored types and bytes of every weight, what computes with it, what is float and why. Nothing
+    in the file is executed. With --ledger (blockscale_ledger.json, for instance) the command fails
+    where a weight is not what the ledger says.
     """
     found = audit_file(path, None if ledger is None else _read(ledger))
     print(json.dumps(found.to_dict(), indent=2) if as_json else audit_table(found, every))

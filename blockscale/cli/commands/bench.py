@@ -24,54 +24,47 @@ _SECONDS = {True: 60.0, False: 480.0}  # of a quick run, of a full one
 
 
 def bench(  # noqa: PLR0913 - one argument an option
-    quick: Annotated[
-        bool, typer.Option("--quick", help="About a minute, with fewer cases.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases: about a minute.")] = False,
     only: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Only cases with this in their names, or a glob.")
+        str, typer.Option(metavar="PATTERN", help="Only cases whose names contain this, or a glob.")
     ] = "",
     formats: Annotated[
-        str, typer.Option(metavar="A,B", help="These names or spellings in place of all formats.")
+        str, typer.Option(metavar="A,B", help="Only these formats, by name or spelling.")
     ] = "",
     peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Measure other libraries beside ours.")
+        bool, typer.Option("--peers/--no-peers", help="Measure other libraries too.")
     ] = True,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="All peers under torch.compile too: minutes more.")
+        bool, typer.Option("--compile", help="Other libraries under torch.compile, too.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where to measure.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     tuned: Annotated[
         bool,
-        typer.Option("--tune", help="First measure what kernels here choose, and keep it."),
+        typer.Option("--tune", help="First tune the kernels for this machine."),
     ] = False,
-    seconds: Annotated[
-        float, typer.Option(help="Begin no case after these: 0 means 60 if quick, else 480.")
-    ] = 0.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that stopped.")
-    ] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit; 0: 480, 60 if quick.")] = 0.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: Annotated[
         str,
         typer.Option("--json", metavar="PATH", help="The file to write; - for standard output."),
     ] = "",
     against: Annotated[
         Path | None,
-        typer.Option(metavar="RUN.json", help="End with 1 if ours is slower than in this run."),
+        typer.Option(metavar="RUN.json", help="Fail if slower than this earlier run."),
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="What is slower: more than these times the earlier run's time.")
-    ] = TOLERANCE,
+    tolerance: Annotated[float, typer.Option(help="Allowed time ratio.")] = TOLERANCE,
     beside: Annotated[
         Path | None,
-        typer.Option(metavar="CHECKOUT", help="Race another checkout, case by case in turns."),
+        typer.Option(metavar="CHECKOUT", help="Compare with another checkout, in turns."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder for plots of the run, as SVG.")
+        Path | None, typer.Option(metavar="DIR", help="A folder for plots (SVG).")
     ] = None,
 ) -> None:
-    """Measure speed and memory: primitives, linear layers, a model, as ratios to ceilings.
+    """Measure speed and memory of primitives, layers and a model.
 
-    Ctrl-C stops and keeps what was measured; --resume goes on.
+    Results are ratios to what the hardware can reach. Ctrl-C stops and keeps what was measured;
+    --resume continues.
     """
     if environment.needed() is not None:
         print(f"blockscale: {environment.WHY}", file=sys.stderr)

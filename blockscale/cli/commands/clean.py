@@ -16,16 +16,14 @@ from blockscale.reporting.table import size
 def clean(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="An output, there or not, or a folder of outputs."),
+        typer.Argument(metavar="PATH", help="An output (it need not exist) or a folder of them."),
     ],
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Delete what can be deleted, without asking.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what killed runs have left beside PATH and in it, and delete it after asking.
+    """List what killed runs left behind, and delete it if you agree.
 
-    What a process holds, another user's, and what may be the only copy of an output is never
+    What another process or user holds, and what may be the only copy of an output, is never
     deleted.
     """
     found = find_leftovers(path)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.checkpoints.comparing import FileComparison, TensorDifference
 from blockscale.export.checkpoints.comparing import compare as measure
@@ -16,15 +17,18 @@ from blockscale.reporting.table import aligned, shape
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="What it should be: a file or directory.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What it is, quantized or not.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="The reference: a file or directory.")],
+    b: Annotated[
+        Path, typer.Argument(metavar="B", help="The file or directory to compare with it.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Compare two files or directories, tensor by tensor.
 
-    SQNR is 10 log10 (sum a² / sum (a - b)²) in dB, larger is closer. What is quantized is
-    dequantized first, by us or by another producer; what cannot be read is listed as not compared.
+    SQNR is 10 log10 (sum a² / sum (a - b)²) in dB; larger is closer. Quantized tensors are
+    dequantized first, of blockscale or of another producer; tensors that cannot be read are listed
+    as not compared.
     """
     with Bar(quiet) as bar:
         comparison = measure(a, b, progress=bar)
@@ -65,4 +69,5 @@ def _text(comparison: FileComparison) -> str:
 def _line(each: TensorDifference) -> tuple[str, ...]:
     sqnr = f"{each.sqnr:.2f}" if math.isfinite(each.sqnr) else str(each.sqnr)
     bits = f"{each.bits_a:.2f}", f"{each.bits_b:.2f}"
-    return each.name, shape(each.shape), each.a, each.b, *bits, sqnr, f"{each.max_error:.3g}"
+    formats = display_name(each.a), display_name(each.b)
+    return each.name, shape(each.shape), *formats, *bits, sqnr, f"{each.max_error:.3g}"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
 from blockscale.export.conversion.proof import Conversion, Converted
@@ -25,51 +26,49 @@ def convert(  # noqa: PLR0913 - one argument an option
     ],
     to: Annotated[
         str,
-        typer.Option(
-            help="gguf, compressed-tensors, gptq, awq, mlx, gpt-oss, fp8, bnb or blockscale."
-        ),
+        typer.Option(help="The layout to write, listed above."),
     ],
     requantize: Annotated[
         str | None,
         typer.Option(
             metavar="RECIPE",
-            help="Formats for what cannot be written with the same values: a format, a recipe's "
-            "JSON, or a .json file with one.",
+            help="Quantize what DST cannot hold again.",
         ),
     ] = None,
     floats: Annotated[
         list[str] | None,
         typer.Option(
-            "--float", metavar="PATTERN", help="Write these layers as float32. May be repeated."
+            "--float", metavar="PATTERN", help="Write these layers as float32. Repeatable."
         ),
     ] = None,
-    names: Annotated[
-        str, typer.Option(help="auto: as DST's programs call tensors; keep: as SRC does.")
-    ] = "auto",
+    names: Annotated[str, typer.Option(help="auto (as DST needs) or keep.")] = "auto",
     config: Annotated[
         Path | None,
-        typer.Option(help="The original model's directory, for its config.json and tokenizer."),
+        typer.Option(help="The original model's directory."),
     ] = None,
     shard_size: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Bytes of a file, such as 5GB; DST of gguf is then a directory of several files.",
+            help="Largest file, such as 5GB.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace DST, once the new one is complete.")
+        bool, typer.Option("--force", help="Replace DST once the new one is complete.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would become of each tensor.")
+        bool, typer.Option("--dry-run", help="Show what each tensor would become.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")] = False,
 ) -> None:
     """Convert a quantized checkpoint without changing a value.
 
-    Codes and scales are carried and every tensor is read back and compared. What DST cannot hold
-    is named, with the reason, and nothing is written, unless --requantize says what it becomes.
+    The layouts of --to are gguf, compressed-tensors, gptq, awq, mlx, gpt-oss, fp8, bnb and
+    blockscale. Codes and scales are copied, and every tensor is read back and compared. Where DST
+    cannot hold a tensor, the reason is shown and nothing is written, unless --requantize gives it
+    another format (a format, a recipe's JSON, or a .json file). With --shard-size, a gguf DST is a
+    directory of several files. --config is for its config.json and tokenizer.
     """
     began = time.monotonic()
     with Bar(quiet or as_json) as bar:
@@ -114,7 +113,7 @@ def conversion_table(done: Conversion, compared: bool = True) -> str:
     for (how, name, kind, found, written), tensors in groups.items():
         shared = tensors[0].name if len(tensors) == 1 else name
         what = written if how == "copied" or found == written else f"{found} -> {written}"
-        rows.append((how, shared, str(len(tensors)), kind, what))
+        rows.append((how, shared, str(len(tensors)), kind, display_name(what)))
     lines = [aligned(("", "tensor", "count", "was", "format"), rows, "  r  "), ""]
     lines += _errors(done.of("requantized")) if compared else []
     lines += [f"left out: {shown(name)}: {shown(why, TEXT)}" for name, why in done.left_out.items()]

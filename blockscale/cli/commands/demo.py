@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from blockscale.core.parse import display_name
 from blockscale.demo.exports import CASES, File, files
 from blockscale.demo.graph import RECIPES as PROGRAMS
 from blockscale.demo.graph import ROWS, TOKENS, Step, steps
@@ -31,14 +32,15 @@ WITH_ALL = {"programs": ("mxfp8",), "files": ("executorch",)}
 
 
 def demo(
-    json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also mxfp8 as a program, and ExecuTorch: a minute more.")
+        bool, typer.Option("--all", help="Also mxfp8 as a program, and ExecuTorch.")
     ] = False,
 ) -> None:
-    """Quantize all-MiniLM-L6-v2 in many formats, save, reload, and compare with float.
+    """Quantize a small real model in many formats, and compare.
 
-    Then as a program, and in the files of export targets, run by others.
+    all-MiniLM-L6-v2 is quantized, saved and loaded again in each format; then it runs as a program
+    and from the files of each export target, in other runtimes.
     """
     console = Console(stderr=json)
     started = time.perf_counter()
@@ -131,7 +133,7 @@ def _files_table(written: list[File]) -> Table:
         if file.missing is None:
             size = f"{(file.file_bytes or 0) / 1e6:.1f}"
             table.add_row(
-                f"{file.target},\n{file.run_by}", f"{file.recipe}".replace(" x ", " x\n"),
+                f"{file.target},\n{file.run_by}", display_name(file.recipe).replace(" x ", " x\n"),
                 f"{file.layers}", f"{file.write_seconds:.1f}", size,
                 f"{file.cosine:.4f}", f"{file.embed_seconds:.2f}",
             )  # fmt: skip

@@ -55,46 +55,40 @@ _NOT_COPIED = (
 
 def export(  # noqa: PLR0913 - one argument an option
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL_DIR", help="The model, as transformers writes it.")
+        Path, typer.Argument(metavar="MODEL_DIR", help="A model directory of transformers.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or directory to write.")],
-    to: Annotated[
-        str, typer.Option(help="The target: c, onnx, executorch, program or compressed-tensors.")
-    ],
+    to: Annotated[str, typer.Option(help="The target, listed above.")],
     recipe: Annotated[
         str | None,
-        typer.Option(
-            "--recipe", "-r", help="As of `quantize`; c has its own. Not for a quantized MODEL_DIR."
-        ),
+        typer.Option("--recipe", "-r", help="The recipe, as for quantize."),
     ] = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Sentences for static scales, one a line; else eight of ours."),
+        typer.Option(help="Calibration sentences, one per line."),
     ] = None,
-    observer: Annotated[str, typer.Option(help="What static scales are chosen by.")] = "min_max",
+    observer: Annotated[str, typer.Option(help="How to choose static scales.")] = "min_max",
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="The most rows a file is to take, 8; of c exactly those, 1."),
+        typer.Option(min=1, help="Most rows (default 8; c: 1)."),
     ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=2, help="The most tokens a row, if the model has so many positions.")
-    ] = 128,
-    name: Annotated[str, typer.Option(help="What names in a C file begin with.")] = DEFAULT_NAME,
-    max_bytes: Annotated[
-        int | None, typer.Option(min=1, help="The most constants and memory of a C file.")
-    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens per row.")] = 128,
+    name: Annotated[str, typer.Option(help="Prefix of names in a C file.")] = DEFAULT_NAME,
+    max_bytes: Annotated[int | None, typer.Option(min=1, help="Largest size of a C model.")] = None,
     force: Annotated[
-        int, typer.Option("--force", count=True, help="Replace OUT; twice: whoever wrote it.")
+        int, typer.Option("--force", count=True, help="Replace OUT; twice: even a foreign one.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the audit as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Quantize a model's directory and write it for another runtime.
 
-    What was written is read again and audited: stored types and bytes of every weight, and what
-    computes with it.
+    The targets of --to are c, onnx, executorch, program and compressed-tensors. What was written is
+    read again and audited: stored types and bytes of every weight, and what computes with it. c has
+    a recipe of its own; a quantized MODEL_DIR needs none. Without --text, eight built-in sentences
+    choose static scales. --tokens is at most the number of the model's positions.
     """
     write = _target(to)
     sizes = Sizes(batch, tokens, name, max_bytes)

@@ -22,11 +22,11 @@ _COLUMNS = 8
 def formats(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="FORMAT", help="A name or spelling, to see all about it."),
+        typer.Argument(metavar="FORMAT", help="Show this format: a name or spelling."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the named formats, or show one format with all its values.
+    """List the named formats, or show one format and its values.
 
     Values are in units of the block's scale. Bits are those of one weight of a 4096 x 4096 matrix,
     scales and zero points included.

@@ -17,11 +17,14 @@ from blockscale.reporting.table import aligned, size
 
 def hardware(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time copies and products: some seconds.")
+        bool, typer.Option("--measure", help="Also measure speed (some seconds).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine computes with, which kernels run on it, and why others do not."""
+    """Show what this machine computes with, and which kernels run.
+
+    For kernels that do not run, it says why.
+    """
     machine = bs.hardware(measure=measure)
     print(json.dumps(asdict(machine), indent=2) if as_json else _text(machine))
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, shown
 from blockscale.export.checkpoints.contents import Recognized
 from blockscale.export.checkpoints.contents import inspect as look
@@ -15,18 +16,14 @@ from blockscale.reporting.table import aligned, family, shape, size
 
 
 def inspect(
-    path: Annotated[
-        Path, typer.Argument(help="A checkpoint: a file or directory, ours or another producer's.")
-    ],
+    path: Annotated[Path, typer.Argument(help="A checkpoint: a file or a directory.")],
     every: Annotated[
         bool,
-        typer.Option(
-            "--all", help="One line a tensor, also for layers that differ only in number."
-        ),
+        typer.Option("--all", help="One line per tensor; do not group layers."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a checkpoint is, and what is in it: formats, bits, sizes."""
+    """Show what a checkpoint holds: producer, formats, bits, sizes."""
     contents = look(path)
     print(json.dumps(contents.to_dict(), indent=2) if as_json else _text(contents, every))
 
@@ -39,7 +36,13 @@ def _text(contents: Recognized, every: bool) -> str:
         groups.setdefault(key, []).append(row)
     tensors = [_line(rows) for rows in groups.values()]
     formats = [
-        (row.format, str(row.tensors), f"{row.elements:,}", size(row.nbytes), f"{row.bits:.2f}")
+        (
+            display_name(row.format),
+            str(row.tensors),
+            f"{row.elements:,}",
+            size(row.nbytes),
+            f"{row.bits:.2f}",
+        )
         for row in (*contents.totals, contents.total)
     ]
     files = ", ".join(f"{shown(name)} {size(nbytes)}" for name, nbytes in contents.files.items())
@@ -80,6 +83,6 @@ def _line(rows: list[TensorSummary]) -> tuple[str, ...]:
     parts = {"input": first.input, "output": first.output, "before": first.before}
     extra = [f"{part} {text}" for part, text in parts.items() if text]
     layout = [] if first.layout in ("", "plain") else [first.layout]
-    what = ", ".join([first.format, *layout, *extra])
+    what = display_name(", ".join([first.format, *layout, *extra]))
     nbytes = sum(row.nbytes for row in rows)
     return name, str(len(rows)), shape(first.shape), what, size(nbytes), f"{first.bits:.2f}"

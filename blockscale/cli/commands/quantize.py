@@ -34,41 +34,38 @@ def quantize(  # noqa: PLR0913 - one argument an option
         typer.Option(
             "--recipe",
             "-r",
-            help="A format's name or spelling, a recipe's JSON, or a .json file with one.",
+            help="A format, a recipe's JSON or its file.",
         ),
     ],
     skip: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN", help="Leave these layers in float, e.g. 'lm_head'. May be repeated."
-        ),
+        typer.Option(metavar="PATTERN", help="Leave these layers in float. Repeatable."),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Refuse if something that the recipe covers must be skipped."
-        ),
+        typer.Option("--strict", help="Fail if a layer of the recipe is skipped."),
     ] = False,
     force: Annotated[
         int,
         typer.Option(
             "--force",
             count=True,
-            help="Replace OUT_DIR, once the new one is complete; twice: whoever wrote it.",
+            help="Replace OUT_DIR; twice: even a foreign one.",
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(help="For stochastic rounding.")] = 0,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would become of each tensor; write nothing."),
+        typer.Option("--dry-run", help="Show the plan and write nothing."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
     """Quantize a model's directory.
 
+    The recipe is a format (a name or a spelling), a recipe's JSON, or a .json file with one.
     Tensors are streamed, so a model may be larger than memory. OUT_DIR appears when it is complete;
-    a run that was stopped or killed goes on when the same command is given again.
+    to continue a run that was stopped or killed, give the same command again.
     """
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()

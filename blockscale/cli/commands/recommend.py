@@ -20,31 +20,34 @@ def recommend(  # noqa: PLR0913 - one argument an option
     ],
     budget: Annotated[
         str,
-        typer.Option(help="Bits a weight, or size=20MB, latency=5ms or quality=0.99."),
+        typer.Option(help="Bits or size=, latency=, quality=."),
     ] = "6",
     candidate: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT", help="What a layer may become. May be repeated."),
+        typer.Option(metavar="FORMAT", help="A format to try. Repeatable."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A file of sentences to measure on, one a line.")
+        Path | None, typer.Option(help="Sentences to measure on, one per line.")
     ] = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sentence at most.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Most tokens per sentence.")] = 64,
     state: Annotated[
-        Path | None, typer.Option(help="A file to go on from, if it was stopped.")
+        Path | None, typer.Option(help="Progress file, to continue a stopped run.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the recommendation as JSON here.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the recipe as JSON here.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Quantize a copy and measure what was foretold.")
+        bool, typer.Option("--check", help="Quantize a copy and check the predictions.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Say which formats to take for a model here, and what that will cost, as measured."""
+    """Recommend formats for a model, with measured costs.
+
+    The budget is bits per weight, such as 6, or one of size=20MB, latency=5ms and quality=0.99.
+    """
     check_outputs(out, recipe)
     bound = Budget.read(budget)
     network = float_model(model)

@@ -22,25 +22,23 @@ def report(  # noqa: PLR0913 - one argument an option
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option(metavar="FLOAT_MODEL", help="The float model, for errors and saturation."),
+        typer.Option(metavar="FLOAT_MODEL", help="The float model, to compare with."),
     ] = None,
     search: Annotated[
-        Path | None, typer.Option(metavar="SEARCH.json", help="A search to show beside it.")
+        Path | None, typer.Option(metavar="SEARCH.json", help="A search to show as well.")
     ] = None,
     evaluation: Annotated[
         Path | None, typer.Option(metavar="EVAL.json", help="What `blockscale eval --out` wrote.")
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder for figures of papers: PDF, SVG and PNG."),
+        typer.Option(metavar="DIR", help="A folder for figures: PDF, SVG, PNG."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.html.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all that a page shows as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the contents as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Write one HTML page about a quantized model or a search, with everything in it.
+    """Write an HTML page about a quantized model or a search.
 
     Summary, layers that sort and filter, error and saturation, weights on their format's grid, the
     points of a search, ledger, hardware and files. It opens offline and sends nothing anywhere.

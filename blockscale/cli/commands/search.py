@@ -10,6 +10,7 @@ import typer
 import blockscale as bs
 from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
 from blockscale.cli.progress import check_outputs, write_recipe
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import shown
 from blockscale.reporting.table import aligned
 from blockscale.selection.result import Search
@@ -19,31 +20,33 @@ def search(  # noqa: PLR0913 - one argument an option
     model: Annotated[
         Path, typer.Argument(metavar="MODEL_DIR", help="The model: config, tokenizer, weights.")
     ],
-    budget: Annotated[float, typer.Option(help="Bits a weight at most, scales included.")] = 4.5,
+    budget: Annotated[float, typer.Option(help="Most bits per weight, with scales.")] = 4.5,
     candidate: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT", help="What a layer may become. May be repeated."),
+        typer.Option(metavar="FORMAT", help="A format to try. Repeatable."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A file of sentences to measure on, one a line.")
+        Path | None, typer.Option(help="Sentences to measure on, one per line.")
     ] = None,
-    objective: Annotated[str, typer.Option(help="distance of outputs, or kl of logits.")] = (
-        "distance"
-    ),
+    objective: Annotated[str, typer.Option(help="distance or kl.")] = ("distance"),
     score: Annotated[str | None, typer.Option(help="fisher, output or sqnr.")] = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Leave these layers in float.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a sentence at most.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Most tokens per sentence.")] = 64,
     state: Annotated[
-        Path | None, typer.Option(help="A file to go on from, if the search was stopped.")
+        Path | None, typer.Option(help="Progress file, to continue a stopped run.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the search as JSON here.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the recipe as JSON here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the search as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Search for the formats of a model's layers that lose least within a budget of bits."""
+    """Search for formats that lose least within a budget of bits.
+
+    --objective is the distance of outputs, or the KL divergence of logits (kl). --score is how
+    layers are ranked: fisher, output or sqnr.
+    """
     check_outputs(out, recipe)
     network = float_model(model)
     batch = tokenized(model, sentences_of(text), fitting(network, tokens))
@@ -60,7 +63,10 @@ def search(  # noqa: PLR0913 - one argument an option
 def _text(found: Search) -> str:
     taken = found.taken(found.recipe)
     layers = [(layer, layer[taken[layer.name]]) for layer in found.layers]
-    rows = [(shown(layer.name), e.format, f"{e.bits:.3f}", f"{e.sqnr:.2f}") for layer, e in layers]
+    rows = [
+        (shown(layer.name), display_name(e.format), f"{e.bits:.3f}", f"{e.sqnr:.2f}")
+        for layer, e in layers
+    ]
     points = sorted((*found.points, *found.uniform), key=lambda point: point.bits)
     front = set(map(id, found.front))
     costs = [

@@ -23,16 +23,16 @@ def verify(
         Path | None,
         typer.Option(
             metavar="MODEL_DIR",
-            help="Quantize this float model again as the ledger says, and compare.",
+            help="Quantize this model again and compare.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")] = False,
 ) -> None:
-    """Prove that every file of a quantized directory is as its ledger says.
+    """Check every file of a quantized directory against its ledger.
 
-    Sizes and SHA-256 are compared. Files that are missing, changed or not listed end the command
-    with 1.
+    Sizes and SHA-256 are compared. The command fails where files are missing, changed or not
+    listed.
     """
     with Bar(quiet or as_json) as bar, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # of the run that is repeated

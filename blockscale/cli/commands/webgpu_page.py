@@ -19,17 +19,16 @@ def webgpu_page(
     out: Annotated[Path, typer.Argument(metavar="OUT.html", help="The file to write.")],
     formats: Annotated[
         str,
-        typer.Option(metavar="A,B", help="These names or spellings in place of all named formats."),
+        typer.Option(metavar="A,B", help="Only these formats, by name or spelling."),
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.html.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write one HTML file that quantizes tensors in the browser, on the visitor's own GPU.
+    """Write an HTML page that quantizes tensors on your own GPU.
 
-    It shows numbers, values, errors and codes side by side, and checks this GPU's results against
-    what the reference computes now, bit for bit. It needs no server and sends nothing anywhere.
+    It runs in the browser, shows numbers, values, errors and codes side by side, and checks the
+    GPU's results bit for bit against what the reference computes now. It needs no server and sends
+    nothing anywhere.
     """
     path = check_place(out, "blockscale.html")
     if path.exists() and not force:

@@ -13,12 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockscale.core.parse import display_name
 from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
 from blockscale.files.metadata import FileError
 from blockscale.files.whole import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 # A search's result, read from its file: points to draw and errors of candidates, layer by layer.
@@ -141,6 +143,7 @@ _WITHOUT_DATES: Mapping[str, dict[str, Any]] = {
 }
 _APART = 64  # values of a grid whose lines can be told apart
 _LONGEST = 60  # characters of a name in a title
+_SHORT = 20  # characters of names of which two stand side by side
 
 Draw = Callable[["Axes"], None]
 
@@ -176,16 +179,12 @@ def draw(data: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
 
 def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
-    """One figure, 3.4 by 2.4 inches, in each of KINDS."""
+    """One figure in each of KINDS."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     paths = []
     with rc_context(_SETTINGS):
-        figure = Figure(figsize=(3.4, 2.4))
-        FigureCanvasAgg(figure)
-        drawn(figure.add_subplot())
+        figure = made(drawn)
         for kind in KINDS:
             path = folder / f"{name}.{kind}"
             with written_whole(path) as temporary:
@@ -193,6 +192,53 @@ def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
                 figure.savefig(temporary, format=kind, dpi=300, metadata=metadata)
             paths.append(path)
     return paths
+
+
+def made(drawn: Draw) -> "Figure":
+    """A figure of 3.4 by 2.4 inches, with all its texts inside."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=(3.4, 2.4))
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        drawn(axes)
+        _fit(figure, axes)
+    return figure
+
+
+def texts_of(axes: "Axes") -> list[Any]:
+    """The title, the labels, the legend and the annotations of a figure."""
+    legend = axes.get_legend()
+    named = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    return named + (legend.get_texts() if legend is not None else [])
+
+
+def _fit(figure: "Figure", axes: "Axes") -> None:
+    """Make texts smaller until none reaches over the edge of the figure."""
+    legend = axes.get_legend()
+    beside = legend.get_texts() if legend is not None else []  # the axis and what each is drawn by
+    for text in texts_of(axes):  # before the layout, which fails where nothing is left for the plot
+        across = 0.72 if text in beside else 0.95
+        room = across * (figure.bbox.height if text.get_rotation() else figure.bbox.width)
+        box = text.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        long = box.height if text.get_rotation() else box.width
+        text.set_fontsize(text.get_fontsize() * min(1.0, room / max(long, 1.0)))
+    for _ in range(12):
+        figure.draw_without_rendering()  # places them
+        outside = [text for text in texts_of(axes) if not _inside(figure, text)]
+        if not outside:
+            return
+        for text in outside:
+            text.set_fontsize(0.85 * text.get_fontsize())
+
+
+def _inside(figure: "Figure", text: Any) -> bool:
+    box, whole = text.get_window_extent(), figure.bbox.padded(-2)
+    across = whole.x0 <= box.x0 and box.x1 <= whole.x1
+    return not text.get_text() or (across and whole.y0 <= box.y0 and box.y1 <= whole.y1)
 
 
 def _figures(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
@@ -232,12 +278,13 @@ def _dots(
         color = COLORS[i] if i < len(COLORS) else OTHER
         if points:
             x, y = zip(*points, strict=True)
-            axes.scatter(x, y, s=9, color=color, label=fmt[-_LONGEST:])
+            axes.scatter(x, y, s=9, color=color, label=display_name(fmt)[-_LONGEST:])
     axes.set(xlabel="tensors by name", ylabel=label)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    short = max(len(display_name(fmt)) for fmt in formats) <= _SHORT
     axes.legend(
-        frameon=False, handletextpad=0.1, columnspacing=0.8, ncols=2, loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
+        frameon=False, handletextpad=0.1, columnspacing=0.8, ncols=2 if short else 1,
+        loc="lower left", bbox_to_anchor=(0.0, 1.0),
     )  # fmt: skip
 
 
@@ -262,7 +309,7 @@ def _histogram(axes: "Axes", line: Mapping[str, Any], grid: Sequence[float]) -> 
         thin = 0.35 * min(b - a for a, b in pairwise(grid))
         axes.bar(grid, density, thin, color=COLORS[1], label="codes", zorder=3)
     axes.set(xlabel="steps of the block", ylabel="density", xlim=(low, high))
-    axes.set_title(f"{line['name'][-_LONGEST:]}\n{line['format'][-_LONGEST:]}")
+    axes.set_title(f"{line['name'][-_LONGEST:]}\n{display_name(line['format'])[-_LONGEST:]}")
     axes.grid(False)
     axes.legend(frameon=False)
 
@@ -281,6 +328,7 @@ def _pareto(axes: "Axes", search: Mapping[str, Any]) -> None:
             front.append((point["bits"], point["quality"]))
     x, y = zip(*front, strict=True)
     axes.plot(x, y, linewidth=0.8, color=OTHER)
+    every = [point["bits"] for point in search["points"]]
     for kind, color in (("searched", COLORS[1]), ("uniform", COLORS[0])):
         some = [point for point in search["points"] if point["kind"] == kind]
         bits, quality = ([point[key] for point in some] for key in ("bits", "quality"))
@@ -288,6 +336,10 @@ def _pareto(axes: "Axes", search: Mapping[str, Any]) -> None:
         for point in some:
             place = (point["bits"], point["quality"])
             text = point["name"][:20]
-            axes.annotate(text, place, (3, -7), textcoords="offset points", size=5)
+            left = point["bits"] > (min(every) + max(every)) / 2  # the text is inside then
+            axes.annotate(
+                text, place, (-3 if left else 3, -7), textcoords="offset points", size=5,
+                ha="right" if left else "left",
+            )  # fmt: skip
     axes.set(xlabel="bits per weight", ylabel=search["measure"])
     axes.legend(frameon=False, loc="lower right")

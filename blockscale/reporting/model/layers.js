@@ -53,7 +53,7 @@ const Layers = {
   search() {
     const words = document.getElementById("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const which = document.getElementById("which").value;
-    const fits = (tensor) => (!which || tensor.quantized === (which === "quantized")) && words.every((word) => `${tensor.name} ${tensor.format}`.toLowerCase().includes(word));
+    const fits = (tensor) => (!which || tensor.quantized === (which === "quantized")) && words.every((word) => `${tensor.name} ${tensor.format} ${tensor.spelling}`.toLowerCase().includes(word));
     Layers.found = Layers.all.filter(fits);
     if (Layers.key) Layers.order();
     Layers.fill();
@@ -104,7 +104,7 @@ const Layers = {
   row(tensor) {
     const cells = Object.entries(Layers.columns).filter(([, { missing }]) => !missing).map(([key, { title }]) => {
       const plain = Layers.texts.includes(key), told = Layers.told(tensor, key);
-      return Draw.element("td", { "data-label": title, class: plain ? "title" : "n" }, ...(plain ? Layers.breakable(told) : [told]));
+      return Draw.element("td", { "data-label": title, class: plain ? "title" : "n", ...(key === "format" ? { title: tensor.spelling } : {}) }, ...(plain ? Layers.breakable(told) : [told]));
     });
     const row = Draw.element("tr", { tabindex: 0, "aria-selected": tensor === Layers.chosen }, ...cells);
     row.tensor = tensor;
@@ -125,7 +125,7 @@ const Layers = {
     Layers.chosen = tensor;
     for (const row of document.getElementById("table").tBodies[0].rows) row.setAttribute("aria-selected", row.tensor === tensor);
     const detail = document.getElementById("detail"), chart = Draw.element("div", { class: "chart" });
-    const facts = [["format", tensor.format, true], ...["bytes", "bits", "sqnr", "max_error", "clipped", "at_ends", "entropy"].filter((key) => tensor[key] != null || (key === "sqnr" && tensor.exact)).map((key) => [Layers.columns[key].title, Layers.told(tensor, key)]), ["shape", Layers.told(tensor, "shape"), true]];
+    const facts = [["format", tensor.format, true], ...(tensor.spelling === tensor.format ? [] : [["spelling", tensor.spelling, true]]), ...["bytes", "bits", "sqnr", "max_error", "clipped", "at_ends", "entropy"].filter((key) => tensor[key] != null || (key === "sqnr" && tensor.exact)).map((key) => [Layers.columns[key].title, Layers.told(tensor, key)]), ["shape", Layers.told(tensor, "shape"), true]];
     for (const key of ["layout", "input", "output", "before", "file", "note"]) if (tensor[key]) facts.push([key, tensor[key], true]);
     if (tensor.odd) facts.push(["NaN or infinite on one side", String(tensor.odd), true]);
     const list = Draw.element("dl", { class: "facts" }, ...facts.map(([name, value, long]) => Draw.element("div", long ? { class: "long" } : {}, Draw.element("dt", {}, name), Draw.element("dd", {}, value))));

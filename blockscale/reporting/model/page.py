@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.parse import display_name
 from blockscale.core.work import Progress
 from blockscale.files.whole import check_place, written_whole
 from blockscale.reporting.model.describe import describe
@@ -23,7 +24,10 @@ from blockscale.reporting.table import size
 SCRIPTS = ("draw.js", "charts.js", "layers.js", "app.js")
 COLUMNS = {
     "name": ("tensor", "its name in the file"),
-    "format": ("format", "element:block:scale, as docs/formats.md spells it, or the dtype"),
+    "format": (
+        "format",
+        "its name or spelling (docs/formats.md), or the dtype as stored",
+    ),
     "bytes": ("size", "bytes of codes, scales, zero points and what transforms the layer's input"),
     "bits": ("bits", "those bytes times 8 over elements"),
     "sqnr": ("SQNR", "dB: 10 log10 (sum a² / sum (a - b)²), a the source's weight, b the value"),
@@ -54,6 +58,7 @@ def page(data: Mapping[str, Any]) -> str:
         "size": size, "count": lambda n: f"{n:,}", "share": _share, "figure": _figure
     }  # fmt: skip
     made.filters |= filters
+    data = _by_names(data)
     shown = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
     return made.from_string(_text("page.html.jinja")).render(
         report=data,
@@ -70,6 +75,21 @@ def page(data: Mapping[str, Any]) -> str:
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def _by_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the names of formats that have one; their spellings become a tooltip."""
+
+    def named(line: Mapping[str, Any]) -> dict[str, Any]:
+        return {**line, "format": display_name(line["format"]), "spelling": line["format"]}
+
+    data = dict(data)
+    if "tensors" in data:
+        data["tensors"] = [named(line) for line in data["tensors"]]
+        data["formats"] = {display_name(fmt): grid for fmt, grid in data["formats"].items()}
+        totals = data["totals"]
+        data["totals"] = totals | {"formats": [named(line) for line in totals["formats"]]}
+    return data
 
 
 def _summary(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ def test_compare(folders):
     lines = words(run("compare", *folders).stdout)
     assert lines[0] == "tensor shape a b bits a bits b SQNR dB max error"
     [line] = [line for line in lines if line.startswith("embed.weight")]
-    assert line.startswith("embed.weight 50 x 40 bfloat16 e2m1:group32:e8m0/floor 16.00 4.40 ")
+    assert line.startswith("embed.weight 50 x 40 bfloat16 mxfp4 16.00 4.40 ")
     assert 15 < float(line.split()[-2]) < 25
     assert lines[-1] == "10 of 17 tensors are equal"
 

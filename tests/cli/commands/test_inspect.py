@@ -22,12 +22,12 @@ def test_inspect(folders):
     lines = words(run("inspect", folders[1]).stdout)
     assert lines[0] == "blockscale: its metadata have `blockscale`; 2 layers"
     assert lines[2] == "tensor count shape format size bits"
-    what = "e2m1:group32:e8m0/floor, input int8:token:fp32"
+    what = "mxfp4, input int8_token"
     assert f"layers.*.proj.weight 2 33 x 40 {what} 1.5 kB 4.40" in lines
-    conv = "e2m1:group32:e8m0/floor, channels_last, input int8:token:fp32"
+    conv = "mxfp4, channels_last, input int8_token"
     assert f"conv.weight 1 6 x 4 x 3 x 3 {conv} 120 B 4.44" in lines
     assert "steps 1 scalar int64 8 B 64.00" in lines
-    assert "e2m1:group32:e8m0/floor 7 9,376 5.2 kB 4.40" in lines
+    assert "mxfp4 7 9,376 5.2 kB 4.40" in lines
     assert lines[-1].startswith("2 files: model-00001-of-00002.safetensors ")
     lines = words(run("inspect", folders[1], "--all").stdout)
     assert f"layers.1.proj.weight 1 33 x 40 {what} 726 B 4.40" in lines

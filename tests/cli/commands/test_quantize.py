@@ -44,7 +44,7 @@ def test_the_ledger_as_a_table(model, tmp_path):
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "tensor count kind before after format, or why not"
-    assert "quantized layers.*.proj.weight 2 matrix 7.9 kB 1.5 kB e2m1:group32:e8m0/floor" in lines
+    assert "quantized layers.*.proj.weight 2 matrix 7.9 kB 1.5 kB mxfp4" in lines
     assert "kept head.weight 1 matrix 4.0 kB 4.0 kB pattern 'head' of the recipe" in lines
     assert "note: pattern 'no.*' of the recipe matches nothing" in lines
     assert any(line.startswith("6 quantized, 9 kept, 2 skipped; ") for line in lines)

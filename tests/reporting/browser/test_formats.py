@@ -40,7 +40,7 @@ def test_bits_beside_codes():
     ("spelling", "why"),
     [
         ("int8:tensor:fp32:stochastic", "chance"),
-        ("e4m3:group32:e8m0/given", "given, not chosen"),
+        ("e4m3:group32:e8m0/given", "must be supplied"),
         ("int4:group32:(uint6:group8:fp32)", "one outer scale"),
         ("int4:flat64@0:fp32", "lie together"),
     ],

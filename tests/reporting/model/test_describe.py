@@ -149,9 +149,9 @@ def test_files_and_directories_without_one_have_none(model, source):
         ({"entries": [3]}, "expected a JSON object"),
         ({"entry": {"name": 3}}, "no text"),
         ({"entry": {"status": "lost"}}, "none of"),
-        ({"entry": {"bytes_after": -1}}, "no count"),
-        ({"entry": {"bytes_after": True}}, "no count"),
-        ({"entry": {"notes": "x"}}, "no list"),
+        ({"entry": {"bytes_after": -1}}, "not a count"),
+        ({"entry": {"bytes_after": True}}, "not a count"),
+        ({"entry": {"notes": "x"}}, "not a list"),
     ],
 )
 def test_what_is_no_ledger_is_refused(tmp_path, changes, said):

@@ -50,6 +50,51 @@ def test_the_same_data_give_the_same_bytes(data, tmp_path):
     assert "embed.weight" in svg  # text stays text
 
 
+LONG = "model.language_model.layers.11.block_sparse_moe.experts.7.w2.weight_of_a_long_name"
+
+
+def wide(drawn):
+    """Whether a text of a figure reaches over its edge, measured by matplotlib itself."""
+    figure = drawing.made(drawn)
+    figure.draw_without_rendering()
+    inside = figure.bbox
+    boxes = [
+        text.get_window_extent() for text in drawing.texts_of(figure.axes[0]) if text.get_text()
+    ]
+    assert len(boxes) >= 2
+    return any(
+        box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
+        for box in boxes
+    )
+
+
+def test_no_label_is_cut():
+    needed()
+    tensors = [
+        {"name": LONG, "format": f"e2m1:block{n}x2x8:(e4m3:block4x4x4:fp32):stochastic", "sqnr": n}
+        for n in range(1, 9)
+    ]
+    assert not wide(lambda axes: drawing._dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0))
+    line = {
+        "name": LONG, "format": tensors[0]["format"], "bytes": 4,
+        "histogram": {"from": -2.0, "to": 2.0, "codes": [1, 3]},
+    }  # fmt: skip
+    assert not wide(lambda axes: drawing._histogram(axes, line, [-1.0, 1.0]))
+    points = [
+        {"bits": bits, "quality": bits / 9, "kind": "searched", "name": "a recipe of 20 letter"}
+        for bits in (2.0, 4.0, 8.0)
+    ]
+    measure = "mean cosine of the sentence embeddings to those of the float model"
+    assert not wide(lambda axes: drawing._pareto(axes, {"points": points, "measure": measure}))
+
+
+def test_formats_are_shown_by_their_names():
+    needed()
+    tensors = [{"name": "a", "format": "e2m1:group16:e4m3", "sqnr": 1.0}]
+    figure = drawing.made(lambda axes: drawing._dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0))
+    assert "nvfp4" in [text.get_text() for text in drawing.texts_of(figure.axes[0])]
+
+
 @pytest.mark.slow
 def test_names_are_no_mathematics(data, tmp_path):
     """A `$` in a name would be read as TeX, and `\\frac` without an argument stop the figure."""
@@ -104,7 +149,7 @@ def test_it_is_read_by_bits(search):
         ({"points": None}, "no points"),
         ({"points": [{"bits": "4", "quality": 1}]}, "no number"),
         ({"points": [{"quality": 4}]}, "bits is None"),
-        ({"uniform": 3}, "no list"),
+        ({"uniform": 3}, "not a list"),
         ({"chosen": {"bits": "4"}}, "no number"),
         ({"chosen": 4}, "expected a JSON object"),
         ({"points": [{"bits": True, "quality": 1}]}, "no number"),

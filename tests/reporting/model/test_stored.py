@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_said(model, tmp_path):
         rows = {row.name: row for row in stored.rows()}
         for name, said in {
             "embed.weight": "shape",
-            "layers.0.proj.weight": "no floats",
+            "layers.0.proj.weight": "expected floats",
             "head.weight": "no tensor of this name",
         }.items():
             with pytest.raises(bs.FileError, match=said):
