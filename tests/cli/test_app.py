@@ -35,6 +35,20 @@ def test_help_and_version():
         assert f"\n  {module} " not in result.stdout
 
 
+@pytest.mark.parametrize("command", [None, *sorted(c.name for c in app.registered_commands)])
+def test_help_fits_80_columns(command):
+    """Every command and every option has one line: nothing is wrapped, nothing cut by dots."""
+    words = [command, "--help"] if command else ["--help"]
+    lines = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    start = next(i for i, line in enumerate(lines) if line in ("Arguments:", "Options:"))
+    rows = [line for line in lines[start:] if line and not line.endswith(":")]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row.startswith("  ") and row[2] != " ", f"wrapped: {row}"
+        assert not row.endswith("..."), f"cut: {row}"
+
+
 def test_every_command_has_json():
     for command in app.registered_commands:
         assert "--json" in run(command.name, "--help").stdout, command.name
