@@ -230,8 +230,8 @@ class SplitGGUF:
         """
         shards = parted(tensors, kinds, size)
         if len(shards) > _MOST:
-            told = f"{len(shards)} files of {size} bytes are more than the {_MOST} that GGUF allows"
-            raise ValueError(f"{told}: choose a larger --shard-size")
+            many = f"{len(shards)} files of {size} bytes are more than the {_MOST} that GGUF allows"
+            raise ValueError(f"{many}: choose a larger --shard-size")
         self._files: dict[str, GGUFFile] = {}
         self._all: list[GGUFFile] = []
         paths = [
