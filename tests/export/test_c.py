@@ -24,6 +24,7 @@ from tests.support.c_running import (
 )
 from tests.support.digit_models import ViT, cnn, digits, resnet, trained
 from tests.support.export_c import small
+from tests.support.integer_models import INT8, PER_CHANNEL, quantized
 
 ON_ARM = {"gcc": ARM, "emulator": ("qemu-arm", "-L", "/usr/arm-linux-gnueabihf")}
 # of gcc's own library for 32-bit Arm: what floats of software would call
@@ -54,6 +55,18 @@ def test_a_small_graph(tmp_path):
     assert not re.search(r"xmm|\bf(add|mul|ld|st)\w*", code)
     bs.export.c(graph, tmp_path / "again.c")
     assert (tmp_path / "again.c").read_text() == text
+
+
+@needs_gcc
+def test_a_model_of_layers_that_became_integers(tmp_path):
+    """What to_integer gives is the graph that C files are made of."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 6, 6)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    integer = bs.graph.to_integer(quantized(model, x, PER_CHANNEL, INT8), x)
+    path = check(integer.steps, tmp_path, (x,), (50 * x,), flags=SANITIZED)
+    bs.export.c(integer, tmp_path / "of_the_model.c", (x,), name=path.stem)
+    assert "int32_t" in (tmp_path / "of_the_model.c").read_text()
 
 
 @needs_gcc

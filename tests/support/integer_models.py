@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from blockscale.graph import to_integer, with_integer_bias
 from blockscale.layers.layer import QLayer
 
 INT8 = "int8:tensor:pow2/nearest"

@@ -13,6 +13,7 @@ from blockscale.export.to_c.file import Sized, identifier, written
 from blockscale.export.to_c.graph_walk import walk
 from blockscale.export.to_program import Example, arguments, tried
 from blockscale.files.whole import check_new, check_place, written_whole
+from blockscale.graph.integer_model import IntegerModel
 from blockscale.graph.lowering.lowering import lower
 from blockscale.graph.pickled import State
 
@@ -28,7 +29,7 @@ def c(
 ) -> None:
     """Write one self-contained C99 file of an integer model.
 
-    graph: what bs.graph.lower(graph, "integer") gave, or what it takes
+    graph: what bs.graph.lower(graph, "integer") or bs.graph.to_integer gave, or what lower takes
     example: what the graph is called with; the file is for its sizes. Without one they are the
         graph's own, where those are numbers.
     name: what the file's names begin with: `int <name>_run(const <codes> *in_..., <codes> *out_0)`
@@ -58,6 +59,8 @@ def c(
 
 def _integer(graph: Any) -> fx.GraphModule:
     """The integer graph of any graph. Raises ValueError for one of another target."""
+    if isinstance(graph, IntegerModel):
+        return graph.steps
     known = graph.meta.get("blockscale") if isinstance(graph, fx.GraphModule) else None
     if isinstance(known, State) and known.stage == "lowered" and known.target == "integer":
         return graph

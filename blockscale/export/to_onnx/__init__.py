@@ -12,17 +12,16 @@ from torch.export import ExportedProgram
 from blockscale.export.to_onnx import take, write
 from blockscale.export.to_onnx.pieces import Piece
 from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, Needs
-from blockscale.export.to_onnx.take_integers import take_integer, without_dead
+from blockscale.export.to_onnx.take_integers import is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
-from blockscale.export.to_program import Example, arguments, exported_model, program_of, tried
+from blockscale.export.to_program import Example, arguments, program_of, tried
 from blockscale.files.whole import check_new, check_place
 from blockscale.graph import passes
 from blockscale.graph.adoption.program import adopted
 from blockscale.graph.expand import expand
-from blockscale.graph.integer.convert import IntegerModel
 from blockscale.graph.passes import clean, constants, duplicates
 from blockscale.graph.pickled import State, state
-from blockscale.graph.program import exported
+from blockscale.graph.program import exported, imported
 
 _WIDE = (
     "blockscale: the model computes in {}, which runtimes on CPUs do not: {} computes in float32, "
@@ -48,8 +47,8 @@ def onnx(
 ) -> None:
     """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
 
-    graph: what bs.graph.convert or bs.graph.to_integer gives, a model of quantized layers in
-        evaluation mode, an exported program of one, or what others quantized (bs.export.program)
+    graph: what bs.graph.convert, bs.graph.to_integer or bs.graph.lower(…, "integer") gives, a model
+        of layers in evaluation mode, an exported program, or what others quantized
     example: what a model is called with, as in bs.export.program; a graph or program has its own
     opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
@@ -61,8 +60,8 @@ def onnx(
     Above 2 GB the tensors lie in `<path>.data`. It appears whole or not at all.
 
     Raises before anything is written: ModuleNotFoundError with the extra to install,
-    FileExistsError, and ValueError for a graph that is prepared, fused or lowered, an example that
-    does not fit, an opset too low, and a format or an op that a file cannot hold.
+    FileExistsError, and ValueError for a graph that is prepared, fused or lowered to floats, an
+    example that does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
     path = check_place(path, "model.onnx")
     _check(path, opset, overwrite)
@@ -104,12 +103,10 @@ def _marked(
     graph: Any, example: Example | None, dynamic_batch: bool
 ) -> tuple[ExportedProgram, list[Piece]]:
     """A program with marks for all that quantizes, and what they stand for."""
-    if isinstance(graph, IntegerModel):
-        pieces: list[Piece] = []
-        marked = take_integer(graph, pieces)
-        made = exported_model(marked, example, dynamic_batch)
-        return without_dead(made), pieces
     taken = _graph(graph, example, dynamic_batch)
+    if is_integers(taken):
+        pieces = take_integer_ops(taken)
+        return without_dead(exported(taken)), pieces
     pieces = take.take(taken)
     return exported(taken), pieces
 
@@ -118,6 +115,8 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
     """A graph of single ops, of our own to change. Raises ValueError for what cannot be one."""
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
         stage = state(graph).stage
+        if is_integers(graph):
+            return imported(graph)
         if stage in ("prepared", "fused", "lowered"):
             raise ValueError(
                 f"a {stage} graph has no separate quantize and dequantize ops, which an ONNX "
@@ -125,6 +124,10 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
             )
     else:
         graph = program_of(graph, example, dynamic_batch)
+    made = imported(graph)
+    if is_integers(made):  # a program of an integer graph, or of a model of integers
+        passes.apply(made, (clean,))
+        return made
     made = adopted(graph)
     expand(made)
     passes.apply(made, (clean, constants, duplicates))

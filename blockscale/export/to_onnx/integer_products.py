@@ -21,6 +21,11 @@ _BYTES = {torch.int8: np.int8, torch.uint8: np.uint8}
 _Part = tuple[int, str, str]  # what to multiply by, the numbers, their zero point
 
 
+def in_bytes(kind: torch.dtype, zero_point: int, weight: Tensor) -> bool:
+    """Whether products of codes of `kind` and a weight can be written as products of 8 bits."""
+    return weight.dtype in (torch.int8, torch.int16) and (kind in _BYTES or not zero_point)
+
+
 def multiplied(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor) -> str:
     """Codes x [..., k] of `kind` times a weight [k, n] int8 or int16 -> [..., n] int32."""
 
@@ -30,25 +35,18 @@ def multiplied(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight:
     return _summed(scope, _parts(scope, x, kind, zero_point), weight, one)
 
 
-def convolved(scope: Scope, x: str, kind: torch.dtype, module: Any) -> str:
-    """Codes x [batch, channels, *size] through a step `IntegerConv` -> sums int32, without bias."""
-    settings, rank = module.settings, module.weight.ndim - 2
-    pads = list(settings.padding) * 2
-    around = list(module.around) + [0] * (2 * rank - len(module.around))
-    for i in range(rank):  # F.pad counts dimensions from the last
-        pads[rank - 1 - i] += around[2 * i]
-        pads[2 * rank - 1 - i] += around[2 * i + 1]
-    attributes = {
-        "pads": pads,
-        "strides": list(settings.stride),
-        "dilations": list(settings.dilation),
-        "group": settings.groups,
-    }
+def convolved(
+    scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor, **attributes: Any
+) -> str:
+    """Codes x [batch, channels, *size] through a convolution -> sums int32, without bias.
+
+    weight: [n, channels / groups, *kernel]; attributes: those of ONNX's ConvInteger
+    """
 
     def one(a: str, b: str, zero: str) -> str:
         return scope.op("ConvInteger", a, b, zero, **attributes)
 
-    return _summed(scope, _parts(scope, x, kind, module.zero_point), module.weight, one)
+    return _summed(scope, _parts(scope, x, kind, zero_point), weight, one)
 
 
 def _parts(scope: Scope, x: str, kind: torch.dtype, zero_point: int) -> list[_Part]:

@@ -55,11 +55,11 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step of an integer model. kinds: the dtypes of what it takes."""
+    """An op of an integer graph, without `integer_`. given: {argument: as integer.py takes it}"""
 
     name: str
-    module: torch.nn.Module
-    kinds: tuple[torch.dtype, ...]
+    op: str
+    given: dict[str, Any]
 
 
 Piece = Weight | Rows | Activation | Step
@@ -73,6 +73,11 @@ def placed(
         "::".join(MARK), [x, *more], {"number": number}, dtype=dtype, shape=sizes, version=1
     )
     return made
+
+
+def placed_as(number: int, y: Tensor, x: Tensor, *more: Tensor) -> Tensor:
+    """A mark that takes x, and more, and whose result has the sizes and the dtype of y."""
+    return placed(number, x, tuple(y.shape), y.dtype, *more)
 
 
 def placed_like(number: int, x: Tensor, behind: tuple[Any, ...], dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from blockscale.export.to_onnx.integer import Taken
 from blockscale.export.to_onnx.pieces import Activation, Piece, Rows, Step, Weight
 
 _HALVES = {10: "float16", 16: "bfloat16"}  # TensorProto.DataType
@@ -38,7 +39,11 @@ def _piece(piece: Piece) -> Piece:
     if isinstance(piece, Activation):
         return replace(piece, given=_wide(piece.given), dtype=_wide(piece.dtype))
     if isinstance(piece, Step):
-        return replace(piece, kinds=tuple(map(_wide, piece.kinds)))
+        given = {
+            name: each._replace(kind=_wide(each.kind)) if isinstance(each, Taken) else each
+            for name, each in piece.given.items()
+        }
+        return replace(piece, given=given)
     assert isinstance(piece, Weight | Rows)
     return replace(piece, dtype=_wide(piece.dtype))
 

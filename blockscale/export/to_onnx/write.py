@@ -209,7 +209,12 @@ def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
             x = scope.cast(x, "FLOAT")
         y = activation(scope, piece.name, x, piece.fmt, piece.qparams, piece.sizes)
         return y if piece.dtype == torch.float32 else scope.cast(y, _KINDS[piece.dtype])
-    return integer.step(scope, piece.module, given, piece.kinds)
+    names = iter(given)
+    named = {
+        name: each._replace(name=next(names)) if isinstance(each, integer.Taken) else each
+        for name, each in piece.given.items()
+    }
+    return integer.step(scope, piece.op, named)
 
 
 def _renamed(nodes: list[Any], result: str, wanted: str) -> None:

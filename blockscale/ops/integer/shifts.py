@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import FARTHEST_LEFT
+from blockscale.core.elements.integer import Integer
+from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.ops.integer.define import integer_op
@@ -52,6 +54,32 @@ def shift_right(x: Tensor, shift: Tensor, rounding: str = "nearest_even") -> Ten
     half = (torch.ones_like(right) << right) >> 1
     exact = right == 0  # nothing is shifted out, and half a step would be 0
     return (floor + (_rounds_up(floor, rest, half, rounding) & ~exact)) << left
+
+
+def requantize_shift(
+    acc: Tensor,
+    shift: Tensor,
+    fmt: Format,
+    zero_point: int = 0,
+    rounding: str | None = None,
+) -> Tensor:
+    """Sums [...] int32 -> codes [...] of `fmt`: clamp(round(acc * 2^-shift) + zero_point).
+
+    shift: int32, broadcasts with acc: the output's exponent minus the sums', for each channel or
+        for all. Positive, zero or negative, of any size; what leaves the range saturates.
+    fmt: says the codes' range and dtype, and the rounding unless `rounding` names another of
+        `shift_right`'s. Under it the codes are those that `quantize` gives for acc * step, bit for
+        bit (docs/power_of_two.md).
+
+    Raises ValueError for a format whose element is no integer, and for other roundings.
+    """
+    if not isinstance(fmt.element, Integer):
+        raise ValueError(
+            f"{fmt}: requantizing by a shift gives integers such as int8, not {fmt.element.name}"
+        )
+    low, high = fmt.element.limits(fmt.wide)
+    steps = shift_right(acc, shift, rounding or fmt.rounding)
+    return (steps + zero_point).clamp(int(low), int(high)).to(fmt.element.code_dtype)
 
 
 def divided(x: Tensor, by: Tensor, rounding: str) -> Tensor:

@@ -17,7 +17,7 @@ from blockscale.compat.torch_ao import (
     QConfigMapping,
     to_observer,
 )
-from blockscale.graph.integer.convert import to_integer, with_integer_bias
+from blockscale.graph import to_integer, with_integer_bias
 from blockscale.qat.layers import QATLayer
 from tests.compat.torch_ao.configurations import (
     SYMMETRIC,

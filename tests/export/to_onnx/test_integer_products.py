@@ -5,8 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockscale.export.to_onnx.integer_products import convolved, multiplied
-from blockscale.graph.integer.steps import ConvSettings, IntegerConv
+from blockscale.export.to_onnx.integer_products import convolved, in_bytes, multiplied
 from tests.export.to_onnx.running import run
 
 DTYPES = (torch.int8, torch.uint8, torch.int16)
@@ -35,12 +34,22 @@ def test_codes_of_sixteen_bits_that_need_int32():
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [(torch.int8, 0), (torch.uint8, 9), (torch.int16, 0)])
-@pytest.mark.parametrize("around", [[], [1, 0, 2, 1]])
+@pytest.mark.parametrize("around", [[0, 0, 0, 0], [1, 0, 2, 1]])
 def test_convolutions(dtype, zero, around):
     torch.manual_seed(0)
     x, w = numbers(dtype, 2, 4, 9, 8), numbers(torch.int8, 6, 2, 3, 2)
-    module = IntegerConv(w, None, zero, around, ConvSettings([2, 1], [1, 0], [1, 2], 2))
-    found = run(lambda scope, names: convolved(scope, names[0], dtype, module), x)
-    assert torch.equal(found, module(x))
-    plain = F.conv2d(F.pad(x.double() - zero, around), w.double(), None, (2, 1), (1, 0), (1, 2), 2)
+    settings = {"pads": around, "strides": [2, 1], "dilations": [1, 2], "group": 2}
+
+    def build(scope, names):
+        return convolved(scope, names[0], dtype, zero, w, **settings)
+
+    found = run(build, x)
+    padded = F.pad(x.double() - zero, [around[i] for i in (1, 3, 0, 2)])  # ends after begins there
+    plain = F.conv2d(padded, w.double(), None, (2, 1), 0, (1, 2), 2)
     assert torch.equal(found.double(), plain)
+
+
+def test_what_can_be_written_in_bytes():
+    byte, wide = torch.zeros(2, 2, dtype=torch.int8), torch.zeros(2, 2, dtype=torch.int32)
+    assert in_bytes(torch.uint8, 3, byte) and in_bytes(torch.int16, 0, byte)
+    assert not in_bytes(torch.int16, 3, byte) and not in_bytes(torch.int8, 0, wide)

@@ -8,6 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from blockscale.core.parse import parse
+from blockscale.export.to_onnx.integer import Taken
 from blockscale.export.to_onnx.pieces import Activation, Rows, Step, Weight
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from tests.export.to_onnx.running import session
@@ -66,9 +67,9 @@ def test_pieces():
     given = [
         Weight("w", coded, (), half), Rows("t", coded, torch.float16),
         Activation("a", fmt, None, (2, 3), half, half),
-        Step("s", torch.nn.Identity(), (half, torch.int32)),
+        Step("s", "add", {"a": Taken("", half, ()), "b": Taken("", torch.int32, ()), "fmt": ""}),
     ]  # fmt: skip
     weight, rows, activation, step = pieces_widened(given)
     assert weight.dtype == rows.dtype == activation.given == activation.dtype == whole
-    assert step.kinds == (whole, torch.int32)
+    assert [step.given[name].kind for name in ("a", "b")] == [whole, torch.int32]
     assert weight.stored.scale.dtype == torch.bfloat16  # what is stored stays

@@ -2,7 +2,7 @@
 """The integer graph while it is being written: what rules read from it and add to it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,11 +18,13 @@ from blockscale.graph.lowering.integers.fixed import (
     FLOAT32_EXACT,
     Fixed,
     NotIntegerError,
+    Own,
     fixed_of,
     int32,
     sums,
 )
 from blockscale.graph.nodes import call, scope
+from blockscale.graph.passes.merge_products import layer_of
 from blockscale.ops.integer import INTEGER_OPS
 
 if TYPE_CHECKING:
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 class Sum:
     """What is known of the sums in one place of an integer model.
 
-    name, kind: of the layer or operation in the model
-    largest: the largest magnitude that any input can give, in steps
+    name, kind: of the layer or operation in the model; layers of one input that became one product
+        have a name together, `attention.q_k_v`
+    largest: the largest magnitude that any input can give, in steps of its own channel
     exact: whether float32 computes these sums without rounding, in any order
     """
 
@@ -161,11 +164,13 @@ class Builder:
         name = f"integers.{like.name}.{op_of.signature.names[place]}"
         return put(self.graph, name, value.contiguous(), like=like)
 
-    def add_sums(self, task: Task, fixed: Fixed) -> Fixed:
-        """Remember how large the sums of a task get."""
-        name = scope(task.node) or task.node.name
-        found = Sum(name, task.name, fixed.largest, fixed.largest <= FLOAT32_EXACT)
-        self.sums.append(found)
+    def add_sums(self, task: Task, fixed: Fixed, steps: int | None = None) -> Fixed:
+        """Remember how large the sums of a task get.
+
+        steps: in those of their own channel, where that is another number
+        """
+        largest = fixed.largest if steps is None else steps
+        self.sums.append(Sum(_layer(task), task.name, largest, largest <= FLOAT32_EXACT))
         return fixed
 
     def finish(
@@ -194,6 +199,8 @@ class Builder:
         whole = sums(acc.exponent, acc.largest << _most(task, apart), task.what)
         low, high = (0, 0) if bounds is None else _in_steps(task, whole, bounds)
         made = whole if bounds is None else Fixed(whole.exponent, 0, low, high)
+        if bool(apart.any()) and (bounds is None or {*bounds} <= OF_ANY_STEP):
+            made = replace(made, own=Own(apart, acc.largest))
         names = INTEGER_OPS[f"integer_{op}"].signature.names
         if "largest" in names:  # of what comes out, which is to be held as well
             args[names.index("largest")] = whole.largest
@@ -205,6 +212,18 @@ class Builder:
         return self.emit(
             like, "rescale", [value.node, value.fixed.zero, shift, y.zero, y.low, y.high, y.fmt], y
         )
+
+
+OF_ANY_STEP = {0.0, math.inf, -math.inf}  # bounds that are multiples of every step
+
+
+def _layer(task: Task) -> str:
+    """The layer whose weight a task reads; of other tasks the module that they are in, or their
+    node's name."""
+    weight = task.operands[1].data if len(task.operands) > 1 else None
+    if is_constant(weight) and task.operands[1].fmt:
+        return layer_of(str(weight.target))  # type: ignore[union-attr]  # a node
+    return scope(task.node) or task.node.name
 
 
 def _most(task: Task, apart: Tensor) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What integers of a graph mean, and what keeps a format or a scale from being integers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +24,23 @@ class NotIntegerError(ValueError):
     """A part of the model that integer arithmetic cannot take over; the message names it."""
 
 
+class Own(NamedTuple):
+    """What sums of several channels are in the steps of their own channel.
+
+    apart: by how many bits the step of each is above the common one, int64, broadcasts with the
+    sums; largest: the largest magnitude of any of them, in its own steps
+    """
+
+    apart: Tensor
+    largest: int
+
+
 @dataclass(frozen=True)
 class Fixed:
     """What integers mean: (code - zero) * 2^exponent.
 
     low, high: of the codes; fmt: the format that they are in, empty for sums
+    own: of sums that were brought to one exponent, where their channels are still known
     """
 
     exponent: int
@@ -35,11 +48,17 @@ class Fixed:
     low: int
     high: int
     fmt: str = ""
+    own: Own | None = field(default=None, compare=False)
 
     @property
     def largest(self) -> int:
         """Of |code - zero|."""
         return max(abs(self.high - self.zero), abs(self.low - self.zero))
+
+    @property
+    def steps(self) -> int:
+        """The largest magnitude in steps of its own channel: what a float's digits have to hold."""
+        return self.largest if self.own is None else self.own.largest
 
     @property
     def bits(self) -> int:
@@ -67,7 +86,7 @@ def sums(exponent: int, largest: int, what: str) -> Fixed:
     return Fixed(exponent, 0, -largest, largest)
 
 
-def check_shifted(fmt: Format, what: str) -> None:
+def check_format(fmt: Format, what: str) -> None:
     """Raise NotIntegerError unless codes of this format are what shifts give."""
     if not isinstance(fmt.element, Integer) or fmt.rounding not in SHIFT_ROUNDINGS:
         raise NotIntegerError(
@@ -76,14 +95,6 @@ def check_shifted(fmt: Format, what: str) -> None:
     if reason := why_no_integers(fmt):
         raise NotIntegerError(f"{what} is {fmt}, {reason}")
     check_scale(fmt, what)
-
-
-def check_format(fmt: Format, what: str) -> None:
-    """The same, of codes that integer ops take."""
-    check_shifted(fmt, what)
-    assert isinstance(fmt.element, Integer)
-    if fmt.bits > 8 and not fmt.element.signed:
-        raise NotIntegerError(f"{what} is {fmt}: above 8 bits only signed integers are supported")
 
 
 def check_scale(fmt: Format, what: str) -> None:

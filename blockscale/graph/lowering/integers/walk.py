@@ -2,7 +2,8 @@
 """From a fused graph to one of integers: every node in turn, in place."""
 
 import operator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from torch import Tensor, fx
 
@@ -10,11 +11,12 @@ from blockscale.core.operand import UNQUANTIZED
 from blockscale.core.operand import Value as Given
 from blockscale.graph.constants import is_constant
 from blockscale.graph.lowering.integers.builder import Builder, Task, Value
-from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError
+from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.lowering.integers.rules import rules
 from blockscale.graph.lowering.integers.rules.joins import joined
 from blockscale.graph.nodes import (
+    arguments,
     aten,
     bound,
     call,
@@ -23,6 +25,7 @@ from blockscale.graph.nodes import (
     described,
     ours,
     quantize_of,
+    shape,
     value,
 )
 from blockscale.graph.passes.fused import read
@@ -31,6 +34,7 @@ from blockscale.ops.fused import match
 
 _JOINS = (aten.cat, aten.concat, aten.stack)
 _PADS = (aten.constant_pad_nd, aten.pad)
+_KEEP = (aten.permute, aten.transpose, aten.movedim, aten.contiguous, aten.clone, aten.alias)
 
 
 def translate(graph: fx.GraphModule) -> Builder:
@@ -98,6 +102,8 @@ def _integers(builder: Builder, node: fx.Node) -> Value:
 
 
 def _takes_first(node: fx.Node) -> bool:
+    if calls(node, aten.dropout) and arguments(node)["train"] and arguments(node)["p"]:
+        raise NotIntegerError(f"{described(node)} drops values: call model.eval() before exporting")
     return node.target in (aten.dropout.default, aten.to.dtype, aten.to.device)
 
 
@@ -156,7 +162,21 @@ def _again(builder: Builder, node: fx.Node, before: Value, what: str, like: fx.N
         rest = _padding(node, rest, before.fixed, what)
     target: Any = node.target
     made = call(builder.graph, target, (before.node, *rest), node.kwargs, like=like)
-    return Value(made, before.fixed)
+    return Value(made, replace(before.fixed, own=_own_moved(node, rest, before.fixed.own)))
+
+
+def _own_moved(node: fx.Node, rest: list[Any], own: Own | None) -> Own | None:
+    """What is known of channels where a move leaves them together; None elsewhere."""
+    sizes, target = shape(node.args[0]), cast("Any", node.target)
+    if own is None or not sizes or not calls(node, *_KEEP, aten.flatten):
+        return None
+    apart = own.apart.reshape(*[1] * (len(sizes) - own.apart.ndim), *own.apart.shape)
+    if calls(node, aten.flatten):
+        inner = sizes[1:]
+        if (rest[0] if rest else 0) < 1 or not all(isinstance(n, int) for n in inner):
+            return None  # mixed with a batch, or of free sizes
+        apart = apart.expand(1, *inner)
+    return Own(target(apart, *rest, **node.kwargs), own.largest)
 
 
 def _padding(node: fx.Node, rest: list[Any], fixed: Fixed, what: str) -> list[Any]:

@@ -4,6 +4,7 @@
 from torch import fx
 
 from blockscale.graph import passes
+from blockscale.graph.expand import expand
 from blockscale.graph.lowering.integers.audit import SUMS, check
 from blockscale.graph.lowering.integers.walk import translate
 from blockscale.graph.lowering.way import Way
@@ -22,6 +23,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
     Raises NotIntegerError, which names the first node that integers cannot take over.
     """
     if state(graph).stage != "fused":
+        expand(graph)  # a program of quantized layers has their ops
         passes.apply(graph, passes.FUSE)
     built = translate(graph)
     passes.tidy(graph)

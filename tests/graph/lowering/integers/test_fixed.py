@@ -31,7 +31,6 @@ def test_of_formats():
             "it has a scale that is not a power of two: use pow2/RULE or e8m0/RULE",
         ),
         ("int8:tensor:pow2/nearest", float("nan"), "it has a scale that is NaN"),
-        ("uint16:tensor:pow2/nearest", 0.5, "above 8 bits only signed"),
         ("int8:tensor:pow2/nearest:stochastic", 0.5, "without stochastic rounding"),
         ("int8:tensor:fp32", 0.5, "needs a power-of-two scale"),
         ("int8:tensor:pow2/nearest:offset", 0.5, "adds a float offset to its codes|offset"),

@@ -2,14 +2,15 @@
 """Sums, products, bounds, and functions of single codes."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.graph.constants import get, is_constant, put
-from blockscale.graph.lowering.integers.builder import Builder, Task, Value
-from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, sums
+from blockscale.graph.lowering.integers.builder import OF_ANY_STEP, Builder, Task, Value
+from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own, sums
 from blockscale.kernels.registry import use
 from blockscale.ops.fused import FUSED
 from blockscale.ops.integer.doors import quantize
@@ -39,9 +40,24 @@ def _joined(builder: Builder, task: Task, sign: int) -> Value:
             f"one chosen from zeros?"
         )
     largest = (a.fixed.largest << left[0]) + (b.fixed.largest << left[1])
-    acc = builder.add_sums(task, sums(least, largest, task.what))
+    own = _own_sum(a.fixed, b.fixed)
+    acc = builder.add_sums(
+        task, sums(least, largest, task.what), None if own is None else own.largest
+    )
     args = [a.node, b.node, a.fixed.zero, b.fixed.zero, *left, sign, largest]
-    return builder.finish(task, "add", args, acc)
+    made = builder.finish(task, "add", args, acc)
+    return made if task.y.fmt else made._replace(fixed=replace(made.fixed, own=own))
+
+
+def _own_sum(a: Fixed, b: Fixed) -> Own | None:
+    """Of a sum, in the smaller of the two steps of each channel."""
+    if a.own is None and b.own is None:
+        return None
+    none, least = torch.zeros(1, dtype=torch.int64), min(a.exponent, b.exponent)
+    steps = [each.exponent + (none if each.own is None else each.own.apart) for each in (a, b)]
+    apart = torch.minimum(*steps)
+    left = [int((each - apart).max()) for each in steps]
+    return Own(apart - least, (a.steps << left[0]) + (b.steps << left[1]))
 
 
 def mul(builder: Builder, task: Task) -> Value:
@@ -76,8 +92,11 @@ def clamp(builder: Builder, task: Task) -> Value:
     """ReLU and its bounded kin: a range of codes, or of sums; of all numbers, another format."""
     x = builder.operand(task, task.operands[0])
     acc = Fixed(x.fixed.exponent, 0, -x.fixed.largest, x.fixed.largest)
+    bounds = _bounds(task)
     if task.y.fmt or not x.fixed.fmt:
-        return builder.finish(task, "rescale", [x.node, x.fixed.zero], acc, bounds=_bounds(task))
+        made = builder.finish(task, "rescale", [x.node, x.fixed.zero], acc, bounds=bounds)
+        kept = x.fixed.own if not task.y.fmt and {*bounds} <= OF_ANY_STEP else None
+        return made._replace(fixed=replace(made.fixed, own=kept))
     return _of_codes(builder, task, x)
 
 

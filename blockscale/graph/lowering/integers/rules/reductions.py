@@ -2,6 +2,7 @@
 """Pooling and means."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from blockscale.graph.lowering.integers.builder import Builder, Task, Value
@@ -21,7 +22,10 @@ def max_pool(builder: Builder, task: Task) -> Value:
     stride = _each(s["stride"], count) if s["stride"] else kernel
     args = [x.node, kernel, stride, _each(s["padding"], count), _each(s["dilation"], count),
             s["ceil_mode"]]  # fmt: skip
-    made = builder.emit(task.node, "max_pool", args, x.fixed)
+    own = x.fixed.own
+    if own is not None and own.apart.shape[-count:].numel() > 1:
+        own = None
+    made = builder.emit(task.node, "max_pool", args, replace(x.fixed, own=own))
     y = builder.fixed(task.y, f"the result of {task.what}")
     return made if y is None else builder.to_format(task.node, made, y)
 
@@ -59,7 +63,10 @@ def _pool(
     builder: Builder, task: Task, x: Value, kernel: list[int], stride: list[int], pad: list[int]
 ) -> Value:
     args = [x.node, kernel, stride, pad, x.fixed.zero]
-    return _mean(builder, task, "sum_pool", args, x.fixed, math.prod(kernel))
+    fixed, own = x.fixed, x.fixed.own
+    if own is not None and own.apart.shape[-len(kernel) :].numel() > 1:
+        fixed = replace(fixed, own=None)  # windows take in several channels
+    return _mean(builder, task, "sum_pool", args, fixed, math.prod(kernel))
 
 
 def mean(builder: Builder, task: Task) -> Value:
@@ -73,8 +80,8 @@ def mean(builder: Builder, task: Task) -> Value:
             f"{task.what} is over a dimension of dynamic size: export with a fixed size there"
         )
     args = [x.node, dims, bool(s["keepdim"]), x.fixed.zero]
-    divides = task.name == "mean"
-    return _mean(builder, task, "sum_over", args, x.fixed, math.prod(count), divides=divides)
+    divides, fixed = task.name == "mean", replace(x.fixed, own=None)
+    return _mean(builder, task, "sum_over", args, fixed, math.prod(count), divides=divides)
 
 
 def _mean(
@@ -91,14 +98,16 @@ def _mean(
     power = divides and count & (count - 1) == 0
     least = x.exponent - (count.bit_length() - 1 if power else 0)
     acc = sums(least, x.largest * count, task.what)
-    builder.add_sums(task, acc)
+    own = None if x.own is None else x.own._replace(largest=x.own.largest * count)
+    builder.add_sums(task, acc, None if own is None else own.largest)
     divisor = 1 if power or not divides else count
     if divisor > 1 and not task.y.fmt:
         raise NotIntegerError(
             f"{task.what} averages {count} values, and only a power of two can be divided by "
             f"exactly: set a format for its result, by a rule '{task.rule}' with an output"
         )
-    return builder.finish(task, op, [*args, acc.largest, divisor], acc)
+    made = builder.finish(task, op, [*args, acc.largest, divisor], acc)
+    return made if task.y.fmt else made._replace(fixed=replace(made.fixed, own=own))
 
 
 RULES = {
