@@ -54,11 +54,11 @@ def _short(text: str) -> str:
     lines = text.splitlines()
     line = lines[1].strip().partition(": ")[2] if len(lines) > 1 and ": " in lines[1] else lines[0]
     if "read the bits of floats" in text:
-        return "inputs are integers under float scales"
+        return "inputs must be integers with float scales"
     if "unsigned integers of 16 bits" in text:
         return "no kernels for uint16"
     for spelled in (
-        ": it has ",
+        ": integers must have ",
         "unknown element of compressed-tensors; choose from",
         "scales of this element must be",
     ):
