@@ -69,8 +69,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     sequential: with a weight algorithm that needs the layers' inputs, quantize one block of the
         model after the other, each seeing the inputs that the blocks before leave it; "layers":
         inside of a block as well, one group of layers side by side after the other, at a run of the
-        block for each; "once": in one run of each block, which halts before layers to be chosen.
-        False: all see the inputs of the float model.
+        block for each. False: all see the inputs of the float model.
     blocks: True: where several passes are needed, walk the model's repeated blocks (children of one
         class of an nn.ModuleList or nn.Sequential): each is run at most three times for a batch.
         A pattern such as "model.layers.*" names them. Where there are none, and with False, whole
@@ -126,10 +125,13 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
 
 
 def _read(sequential: bool | str) -> bool | str:
-    if sequential not in (True, False, "layers", "once"):
+    if sequential == "once":
         raise ValueError(
-            f"sequential: expected True, False, 'layers' or 'once', found {sequential!r}"
+            "sequential='once' is gone, as it lost no less than True and took longer: use "
+            "sequential=True, or 'layers' where each layer is to see the quantized layers before it"
         )
+    if sequential not in (True, False, "layers"):
+        raise ValueError(f"unknown sequential {sequential!r}; choose from True, False, 'layers'")
     return sequential
 
 

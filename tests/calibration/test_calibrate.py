@@ -148,7 +148,6 @@ def test_an_observer_that_does_not_exist_is_an_error_also_where_none_is_needed()
     "options",
     [
         {"weight": "gptq"},
-        {"weight": "gptq", "sequential": "once"},
         {"weight": "signround:5"},
         {"transform": "smoothquant"},
         {"transform": "awq", "weight": "search", "blocks": False},
@@ -159,8 +158,6 @@ def test_batches_without_rows_say_nothing(options: dict[str, Any]) -> None:
     """Among others they change nothing; alone they are no data, which the ledger says."""
     x = torch.randn(6, 16)
     recipe = bs.Recipe("int4:group16:fp32", "int8", "int8:channel-1:fp32")
-    if options.get("sequential") == "once":
-        recipe = bs.Recipe("int4:group16:fp32")
 
     def blocks() -> nn.Module:
         torch.manual_seed(2)
@@ -174,3 +171,17 @@ def test_batches_without_rows_say_nothing(options: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=r"0\.0: saw no data in 1 batches"):
         quietly(unseen, [x[:0]], recipe, **options)
     assert unseen(x[:0]).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("sequential", "told"),
+    [
+        ("once", "'once' is gone.*use sequential=True, or 'layers'"),
+        ("always", "unknown sequential 'always'; choose from True, False, 'layers'"),
+    ],
+)
+def test_words_that_sequential_has_not(sequential: str, told: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    with pytest.raises(ValueError, match=told):
+        bs.calibrate(model, [torch.randn(2, 8)], "int8_channel", sequential=sequential)
+    assert type(model[0]) is torch.nn.Linear

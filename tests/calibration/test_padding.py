@@ -129,7 +129,6 @@ FLOWS = [
     (bs.Recipe("int4:group16:fp32", "int8"), {"transform": "awq"}),
 ]
 MORE = [
-    (INT4, {"weight": "gptq", "sequential": "once"}),
     (bs.Recipe("int4:group16:fp32", "int8"), {"transform": "smoothquant"}),
 ]
 

@@ -28,10 +28,6 @@ class NotWalkableError(Exception):
         self.chain = chain
 
 
-class NotOnceError(Exception):
-    """Why a block cannot be run once, halting before its layers."""
-
-
 @contextmanager
 def stubbed(blocks: Mapping[nn.Module, int], enter: Enter) -> Iterator[None]:
     """Every call of a block is `enter(number, args, kwargs)`, as long as this lasts.

@@ -23,7 +23,7 @@ from blockscale.calibration.blocks.calls import (
     tensors,
     version,
 )
-from blockscale.calibration.blocks.find import Block, NotOnceError, NotWalkableError
+from blockscale.calibration.blocks.find import Block, NotWalkableError
 from blockscale.calibration.padding import Padding
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -99,8 +99,6 @@ class Lane:
         try:
             with self.padding.during(self.batches[b]):
                 gave = block.module(*args, **kwargs)
-        except NotOnceError:
-            raise
         except Exception as error:
             why = f"{block.name} called by itself raised {type(error).__name__}: {error}"
             raise NotWalkableError(block.chain, why) from error

@@ -22,7 +22,6 @@ from blockscale.calibration.choose import groups, side_by_side, statistics_bytes
 from blockscale.calibration.input_stats import watch
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.session import Session, has_rows, static_parts
-from blockscale.calibration.walk.once import in_one_run
 from blockscale.calibration.walk.statistics import FloatInputs, Looker
 from blockscale.calibration.walk.weights import Options, Weights, standing_in
 from blockscale.layers.apply import swap
@@ -49,7 +48,7 @@ class Walk:
         self.looker = Looker(session, observer, options.budget)
         self.sequential = options.sequential if self.weights.looks else False
         self.floats = FloatInputs(session) if self._compares() else None
-        if self.floats is not None and (self.sequential == "once" or self._is_one_block()):
+        if self.floats is not None and self._is_one_block():
             self.sequential = "layers"  # its layers stop for the float model, group by group
         self.budget, self.progress = options.budget, options.progress
         self.settler, self.finished = options.settler, options.finished
@@ -180,7 +179,7 @@ class Walk:
 
     def _do(self, i: int) -> None:
         """Everything for the layers of one block."""
-        block, ran = self.blocks[i], False
+        block = self.blocks[i]
         if self.settler is not None:
             self.settler.load(block)
         if self.finished is not None and i in self.finished:
@@ -189,11 +188,10 @@ class Walk:
                 self._run(self.float, i)
             self.main.trust(i)  # its next run is that of the quantized block
         else:
-            ran = self._choose_inside(i)
+            self._choose_inside(i)
             if self.finished is not None:
                 self.finished.save(i, block.plans, self.session)
-        if not ran:
-            self._go_on(i)
+        self._go_on(i)
         if self.settler is not None:
             self.settler.settle(self.session, block.name, block.plans)
 
@@ -206,18 +204,14 @@ class Walk:
         elif not self.sequential and not self.main.keeps(i):
             self._run(self.main, i)
 
-    def _choose_inside(self, i: int) -> bool:
-        """What is chosen for the layers of one block. Whether it ran quantized, too."""
+    def _choose_inside(self, i: int) -> None:
+        """What is chosen for the layers of one block."""
         plans, model = self.blocks[i].plans, self.session.model
         fit = self._fit(plans)
         for group, known in self.looker.statistics(plans, fit, lambda: self._run(self.float, i)):
             self.weights.transform_layers(group, known)
         if self.weights.by_block and not self.float.keeps(i):
             self.looker.look(plans, {}, lambda: self._run(self.float, i))
-        once = self.sequential == "once" and not self.weights.by_block
-        if once and in_one_run(self, i, keep=self._more()):
-            self.looker.tell_unseen(plans, len(self.batches))
-            return True
         layers: dict[str, QLayer] = {}
         for part in self._parts(plans, one_by_one=self.sequential == "layers"):
             with standing_in(model, layers):
@@ -232,7 +226,6 @@ class Walk:
             if self.sequential == "layers":
                 layers |= self.weights.stand_ins(part)
         self.looker.tell_unseen(plans, len(self.batches))
-        return False
 
     def _choose_block(self, i: int, grams: Mapping[str, Tensor]) -> None:
         count, block = len(self.batches), self.blocks[i]

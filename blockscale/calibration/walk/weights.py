@@ -188,8 +188,7 @@ class Options(NamedTuple):
     seed: of what block algorithms draw by chance.
 
     sequential: each block sees what the quantized ones before it leave; "layers": and in a block
-        each group of layers side by side sees the groups before it, in a run of its own;
-        "once": each layer sees the layers before it, in one run of the block.
+        each group of layers side by side sees the groups before it, in a run of its own.
     """
 
     sequential: bool | str
