@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Modules under their names of 0.1: they import what took their place, and warn.
 
-A function hid each of them (`import blockscale.calibrate.observers as o` was an ImportError), so
-that they have names of their own now. The old names go with the next minor version
-(docs/stability.md).
+A function hid most of them (`import blockscale.calibrate.observers as o` was an ImportError), so
+that they have names of their own now; a few lie in a larger module now. The old names go with the
+next minor version (docs/stability.md).
 """
 
 import importlib
@@ -16,6 +16,8 @@ from typing import Any
 
 MOVED = {
     "blockscale.calibrate": "blockscale.calibration",
+    "blockscale.calibration.blocks.task": "blockscale.calibration.blocks.calls",
+    "blockscale.core.power_of_two": "blockscale.core.integer_scales",
     "blockscale.export.auditing.audit": "blockscale.export.auditing.file_kinds",
     "blockscale.export.c": "blockscale.export.to_c",
     "blockscale.export.compressed_tensors": "blockscale.export.to_compressed_tensors",
@@ -41,7 +43,9 @@ MOVED = {
     "blockscale.ops.fused.match": "blockscale.ops.fused.matching",
     "blockscale.qat.convert": "blockscale.qat.conversion",
     "blockscale.report": "blockscale.reporting",
+    "blockscale.report.wording": "blockscale.reporting.table",
     "blockscale.search": "blockscale.selection",
+    "blockscale.selection.system.statistics": "blockscale.selection.system.params",
 }
 
 

@@ -54,7 +54,9 @@ def test_what_users_wrote_works_and_warns() -> None:
             from blockscale.search.result import read_search
             from blockscale.export.onnx.pieces import Piece
             from blockscale.qat.convert import convert
-            from blockscale.report import wording
+            from blockscale.report import accuracy
+            from blockscale.report.wording import size
+            from blockscale.core.power_of_two import round_to_power_of_2
         import blockscale as bs
         for function in (bs.calibrate, bs.search, bs.report, bs.graph.lower, bs.graph.convert,
                          bs.export.onnx, bs.qat.convert):
@@ -63,7 +65,7 @@ def test_what_users_wrote_works_and_warns() -> None:
         assert read_search is result.read_search
         places = {(w.filename, w.lineno) for w in heard}
         assert {file for file, _ in places} == {"<string>"}, places
-        assert len(places) == 7, [str(w.message) for w in heard]
+        assert len(places) == 9, [str(w.message) for w in heard]
     """
     fresh.run(textwrap.dedent(script), cwd=ROOT, check=True)
 

@@ -18,6 +18,7 @@ from torch.export import Dim
 
 from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.arithmetic.sums import INT32_MAX
+from blockscale.core.torch_private import DropoutNd
 from blockscale.graph.fusion import fuse
 from blockscale.graph.lowering.integers.audit import SUMS, name_of
 from blockscale.graph.lowering.integers.builder import Sum
@@ -212,7 +213,7 @@ def _check_sums(sums: Sequence[Sum]) -> None:
 
 def _check_dropout(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p
+        drops = isinstance(module, DropoutNd) and module.training and module.p
         if drops:
             raise NotIntegerError(
                 f"{name!r} ({type(module).__name__}) drops values: call model.eval() first"

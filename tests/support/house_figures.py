@@ -94,8 +94,6 @@ SETS = {
 
 # module -> why it is not merged
 ALONE = {
-    "export.to_onnx.integer_shift": "goes with graph/integer, once there is one path to integers",
-    "export.to_onnx.take_integers": "goes with graph/integer, once there is one path to integers",
     "ops.round_columns": "an op, though none of torch's: its kernels have its name",
 }
 

@@ -31,7 +31,7 @@ fn range_of(found: Keys) -> Range {
     }
     let low = number_of(~found.y);
     let high = number_of(found.x);
-    // 0 has no sign here: of 0 and -0 in a block either may be found (core/block.py)
+    // 0 has no sign here: of 0 and -0 in a block either may be found (core/blocks.py)
     return Range(select(low, 0u, low == 0x80000000u), select(high, 0u, high == 0x80000000u),
                  max(found.x, found.y) >= 0xff800000u);
 }
