@@ -60,5 +60,5 @@ def test_runs_that_say_nothing_of_each_other_are_refused():
 
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, float("nan")])
 def test_a_tolerance_is_above_zero(tolerance):
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="the tolerance must be > 0"):
         check_tolerance(tolerance)

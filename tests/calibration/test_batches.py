@@ -90,7 +90,10 @@ def test_kinds_of_batches(kind: str) -> None:
 
 def test_bad_batches_change_nothing() -> None:
     for batches, words in (
-        ({"ids": ids(2)[0]}, r"found one dict: write \[batch\]"),
+        (
+            {"ids": ids(2)[0]},
+            r"batches must be an iterable of batches, found a single dict: write .batch.",
+        ),
         (ids(2)[0], r"found one Tensor: write \[batch\]"),
         (3, "iterable of batches, such as a list or a DataLoader, found a int"),
         ([], "batches is empty"),
@@ -125,5 +128,7 @@ def test_passes_that_differ_are_an_error() -> None:
             return iter([torch.randn(2, 8)] * self.left)
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    with pytest.raises(ValueError, match="gave 2 batches in the first pass and 1 now"):
+    with pytest.raises(
+        ValueError, match="gave 2 batches in the first pass and 1 in this one: pass a list or a"
+    ):
         quietly(model, Shrinking(), "int4:group4:fp32", weight="gptq")

@@ -27,7 +27,10 @@ def test_states_that_do_not_fit():
 def test_what_cannot_merge():
     int8 = bs.observers.make("mse", "int8")
     for other in (bs.observers.make("min_max", "int8"), bs.observers.make("mse", "int4"), 3):
-        with pytest.raises(ValueError, match=r"cannot merge mse \(int8:tensor:fp32\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"cannot merge statistics of different observers: mse .int8:tensor:fp32.",
+        ):
             int8.merge_(other)
     a, b = (seeing("min_max", "int8:channel-1:fp32", draw(2, n)) for n in (3, 4))
     with pytest.raises(ValueError, match=r"had shape \(1, 3\) and now has \(1, 4\)"):

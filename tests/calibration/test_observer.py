@@ -44,7 +44,7 @@ def test_it_is_a_module_that_returns_its_input():
 
 @pytest.mark.parametrize("spec", ["min_max", "mse", "percentile", "entropy"])
 def test_weights_are_for_those_that_take_them(spec):
-    with pytest.raises(ValueError, match=f"'{spec}', takes no weight"):
+    with pytest.raises(ValueError, match=f"'{spec}' takes no weight"):
         bs.observers.make(spec, "int8").observe(draw(2, 2), weight=torch.ones(2))
 
 

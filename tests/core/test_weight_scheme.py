@@ -70,13 +70,16 @@ def test_only_weights_have_profiles() -> None:
         for text in ("profile:gguf.q8_0", bs.profile("gguf.q8_0")):
             with pytest.raises(ValueError, match=rf"^{part}: 'profile:gguf.q8_0.*takes a format"):
                 read_parts({part: text}, Scheme())
-    with pytest.raises(ValueError, match=r"no profile 'gguf.q9'"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown profile 'gguf.q9': did you mean gguf.q8_0, gguf.q6_k, gguf.q5_k.",
+    ):
         read_rule("a", "profile:gguf.q9", Scheme())
 
 
 def test_refused_by_the_rule_that_has_it() -> None:
     later = Recipe("int8", rules={"x.*": "profile:gguf.q8_0"})
-    with pytest.raises(ValueError, match=r"rule 'x\.\*' is of the profile gguf.q8_0: no"):
+    with pytest.raises(ValueError, match=r"rule 'x..' has the profile gguf.q8_0: no"):
         later.refuse_profiles("no")
     with pytest.raises(ValueError, match=r"the recipe: its weight is of the profile gguf.q8_0: no"):
         MIXED.refuse_profiles("no")
@@ -135,7 +138,10 @@ def test_version_and_block() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("profile:gguf.q9_0", "no profile 'gguf.q9_0': did you mean gguf.q"),
+        (
+            "profile:gguf.q9_0",
+            "unknown profile 'gguf.q9_0': did you mean gguf.q8_0, gguf.q5_0, gguf.q4_0.",
+        ),
         ("profile:gguf.q8_0@9.9", "unknown version '9.9' of profile gguf.q8_0; choose from 0.19.0"),
         ("profile:gguf.q8_0@", "'profile:gguf.q8_0@' has no version after '@'"),
         (

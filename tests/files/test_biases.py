@@ -129,7 +129,7 @@ def test_what_stands_before_a_layer_is_not_applied_to_its_bias(tmp_path: Path) -
             "tensor '0.bias': int33:sums: a bias must have 2 to 32",
         ),
         (put("format", "int16:sums", *HEAD), r"0\.bias\.codes should be torch.int16 \(16,\)"),
-        (put("format", "bf16", *HEAD), r"tensor '0\.bias': bias: no format 'bf16'"),
+        (put("format", "bf16", *HEAD), r"tensor '0\.bias': bias: unknown format 'bf16'"),
         (put("shape", [4, 4], *HEAD), r"'0\.bias' of shape \(4, 4\): int32:sums is for a bias \[n"),
         (put("format", "int32:sums", "tensors", "0.weight"), r"tensor '0\.weight': .*int32:sums"),
         (put("shape", [6], *HEAD), r"0\.bias\.codes should be torch.int32 \(6,\), but is"),

@@ -18,7 +18,9 @@ def test_there_and_back() -> None:
     config = RecipeConfig("int8", strict=True, seed=3)
     assert RecipeConfig.from_dict(config.to_dict()) == config != RecipeConfig("int8")
     assert hash(config) == hash(RecipeConfig.from_dict(config.to_dict()))
-    with pytest.raises(ValueError, match="is of 'gptq', not of 'blockscale'"):
+    with pytest.raises(
+        ValueError, match="quantization_config has quant_method 'gptq', expected 'blockscale'"
+    ):
         RecipeConfig.from_dict({"quant_method": "gptq"})
     with pytest.raises(bs.FileError, match="install a newer blockscale"):
         RecipeConfig.from_dict(config.to_dict() | {"version": "99"})

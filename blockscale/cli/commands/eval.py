@@ -48,9 +48,9 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Measure a model: loss and perplexity on a text, and how far it is from the float model.
+    """Measure a model on a text, and against its float model.
 
-    The text is cut into sequences that do not overlap. A model that gives no logits, such as an
+    Loss, perplexity, divergence and agreement, each with its standard error. The text is cut into sequences that do not overlap. A model that gives no logits, such as an
     encoder, needs --against: its outputs are compared.
     """
     if out is not None:

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockscale.core.discover import import_all
 from blockscale.core.untrusted import FileError, read_regular
@@ -48,6 +48,10 @@ def available() -> str | None:
     import_all(__name__, __path__)
     tuned.apply(native)
     return None
+
+
+if TYPE_CHECKING:
+    _native: Any  # `__getattr__` gives it
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from blockscale.core.discover import import_all
 from blockscale.layers.before.before import Before as Before
 from blockscale.layers.before.before import BufferSpecs as BufferSpecs
-from blockscale.layers.before.before import Order as Order
+from blockscale.layers.before.order import Order as Order
 from blockscale.layers.before.rotate import Rotate as Rotate
 from blockscale.layers.before.rotate import random_signs as random_signs
 from blockscale.layers.before.scale import Scale as Scale

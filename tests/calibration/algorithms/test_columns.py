@@ -99,7 +99,9 @@ def test_damping_is_raised_until_there_is_a_factor() -> None:
     x = torch.randn(2, 6)  # two samples of six inputs: singular
     _, damping = inverse_factor((x.T @ x).double(), 0.0, "layer")
     assert 0 < damping <= 1e-3
-    with pytest.raises(ValueError, match="layer: the gram matrix of its inputs has no Cholesky"):
+    with pytest.raises(
+        ValueError, match="layer: the Gram matrix of its inputs has no Cholesky factor, even with"
+    ):
         inverse_factor(torch.full((2, 2), torch.nan).double(), 0.01, "layer")
 
 

@@ -100,7 +100,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.some(6)
-@pytest.mark.filterwarnings("ignore:(?s).*first. in no block")
+@pytest.mark.filterwarnings("ignore:(?s).*first. not in a model block")
 @pytest.mark.parametrize("settings", [{}, {"input": "mxfp8"}, {"input": "int8:tensor:fp32"}])
 @pytest.mark.parametrize("transform", [None, "hadamard:8"])
 def test_through_calibrate(settings: dict[str, str], transform: str | None) -> None:

@@ -72,7 +72,7 @@ def test_errors(tmp_path):
     for args, message in (
         (["--device", "tpu"], "cannot measure on device 'tpu'; choose from cpu, cuda"),
         (["--only", "nothing"], "no case matches 'nothing'"),
-        (["--formats", "mxfp5"], "no format 'mxfp5': did you mean"),
+        (["--formats", "mxfp5"], "unknown format 'mxfp5': did you mean"),
         (["--seconds", "-5"], "seconds must be >= 0, got -5"),
         (["--seconds", "nan"], "seconds must be >= 0, got nan"),
     ):

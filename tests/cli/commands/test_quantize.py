@@ -103,9 +103,9 @@ def test_recipes(model, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("mxfp5", "no format 'mxfp5': did you mean"),
-        ("MXFP4", "no format 'MXFP4': did you mean mxfp4? named formats"),
-        ('{"weight": "int 8"}', "no format 'int 8': did you mean int8? named formats"),
+        ("mxfp5", "unknown format 'mxfp5': did you mean"),
+        ("MXFP4", "unknown format 'MXFP4': did you mean mxfp4? named formats"),
+        ('{"weight": "int 8"}', "unknown format 'int 8': did you mean int8? named formats"),
         ("int8:Token:fp32", "'int8:Token:fp32': did you mean int8:token:fp32? unknown block"),
         ("int8:channel0", "'int8:channel0': a format is spelled"),
         ("none.json", "the recipe file 'none.json'"),
@@ -203,7 +203,7 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_mode
     assert stdout == ""
     [work] = tmp_path.glob(".out.blockscale-*")
     assert stderr.splitlines() == [
-        f"finished parts are kept {work}: run the same command again to continue",
+        f"finished parts are kept in {work}: run the same command again to continue",
         "blockscale: interrupted",
     ]
     assert not out.exists()

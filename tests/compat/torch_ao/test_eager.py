@@ -115,7 +115,9 @@ def test_a_static_scale_without_data() -> None:
     model = Net().eval()
     model.qconfig = T.QConfig("int8", "int8_channel")
     prepared = ao.prepare(model)
-    with pytest.raises(ValueError, match=r"what quant gives: 'moving_average' .* saw no data"):
+    with pytest.raises(
+        ValueError, match=r"the output of quant: 'moving_average' .int8:tensor:fp32. saw no data: 0"
+    ):
         T.convert(prepared)
     assert type(prepared.fc) is nn.Linear
     prepared(images())

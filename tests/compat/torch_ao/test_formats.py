@@ -177,7 +177,10 @@ def test_an_error_says_where() -> None:
     for config, message in (
         (QConfig("int8", None), "^here: activations are quantized only along with a weight"),
         (QConfig(None, "fp99"), "^here: weight: unknown format 'fp99'"),
-        (QConfig("fp99", "int8"), "^here: activation: no format 'fp99'"),
+        (
+            QConfig("fp99", "int8"),
+            "here: activation: unknown format 'fp99': did you mean fp8, bfp8, nvfp4.",
+        ),
         (QConfig("int8_token", "int8_token"), None),
     ):
         if message is None:  # formats that are written out may have any block

@@ -67,5 +67,5 @@ def test_assembled():
     parts = {"codes": codes, "scale": torch.rand(2), "zero_point": torch.ones(2, 1).char()}
     q = assembled("int8:channel0:fp32:asym", (2, 4), parts)
     assert torch.equal(q.dequantize(), (codes - 1.0) * parts["scale"][:, None])
-    with pytest.raises(ValueError, match=r"its zero_point is \[3\], not \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"its zero_point has shape .3., expected .2, 1."):
         assembled("int8:channel0:fp32:asym", (2, 4), parts | {"zero_point": torch.ones(3)})

@@ -19,7 +19,7 @@ def test_names_that_collide(tmp_path):
 
 
 def test_recipes_without_effect(place):
-    place.refuses("no format 'mxfp5'", "mxfp5", ValueError)
+    place.refuses("unknown format 'mxfp5'", "mxfp5", ValueError)
     match = (
         "the recipe quantizes nothing in .*: a vector, .*the recipe has no format for its weight"
     )

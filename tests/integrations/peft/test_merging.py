@@ -187,7 +187,7 @@ def test_disabled_adapters_are_unmerged_first() -> None:
 def test_one_warning_counts_what_was_lost() -> None:
     model, inputs = quantized("llama")
     wrapped = lora(model, ["q_proj", "v_proj"])
-    with pytest.warns(UserWarning, match="merged into 4 quantized layers") as caught:
+    with pytest.warns(UserWarning, match="merged adapters into 4 quantized layers") as caught:
         wrapped.merge_adapter()
     [told] = [str(each.message) for each in caught if "blockscale" in str(each.message)]
     assert [each.filename for each in caught if "blockscale" in str(each.message)] == [__file__]
@@ -201,7 +201,7 @@ def test_one_warning_counts_what_was_lost() -> None:
     assert f"{worst.share:.0%} of the change lost" in told.splitlines()[1]
     merged = wrapped(**inputs).logits
     wrapped.unmerge_adapter()
-    with pytest.warns(UserWarning, match="merged into 4 quantized layers") as caught:
+    with pytest.warns(UserWarning, match="merged adapters into 4 quantized layers") as caught:
         alone = wrapped.merge_and_unload()
     assert str(caught[0].message) == told.replace("base_model.model.", "")
     assert torch.equal(alone(**inputs).logits, merged)

@@ -57,7 +57,7 @@ def test_a_model_larger_than_the_limit(
     with pytest.warns(UserWarning, match=r"kept on disk in .*blockscale-offload-") as told:
         model = loader(folders / source, device_map=places, max_memory=limit, **options)
     [words] = [str(each.message) for each in told if "blockscale-offload-" in str(each.message)]
-    folder = Path(words.partition("kept on disk in ")[2].partition(",")[0])
+    folder = Path(words.partition("kept on disk in ")[2].partition(" while ")[0])
     assert folder.is_dir() and held_bytes(model) <= 0.75 * held_bytes(whole)
     assert "disk" in model.hf_device_map.values()
     with torch.no_grad():

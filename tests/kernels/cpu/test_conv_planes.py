@@ -77,7 +77,7 @@ def check(x: Tensor, weight: Operand, rest: tuple, by: Quantizer) -> Tensor:
         values = P.fake_quantize(last, by).movedim(-1, 1) if by.fmt else x.float()
         dense = P.dequantize(weight, torch.float32).abs()
         bias, shape, stride, padding, dilation, groups = rest
-        dense = bs.core.layout.from_stored(dense, "channels_last", shape)
+        dense = bs.core.pack.from_stored(dense, "channels_last", shape)
         run = (F.conv1d, F.conv2d, F.conv3d)[x.ndim - 3]
         size = run(values.abs(), dense, bias.abs(), stride, padding, dilation, groups)
     with bs.use("cpu"):

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused() -> None:
     weight = layer(SHAPES[3], "int8_channel", None)[0].weight.operand
     settings = ([1], [0], [0], [1], 4, UNQUANTIZED)
     x = torch.randn(1, 64, 9)
-    with bs.use("cpu"), pytest.raises(ValueError, match="in 4 groups has rows of 64, not 32"):
+    with bs.use("cpu"), pytest.raises(ValueError, match="in 4 groups has rows of 64, found 32"):
         conv_transpose.run(x, weight, None, [64, 5, 4], *settings)
     with bs.use("cpu"), pytest.raises(TypeError, match="float64"):
         layer(SHAPES[3], "int8_channel", None)(x.double())

@@ -154,7 +154,10 @@ def test_bad_input_is_an_error() -> None:
     ):
         with pytest.raises(ValueError, match=match), bs.use("cpu"):
             CONV(bad, weight, **settings)
-    for shape, match in (([24, 16, 3, 1], "rows of 48, not 144"), ([23, 16, 3, 3], "has 23 rows")):
+    for shape, match in (
+        ([24, 16, 3, 1], "rows of 48, found 144"),
+        ([23, 16, 3, 3], "has 23 rows"),
+    ):
         with pytest.raises(ValueError, match=match), bs.use("cpu"):
             CONV(
                 x,

@@ -139,7 +139,10 @@ def test_names_and_rows_in_a_model():
         given.inner.tensors = dict.fromkeys(names, there)
         assert torch.equal(given[whole], rows)
         given.inner.tensors = dict.fromkeys(names, torch.arange(18))
-        with pytest.raises(FileError, match=r"18 rows are no . heads of an even size"):
+        with pytest.raises(
+            FileError,
+            match=r"'layers.3.self_attn.k_proj.weight': 18 rows cannot be divided into 2 heads",
+        ):
             given[whole]
 
 

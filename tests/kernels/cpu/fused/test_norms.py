@@ -201,7 +201,7 @@ def test_what_is_composed() -> None:
 
 def test_bad_input() -> None:
     x = Value(torch.randn(2, 8))
-    with pytest.raises(ValueError, match="keeps 'norm' or 'sum', not 'both'"):
+    with pytest.raises(ValueError, match="keep must be 'norm' or 'sum', got 'both'"):
         residual(x, x, "both")
     bad = fixed(UINT8, 2)._replace(scale=torch.full((3, 1), 0.1))
     with bs.use("cpu"), pytest.raises(ValueError, match=r"shape \(1, 1\).*found.*\(3, 1\)"):

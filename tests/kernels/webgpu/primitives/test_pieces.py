@@ -35,5 +35,5 @@ def test_pieces_have_the_bits_of_the_whole(fmt: str, monkeypatch: pytest.MonkeyP
         return STEP // step * step
 
     monkeypatch.setattr(module, "largest", small)
-    monkeypatch.setattr("blockscale.kernels.webgpu.primitives.one_pass.largest", small)
+    monkeypatch.setattr("blockscale.kernels.webgpu.primitives.plan.largest", small)
     assert not wrong(hard((2, STEP // 2 + 4096 + 12), torch.float32, finite=True), fmt)

@@ -101,7 +101,7 @@ def test_codes_of_few_bits_one_a_byte(tmp_path):
     assert same(q.dequantize(), (codes.float() - wide[0]) * wide[1])
     codes[2, 3] = 8
     model = files(tmp_path, "IntxUnpackedToInt8Tensor", data, **parts)
-    with pytest.raises(bs.FileError, match="it has codes that no int4 is"):
+    with pytest.raises(bs.FileError, match="it has codes that int4 does not have"):
         model["0.weight"]
 
 
