@@ -20,6 +20,7 @@ from tests.support.schedule import (
     ROOM,
     ROOT,
     SHARE,
+    UNKNOWN,
     Case,
     Changes,
     changed_since,
@@ -150,7 +151,7 @@ def test_a_test_without_an_entry_costs_the_median() -> None:
     known = {"tests/a/test_a.py::test_a": 1.0, "b": 5.0, "c": 100.0}
     tests = cases("core", 1, 20)
     assert len(choose(tests, CHANGES, known, 51.0, "seed")) == 10
-    assert len(choose(tests, CHANGES, {}, 7.0, "seed")) == 7  # nothing is known
+    assert len(choose(tests, CHANGES, {}, 7 * UNKNOWN, "seed")) == 7  # nothing is known
 
 
 def test_the_commit_draws() -> None:

@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "three quarters are its signature and the docstring of its eleven options",
     ),
     "cli/commands/recommend.py:recommend": (
-        50,
+        53,
         "two thirds are its signature: typer's options with their help",
     ),
     "graph/preparation.py:prepare": (
@@ -40,8 +40,12 @@ ALLOWED: dict[str, tuple[int, str]] = {
         67,
         "two thirds are its signature: typer's options with their help",
     ),
+    "cli/commands/search.py:search": (
+        42,
+        "two thirds are its signature: typer's options with their help",
+    ),
     "cli/commands/eval.py:eval": (
-        58,
+        59,
         "two thirds are its signature: typer's options with their help",
     ),
     "evaluation/evaluate.py:evaluate": (

@@ -86,7 +86,7 @@ class Padding:
                 x, y = self._without(x, mask), _rows(y, mask)
             elif mask is not None:
                 note = f"padding was not left out: its input {_shape(plan, x)}"
-                if not any(each.startswith("with padding") for each in details):
+                if not any(each.startswith("padding was not left out") for each in details):
                     details.append(note)
             callback(x, y)
 

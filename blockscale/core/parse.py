@@ -14,8 +14,6 @@ from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerO
 from blockscale.core.scales import SHORT_INNER, Offset, TwoLevel
 from blockscale.core.untrusted import QUOTED, quoted, shown
 
-# The named formats. One line adds one: its tests, its documentation and its command follow.
-
 # what spellings are made of, to guess what a wrong one means
 WORDS = (
     "tensor", "channel", "token", "group", "tile", "block", "flat",
@@ -55,6 +53,7 @@ def _bare(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
+# The named formats. One line adds one: its tests, its documentation and its command follow.
 CATALOG: dict[str, str] = {
     "int8": "int8:tensor:fp32",
     "int8_channel": "int8:channel0:fp32",

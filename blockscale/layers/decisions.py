@@ -90,7 +90,7 @@ def decide(weight: Weight, recipe: Recipe) -> Outcome:
         told = f"share one {what}, and the recipe treats them differently"
         return Outcome("skipped", f"{', '.join(weight.names)} {told}")
     if not scheme:
-        why = "the recipe gives its weight no format"
+        why = "the recipe has no format for its weight"
         return Outcome("kept", f"pattern {pattern!r} of the recipe" if pattern else why)
     if pattern is None and (kept := weight.unless_named or _kept(weight)):
         return Outcome("kept", kept)

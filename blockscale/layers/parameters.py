@@ -102,8 +102,12 @@ def _planned(
             yield replace(entry, status=outcome.status, reason=outcome.reason)
             continue
         scheme, _ = recipe.decide(name)
-        alone = "its weight only: it is read, not called" if scheme.input or scheme.output else ""
-        told = f"input left in float: {type(owner).__name__} computes with it by itself"
+        alone = (
+            "only its weight is quantized: the layer is read, not called"
+            if scheme.input or scheme.output
+            else ""
+        )
+        told = f"input left in float: {type(owner).__name__} computes with it directly"
         done = replace(
             entry,
             status="quantized",
@@ -128,7 +132,7 @@ def described(
 def _why_not(owner: nn.Module, parameter: Tensor) -> str:
     """Why this parameter cannot be held in codes; empty if it can."""
     if isinstance(owner, ParametrizationList):
-        return "a parametrization computes a weight from it: remove that first"
+        return "a parametrization computes the weight from it: remove that first"
     return why_not_weight(parameter)
 
 

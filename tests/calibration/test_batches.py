@@ -92,9 +92,12 @@ def test_bad_batches_change_nothing() -> None:
     for batches, words in (
         (
             {"ids": ids(2)[0]},
-            r"batches must be an iterable of batches, found a single dict: write .batch.",
+            r"batches must be an iterable of batches, found a single dict: write \[batch\]",
         ),
-        (ids(2)[0], r"found one Tensor: write \[batch\]"),
+        (
+            ids(2)[0],
+            r"batches must be an iterable of batches, found a single Tensor: write \[batch\]",
+        ),
         (3, "iterable of batches, such as a list or a DataLoader, found a int"),
         ([], "batches is empty"),
         (iter([]), "batches is empty"),

@@ -87,7 +87,7 @@ def test_modes_and_statistics_come_back() -> None:
 def test_layers_without_data() -> None:
     model, batches = net(), ids(2, 3)
     before = state_of(model)
-    words = r"1 of 5 layers saw no data in 2 batches; nothing was changed..n  dead.nPass"
+    words = r"^strict: 1 of 5 layers saw no data in 2 batches; nothing was changed\.\n  dead\nPass"
     with pytest.raises(bs.SkippedError, match=words):
         quietly(model, batches, strict=True)
     assert state_of(model) == before

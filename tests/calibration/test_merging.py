@@ -29,7 +29,7 @@ def test_what_cannot_merge():
     for other in (bs.observers.make("min_max", "int8"), bs.observers.make("mse", "int4"), 3):
         with pytest.raises(
             ValueError,
-            match=r"cannot merge statistics of different observers: mse .int8:tensor:fp32.",
+            match=r"cannot merge statistics of different observers: mse \(int8:tensor:fp32\)",
         ):
             int8.merge_(other)
     a, b = (seeing("min_max", "int8:channel-1:fp32", draw(2, n)) for n in (3, 4))

@@ -233,7 +233,7 @@ def test_a_matrix_keeps_its_format_and_stacks_of_stacks_have_one() -> None:
         ("book4:group32:fp32", (2, 4, 32), 1, "one table for a tensor"),
         ("int8:flat48:fp32", (2, 4, 32), 1, "reach from one of the stacked matrices"),
         ("int8:flat32@0:fp32", (2, 4, 32), 1, "use 'group32'"),
-        ("int8:tensor:fp32", (2, 5, 32), 2, "5 rows do not divide into 2 parts"),
+        ("int8:tensor:fp32", (2, 5, 32), 2, "5 rows cannot be divided into 2 equal parts"),
         ("int8:tensor:fp32", (32,), 1, "at least 2 dimensions"),
         ("int8:block2x2x2:fp32", (2, 4, 32), 1, "needs dimension -3"),
     ],

@@ -44,7 +44,7 @@ def test_further_parts_are_a_list_in_the_order_of_the_format() -> None:
     assert q.operand.qparams.offset is q.qparams.offset
     assert q.operand.qparams.offset_outer is q.qparams.offset_outer
     with pytest.raises(
-        ValueError, match=r"uint4:group4:.uint6:group2:fp16.:offset.uint6:group2:fp16.: expected 2"
+        ValueError, match=r"expected 2 more tensors \(offset, offset_outer\), found 1$"
     ):
         _ = q.operand._replace(more=[torch.zeros(1)]).qparams
 

@@ -146,7 +146,7 @@ WRONG = {
     "int8:tensor:(uint8:tensor:fp32": ("unbalanced parenthesis, opened and not closed",),
     "int8:tensor:(fp32)": (GRAMMAR,),
     "e4m3:tensor:((uint8:tensor:fp32):tensor:fp32)": ("unknown element '(uint8:tensor:fp32)'",),
-    "e4m3:tensor:(uint8:tensor:(uint8:tensor:fp32))": (PLAIN, "not uint8:tensor:"),
+    "e4m3:tensor:(uint8:tensor:(uint8:tensor:fp32))": (PLAIN, "got uint8:tensor:"),
     "int17:tensor:fp32": ("unknown element 'int17'", *ELEMENTS),
     "int1:tensor:fp32": ("unknown element 'int1'", *ELEMENTS),
     "uint0:tensor:fp32": ("unknown element 'uint0'", *ELEMENTS),
@@ -182,9 +182,9 @@ WRONG = {
     "int8:tensor:e8m0:recip": ("recip changes nothing under a power-of-two scale: leave it out",),
     "binary:tensor:fp32:up": ("binary takes the sign, so it takes no rounding: leave that out",),
     "e4m3:tensor:(binary:tensor:fp32)": ("cannot be binary, whose scale is a mean",),
-    "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, not 9",),
-    "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, not 9",),
-    "e4m3:tensor:(uint8:tensor:pow2/ceil)": (PLAIN, "not uint8:tensor:pow2/ceil"),
+    "e4m3:tensor:(int9:tensor:fp32)": ("at most 8 bits, got 9",),
+    "e4m3:tensor:(uint9:tensor:fp32)": ("at most 8 bits, got 9",),
+    "e4m3:tensor:(uint8:tensor:pow2/ceil)": (PLAIN, "got uint8:tensor:pow2/ceil"),
     "int8:tensor:fp32:offset(fp8)": ("unknown type 'fp8'; choose from fp32, fp16, bf16",),
     "int8:tensor:fp32:offset()": ("a type is missing between the parentheses",),
     "int8:tensor:fp32:asym:offset": ("replaces the zero point",),
@@ -197,12 +197,12 @@ WRONG = {
     "int8:tensor:e8m0/inv": ("unknown rule 'inv'",),
     "int8:flat0:fp32": ("unknown block 'flat0'",),
     "int8:block3x0:fp32": ("unknown block 'block3x0'",),
-    "e4m3:tensor:(uint8:tensor:fp32:asym)": (PLAIN, "not uint8:tensor:fp32:asym"),
-    "e4m3:tensor:(uint8:tensor:e4m3)": (PLAIN, "not uint8:tensor:e4m3"),
+    "e4m3:tensor:(uint8:tensor:fp32:asym)": (PLAIN, "got uint8:tensor:fp32:asym"),
+    "e4m3:tensor:(uint8:tensor:e4m3)": (PLAIN, "got uint8:tensor:e4m3"),
     "bfp1": ("a mantissa must have 2 to 16 bits with its sign, got 1",),
     "bfp17x4": ("a mantissa must have 2 to 16 bits with its sign, got 17",),
     "BFP[8|7]{64}(SN)": ("a shared exponent must have 8 bits, got 7",),
-    "MXFP8[E4M2]{32}": ("are 7 bits, not 8",),
+    "MXFP8[E4M2]{32}": ("make 7 bits, got 8",),
     "MXFP8[E4M3]{0}": ("at least 1 element",),
     "BFP[8|8]{0}(SN)": ("a block must have at least 1 element",),
     "BFP[1|8]{64}": ("a mantissa must have 2 to 16 bits with its sign, got 1",),
@@ -278,10 +278,18 @@ def test_what_cannot_be_guessed_gets_no_guess(text: str) -> None:
     assert "did you mean" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "BFP[8|8]{64}(XX)", "bfp8x0"])
-def test_a_name_like_no_other(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", ""),
+        ("BFP[8|8]{64}(XX)", "did you mean bfp8? "),
+        ("bfp8x0", "did you mean bfp8, fp8, mxfp8? "),
+    ],
+)
+def test_a_name_like_no_other(text: str, hint: str) -> None:
+    start = f"unknown format {text!r}: {hint}named formats are int8, int8_channel, int8_token,"
     with pytest.raises(
-        ValueError, match=r"unknown format '': named formats are int8, int8_channel, int8_token,"
+        ValueError, match=f"^{re.escape(start)} .*; others are spelled element:block:scale"
     ):
         parse(text)
 
@@ -295,7 +303,7 @@ def test_not_text(value: object, kind: str) -> None:
 HUGE = {
     "10 MB": ("x" * 10_000_000, "is too long: at most 10,000 characters"),
     "parentheses": ("int4:tensor:" + "(" * 4000 + ")" * 4000, "more than 8 nested parentheses:"),
-    "formats in formats": ("int4:tensor:(" * 300 + "fp32" + ")" * 300, "more than 8 nested parentheses:"),
+    "formats in formats": ("int4:tensor:(" * 300 + "fp32" + ")" * 300, "more than 8 nested paren"),
     "a book": ("book(" + "1," * 4000 + "2):tensor:fp32", "2 to 256 values, got 4001"),
     "a book of words": ("book(" + "a," * 4000 + "b):tensor:fp32", "codebook is written as numbers"),
     "options": ("int8:tensor:fp32" + ":asym" * 1500, "repeat or contradict"),

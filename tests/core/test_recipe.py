@@ -298,8 +298,8 @@ def test_what_is_no_recipe(wrong: object, told: str) -> None:
     [
         ("{" * 5000, "the recipe is not JSON"),
         ('{"skip":' + "[" * 5000 + "]" * 5000 + "}", "too deep"),
-        ('{"weight": "int8", "weight": "int4"}', "the key 'weight' is there twice"),
-        ('{"weight": "int8", "rules": {"a": null, "a": "int4"}}', "the key 'a' is there twice"),
+        ('{"weight": "int8", "weight": "int4"}', "the key 'weight' appears twice"),
+        ('{"weight": "int8", "rules": {"a": null, "a": "int4"}}', "the key 'a' appears twice"),
         ('{"weight": NaN}', "the recipe is not JSON: NaN is not a JSON number"),
         ('{"skip": ["re:(a)\\\\1"]}', "a reference to a group"),
         ('{"skip": ["' + "a" * 1001 + '"]}', "is too long: at most 1,000 characters"),

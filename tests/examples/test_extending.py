@@ -71,8 +71,8 @@ USES = {
         assert str(q.format) == "int8:group4:fp16"
         assert q.codes.tolist() == [[127, 126, -63, 12]]
         assert q.scale.item() == torch.tensor(1 / 127).half().item()
-        expect(ValueError, "there are 2.1", bs.profile, "acme.int8", "3")
-        expect(ValueError, "acme.int8", bs.profile, "acme.int4")
+        expect(ValueError, "acme.int8; choose from 2.1", bs.profile, "acme.int8", "3")
+        expect(ValueError, "did you mean acme.int8", bs.profile, "acme.int4")
         """,
     "weight_algorithm": """
         weight = torch.randn(8, 64)
@@ -289,9 +289,12 @@ def put(name: str, tree: Path) -> None:
     source, target = example(name), tree / goes_to(example(name))
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    elif "\nLINE = " in source.read_text():  # one more line of a file that is there
+    elif "\nLINE = " in source.read_text():  # one more line of a table of a file that is there
         line = source.read_text().partition('LINE = """\n')[2].partition('"""')[0]
-        target.write_text(target.read_text().removesuffix("}\n") + line + "}\n")
+        table = re.search(r"as one more line of (\w+)\.", source.read_text())[1]
+        text = target.read_text()
+        end = text.index("\n}\n", text.index(f"\n{table}: ")) + 1
+        target.write_text(text[:end] + line + text[end:])
     else:
         assert not target.exists(), f"{target} is there: the example has lost its name"
         shutil.copy(source, target)

@@ -192,7 +192,9 @@ def test_a_base_model_leaves_the_head_out(tmp_path):
     model = build("llama")
     bs.quantize_directory(save(model, tmp_path / "float"), tmp_path / "quantized", "mxfp4")
     base = transformers.LlamaModel(model.config)
-    with pytest.warns(UserWarning, match="left out, because it is of a head.*: lm_head.weight"):
+    with pytest.warns(
+        UserWarning, match="left out, because it belongs to a head.*: lm_head.weight"
+    ):
         bs.load(base, tmp_path / "quantized")
     bs.load(model, tmp_path / "quantized")
     assert (

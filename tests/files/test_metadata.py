@@ -56,14 +56,20 @@ DAMAGE = [
     (put("tensors", {}), r"it lacks .*weight.*it has|no quantized weight"),
     (put("layers", []), "metadata is damaged"),
     (put("aliases", 5), "metadata is damaged"),
-    (put("format", "int99:tensor:fp32", *HEAD), "tensor 'head.weight': .*no element 'int99'"),
+    (
+        put("format", "int99:tensor:fp32", *HEAD),
+        "tensor 'head.weight': .*unknown element 'int99'; choose from",
+    ),
     (put("format", 5, *HEAD), "damaged"),
     (put("format", "int8:channel5:fp32", *HEAD), "head.weight.*channel5|channel5.*head.weight"),
     (put("format", "mxint8", *HEAD), r"head.weight.codes should be torch.int8 \(64, 64\), but is"),
     (put("format", "e2m1:group16:e5m2:asym", *HEAD), "asym"),
     (put("layout", "sideways", *HEAD), "unknown layout 'sideways'; choose from plain, transposed"),
     (put("layout", ["plain"], *HEAD), "layout|damaged"),
-    (put("layout", "transposed_channels_last:1", *HEAD), "no layout 'transposed_channels_last:1'"),
+    (
+        put("layout", "transposed_channels_last:1", *HEAD),
+        "unknown layout 'transposed_channels_last:1'",
+    ),
     (
         put("layout", "transposed_channels_last:3", *HEAD),
         "64 inputs cannot be divided into 3 equal groups",

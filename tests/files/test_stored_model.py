@@ -106,12 +106,12 @@ def test_an_index_says_what_is_stored(folder) -> None:
         ("/etc/a.safetensors", "not inside the directory"),
         ("C:\\a.safetensors", "not inside the directory"),
         ("..\\a.safetensors", "not inside the directory"),
-        ("blockscale_ledger.json", "no \\*.safetensors file"),
-        ("config.json", "no \\*.safetensors file"),
-        ("model.safetensors.index.json", "no \\*.safetensors file"),
-        ("a\n.safetensors", "no \\*.safetensors file"),
-        ("a\0.safetensors", "no \\*.safetensors file"),
-        ("", "no \\*.safetensors file"),
+        ("blockscale_ledger.json", "is not a \\*.safetensors file"),
+        ("config.json", "is not a \\*.safetensors file"),
+        ("model.safetensors.index.json", "is not a \\*.safetensors file"),
+        ("a\n.safetensors", "is not a \\*.safetensors file"),
+        ("a\0.safetensors", "is not a \\*.safetensors file"),
+        ("", "is not a \\*.safetensors file"),
     ],
 )
 def test_what_an_index_must_not_name(folder, name, words) -> None:

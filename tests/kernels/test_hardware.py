@@ -175,9 +175,9 @@ def test_no_library(unloaded: Path) -> None:
 def test_a_library_that_does_not_load(unloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = unloaded / "_native.abi3.so"
     broken.write_bytes(b"\x7fELF")
-    assert cpu.load().startswith(f"the native library cannot be loaded {broken}: ")
+    assert cpu.load().startswith(f"the native library cannot be loaded: {broken}: ")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.so"))
-    assert cpu.load().startswith(f"the native library cannot be loaded {unloaded}/mine.so: ")
+    assert cpu.load().startswith(f"the native library cannot be loaded: {unloaded}/mine.so: ")
     monkeypatch.setenv("BLOCKSCALE_NATIVE", str(unloaded / "mine.txt"))
     assert cpu.load().endswith(
         f"BLOCKSCALE_NATIVE='{unloaded}/mine.txt' is not a Python extension module"

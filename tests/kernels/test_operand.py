@@ -139,7 +139,7 @@ def test_seeds() -> None:
     for wrong in (torch.tensor(3.0), torch.tensor([1, 2, 3]), torch.tensor(3, dtype=torch.int32)):
         for anywhere in (False, True):
             with pytest.raises(
-                ValueError, match=rf"a seed must be int64 .*, found {wrong.dtype} \("
+                ValueError, match=rf"a seed is int64 of shape .*, not {wrong.dtype} \("
             ):
                 drawn.checked_seed(wrong, anywhere=anywhere)
     elsewhere = torch.zeros((), dtype=torch.int64, device="meta")

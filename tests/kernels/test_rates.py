@@ -91,9 +91,9 @@ GARBAGE = (
 def test_a_broken_table_is_neither_read_nor_written_over(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tune.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"tune\.json is no table of launch choices.*delete it"):
+    with pytest.raises(ValueError, match=r"tune\.json is not a table of launch choices.*delete it"):
         rates.read(path)
-    with pytest.raises(ValueError, match=r"tune\.json is no table"):
+    with pytest.raises(ValueError, match=r"tune\.json is not a table"):
         rates.record({"cpu|a": {"1": {}}}, path)
     assert path.read_text() == text
 

@@ -172,8 +172,8 @@ def test_a_preferred_backend_falls_back() -> None:
             bs.quantize(x, "int4:token:fp32")
     assert ran == ["other", "cpu", "cpu"]
     assert [str(w.message) for w in caught] == [
-        "no other kernel runs choose_quantize for int4:token:fp32 on these tensors: going on as "
-        "with 'auto'"
+        "no other kernel runs choose_quantize for int4:token:fp32 on these tensors: using "
+        "'auto' instead"
     ]
     with use("cpu", fallback=True), pytest.warns(UserWarning) as caught:
         bs.fake_quantize(x, FMT)

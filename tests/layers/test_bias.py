@@ -87,7 +87,7 @@ def test_given_scales_do_as_well_as_calibrated_ones() -> None:
     assert model[0].bias.codes.tolist() == expected(model[0], bias)[0]
     assert (ledger["0"].bias, ledger["0"].formats) == (
         "int32:sums",
-        f"{CHANNEL}, input {INT8}, bias int32:sums",
+        "int8_channel, input int8, bias int32:sums",
     )
     assert ledger["0"].bytes_after == 16 * 24 + 16 * 4 + 16 * (4 + 4)
 

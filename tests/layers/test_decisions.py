@@ -52,7 +52,7 @@ def weight(name: str = "a", role: Any = "layer", **more: Any) -> Weight:
 
 EVERY = bs.Recipe("int8_channel")
 VECTOR = "a vector, such as a norm's weight or a bias"
-NO_FORMAT = "the recipe gives its weight no format"
+NO_FORMAT = "the recipe has no format for its weight"
 BESIDE = "its input, output and bias are quantized only along with its weight"
 NAMES = "a, b share one layer, and the recipe treats them differently"
 PROFILE = "profile gguf.q8_0 is only for the weights of layers"

@@ -145,7 +145,7 @@ def test_a_weight_that_is_tied_joins_both_groups() -> None:
 def test_codes_that_are_supplied_stay_and_are_told_of() -> None:
     model = Model()
     given = bs.quantize(model.layers[0].k_proj.weight.detach(), "nvfp4")
-    with pytest.warns(UserWarning, match="layers.0.q_proj: its outer scale is not that of"):
+    with pytest.warns(UserWarning, match="layers.0.q_proj: its outer scale differs from that of"):
         bs.quantize_(model, "nvfp4", weights={"layers.0.k_proj": given})
     assert torch.equal(model.layers[0].k_proj.qweight.codes, given.packed)
     q, v = (model.layers[0].get_submodule(n).qweight.outer for n in ("q_proj", "v_proj"))

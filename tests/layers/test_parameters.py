@@ -82,7 +82,7 @@ def test_rules_decide_over_defaults() -> None:
     assert (told["pos_embed"], told["proj"]) == ("quantized", "kept")
     other = {e.name: e for e in quiet(mixed(), bs.Recipe("mxfp8", skip=["same"]))}
     assert other["proj"].status == "skipped"
-    assert "proj, same are one parameter" in other["proj"].reason
+    assert "proj, same share one parameter" in other["proj"].reason
 
 
 def test_outputs_are_those_of_the_dequantized_and_files_bring_them_back(tmp_path: Path) -> None:

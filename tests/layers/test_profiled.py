@@ -66,7 +66,7 @@ def test_rows_that_are_no_whole_blocks(spelled: bool) -> None:
     assert [str(ledger[name].weight) for name in "01"] == [
         str(bs.profile(f"gguf.{name}").format) for name in ("q6_k", "q8_0")
     ]
-    assert not spelled or "rows of 384 are no whole blocks of 256" in ledger["1"].details
+    assert not spelled or "rows of 384 do not divide into blocks of 256" in ledger["1"].details
     expected = bs.quantize(before, bs.profile("gguf.q8_0"))
     assert torch.equal(layers[1].qweight.tensor.packed, expected.packed)
 
@@ -101,7 +101,7 @@ def test_flows_that_cannot_take_one_name_the_rule() -> None:
     del layers.prompt
     recipe = bs.Recipe("int8", rules={"2": "profile:gguf.q8_0"})
     program = torch.export.export(layers, (batches[0],))
-    told = "the recipe: rule '2' is of the profile gguf.q8_0: "
+    told = "the recipe: rule '2' has the profile gguf.q8_0: "
     with pytest.raises(ValueError, match=f"{told}gptq chooses or changes weights"):
         bs.calibrate(layers, batches, recipe, weight="gptq", progress=False)
     with pytest.raises(ValueError, match=f"{told}smoothquant chooses or changes weights"):

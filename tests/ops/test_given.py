@@ -59,7 +59,7 @@ def test_the_blocks_of_the_format_come_first() -> None:
 
 @pytest.mark.parametrize("counts", [(3, 6), (4,), (2, 2, 2), (0, 6)])
 def test_other_shapes_are_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"the stored scale is float32 of shape \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"the stored scale must be float32 of shape \(4, 2\)"):
         bs.quantize(torch.randn(4, 6), "int8:group4:fp32", scale=torch.ones(counts))
 
 

@@ -120,7 +120,7 @@ def spellings(draw, rank: int) -> str:
 def is_searchable(spelling: str) -> bool:
     """Whether algorithms can look for the scale of one block after another: they refuse blocks
     over the flattened tensor, and offsets that share a scale."""
-    return "flat" not in spelling and not re.search(r"offset\([^()]*:", spelling)
+    return "flat" not in spelling and not re.search(r"offset\(([^()]|\([^()]*\))*:", spelling)
 
 
 SHAPES = st.one_of(

@@ -50,8 +50,9 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
 ) -> None:
     """Measure a model on a text, and against its float model.
 
-    Loss, perplexity, divergence and agreement, each with its standard error. The text is cut into sequences that do not overlap. A model that gives no logits, such as an
-    encoder, needs --against: its outputs are compared.
+    Loss, perplexity, divergence and agreement, each with its standard error. The text is cut into
+    sequences that do not overlap. A model that gives no logits, such as an encoder, needs
+    --against: its outputs are compared.
     """
     if out is not None:
         check_place(out, "evaluation.json")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What runs a node of ours on one backend, as the registry would choose when it is called."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -151,10 +152,13 @@ def _hinted(value: Any) -> Any:
     """A symbolic size as the number that it was traced with, in a tensor's sizes too."""
     if isinstance(value, Tensor):
         sizes, strides = ([_hinted(each) for each in of] for of in (value.shape, value.stride()))
-        with _SIZED:
+        with _sized():
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     node = getattr(value, "node", None)
     return int(node.hint) if node is not None and node.has_hint() else value
 
 
-_SIZED = FakeTensorMode()  # of tensors without symbols: kernels remember sizes
+@cache
+def _sized() -> FakeTensorMode:
+    """Of tensors without symbols: kernels remember sizes. Making one imports torch._dynamo."""
+    return FakeTensorMode()

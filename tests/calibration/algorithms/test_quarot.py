@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 def test_names_and_settings() -> None:
     assert isinstance(algorithms.transforms("quarot"), QuaRot) and QuaRot().rest is None
     assert isinstance(QuaRot(online=True).rest, Hadamard)
-    with pytest.raises(ValueError, match="seed must be an integer, got 0.5"):
+    with pytest.raises(ValueError, match=r"seed must be an integer, got 0\.5"):
         QuaRot(0.5)
 
 

@@ -32,7 +32,7 @@ def test_text(file):
     assert result.exit_code == 0
     lines = words(result.stdout)
     assert lines[0] == "tensor count stored bits as computed"
-    assert "quantized * 2 69.6 kB 4.25 int4:group128:fp32 read by blockscale" in lines
+    assert "quantized * 2 69.6 kB 4.25 int4 read by blockscale" in lines
     assert any(
         line.startswith("kept 2.weight 1 262.1 kB 32.00 float32 in the file") for line in lines
     )

@@ -53,8 +53,8 @@ def test_what_another_producer_packed_is_listed(tmp_path):
     lines = words(run("compare", tmp_path / "a", tmp_path / "b").stdout)
     assert lines[-2:] == [
         "1 of 1 tensors are equal",
-        "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, and what is beside them is "
-        "not what it stores: dequantize it with its own library first",
+        "not compared: l.weight: l.qweight holds codes of GPTQ or AWQ, but the tensors "
+        "beside them are not those of that layout: dequantize it with its own library first",
     ]
 
 

@@ -165,7 +165,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="PlaceholderObserver records nothing, and int8"):
         T.PlaceholderObserver(dtype="int8")
     with pytest.raises(
-        ValueError, match="unknown format 'fp99': did you mean fp8, bfp8, nvfp4. named formats are"
+        ValueError,
+        match=r"unknown format 'fp99': did you mean fp8, bfp8, nvfp4\? named formats are",
     ):
         T.MinMaxObserver(dtype="fp99")
     with pytest.raises(ValueError, match=r"are chosen from each tensor: bs.choose_qparams"):

@@ -33,7 +33,10 @@ def test_a_planted_float_weight():
     assert len(found.quantized) == 1
     assert max(entry.bytes_after for entry in found.kept) == 4 * 64 * 64
     [missing] = found.skipped
-    assert "its ledger says int8:channel0:fp32: no weight of 4,160 elements" in missing.reason
+    assert (
+        "its ledger says int8:channel0:fp32: the file has no quantized weight of 4,160 elements"
+        in missing.reason
+    )
 
 
 def test_damaged_files(tmp_path):

@@ -76,7 +76,7 @@ def test_tensors_that_are_not_quantized() -> None:
 def test_what_cannot_be_joined() -> None:
     a, b = bs.quantize(torch.randn(8, 64), FMT), bs.quantize(torch.randn(8, 64), "mxfp4")
     view = Regrouped(File(a=a, b=b), {"s": Piece(("a", "b"), stacked=True)})
-    assert "it is made of 2 tensors, and they are e2m1:" in view.stored["s"].unread
+    assert "it is made of 2 tensors, which are e2m1:" in view.stored["s"].unread
     other = bs.quantize(torch.randn(4, 64), FMT)
     view = Regrouped(File(a=a, b=other), {"s": Piece(("a", "b"), stacked=True)})
     assert "its 2 tensors have the shapes [4, 64] and [8, 64]" in view.stored["s"].unread

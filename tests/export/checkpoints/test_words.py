@@ -39,7 +39,10 @@ def test_quantized():
     q = words.quantized("uint4:group8:fp32", (4, 16), parts)
     assert q.scale.shape == (4, 2) and tuple(q.shape) == (4, 16)
     for part, told in (
-        ({"scale": torch.ones(7)}, "its scale has 7 numbers of float32, and uint4:group8:fp32 of"),
+        (
+            {"scale": torch.ones(7)},
+            r"7 numbers of float32, expected 8 of float32 \(uint4:group8:fp32 of shape",
+        ),
         ({"scale": torch.ones(8).half()}, "its scale has 8 numbers of float16"),
         ({"codes": torch.zeros(4, 7, dtype=torch.uint8)}, "its codes take 28 bytes"),
     ):

@@ -341,7 +341,8 @@ def test_scales_of_scales_of_experts_that_differ(tmp_path: Path) -> None:
         file.write(name, tensor)
     file.close()
     with bs.checkpoint(tmp_path / "m.gguf") as found:
-        assert "differ (blk.0.ffn_up_exps.scale)" in found.stored["blk.0.ffn_up_exps.weight"].unread
+        unread = found.stored["blk.0.ffn_up_exps.weight"].unread
+        assert "its experts have different outer scales (blk.0.ffn_up_exps.scale)" in unread
         assert torch.equal(found["blk.0.ffn_up_exps.scale"], scale)
 
 
@@ -358,7 +359,7 @@ def test_rows_that_are_no_whole_blocks_of_256(tmp_path: Path) -> None:
     found = {each.name: each for each in done.tensors}
     assert found["a.weight"].written == "int5:group32:fp16:full"
     assert found["b.weight"].written == str(q4_k)
-    told = "rows of [384] are no whole blocks of 256 (Q4_K): int5:group32:fp16:full, as its own"
+    told = "rows of [384] do not divide into blocks of 256 (Q4_K): int5:group32:fp16:full, as llama"
     assert told in found["a.weight"].notes[-1] and len(found["b.weight"].notes) == 1
     held["a.weight"] = bs.quantize(torch.randn(4, 48), "nf4:group16:fp32")
     source = write(tmp_path / "other", held)

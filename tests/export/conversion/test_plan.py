@@ -103,7 +103,7 @@ def test_tensors_that_gguf_has_not(tmp_path: Path) -> None:
             "mask": torch.ones(3, dtype=torch.bool)}  # fmt: skip
     with bs.checkpoint(write(tmp_path / "m", held)) as opened:
         source = source_of(opened, True, "keep", None)
-        with pytest.raises(NotLosslessError, match="GGUF has no tensors of bool"):
+        with pytest.raises(NotLosslessError, match="GGUF cannot store tensors of bool"):
             make_plan(source, writer_of("gguf"), None, ())
 
 

@@ -76,5 +76,7 @@ def test_numbers_that_are_none(spelling, odd):
 def test_what_no_file_chooses():
     assert "given" in refused(parse("int8:tensor:e8m0/given"))
     assert "offsets" in refused(parse("uint4:group32:fp16:offset"))
-    assert "one for all" in refused(parse("uint4:group32:(uint6:group8:fp16)"))
+    assert "are for parts of a tensor: use one for the whole" in refused(
+        parse("uint4:group32:(uint6:group8:fp16)")
+    )
     assert refused(parse("nvfp4")) is None

@@ -155,13 +155,13 @@ def test_names_that_are_too_long(place):
     shutil.rmtree(place.folder / ("é" * (longest // 2)))
     long = "é" * (longest // 2) + "xxx"
     changed(place).refuses(
-        r"the name .* is too long: a run needs .*, of 25[67]", out=place.folder / long
+        r"the name .* is too long: a run needs a file .* of 25[67] bytes", out=place.folder / long
     )
     (place.model / ("y" * 247)).touch()
     quantize_directory(place.model, place.out, "mxfp4")
     shutil.rmtree(place.out)
     (place.model / ("y" * 248)).touch()
-    changed(place).refuses(r"the name 'yyy.* is too long: a run needs .*, of 256 bytes")
+    changed(place).refuses(r"the name 'yyy.* is too long: a run needs a file .* of 256 bytes")
 
 
 def test_a_shard_whose_name_is_too_long(place):

@@ -16,6 +16,8 @@ from blockscale.files.directory import shard
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError
 from blockscale.files.verify import reproduce
+from blockscale.layers.conv import QConv
+from blockscale.layers.layer import QLayer
 from tests.files.directory.places import Listener
 
 
@@ -60,7 +62,10 @@ class Model(nn.Module):
         self.e, self.f, self.g = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
 
 
-def test_a_model_and_its_directory_get_the_producers_codes(tmp_path: Path) -> None:
+def test_a_model_and_its_directory_get_the_producers_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QConv, "slow", QLayer.slow)  # a directory says nothing of this CPU
     plain, model, loaded = Model(), Model(), Model()
     ledger = bs.quantize_(model, RECIPE)
     (tmp_path / "in").mkdir()

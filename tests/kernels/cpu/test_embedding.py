@@ -101,7 +101,7 @@ def test_an_empty_table(isa: str) -> None:
         none = torch.zeros(0, dtype=torch.long)
         assert embedding(stored, none, torch.float32).shape == (0, 37)
         with pytest.raises(
-            IndexError, match="index out of range: found 0 ... 0 for a table of 0 rows"
+            IndexError, match=r"index out of range: found 0 \.\.\. 0 for a table of 0 rows"
         ):
             embedding(stored, torch.tensor([0]), torch.float32)
 

@@ -78,9 +78,9 @@ GARBAGE = (
 def test_a_broken_table_says_so(mine: Path, text: str) -> None:
     mine.parent.mkdir()
     mine.write_text(text)
-    with pytest.raises(ValueError, match=r"tune\.json is no table of launch choices.*delete it"):
+    with pytest.raises(ValueError, match=r"tune\.json is not a table of launch choices.*delete it"):
         tables.lookup("weight", FMT, (1, 1, 1), "a GPU")
-    with pytest.raises(ValueError, match=r"tune\.json is no table"):
+    with pytest.raises(ValueError, match=r"tune\.json is not a table"):
         tables.record({"a": {"1,1,1": ["dense"]}})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Activations against the plain composition."""
+"""Activations and other functions of one tensor against the plain composition."""
 
 import torch
 import torch.nn.functional as F
@@ -74,22 +74,7 @@ CASES: dict[str, list[Case]] = {
         Case(((4, 36),), torch.tanh),
         Case(((2, 3, 20),), torch.tanh),
     ],
-}
-
-
-@every(CASES)
-def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
-    check(name, case, dtype)
-
-
-def test_selu_is_one() -> None:
-    x = torch.randn(4, 36)
-    assert torch.equal(FUSED["elu"](Value(x), **SELU)[0], F.selu(x))
-
-
-# Functions of one tensor against the plain composition.
-
-FUNCTIONS_CASES: dict[str, list[Case]] = {
+    # functions of one tensor
     "abs": [
         Case(((4, 36),), torch.abs),
         Case(((2, 3, 20),), torch.abs),
@@ -124,3 +109,13 @@ FUNCTIONS_CASES: dict[str, list[Case]] = {
         Case(((2, 3, 20),), torch.sqrt, positive=True),
     ],
 }
+
+
+@every(CASES)
+def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
+    check(name, case, dtype)
+
+
+def test_selu_is_one() -> None:
+    x = torch.randn(4, 36)
+    assert torch.equal(FUSED["elu"](Value(x), **SELU)[0], F.selu(x))

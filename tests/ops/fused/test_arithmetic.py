@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sums, products, quotients, powers and choices against the plain composition."""
+"""Sums, products, quotients, powers, choices and joining against the plain composition."""
 
 import torch
 
@@ -81,17 +81,7 @@ CASES: dict[str, list[Case]] = {
             rows=False,
         ),
     ],
-}
-
-
-@every(CASES)
-def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
-    check(name, case, dtype)
-
-
-# Tensors of unequal formats that become one, against the plain composition.
-
-JOINING_CASES: dict[str, list[Case]] = {
+    # tensors of unequal formats that become one
     "cat": [
         Case(((4, 36), (4, 36), (4, 20)), lambda *xs, dim: torch.cat(xs, dim), {"dim": -1}),
         Case(((4, 36), (2, 36)), lambda *xs: torch.cat(xs), rows=False),
@@ -102,3 +92,8 @@ JOINING_CASES: dict[str, list[Case]] = {
         Case(((4, 20), (4, 20)), lambda *xs: torch.stack(xs), rows=False),
     ],
 }
+
+
+@every(CASES)
+def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
+    check(name, case, dtype)

@@ -36,8 +36,8 @@ REDUCTIONS = (
 )
 JOINING = "cat stack"
 FAMILIES = {
-    "products": PRODUCTS, "arithmetic": f"{TWO} {NUMBER}", "activations": ACTIVATIONS,
-    "functions": FUNCTIONS, "norms": NORMS, "reductions": REDUCTIONS, "joining": JOINING,
+    "products": PRODUCTS, "arithmetic": f"{TWO} {NUMBER} {JOINING}",
+    "activations": f"{ACTIVATIONS} {FUNCTIONS}", "norms": NORMS, "reductions": REDUCTIONS,
 }  # fmt: skip
 ALL = [pytest.param(each, id=name) for name, each in FUSED.items()]
 

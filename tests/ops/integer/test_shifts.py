@@ -171,7 +171,9 @@ def test_requantizing_with_a_shift_for_each_channel() -> None:
 
 def test_what_no_shift_gives() -> None:
     acc, shift = whole(-9, 9, 4), torch.tensor(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="a shift gives integers, such as int8, not e4m3"):
+    with pytest.raises(
+        ValueError, match="requantizing by a shift gives integers such as int8, not e4m3"
+    ):
         requantize_shift(acc, shift, bs.parse("e4m3:tensor:pow2/floor"))
     with pytest.raises(
         ValueError, match="unknown rounding 'stochastic' of shifts; choose from nearest"

@@ -183,7 +183,7 @@ class _Header:
             cut = (
                 ("the file is truncated")
                 if self._left + count > self._size
-                else f"the limit is {LARGEST}"
+                else f"the limit is {LARGEST} bytes"
             )
             self._refuse(f"its header needs {count} bytes where {self._left} are left: {cut}")
         self._left -= count

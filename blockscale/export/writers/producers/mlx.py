@@ -82,7 +82,7 @@ class MLX(Writer):
         return (
             f"it has an outer scale, {outer.flatten()[0].item():.4g}, which MLX does not "
             "support and e4m3 scales cannot include: quantize the float model as "
-            "profile:gguf.nvfp4, whose is 1, or as mxfp4"
+            "profile:gguf.nvfp4, whose outer scale is 1, or as mxfp4"
         )
 
     def parts(self, name: str, fmt: Format, shape: Sequence[int]) -> dict[str, Kind]:

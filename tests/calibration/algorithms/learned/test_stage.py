@@ -85,5 +85,5 @@ def test_convolutions_have_their_channels_second() -> None:
 def test_a_weight_that_is_elsewhere_is_an_error() -> None:
     task = task_of("int4:group8:fp32")
     other = BlockTask("other", nn.Linear(2, 2), task.plans, task.places, [], [])
-    with pytest.raises(ValueError, match=r"block.up: its weight is not in the model block other"):
+    with pytest.raises(ValueError, match=r"block\.up: its weight is not in the model block other"):
         Stage(other)

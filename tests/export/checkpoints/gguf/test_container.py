@@ -94,7 +94,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
 
 def test_a_head_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "LARGEST", 700)
-    with pytest.raises(bs.FileError, match=""):
+    with pytest.raises(bs.FileError, match="are left: the limit is 700 bytes"):
         read_container(SMALL)
 
 

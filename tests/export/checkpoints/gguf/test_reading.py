@@ -215,7 +215,7 @@ def test_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "find_spec", lambda name: None)
     with bs.checkpoint(SMALL_of_grids) as found, pytest.raises(bs.FileError) as error:
         found[NAME]
-    assert "IQ2_XXS holds vectors of a grid" in str(error.value)
+    assert "IQ2_XXS holds vectors of a ggml grid, which no format here has" in str(error.value)
     assert "pip install 'blockscale[gguf]'" in str(error.value)
 
 

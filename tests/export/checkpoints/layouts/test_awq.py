@@ -48,7 +48,7 @@ def test_zero_points_of_a_word_are_in_its_order():
     [
         (GEMV, {"version": "gemv_fast"}, {"a.qweight": torch.zeros(8, 64).short()}, "'gemv_fast'"),
         (GEMV, {"version": "marlin"}, {}, "its version is 'marlin', rearranged for one kernel"),
-        (GEMV, {"version": "gemv", "group_size": 2}, {}, "groups of 2 need 64"),
+        (GEMV, {"version": "gemv", "group_size": 2}, {}, "16 scales per row, expected 64 for"),
         (GEMM, {}, {"a.qzeros": torch.ones(4, 3).int()}, "match neither gemm nor gemv"),
         (GEMM, {}, {"a.scales": torch.ones(4, 32).double()}, "its scales are torch.float64"),
         (GEMM, {}, {"a.scales": torch.ones(3, 32).half(), "a.qzeros": torch.zeros(3, 4).int()},

@@ -69,7 +69,7 @@ NO_MAXIMA = {n: t for n, t in STORED.items() if not n.endswith("weight.absmax")}
 @pytest.mark.parametrize(
     ("stored", "told"),
     [
-        (STORED | state(shape=[8, 64]), "are 512"),
+        (STORED | state(shape=[8, 64]), "[512, 1], expected 512 for a weight [8, 64]"),
         (NO_MAXIMA, "its absmax or its quant_map is missing"),
         (NO_MAP, "its nested_quant_map or nested_offset is missing"),
         (STORED | state(nested_offset=None), "its nested_quant_map or nested_offset is missing"),

@@ -61,7 +61,7 @@ def test_experts_of_two_codes_a_byte(tmp_path):
     with files(tmp_path, {"weight": codes, "weight_scale_inv": scale}, CONFIG) as model:
         q = model["m.weight"]
         assert model.warnings == [
-            "its configuration says tile128x128, and 1 are not, as m.weight (group32)"
+            "its configuration says tile128x128, and 1 tensors are not, such as m.weight (group32)"
         ]
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     table, raw = torch.cat([table, -table]), codes.view(torch.uint8)

@@ -35,7 +35,7 @@ def test_by_name(producer, names, why, tmp_path):
 def test_by_the_configuration(tmp_path):
     path = directory(tmp_path / "d", {"a": torch.ones(2)}, {"quant_method": "higgs"})
     with bs.checkpoint(path) as found:
-        assert found.warnings == ["its configuration names higgs, whose codes are not read"]
+        assert found.warnings == ["its configuration names higgs, which is not supported"]
 
 
 def test_names_that_only_look_like_it(tmp_path):

@@ -47,11 +47,26 @@ def dequantize(*inputs, **told):
 @pytest.mark.parametrize(
     ("node", "scale", "zero", "reason"),
     [
-        (dequantize("w", "s", axis=7), ONES(5), None, "as axis 7 and block_size 0 say"),
-        (dequantize("w", "s", axis=1, block_size=3), ONES((8, 3)), None, "block_size 3 say"),
-        (dequantize("w", "s", axis=1, block_size=-3), ONES((8, 2)), None, "block_size -3 say"),
+        (dequantize("w", "s", axis=7), ONES(5), None, "do not match axis 7 and block_size 0"),
+        (
+            dequantize("w", "s", axis=1, block_size=3),
+            ONES((8, 3)),
+            None,
+            "match axis 1 and block_size 3",
+        ),
+        (
+            dequantize("w", "s", axis=1, block_size=-3),
+            ONES((8, 2)),
+            None,
+            "match axis 1 and block_size -3",
+        ),
         (dequantize("w", "s", "z"), ONES(5), ONES(5, np.uint8), "its zero points are uint8"),
-        (dequantize("w", "s", "z"), ONES(5), ONES(4, np.int8), r"int8 \[4\], not one int8"),
+        (
+            dequantize("w", "s", "z"),
+            ONES(5),
+            ONES(4, np.int8),
+            r"int8 \[4\], expected one int8 for each",
+        ),
         (dequantize("w", "s", "made"), ONES(5), None, "zero points made are not stored"),
     ],
 )

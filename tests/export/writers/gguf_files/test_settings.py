@@ -70,7 +70,7 @@ def test_the_scale_of_the_largest_gemma() -> None:
 def test_what_is_not_known_is_said() -> None:
     more = {"attention_temperature": 2.0, "b": 1, "a": 1, "c": 2}
     [note] = check_settings(KINDS["llama"] | more, FAMILIES["llama"])
-    assert "'a', 'attention_temperature', 'b' and 1 more are not known here" in note
+    assert "'a', 'attention_temperature', 'b' and 1 more are unknown and not written" in note
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_types(name: str) -> None:
 def test_what_it_does_not_hold() -> None:
     writer = writer_of("gguf")
     assert "ggml has no such type" in str(writer.holds(parse("int4:group64:fp16:full"), (8, 64)))
-    assert "whole blocks of 32 (Q4_0)" in str(
+    assert "rows of [48] do not divide into blocks of 32 (Q4_0)" in str(
         writer.holds(parse("int4:group32:fp16:full"), (8, 48))
     )
 

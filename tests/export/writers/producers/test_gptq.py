@@ -125,6 +125,8 @@ def test_one_zero_point_makes_a_model_of_version_2(tmp_path: Path) -> None:
 def test_recipes_that_would_need_both(tmp_path: Path) -> None:
     source = write(tmp_path / "m", tensors("nf4:group32:fp16"))
     recipe = bs.Recipe("uint4:group32:fp16:asym", rules={"*q_proj": "int4:group32:fp16:full"})
-    with pytest.raises(ValueError, match="whether it is symmetric is the same for the whole model"):
+    with pytest.raises(
+        ValueError, match="whether it is symmetric must be the same for the whole model"
+    ):
         bs.export.convert_checkpoint(source, tmp_path / "out", "gptq", requantize=recipe)
     assert not (tmp_path / "out").exists()

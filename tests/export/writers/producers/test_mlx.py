@@ -73,7 +73,7 @@ def test_scales_of_scales_that_go_into_the_scales(outer: float, fmt: str, scales
 def test_scales_of_scales_that_do_not(outer: float) -> None:
     """Rounded, below e4m3's numbers or above them."""
     reason = writer_of("mlx").lacks(under(outer))
-    assert reason is not None and f"a scale of their own, {outer:.4g}" in reason
+    assert reason is not None and f"it has an outer scale, {outer:.4g}, which MLX" in reason
     assert "profile:gguf.nvfp4" in reason
 
 
@@ -102,6 +102,6 @@ def test_nvfp4_there_and_back(fold: float, tmp_path: Path) -> None:
 
 def test_nvfp4_that_cannot_be_written(tmp_path: Path) -> None:
     source = write(tmp_path / "m", tensors("nvfp4"))
-    with pytest.raises(NotLosslessError, match=r"profile:gguf\.nvfp4, whose is 1"):
+    with pytest.raises(NotLosslessError, match=r"profile:gguf\.nvfp4, whose outer scale is 1"):
         bs.export.convert_checkpoint(source, tmp_path / "out", "mlx")
     assert not (tmp_path / "out").exists()

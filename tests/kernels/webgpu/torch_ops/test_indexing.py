@@ -26,7 +26,7 @@ def test_rows(dtype: torch.dtype, index: torch.dtype, device: torch.device) -> N
 @pytest.mark.parametrize("wrong", [[0, 11], [-1, 0]], ids=str)
 def test_rows_that_are_not_there(wrong: list[int], device: torch.device) -> None:
     table = torch.randn(11, 7, device="cpu").to(device)
-    with pytest.raises(IndexError, match="there are 11 rows"):
+    with pytest.raises(IndexError, match="are out of range for 11 rows"):
         F.embedding(torch.tensor(wrong).to(device), table)
     assert table.sum().item() == pytest.approx(table.cpu().sum().item(), abs=1e-4)
 
@@ -46,5 +46,5 @@ def test_cat_of_different_dtypes_and_shapes(device: torch.device) -> None:
     x, y = torch.randn(3, 2), torch.randn(3, 2).half()
     found = torch.cat([x.to(device), y.to(device)])
     assert torch.equal(found.cpu(), torch.cat([x, y]))
-    with pytest.raises(RuntimeError, match="does not fit"):
+    with pytest.raises(RuntimeError, match=r"cat along 0: \(3, 1\) does not match \(3, 2\)"):
         torch.cat([x.to(device), x[:, :1].to(device)], 0)

@@ -92,5 +92,5 @@ def test_indices(device: torch.device) -> None:
     assert same(on[:, j.to(device)], x[:, j])
     assert same(on[i], x[i])
     assert same(on[..., torch.tensor([1, 1], dtype=torch.int32)], x[..., torch.tensor([1, 1])])
-    with pytest.raises(IndexError, match="there are 5 rows"):
+    with pytest.raises(IndexError, match="are out of range for 5 rows"):
         on[torch.tensor([5]).to(device)]

@@ -148,7 +148,7 @@ def test_zero_points_of_another_size(tmp_path):
         bs.checkpoint(path) as model,
         pytest.raises(
             bs.FileError,
-            match="its zero points have shape .5, 4., expected that of the scales, .72, 4.",
+            match=r"its zero points have shape .5, 4., expected that of the scales, .72, 4.",
         ),
     ):
         model["m.weight"]

@@ -148,7 +148,7 @@ EIGHT, ONES = torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1)
         ("NVFP4Tensor", {"block_size": 16, "is_swizzled_scales": True},
          {"qdata": EIGHT.view(torch.uint8), "scale": ONES}, "in tiles, for 4 rows of 4 blocks"),
         ("MXTensor", {"block_size": 32, "elem_dtype": "fp6_e2m3"},
-         {"qdata": EIGHT, "scale": ONES}, "of fp6_e2m3, which is not read"),
+         {"qdata": EIGHT, "scale": ONES}, "of fp6_e2m3, which is not supported"),
         ("Int4Tensor", {}, {"qdata": EIGHT, "scale": ONES}, "its scales torch.float32"),
     ],
 )  # fmt: skip
