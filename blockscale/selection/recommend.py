@@ -97,7 +97,7 @@ def _checked(hardware: Hardware | None) -> Hardware:
     here = this_machine()
     if hardware is not None and hardware.processor != here.processor:
         raise ValueError(
-            f"the hardware is a {hardware.processor}, and this machine a {here.processor}: "
+            f"hardware describes {hardware.processor!r}, but this machine has {here.processor!r}: "
             "recommendations are measured, so run bs.recommend on the target machine"
         )
     return here if hardware is None else hardware

@@ -150,7 +150,7 @@ def test_what_algorithms_refuse(name: str) -> None:
 def test_gptq_refuses_blocks_that_end_within_rows() -> None:
     with pytest.raises(
         ValueError,
-        match="^a layer: nf4:flat64:fp32: its flat blocks end in the middle of rows of 48 .*mse",
+        match=r"^a layer: nf4:flat64:fp32: its flat blocks end in the middle of rows of 48 .*mse",
     ):
         weights("gptq").quantize(
             torch.randn(4, 48), parse("nf4:flat64:fp32"), torch.eye(48), "a layer"

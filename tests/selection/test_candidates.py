@@ -51,7 +51,7 @@ def test_a_scheme_that_is_named_twice_counts_once():
         ([], ValueError, "candidates is empty"),
         (["mxfp5"], ValueError, "mxfp5"),
         ([3], TypeError, "found a int"),
-        ([{"weights": "mxfp4"}], ValueError, "not 'weights'"),
+        ([{"weights": "mxfp4"}], ValueError, "unknown key 'weights' of a candidate"),
         ([{"input": "mxfp4"}], ValueError, "needs a weight"),
     ],
 )
@@ -93,7 +93,7 @@ def test_parameters_of_no_layer_are_left_and_named():
     found, left = choices(model, read(["mxfp4"]))
     assert [each.name for each in found] == ["0", "1.out_proj"]
     assert left == {
-        "1.in_proj_weight": "a parameter outside of layers, which the search does not change"
+        "1.in_proj_weight": "a parameter that belongs to no layer, which the search does not change"
     }
 
 

@@ -95,7 +95,7 @@ def test_a_latency():
         a, b = (torch.cat([each(*x) for x in batches()]) for each in (mlp(), model))
     cosine = float(torch.nn.functional.cosine_similarity(a.double(), b.double()).mean())
     assert kept.foretold.quality == pytest.approx(cosine, rel=1e-9)
-    with pytest.raises(ValueError, match=r"takes 3\.000000 s of the 99\.000000 s"):
+    with pytest.raises(ValueError, match=r"takes 3\.000000 s of the float model's 99\.000000 s"):
         recommended({"latency": 2.0})
 
 
@@ -138,8 +138,8 @@ def test_the_model_stays_as_it_is():
 
 
 def test_what_does_not_fit_is_said():
-    other = replace(bs.hardware(), processor="a PDP-11")
-    with pytest.raises(ValueError, match=r"the hardware is a PDP-11\|is a a PDP-11"):
+    other = replace(bs.hardware(), processor="PDP-11")
+    with pytest.raises(ValueError, match="hardware describes 'PDP-11', but this machine has '"):
         recommended(6, hardware=other)
     with pytest.raises(ValueError, match="a budget of latency needs batches to measure on: call"):
         recommended({"latency": 1.0}, batches=None)

@@ -170,7 +170,7 @@ def test_a_latency_is_kept(monkeypatch):
         ({"budget": 1.0}, ValueError, "the candidates need"),
         ({"points": (True,)}, ValueError, "the budget must be a number"),
         ({"holdout": []}, ValueError, "batches is empty"),
-        ({"objective": "accuracy"}, ValueError, "no objective"),
+        ({"objective": "accuracy"}, ValueError, "unknown objective 'accuracy'; choose from"),
     ],
 )
 def test_what_does_not_fit_is_said(options, error, told):

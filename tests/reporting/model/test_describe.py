@@ -145,9 +145,9 @@ def test_files_and_directories_without_one_have_none(model, source):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"entries": "no"}, "no ledger"),
+        ({"entries": "no"}, "lists no entries: blockscale did not write this ledger"),
         ({"entries": [3]}, "expected a JSON object"),
-        ({"entry": {"name": 3}}, "no text"),
+        ({"entry": {"name": 3}}, "the name of 3 is not text"),
         ({"entry": {"status": "lost"}}, "none of"),
         ({"entry": {"bytes_after": -1}}, "not a count"),
         ({"entry": {"bytes_after": True}}, "not a count"),

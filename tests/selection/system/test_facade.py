@@ -60,7 +60,7 @@ def test_samples(system):
     assert system.calibrate_from_samples(iter(samples)).scale is not None
     with pytest.raises(ValueError, match="no samples"):
         system.calibrate_from_samples([])
-    with pytest.raises(ValueError, match="no observer 'median'"):
+    with pytest.raises(ValueError, match="unknown observer 'median'; choose from"):
         system.calibrate_from_samples(samples, "int8", "median")
 
 
@@ -90,5 +90,5 @@ def test_what_is_fast(system):
 def test_times_of_other_devices(verb):
     system = bs.QuantizationSystem("meta")
     arguments = (QuantizationWorkload(1, 8, 8),) if verb in ("recommendations", "auto_tune") else ()
-    with pytest.raises(ValueError, match=r"measured on the CPU here, not on meta: use `blockscale"):
+    with pytest.raises(ValueError, match="only on the CPU here, not on meta: use `blockscale"):
         getattr(system, verb)(*arguments)

@@ -69,7 +69,7 @@ def test_memory():
 )  # fmt: skip
 def test_the_best_block_size_is_counted(element, scale, size):
     if size is None:
-        with pytest.raises(ValueError, match="no element 'int1'"):
+        with pytest.raises(ValueError, match="unknown element 'int1'; choose from"):
             optimal_block_size(element, scale)
         return
     assert optimal_block_size(element, scale) == size
