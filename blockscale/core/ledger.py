@@ -38,6 +38,7 @@ class Entry:
     bytes_after: int = 0
     details: str = ""  # how it was quantized, e.g. with scales from which observer
     bias: str = ""
+    here: str = field(default="", compare=False)  # what this machine makes of it, where it is slow
 
     @property
     def formats(self) -> str:
@@ -48,7 +49,12 @@ class Entry:
     @property
     def told(self) -> str:
         """The formats and how, or else the reason, in one short text."""
-        return "; ".join(filter(None, [self.formats, self.details])) or self.reason
+        return "; ".join(filter(None, [self.formats, self.details, self.here])) or self.reason
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    """An entry for JSON; of this machine only where there is something to say."""
+    return {key: value for key, value in asdict(entry).items() if value or key != "here"}
 
 
 @dataclass
@@ -125,7 +131,7 @@ class Ledger:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "unmatched": list(self.unmatched),
-            "entries": [asdict(entry) for entry in self.entries],
+            "entries": [_plain(entry) for entry in self.entries],
         }
 
     def to_json(self) -> str:

@@ -2,6 +2,7 @@
 """QConv as a module: tests/ops/test_conv.py has what it computes."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -110,10 +111,13 @@ def test_the_ledger_says_where_a_layer_is_slower_than_the_float_one() -> None:
     model = nn.Sequential(nn.Conv2d(256, 64, 1), nn.Conv2d(3, 64, 7), nn.ConvTranspose2d(64, 8, 2))
     alone = bs.quantize_(copy.deepcopy(model), "int8_channel")
     told = "on this CPU 1.1 to 1.8 of float32's time: the same products, of a weight that is"
-    assert alone["0"].details.startswith(told)
-    assert "of codes decoded first" in alone["1"].details and not alone["2"].details
-    assert told in str(alone)
+    assert alone["0"].here.startswith(told)
+    assert "of codes decoded first" in alone["1"].here and not alone["2"].here
+    assert told in str(alone) and alone.to_dict()["entries"][0]["here"].startswith(told)
+    assert "here" not in alone.to_dict()["entries"][2]
+    other = bs.quantize_(copy.deepcopy(model), "int8_channel")["0"]
+    assert dataclasses.replace(other, here="") == alone["0"]  # of this machine, not of the model
     both = bs.quantize_(copy.deepcopy(model), bs.Recipe("int8_channel", "int8_token"))
-    assert "each pixel has scales of its own" in both["0"].details
+    assert "each pixel has scales of its own" in both["0"].here
     whole = bs.quantize_(copy.deepcopy(model), bs.Recipe("int8_channel", "int8"))
-    assert not whole["1"].details
+    assert not whole["1"].here

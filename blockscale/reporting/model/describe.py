@@ -35,7 +35,18 @@ from blockscale.reporting.model.stored import Row, Stored
 GROUPS = 2_000  # lines of a ledger that a page shows: a model's layers are a few dozen families
 NOTES = 500
 _STATUS = ("quantized", "kept", "skipped")
-_TEXTS = ("name", "kind", "status", "weight", "input", "output", "reason", "details", "bias")
+_TEXTS = (
+    "name",
+    "kind",
+    "status",
+    "weight",
+    "input",
+    "output",
+    "reason",
+    "details",
+    "bias",
+    "here",
+)
 _NUMBERS = ("elements", "bytes_before", "bytes_after")
 
 

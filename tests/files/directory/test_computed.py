@@ -12,18 +12,10 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 import blockscale as bs
 from blockscale.files.directory import quantize_directory as runs
 from blockscale.files.slabs import cutting
-from blockscale.layers.conv import QConv
-from blockscale.layers.layer import QLayer
 from tests.support.directory_models import Build, new, several, trained
 from tests.support.file_models import contents, write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-
-
-@pytest.fixture(autouse=True)
-def no_word_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's ledger says which convolutions are slow here, and a directory's does not."""
-    monkeypatch.setattr(QConv, "slow", QLayer.slow)
 
 
 def hooked() -> nn.Module:

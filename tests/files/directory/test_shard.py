@@ -16,8 +16,6 @@ from blockscale.files.directory import shard
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.metadata import FileError
 from blockscale.files.verify import reproduce
-from blockscale.layers.conv import QConv
-from blockscale.layers.layer import QLayer
 from tests.files.directory.places import Listener
 
 
@@ -63,9 +61,8 @@ class Model(nn.Module):
 
 
 def test_a_model_and_its_directory_get_the_producers_codes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(QConv, "slow", QLayer.slow)  # a directory says nothing of this CPU
     plain, model, loaded = Model(), Model(), Model()
     ledger = bs.quantize_(model, RECIPE)
     (tmp_path / "in").mkdir()
