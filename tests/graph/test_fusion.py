@@ -212,11 +212,11 @@ def test_the_ledger_names_layers_whose_results_go_on_in_float():
     once = bs.graph.fuse(graph)
     assert state(once).changes["merge_products"]
     for fused in (once, bs.graph.fuse(once)):
-        told = {e.name: e.details.partition("stays in")[2] for e in bs.graph.ledger(fused)}
+        told = {e.name: e.details.partition("stays in ")[2] for e in bs.graph.ledger(fused)}
         why = ", because it has no output format"
         assert told == {
-            "q": f"float to mul{why}",
-            "k": f"float to mul{why}",
-            "out": f"float to add{why}",
+            "q": f"float for mul{why}",
+            "k": f"float for mul{why}",
+            "out": f"float for add{why}",
             "last": "",
         }

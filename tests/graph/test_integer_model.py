@@ -309,8 +309,8 @@ def test_what_it_takes_beside_layers_is_kept() -> None:
 
 def test_the_modules_of_before_there_was_one_path() -> None:
     with pytest.warns(DeprecationWarning, match="is called blockscale.graph.integer_model now"):
-        from blockscale.graph.integer_model import to_integer as before
+        from blockscale.graph.integer.convert import to_integer as before
     assert before is to_integer
     with pytest.warns(DeprecationWarning, match="is called blockscale.ops.integer.shifts now"):
-        from blockscale.ops.integer.shifts import requantize_shift
+        from blockscale.graph.integer.arithmetic import requantize_shift
     assert requantize_shift is bs.ops.integer.shifts.requantize_shift
