@@ -110,6 +110,7 @@ def metadata(path) -> Metadata:
 
 @pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore:blockscale.*skipped")
+@pytest.mark.filterwarnings("ignore:(?s)blockscale.*were set again in training")  # learned steps
 @pytest.mark.parametrize(("recipe", "learn"), RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_blocks_of_resnet_and_mobilenet(recipe, learn, device, tmp_path) -> None:
