@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which slow tests `.ci/run` runs: a function of the commit, its base (the seed) and recorded costs.
+"""Which slow tests `.ci/run` runs: a function of the commit, its base and recorded costs.
 
 `--budget SECONDS --base COMMIT` chooses, among the tests that pytest would run, as many as fit into
 so many seconds of processor time, by what they took when it was recorded (tests/slow_costs.json):
@@ -13,7 +13,8 @@ so many seconds of processor time, by what they took when it was recorded (tests
 Each of these may fill the budget up to a limit of its own (LIMITS), so that the next has a part of
 it, and from 3 on a file has at most SHARE of it, so that many files have some; what is left over
 goes to the first that were left out. Within each the order is drawn from the base, so that
-another day runs others, and mending what fails does not change which they are. No clock and no load has a part in it: two machines run the same.
+another day runs others, and mending what fails does not change which they are. No clock and no load
+has a part in it: two machines run the same.
 What is not run is listed by name in `.pytest_cache/not_run.txt`.
 """
 
