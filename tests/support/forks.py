@@ -115,6 +115,7 @@ class Process:
         self._ask.close()
         self._answer.close()
         self._process.wait()
+        self._log.close()
         _alive.discard(self._process.pid)
 
 
