@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,12 @@ class _Run:
             mine = call(self._model, given)
             theirs = None if self._reference is None else call(self._reference, given)
         self._kind = self._kind or kind_of(self._model, batch, mine)
-        return measure(self._kind, batch, mine, theirs)
+        return replace(measure(self._kind, batch, mine, theirs), kind=self._kind)
 
     def add(self, measured: Measured) -> None:
         """Add up a batch."""
         self._count += 1
+        self._kind = self._kind or measured.kind or None  # of what an earlier run measured, too
         self._sums.add(measured.parts)
         for name, pair in measured.positions.items():
             held = self._positions.get(name, (torch.zeros(0), torch.zeros(0)))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibration.blocks.calls import digest
 from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import quoted
 from blockscale.evaluation.figures import Parts
@@ -32,8 +33,9 @@ def fingerprint(*models: nn.Module | None) -> str:
         run.update(b"none" if model is None else type(model).__qualname__.encode())
         for name, value in {} if model is None else model.state_dict().items():
             if isinstance(value, Tensor):
-                run.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                _feed(run, value, _SAMPLED)
+                flat = value.detach().reshape(-1)
+                sample = flat[:: max(1, -(-flat.numel() // _SAMPLED))].cpu()
+                run.update(f"{name} {tuple(value.shape)} {digest(sample)}".encode())
     return run.hexdigest()
 
 
@@ -42,19 +44,8 @@ def batch_digest(batch: Any) -> str:
     run = hashlib.blake2b(digest_size=16)
     known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
     for leaf in pytree.tree_leaves(known):
-        if isinstance(leaf, Tensor):
-            run.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            _feed(run, leaf, leaf.numel())
-        else:
-            run.update(repr(leaf).encode())
+        run.update(repr(digest(leaf.cpu()) if isinstance(leaf, Tensor) else leaf).encode())
     return run.hexdigest()
-
-
-def _feed(run: Any, tensor: Tensor, most: int) -> None:
-    flat = tensor.detach().reshape(-1)
-    step = max(1, -(-flat.numel() // most)) if most else 1
-    taken = flat[::step].contiguous().cpu()
-    run.update(taken.view(torch.uint8).numpy().tobytes() if taken.numel() else b"")
 
 
 class Journal:
@@ -87,12 +78,16 @@ class Journal:
                 f"{self.path} was measured with another batch {index}: give the same batches in "
                 f"the same order, name another file, or delete it"
             )
-        return Measured(self._parts(line, "parts"), self._parts(line, "positions"))
+        kind = line.get("kind")
+        if not isinstance(kind, str):
+            raise JournalError(f"{self.path}: a line has no kind: delete the file")
+        return Measured(self._parts(line, "parts"), self._parts(line, "positions"), kind)
 
     def add(self, digest: str, measured: Measured) -> None:
         """Keep what a batch gave: it is on the disk when this returns."""
         line = {
             "batch": digest,
+            "kind": measured.kind,
             **{k: _plain(getattr(measured, k)) for k in ("parts", "positions")},
         }
         self._lines.append(line)

@@ -25,10 +25,14 @@ _TOP = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """parts: sums and weights of each sequence; positions: the same of each position [T]."""
+    """parts: sums and weights of each sequence; positions: the same of each position [T].
+
+    kind: one of KINDS, where it was found out
+    """
 
     parts: Parts
     positions: Parts
+    kind: str = ""
 
 
 def kind_of(model: nn.Module, batch: Any, output: Any) -> str:
@@ -68,7 +72,12 @@ def given_of(batch: Any, kind: str) -> Any:
 
 def _is_pair(batch: Any) -> bool:
     pair = isinstance(batch, tuple | list) and len(batch) == 2
-    return pair and isinstance(batch[1], Tensor) and batch[1].dtype == torch.int64
+    return (
+        pair
+        and isinstance(batch[1], Tensor)
+        and batch[1].dtype == torch.int64
+        and batch[1].dim() == 1
+    )
 
 
 def _labels(batch: Any, logits: Tensor) -> Tensor | None:

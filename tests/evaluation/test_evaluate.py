@@ -127,6 +127,11 @@ def test_a_run_that_was_killed_goes_on(models, tmp_path):
     handle.remove()
     assert len(calls) == 1
     assert plain(found) == plain(whole) and found.positions == whole.positions
+    again = bs.evaluate(quantized, batches(4), model, resume=path)  # nothing is left to measure
+    assert (again.kind, plain(again)) == (
+        whole.kind,
+        plain(whole),
+    ) and "perplexity" in again.figures
     with pytest.raises(JournalError, match="another batch 0"):
         bs.evaluate(quantized, batches(4)[::-1], model, resume=path)
     with pytest.raises(JournalError, match="no journal of this evaluation"):

@@ -64,7 +64,10 @@ def test_other_runs_batches_and_files_are_refused(tmp_path):
             Journal(path, "run")
         assert path.read_text() == text
     lines = kept.splitlines()
-    for wrong in ({"batch": "d0"}, {"batch": "d0", "parts": {"loss": 3}, "positions": {}}):
+    for wrong in (
+        {"batch": "d0"},
+        {"batch": "d0", "kind": "", "parts": {"loss": 3}, "positions": {}},
+    ):
         path.write_text(f"{lines[0]}\n{json.dumps(wrong)}\n")
         with pytest.raises(JournalError, match="delete the file"):
             Journal(path, "run").at(0, "d0")

@@ -122,6 +122,7 @@ class Configured(nn.Module):
         (Configured(), {"input_ids": IDS}, {"logits": logits(2, 5, 9)}, "outputs"),
         (nn.Linear(2, 2), (torch.zeros(2, 3), torch.zeros(2).long()), logits(2, 5), "classes"),
         (nn.Linear(2, 2), torch.zeros(2, 3), logits(2, 5), "outputs"),
+        (nn.Linear(2, 2), (IDS, MASK), logits(2, 5), "outputs"),  # a mask beside tokens is no label
         (Configured(), {"pixel_values": torch.zeros(2)}, {"logits": logits(2, 5)}, "classes"),
         (nn.Linear(2, 2), torch.zeros(2, 3), {"last": logits(2, 5, 3)}, "outputs"),
     ],
