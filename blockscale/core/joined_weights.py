@@ -92,7 +92,7 @@ def groups(names: Iterable[str], fused: Fused = True) -> list[tuple[str, ...]]:
 def shares(fmt: Format | None, shape: Sequence[int], parts: int = 1) -> str:
     """Why a weight has no outer scale that others could share; empty if it has.
 
-    shape: [..., n, k] as it is stored, of `parts` matrices one below another (core.weights.stack)
+    shape: [..., n, k] as it is stored, of `parts` matrices one below another (core.joined_weights)
     """
     if fmt is None or not isinstance(fmt.scale, TwoLevel):
         return "it has no outer scale"

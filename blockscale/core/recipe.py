@@ -45,7 +45,7 @@ class Recipe:
     skip: patterns of layers to leave in float; they are looked at before the rules.
     fused: which layers share an outer scale, in formats of two levels (nvfp4), because servers join
         them to one that keeps a single one: True, those that are known (query, key and value; gate
-        and up; w1 and w3: core.weights.fused.KNOWN); a list, these and, for each of its patterns,
+        and up; w1 and w3: core.joined_weights.KNOWN); a list, these and, for each of its patterns,
         the layers of one parent that it matches; False, none.
     bias: "int32", or "intB:sums" with B bits, for integers that integer hardware adds to a layer's
         sums: in steps of input times weight, so the input needs a static scale of the block

@@ -47,7 +47,7 @@ class Weight(NamedTuple):
         computes a weight from
     shape, dtype: as they are in the model or the file; a name for a dtype that torch has not
     layout: how it is stored (core.layout)
-    parts: of how many matrices each of its matrices consists (core.weights.stack)
+    parts: of how many matrices each of its matrices consists (core.joined_weights)
     stays: why it stays in float whatever the recipe says; perhaps empty
     unless_named: why it stays in float unless a rule names it, beside the reasons that its name and
         shape give; perhaps empty

@@ -23,7 +23,7 @@ _JOINED = {"DbrxExpertGLU": "moe_num_experts"}
 class Stack(NamedTuple):
     """layout: of blockscale.core.pack; parts: as blockscale.core.joined_weights.of_stack.
 
-    joined: whether servers compute the parts as one, as gate and up (core.weights.fused)
+    joined: whether servers compute the parts as one, as gate and up (core.joined_weights)
     """
 
     layout: str = "plain"

@@ -76,7 +76,7 @@ class Plan(Left):
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     gets_bias: whether it will have a bias, also if it has none so far
     joined: the first names of all layers that share its outer scale, itself among them; perhaps
-        none (core.weights.fused). told_joined: what the ledger says of that
+        none (core.joined_weights). told_joined: what the ledger says of that
     """
 
     scheme: Scheme

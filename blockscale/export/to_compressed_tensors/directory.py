@@ -72,7 +72,7 @@ def _shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return shards
 
 
-# Layers that servers join (core.weights.fused): what they must agree in to be written.
+# Layers that servers join (core.joined_weights): what they must agree in to be written.
 
 
 class Numbers(NamedTuple):

@@ -4,7 +4,7 @@
 A stored tensor may hold several matrices: the experts of a mixture [E, n, k], or a query, a key and
 a value projection one below another. Each is quantized as if it were alone, as it is in a model
 where it is: formats with a number for a whole tensor get one for each matrix
-(core.weights.stack). What names and shapes do not say, the model's type does (config.json).
+(core.joined_weights). What names and shapes do not say, the model's type does (config.json).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,7 +4,7 @@
 transformers stacks, joins, cuts, transposes and permutes whole rows of what a layer sums over. So
 its own operations are run on numbers of rows in place of tensors: what comes out says which stored
 row each row of the result is. Then a format is looked for whose blocks put each of these rows under
-the scale that it has (core.weights.stack: `int8:tensor:fp32` of experts is `int8:block*x*:fp32`,
+the scale that it has (core.joined_weights: `int8:tensor:fp32` of experts is `int8:block*x*:fp32`,
 and of an expert's gate and up projection `int8:block512x*:fp32`); the scales are moved like rows.
 """
 

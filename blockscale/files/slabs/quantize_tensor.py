@@ -97,7 +97,7 @@ class TensorQuantizer:
             self._map = map  # blocks that may not be cut: one at a time
 
     def top(self) -> Tensor:
-        """The largest numerator of the tensor, in one pass: as core.weights.fused.top_of."""
+        """The largest numerator of the tensor, in one pass: as core.joined_weights.top_of."""
         return self._tops().amax(-2, keepdim=True)
 
     def share(self, top: Tensor) -> None:
