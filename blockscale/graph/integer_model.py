@@ -274,7 +274,7 @@ def _free_rows(graph: fx.GraphModule) -> None:
 
 _NONE, _ROWS, _ANY = range(3)
 _OF_ANY_SIZE = (
-    *(aten.permute, aten.transpose, aten.movedim, aten.contiguous, aten.clone, aten.flatten),
+    *(aten.permute, aten.transpose, aten.contiguous, aten.clone, aten.flatten),
     *(aten.pad, aten.constant_pad_nd, aten.cat, aten.alias),
 )
 _OF_A_SIZE = ("adaptive_avg_pool", "mean")  # divide by a number of the example's

@@ -140,7 +140,7 @@ def test_only_integers_between() -> None:
     audit = bs.graph.audit_integer(integer.steps)
     assert audit.integer
     assert (audit.ops["integer_quantize"], audit.ops["integer_dequantize"]) == (1, 1)
-    assert set(audit.edges) == {"int8", "int32"}
+    assert set(audit.edges) <= {"int8", "int32"}
     assert not any(buffer.is_floating_point() for buffer in integer.buffers())
     assert not list(integer.parameters())
 

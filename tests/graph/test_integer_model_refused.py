@@ -84,6 +84,7 @@ class Odd(nn.Module):
         ("fused_linear of b .*ends in tanh of its sums", lambda: Odd(torch.tanh)),
         ("add_scalar .*takes sums of 32 bits, too many for", lambda: Odd(lambda x: x + 1)),
         ("add .*scales what it adds", lambda: Odd(lambda x: torch.add(x, x, alpha=2))),
+        ("pad .*pads with 3.0: only zer", lambda: Odd(lambda x: F.pad(x, (0, 0, 1, 0), value=3.0))),
         ("cumsum .*has no integer form here", lambda: Odd(lambda x: x.cumsum(0))),
         ("dropout .*drops values", lambda: Odd(lambda x: F.dropout(x, training=True))),
     ],

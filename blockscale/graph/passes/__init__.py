@@ -28,6 +28,7 @@ from blockscale.graph.passes import (
     merge_products,
     monotone,
     moving,
+    spelling,
 )
 
 _ROUNDS = 50  # more than the longest chain of changes that let one another happen
@@ -42,9 +43,10 @@ class Pass(Protocol):
         """Change the graph; give the number of changes."""
 
 
-FLOAT: Sequence[Pass] = (clean, fold_batch_norm)
+FLOAT: Sequence[Pass] = (spelling, clean, fold_batch_norm)
 FUSE: Sequence[Pass] = (
     *(
+        spelling,
         clean,
         constants,
         linear,

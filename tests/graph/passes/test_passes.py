@@ -14,7 +14,8 @@ X = torch.randn(3, 4)
 def test_every_pass_says_what_it_does() -> None:
     for each in (*FLOAT, *FUSE):
         assert each.__doc__ and each.run.__doc__
-    assert [each.__name__.rpartition(".")[2] for each in FLOAT] == ["clean", "fold_batch_norm"]
+    floats = [each.__name__.rpartition(".")[2] for each in FLOAT]
+    assert floats == ["spelling", "clean", "fold_batch_norm"]
 
 
 def test_changes_are_counted_until_there_are_none() -> None:

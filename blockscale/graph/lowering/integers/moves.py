@@ -11,9 +11,9 @@ from blockscale.graph.nodes import aten, calls, quantize_of, shape, value
 
 MOVES = (
     *(aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, aten.transpose),
-    *(aten.permute, aten.t, aten.slice, aten.select, aten.narrow, aten.unsqueeze, aten.squeeze),
+    *(aten.permute, aten.t, aten.slice, aten.select, aten.unsqueeze, aten.squeeze),
     *(aten.expand, aten.contiguous, aten.clone, aten.split, aten.split_with_sizes, aten.chunk),
-    *(aten.repeat, aten.flip, aten.roll, aten.movedim, aten.alias, aten.detach, aten.index_select),
+    *(aten.repeat, aten.flip, aten.roll, aten.alias, aten.detach, aten.index_select),
     *(aten.unbind, aten.pixel_shuffle, aten.pixel_unshuffle, operator.getitem),
 )
 

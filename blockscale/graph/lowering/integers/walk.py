@@ -34,7 +34,7 @@ from blockscale.ops.fused import match
 
 _JOINS = (aten.cat, aten.concat, aten.stack)
 _PADS = (aten.constant_pad_nd, aten.pad)
-_KEEP = (aten.permute, aten.transpose, aten.movedim, aten.contiguous, aten.clone, aten.alias)
+_KEEP = (aten.permute, aten.transpose, aten.contiguous, aten.clone, aten.alias)
 
 
 def translate(graph: fx.GraphModule) -> Builder:
@@ -180,17 +180,18 @@ def _own_moved(node: fx.Node, rest: list[Any], own: Own | None) -> Own | None:
 
 
 def _padding(node: fx.Node, rest: list[Any], fixed: Fixed, what: str) -> list[Any]:
-    """The arguments of padding with the code of 0."""
+    """The arguments of padding with the code of 0, of floats or of codes."""
+    zero = 0 if _floats(value(node)) else fixed.zero
     if calls(node, aten.pad):
         mode = rest[1] if len(rest) > 1 else "constant"
-        number = rest[2] if len(rest) > 2 else None
+        number = rest[2] if len(rest) > 2 and rest[2] is not None else 0
         if mode != "constant":
             return rest
         tail = [rest[0], "constant", fixed.zero]
     else:
         number = rest[1] if len(rest) > 1 else 0
         tail = [rest[0], fixed.zero]
-    if number not in (0, None):
+    if number != zero:
         raise NotIntegerError(f"{what} pads with {number}: only zeros are supported")
     return tail
 
