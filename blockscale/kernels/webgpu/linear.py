@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""x @ weight.T on the GPU: weights are decoded where they are multiplied."""
+"""The ops with a quantized weight: products, and rows of tables. Formats that the kernels know only
+restated.
+"""
 
 import torch
 from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.reference import FLOATS
 from blockscale.kernels.registry import kernel
-from blockscale.kernels.webgpu.gpu.memory import Memory
-from blockscale.kernels.webgpu.matmul.factors import Left
-from blockscale.kernels.webgpu.matmul.product import Bias, product
+from blockscale.kernels.restated_ops import register
+from blockscale.kernels.webgpu.gpu.launch import Window, launch
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
+from blockscale.kernels.webgpu.matmul.factors import Left, Right, window
+from blockscale.kernels.webgpu.matmul.product import Bias, cast, most, product
+from blockscale.kernels.webgpu.matmul.shaders import rows_shader
 from blockscale.kernels.webgpu.matmul.weight import right_of
 from blockscale.kernels.webgpu.primitives import choose_encode
 from blockscale.kernels.webgpu.primitives.decode import decode
@@ -16,6 +22,9 @@ from blockscale.kernels.webgpu.primitives.encode import codes, seed_memory
 from blockscale.kernels.webgpu.primitives.form import back, floats, form, memory_of, moved
 from blockscale.kernels.webgpu.primitives.parts import given_parts
 from blockscale.kernels.webgpu.spec import known
+from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+
+# x @ weight.T on the GPU: weights are decoded where they are multiplied.
 
 
 @kernel("linear", backend="webgpu", supports=known)
@@ -49,3 +58,70 @@ def _quantized(x: Tensor, memory: Memory, by: Quantizer) -> Memory:
         parts = given_parts(f, shape, by.scale, by.zero_point, by.outer, by.more, x)
         packed = codes(f, memory, x.dtype, shape, parts, seed_memory(f, by.seed))
     return decode(f, packed, shape, parts, torch.float32)
+
+
+# Rows of a quantized table: only those that are asked for are dequantized.
+
+
+@kernel("embedding", backend="webgpu", supports=known)
+def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """As ops.embedding.embedding."""
+    table, size = right_of(weight), weight.size
+    shape = (*indices.shape, size)
+    _check(indices, weight.codes.shape[0])
+    if not indices.numel() or not size:
+        return moved(torch.empty(shape, dtype=dtype), weight.codes)
+    kind = dtype if dtype in FLOATS else torch.float32
+    found = back(rows(table, size, indices, kind), shape, kind, weight.codes)
+    return found if kind == dtype else found.to(dtype)
+
+
+def _check(indices: Tensor, count: int) -> None:
+    """Raises IndexError for rows that do not exist, TypeError for what is no number of a row."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices must be int32 or int64, found {indices.dtype}")
+    if not indices.numel():
+        return
+    if isinstance(indices, WebGPUTensor):  # a kernel could only be silent about it
+        indices = download(memory_of(indices), tuple(indices.shape), indices.dtype)
+    low, high = indices.min().item(), indices.max().item()
+    if low < 0 or high >= count:
+        raise IndexError(f"a table of {count} rows has none of {low if low < 0 else high}")
+
+
+def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Memory:
+    """Rows [count, columns] of a table; indices are int32 or int64 [count], and right."""
+    whole = dtype == torch.float32 or columns % 2 == 0
+    kind = dtype if whole else torch.float32
+    count, wide = indices.numel(), columns * kind.itemsize
+    result, asked = allocate(count * wide), memory_of(indices)
+    shader = rows_shader(table.roles, table.constants, indices.dtype, kind)
+    each = most(count, wide)
+    seen = most(table.outputs, table.row_bytes)
+    for first in range(0, count, each):
+        number = min(each, count - first) * columns
+        part: dict[str, Memory | Window] = {
+            "indices": asked,
+            "y": window(result, first * wide, number * kind.itemsize),
+        }
+        for row in range(0, table.outputs, seen):
+            sizes = {
+                "columns": columns, "inner": columns, "count": number, "first_index": first,
+                "first": row, "outputs": min(seen, table.outputs - row), **table.sizes,
+            }  # fmt: skip
+            here = table.bound(row, sizes["outputs"]) | part
+            launch(shader, here, sizes, -(-number // 512), baked=False)
+    return result if whole else cast(result, count * columns, dtype)
+
+
+# Formats that the WebGPU kernels know only restated.
+
+
+def fingerprint(part: Tensor) -> int:
+    """A number that changes with a tensor's bytes and their order."""
+    data = part.cpu().contiguous().view(torch.uint8).flatten().to(torch.int64)
+    place = torch.arange(1, data.numel() + 1)
+    return int((data * (2 * place * place + 1)).sum())
+
+
+OPS = register("webgpu", fingerprint)
