@@ -25,10 +25,9 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.gpu.launch import Window, launch
+from blockscale.kernels.webgpu.gpu.launch import Stopwatch, Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, release, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.gpu.timestamps import Stopwatch
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear

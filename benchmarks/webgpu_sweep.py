@@ -28,7 +28,7 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.memory import download, release
-from blockscale.kernels.webgpu.primitives import fast_path_decode
+from blockscale.kernels.webgpu.primitives import fast_path
 from blockscale.kernels.webgpu.primitives import plan as plans
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.plan import Settings, lines
@@ -156,10 +156,10 @@ def decoding(name: str, dtype: torch.dtype, clock: OnWebGPU, rounds: int) -> dic
     large_call, nbytes = back(fmt, there(large)), moved(name, large, "dequantize")
 
     def run(each: int | None, one: Call) -> Any:
-        with mock.patch.object(fast_path_decode, "units", lambda *_: each):
+        with mock.patch.object(fast_path, "units", lambda *_: each):
             return one()
 
-    ways = [1, 2, 4, 8] if fast_path_decode.fits(form(fmt), LARGE, dtype) else []
+    ways = [1, 2, 4, 8] if fast_path.fits(form(fmt), LARGE, dtype) else []
     right = bits(run(None, small_call))
     found: dict[str, Any] = {}
     calls = {"now": large_call, "before": partial(run, None, large_call)}

@@ -18,8 +18,7 @@ from benchmarks.record import record
 from benchmarks.webgpu import OnWebGPU, copying
 from blockscale.kernels.registry import unavailable
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.parts import given_parts
+from blockscale.kernels.webgpu.primitives.form import form, given_parts
 from blockscale.kernels.webgpu.textures.layout import block_grid, layout
 from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture
 from blockscale.kernels.webgpu.textures.texels_to_texels import Three, local_size, run

@@ -127,11 +127,11 @@ def _adapters(reasons: dict[str, str | None]) -> tuple[str, ...]:
     """The names of WebGPU's adapters; none where it cannot run."""
     if reasons.get("webgpu", "") is not None:
         return ()
-    from blockscale.kernels.webgpu.gpu import adapter
+    from blockscale.kernels.webgpu.gpu import device
 
     return tuple(
-        f"{adapter.described(each)}{', software' if adapter.is_software(each) else ''}"
-        for each in adapter.adapters()
+        f"{device.described(each)}{', software' if device.is_software(each) else ''}"
+        for each in device.adapters()
     )
 
 

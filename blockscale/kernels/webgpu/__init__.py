@@ -20,7 +20,7 @@ def available() -> str | None:
     """Load the kernels; the reason why they cannot run here, or None if they can."""
     if importlib.util.find_spec("wgpu") is None:
         return "wgpu is not installed: `pip install 'blockscale[webgpu]'`"
-    from blockscale.kernels.webgpu.gpu.adapter import missing
+    from blockscale.kernels.webgpu.gpu.device import missing
 
     reason = missing()
     if reason is None:
@@ -44,13 +44,13 @@ def webgpu() -> "torch.device":
     """
     if (reason := available()) is not None:
         raise RuntimeError(f"no device webgpu: {reason}")
-    from blockscale.kernels.webgpu.torch_ops.entry import device
+    from blockscale.kernels.webgpu.torch_ops.factories import device
 
     return device()
 
 
 def run_reference(reference: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Run a reference on the CPU, for tensors on the device: there floats are not IEEE's."""
-    from blockscale.kernels.webgpu.torch_ops.fallback import reference_on_cpu
+    from blockscale.kernels.webgpu.torch_ops.factories import reference_on_cpu
 
     return reference_on_cpu(reference, args)

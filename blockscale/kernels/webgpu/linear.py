@@ -17,10 +17,15 @@ from blockscale.kernels.webgpu.matmul.product import Bias, cast, most, product
 from blockscale.kernels.webgpu.matmul.shaders import rows_shader
 from blockscale.kernels.webgpu.matmul.weight import right_of
 from blockscale.kernels.webgpu.primitives import choose_encode
-from blockscale.kernels.webgpu.primitives.decode import decode
-from blockscale.kernels.webgpu.primitives.encode import codes, seed_memory
-from blockscale.kernels.webgpu.primitives.form import back, floats, form, memory_of, moved
-from blockscale.kernels.webgpu.primitives.parts import given_parts
+from blockscale.kernels.webgpu.primitives.encode import codes, decode, seed_memory
+from blockscale.kernels.webgpu.primitives.form import (
+    back,
+    floats,
+    form,
+    given_parts,
+    memory_of,
+    moved,
+)
 from blockscale.kernels.webgpu.spec import known
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 

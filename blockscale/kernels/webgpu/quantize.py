@@ -17,20 +17,28 @@ from blockscale.kernels.webgpu.gpu.memory import allocate
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.primitives import choose_encode
 from blockscale.kernels.webgpu.primitives.choose import choose
-from blockscale.kernels.webgpu.primitives.decode import decode
-from blockscale.kernels.webgpu.primitives.encode import codes, passing, seed_memory, values
+from blockscale.kernels.webgpu.primitives.encode import (
+    codes,
+    decode,
+    pack_items,
+    passing,
+    seed_memory,
+    values,
+)
 from blockscale.kernels.webgpu.primitives.form import (
     Form,
+    Parts,
     back,
     floats,
     form,
+    given_parts,
+    listed,
     memory_of,
     moved,
     place,
+    returned,
     whole,
 )
-from blockscale.kernels.webgpu.primitives.packing import pack_items
-from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, listed, returned
 from blockscale.kernels.webgpu.spec import known
 
 # Codes, with a given scale or one that is chosen from the numbers.

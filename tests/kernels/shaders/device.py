@@ -114,13 +114,13 @@ def trust() -> None:
     """
     from blockscale.kernels.webgpu.gpu import probe
     from blockscale.kernels.webgpu.matmul import weight
-    from blockscale.kernels.webgpu.primitives import fast_path_sums
+    from blockscale.kernels.webgpu.primitives import fast_path
 
     probe.wrongly_computed("integers")
     probe.wrongly_computed("native")
     weight.widened_exactly()
-    fast_path_sums.refusal()
-    replaced: Any = (probe, fast_path_sums, weight)
+    fast_path.refusal()
+    replaced: Any = (probe, fast_path, weight)
     replaced[0].wrongly_computed = lambda arithmetic="integers": ()
     replaced[1].refusal = lambda: None
     replaced[2].widened_exactly = lambda: True

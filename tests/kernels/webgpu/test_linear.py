@@ -11,7 +11,8 @@ from blockscale.kernels.webgpu.gpu import memory
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.gpu.probe import wrongly_computed
-from blockscale.kernels.webgpu.linear import fingerprint, rows as rows_of
+from blockscale.kernels.webgpu.linear import fingerprint
+from blockscale.kernels.webgpu.linear import rows as rows_of
 from blockscale.kernels.webgpu.matmul import factors, plan, weight
 from blockscale.kernels.webgpu.matmul.factors import Places, floats
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor

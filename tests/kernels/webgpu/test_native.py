@@ -8,8 +8,7 @@ import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import probe
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives.choices import coding
-from blockscale.kernels.webgpu.primitives.form import form
+from blockscale.kernels.webgpu.primitives.form import coding, form
 from tests.support.webgpu_textures import differing, hard
 
 FORMATS = [

@@ -11,7 +11,7 @@ from blockscale.core.parse import CATALOG, parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu import webgpu
 from blockscale.kernels.webgpu.gpu.shader import Signed
-from blockscale.kernels.webgpu.primitives import choices
+from blockscale.kernels.webgpu.primitives import form
 from blockscale.kernels.webgpu.spec import Constants, FormatRoles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 from blockscale.ops import primitives as P
@@ -90,7 +90,7 @@ def test_rank_zero_and_empty_tensors() -> None:
 
 
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = choices.shader_of
+    known = form.shader_of
 
     def other(fmt: Format) -> tuple[FormatRoles, Constants]:
         parts, constants = known(fmt)
@@ -98,7 +98,7 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         turned["EMAX"] = Signed(int(turned["EMAX"]) + 1)  # type: ignore[arg-type]
         return parts, tuple(turned.items())
 
-    monkeypatch.setattr(choices, "shader_of", other)
+    monkeypatch.setattr(form, "shader_of", other)
     found = wrong(hard((2, 64), torch.float32), "e3m2:group32:e8m0/floor")
     assert {"choose_qparams 0", "choose_quantize 0", "fake_quantize"} <= set(found)
 

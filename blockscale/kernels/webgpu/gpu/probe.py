@@ -14,8 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.adapter import missing
-from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.device import gpu, missing
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles, Shader

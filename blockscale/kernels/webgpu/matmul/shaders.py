@@ -9,7 +9,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.matmul.plan import Plan
-from blockscale.kernels.webgpu.primitives.parts import Stored
+from blockscale.kernels.webgpu.primitives.form import Stored
 from blockscale.kernels.webgpu.spec import STORAGE, FormatRoles
 
 _SCALES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}

@@ -28,9 +28,16 @@ from blockscale.kernels.webgpu.matmul.factors import (
     floats,
 )
 from blockscale.kernels.webgpu.matmul.shaders import RightRoles
-from blockscale.kernels.webgpu.primitives.decode import decode
-from blockscale.kernels.webgpu.primitives.form import Form, form, memory_of, place
-from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts, reading
+from blockscale.kernels.webgpu.primitives.encode import decode
+from blockscale.kernels.webgpu.primitives.form import (
+    Form,
+    Parts,
+    form,
+    given_parts,
+    memory_of,
+    place,
+    reading,
+)
 from blockscale.kernels.webgpu.spec import bits_of, shader_of
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, is_whole
 

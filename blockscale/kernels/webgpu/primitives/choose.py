@@ -10,11 +10,24 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles
-from blockscale.kernels.webgpu.primitives.choices import Constants, Numbers, coding, shader
-from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
-from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
-from blockscale.kernels.webgpu.primitives.source import Source, read, seen, sizes
+from blockscale.kernels.webgpu.primitives.form import (
+    DTYPES,
+    Constants,
+    Form,
+    Geometry,
+    Numbers,
+    Parts,
+    Source,
+    coding,
+    geometry,
+    new_parts,
+    outer_of_blocks,
+    read,
+    seen,
+    shader,
+    sizes,
+    whole,
+)
 from blockscale.kernels.webgpu.spec import Coding
 
 Shape = tuple[int, ...]

@@ -8,8 +8,7 @@ from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.primitives import encode, one_pass
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import begins_four, seed_memory
-from blockscale.kernels.webgpu.primitives.form import Form
-from blockscale.kernels.webgpu.primitives.parts import Parts
+from blockscale.kernels.webgpu.primitives.form import Form, Parts
 from blockscale.kernels.webgpu.primitives.plan import TwoPasses, plan
 
 Shape = tuple[int, ...]

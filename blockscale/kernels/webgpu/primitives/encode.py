@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numbers -> codes or values, with a scale that is given."""
+"""Numbers become codes and packed bytes on the GPU, and codes numbers."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,20 +10,48 @@ from torch import Tensor
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.gpu.shader import Kernel
-from blockscale.kernels.webgpu.primitives.choices import (
+from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.primitives import fast_path
+from blockscale.kernels.webgpu.primitives.form import (
     Constants,
+    Form,
     Numbers,
+    Parts,
+    Stored,
     coding,
+    geometry,
     numbers,
+    pieces,
+    reading,
+    result,
     shader,
+    whole,
 )
-from blockscale.kernels.webgpu.primitives.form import Form, result, whole
-from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.packing import pack_items
-from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
-from blockscale.kernels.webgpu.primitives.pieces import pieces
 from blockscale.kernels.webgpu.spec import Coding, shader_of
+
+# Codes, one an item, become packed bytes on the GPU.
+
+
+def pack_items(f: Form, items: Memory, count: int, row: int, item_bits: int) -> Memory:
+    """Codes [count], one an item of 8, 16 or 32 bits, of rows of `row` -> packed bytes.
+
+    Bits of an item above those of a code are dropped.
+    """
+    constants = dict(f.item_constants) | {"ITEM_BITS": item_bits}
+    if item_bits != 8 * f.format.element.code_dtype.itemsize:
+        constants["BY_SIGN"] = False  # patterns, not codes
+    nbytes = count // row * f.row_bytes(row)
+    packed = allocate(nbytes)
+    launch(
+        Shader("kernels/pack", tuple(constants.items())),
+        {"items": whole(items), "codes": whole(packed)},
+        {"bytes": nbytes, "row_bytes": f.row_bytes(row), "row": row},
+        -(-nbytes // 1024),
+    )
+    return packed
+
+
+# Numbers -> codes or values, with a scale that is given.
 
 Shape = tuple[int, ...]
 
@@ -151,3 +179,51 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
     """
     whole_words = max(32 // (bits & -bits), 4)
     return max(whole_words, 16 // dtype.itemsize)
+
+
+# Packed codes -> values.
+
+
+@dataclass(frozen=True)
+class Dequantize(Kernel, part="kernels/dequantize"):
+    """Values of codes. codes: in a "stream", or in "rows" with gaps"""
+
+    coding: Coding
+    numbers: Numbers
+    stored: Stored
+    blocks: str
+    codes: str
+
+
+def decode(
+    f: Form, codes: Memory, shape: tuple[int, ...], parts: Parts, dtype: torch.dtype
+) -> Memory:
+    """Packed codes of a tensor of `shape`, which is not empty -> values of `dtype`."""
+    shape = tuple(shape)
+    each = fast_path.units(f, shape, dtype)
+    if each is not None:
+        return fast_path.decode(f, codes, shape, parts, dtype, each)
+    at = geometry(shape, f.format.block)
+    row = shape[-1] if shape else 1
+    streams = f.streams(row)
+    stored, buffers = reading(f, parts, shape)
+    beside = {name: whole(part) for name, part in buffers.items()}
+    kernel = Dequantize(
+        coding(f), numbers(dtype), stored, blocks=at.kind, codes="stream" if streams else "rows"
+    )
+    chunk = 16 // dtype.itemsize
+    constants: Constants = {"CHUNK": chunk, "SHARED": at.shares(chunk)}
+    made = shader(f, kernel, constants)
+    out, bits = result(shape, dtype), 8 * dtype.itemsize
+    for piece in pieces(at.count, max(bits, f.bits)):
+        sizes = at.named | piece.named
+        if not streams:
+            sizes |= {"row": row, "row_bytes": f.row_bytes(row)}
+        memory = piece.window(codes, f.bits) if streams else whole(codes)
+        launch(
+            made,
+            {**beside, "codes": memory, "values": piece.window(out, bits)},
+            sizes,
+            -(-piece.count // (256 * chunk)),
+        )
+    return out

@@ -14,13 +14,6 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
 from blockscale.kernels.webgpu.gpu.shader import Kernel
 from blockscale.kernels.webgpu.primitives import plan as plans
-from blockscale.kernels.webgpu.primitives.choices import (
-    Constants,
-    Numbers,
-    coding,
-    numbers,
-    shader,
-)
 from blockscale.kernels.webgpu.primitives.choose import (
     GROUP,
     Writing,
@@ -30,11 +23,21 @@ from blockscale.kernels.webgpu.primitives.choose import (
     scale_writing,
     statistic,
 )
-from blockscale.kernels.webgpu.primitives.fast_path_parts import FastParts, cells, narrowing, parts
-from blockscale.kernels.webgpu.primitives.form import Form, whole
-from blockscale.kernels.webgpu.primitives.packing import pack_items
-from blockscale.kernels.webgpu.primitives.parts import Parts, new_parts, outer_of_blocks
-from blockscale.kernels.webgpu.primitives.pieces import pieces
+from blockscale.kernels.webgpu.primitives.encode import pack_items
+from blockscale.kernels.webgpu.primitives.fast_path import FastParts, cells, narrowing, parts
+from blockscale.kernels.webgpu.primitives.form import (
+    Constants,
+    Form,
+    Numbers,
+    Parts,
+    coding,
+    new_parts,
+    numbers,
+    outer_of_blocks,
+    pieces,
+    shader,
+    whole,
+)
 from blockscale.kernels.webgpu.primitives.plan import (
     Columns,
     Lines,

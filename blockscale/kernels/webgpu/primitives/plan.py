@@ -15,13 +15,11 @@ import torch
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.primitives import fast_path_sums
+from blockscale.kernels.webgpu.primitives import fast_path
 from blockscale.kernels.webgpu.primitives.choose import GROUP, stored_bits, team_of
 from blockscale.kernels.webgpu.primitives.encode import chunk_of, written_bits
-from blockscale.kernels.webgpu.primitives.fast_path_parts import parts
-from blockscale.kernels.webgpu.primitives.form import Form
-from blockscale.kernels.webgpu.primitives.geometry import Geometry, geometry
-from blockscale.kernels.webgpu.primitives.pieces import STEP, largest
+from blockscale.kernels.webgpu.primitives.fast_path import parts
+from blockscale.kernels.webgpu.primitives.form import STEP, Form, Geometry, geometry, largest
 
 Shape = tuple[int, ...]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -134,7 +132,7 @@ def trusted(dtype: torch.dtype) -> bool:
     that tell of neighbours and round sums as they should. Where floats are a CPU's, others are
     faster."""
     able = arithmetic() != "native" and "subgroup" in gpu().features and dtype in DTYPES
-    return able and fast_path_sums.refusal() is None
+    return able and fast_path.refusal() is None
 
 
 def lines(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
 from blockscale.kernels.numbers import merged
-from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
+from blockscale.kernels.webgpu.gpu.memory import COMPONENTS
 
 Four = tuple[int, int, int, int]  # along the width, the height, the channels, the batch
 

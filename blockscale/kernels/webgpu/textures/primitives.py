@@ -15,9 +15,7 @@ from blockscale.core.reference import FLOATS, QParams
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import seed_memory
-from blockscale.kernels.webgpu.primitives.form import Form, form
-from blockscale.kernels.webgpu.primitives.parts import Parts, given_parts
-from blockscale.kernels.webgpu.primitives.source import InTexture
+from blockscale.kernels.webgpu.primitives.form import Form, InTexture, Parts, form, given_parts
 from blockscale.kernels.webgpu.spec import known
 from blockscale.kernels.webgpu.textures.layout import layout
 from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture_of_codes

@@ -9,9 +9,15 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
-from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
+from blockscale.kernels.webgpu.gpu.memory import (
+    COMPONENTS,
+    Memory,
+    Texels,
+    allocate,
+    download,
+    texels,
+)
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
-from blockscale.kernels.webgpu.gpu.texels import COMPONENTS, Texels, texels
 from blockscale.kernels.webgpu.primitives.form import memory_of
 from blockscale.kernels.webgpu.textures.layout import Layout, layout
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor

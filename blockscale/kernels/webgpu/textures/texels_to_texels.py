@@ -4,13 +4,19 @@
 from dataclasses import dataclass
 
 from blockscale.kernels.webgpu.gpu.launch import Bound, launch
-from blockscale.kernels.webgpu.gpu.memory import Memory
+from blockscale.kernels.webgpu.gpu.memory import COMPONENTS, Memory
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel
-from blockscale.kernels.webgpu.gpu.texels import COMPONENTS
-from blockscale.kernels.webgpu.primitives.choices import coding, shader
-from blockscale.kernels.webgpu.primitives.form import DTYPES, Form, whole
-from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.parts import Parts, Stored, reading
+from blockscale.kernels.webgpu.primitives.form import (
+    DTYPES,
+    Form,
+    Parts,
+    Stored,
+    coding,
+    geometry,
+    reading,
+    shader,
+    whole,
+)
 from blockscale.kernels.webgpu.spec import Coding
 from blockscale.kernels.webgpu.textures.layout import BlockGrid, Layout, block_grid, layout
 from blockscale.kernels.webgpu.textures.storage import Texture

@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from blockscale.kernels.webgpu.gpu.adapter import missing
-from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.kernels.webgpu.gpu.device import gpu, missing
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, release
 
 

@@ -1,20 +1,104 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Copies: views become tensors of their own, tensors are written into views, dtypes change."""
+"""Copies, views' addresses and indexing of tensors on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
+from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, is_whole
-from blockscale.kernels.webgpu.torch_ops.addresses import Sizes, addresses
+
+# Where a kernel finds the elements of operands that are views, or are broadcast.
+
+Sizes = tuple[int, ...]
+
+
+class Addresses(NamedTuple):
+    """What a kernel of the part `torch/address/{address}` takes.
+
+    address: that part
+    constants: for its shader
+    buffers: for its launch
+    """
+
+    address: str
+    constants: tuple[tuple[str, Constant], ...]
+    buffers: dict[str, Memory]
+
+
+_STRAIGHT = Addresses("straight", (), {})
+
+
+def addresses(shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = False) -> Addresses:
+    """Of operands that are broadcast to `shape`.
+
+    always: even where they lie as the result does, for kernels that know nothing else
+    """
+    if not always and all(is_whole(x) and tuple(x.shape) == shape for x in operands):
+        return _STRAIGHT
+    strides = [broadcast(shape, tuple(x.shape), x.stride()) for x in operands]
+    dimensions = merged(shape, strides)
+    offsets = tuple(x.storage_offset() for x in operands)
+    numbers = (len(dimensions), *offsets, *(n for each in reversed(dimensions) for n in each))
+    kept = _geometry(numbers)
+    constants = (("OPERANDS", len(operands)),)
+    return Addresses("strided", constants, {"geometry": kept})
+
+
+@lru_cache(4096)
+def _geometry(numbers: Sizes) -> Memory:
+    return upload(torch.tensor(numbers, dtype=torch.int64).to(torch.int32))
+
+
+def joint(*shapes: Sizes) -> Sizes:
+    """The shape of what is computed of tensors of these shapes, as torch.broadcast_shapes.
+
+    That imports sympy, and takes as long as a small op. Raises RuntimeError if they do not fit.
+    """
+    if all(shape == shapes[0] for shape in shapes):
+        return tuple(shapes[0])
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for d in range(-len(shape), 0):
+            if shape[d] != 1 and found[d] not in (1, shape[d]):
+                listed = " and ".join(str(tuple(each)) for each in shapes)
+                raise RuntimeError(
+                    f"shapes {listed} cannot be broadcast: sizes must be equal, or 1"
+                )
+            found[d] = found[d] if shape[d] == 1 else shape[d]
+    return tuple(found)
+
+
+def broadcast(shape: Sizes, own: Sizes, stride: Sizes) -> Sizes:
+    """The strides of a tensor that is expanded to `shape`."""
+    missing = len(shape) - len(own)
+    kept = (0 if size == 1 else step for size, step in zip(own, stride, strict=True))
+    return (0,) * missing + tuple(kept)
+
+
+def merged(shape: Sizes, strides: Sequence[Sizes]) -> list[Sizes]:
+    """Dimensions as (size, stride of each operand), as few as say the same."""
+    found: list[Sizes] = []
+    for size, *steps in zip(shape, *strides, strict=True):
+        if size == 1:
+            continue
+        if found and found[-1][1:] == tuple(step * size for step in steps):
+            found[-1] = (found[-1][0] * size, *steps)
+        else:
+            found.append((size, *steps))
+    return found
+
+
+# Copies: views become tensors of their own, tensors are written into views, dtypes change.
 
 FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # what casts to float32 read that is no float: the part that does
@@ -180,3 +264,107 @@ def copy_(into: Tensor, x: Tensor, non_blocking: bool = False) -> Tensor:
 def number_of(x: WebGPUTensor) -> Any:
     """The one number of a tensor."""
     return read(x).item()
+
+
+# Rows by their numbers, and tensors one after the other: of any dtype.
+
+_INDICES = {torch.int64: 2, torch.int32: 1}  # words of each
+
+
+@handles("embedding.default")
+def embedding(
+    weight: WebGPUTensor,
+    indices: WebGPUTensor,
+    padding: int = -1,
+    scale_by_frequency: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """weight [n, k], indices [...] -> rows [..., k]."""
+    del padding, scale_by_frequency, sparse  # they are for gradients
+    return _rows(weight, indices, (*indices.shape, *weight.shape[1:]))
+
+
+@handles("index_select.default")
+def index_select(x: WebGPUTensor, dim: int, indices: WebGPUTensor) -> Any:
+    """What lies at indices [i] along a dimension."""
+    if x.ndim == 0:
+        return NotImplemented
+    moved: Any = x.movedim(dim, 0)
+    made = _rows(moved, indices, (indices.numel(), *moved.shape[1:]))
+    return made if made is NotImplemented else made.movedim(0, dim)
+
+
+@handles("index.Tensor")
+def index(x: WebGPUTensor, indices: Any) -> Any:
+    """x[i, j] of tensors of numbers for the first dimensions, or for one of them."""
+    first = next((d for d, each in enumerate(indices) if each is not None), 0)
+    given = indices[first:]
+    if not given or not all(each is not None and each.dtype in _INDICES for each in given):
+        return NotImplemented
+    sizes = x.shape[first : first + len(given)]
+    there = [read(i) if isinstance(i, WebGPUTensor) else i for i in given]
+    number = torch.zeros((), dtype=torch.int64)
+    for each, size in zip(there, sizes, strict=True):
+        at = each.to(torch.int64)
+        _check(at, size, least=-size)
+        number = number * size + torch.where(at < 0, at + size, at)
+    moved: Any = x.flatten(first, first + len(given) - 1).movedim(first, 0)
+    made = _rows(moved, sent(number), (*number.shape, *moved.shape[1:]))
+    return made.movedim(tuple(range(number.ndim)), tuple(range(first, first + number.ndim)))
+
+
+def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
+    if not isinstance(indices, WebGPUTensor) or indices.dtype not in _INDICES:
+        return NotImplemented
+    _check(read(indices), table.shape[0])
+    table, indices = whole(table), whole(indices)
+    made = fresh(shape, table.dtype)
+    constants = (
+        ("ITEM_BITS", table.dtype.itemsize * 8),
+        ("INDEX_WORDS", _INDICES[indices.dtype]),
+    )
+    shader = Shader("kernels/torch_choose_rows", constants)
+    buffers = {"table": table.memory, "indices": indices.memory, "result": made.memory}
+    sizes = {"count": made.numel(), "row": table.numel() // max(table.shape[0], 1)}
+    launch(shader, buffers, sizes, words(made), baked=False)
+    return made
+
+
+def _check(indices: Tensor, count: int, least: int = 0) -> None:
+    """On the CPU: kernels have no way to say that one is wrong."""
+    if indices.numel() and not least <= int(indices.min()) <= int(indices.max()) < count:
+        raise IndexError(
+            f"indices from {int(indices.min())} to {int(indices.max())} are out of range for "
+            f"{count} rows"
+        )
+
+
+@handles("cat.default")
+def cat(tensors: Any, dim: int = 0) -> Any:
+    """Tensors one after the other along a dimension."""
+    parts = [x for x in tensors if tuple(x.shape) != (0,)]  # torch lets these go with any others
+    if not parts or not all(isinstance(x, WebGPUTensor) for x in parts):
+        return NotImplemented
+    dtype = parts[0].dtype
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    dim %= parts[0].ndim
+    shape = list(parts[0].shape)
+    for x in parts:
+        if [*x.shape[:dim], *x.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
+            raise RuntimeError(
+                f"cat along {dim}: {tuple(x.shape)} does not match {tuple(parts[0].shape)}"
+            )
+    shape[dim] = sum(x.shape[dim] for x in parts)
+    made, start = fresh(tuple(shape), dtype), 0
+    for x in parts:
+        part: Any = made.narrow(dim, start, x.shape[dim])
+        scattered(part, cast(x, dtype))
+        start += x.shape[dim]
+    return made
+
+
+@handles("stack.default")
+def stack(tensors: Any, dim: int = 0) -> Any:
+    """Tensors one after the other along a new dimension."""
+    return cat([x.unsqueeze(dim) for x in tensors], dim % (tensors[0].ndim + 1))

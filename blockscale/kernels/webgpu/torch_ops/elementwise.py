@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ops on elements: functions of one, of two, comparisons and choices between two."""
+"""Elementwise ops, of floats and of integers, and their gradients."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,19 +11,106 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from blockscale.kernels.webgpu.torch_ops.addresses import addresses, joint
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
+    THREADS,
+    addresses,
     cast,
     copy_,
     fresh,
+    joint,
     sent,
     words,
 )
-from blockscale.kernels.webgpu.torch_ops.integers import whole_binary
+
+# Whole numbers and booleans of up to 64 bits: sums, products, bits, order, and as floats.
+
+
+@dataclass(frozen=True)
+class Integers(Kernel, part="kernels/torch_integers"):
+    """A function of two whole numbers, torch_functions/integers/{function}."""
+
+    function: str
+    address: str
+
+
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_OF_BOOLEANS = {"add": "either", "mul": "both"}  # as torch has it
+_PARTS = {
+    "add", "sub", "mul", "both", "either", "differ", "maximum", "minimum", "equal", "unequal",
+    "less", "at_most",
+}  # fmt: skip
+
+
+def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
+    """A function of two tensors of whole numbers, or of one and a number, as `dtype`."""
+    x, y = _there(a), _there(b)
+    if part not in _PARTS or x.dtype not in WHOLE or y.dtype not in WHOLE:
+        return NotImplemented
+    if dtype is torch.bool and x.dtype is torch.bool:
+        part = _OF_BOOLEANS.get(part, part)
+    if part == "sub" and torch.bool in (x.dtype, y.dtype):
+        return NotImplemented  # torch refuses it
+    shape = joint(x.shape, y.shape)
+    made = fresh(shape, dtype)
+    at = addresses(shape, [x, y])
+    constants: tuple[tuple[str, Constant], ...] = (
+        ("X_BITS", x.dtype.itemsize * 8), ("X_SIGNED", x.dtype.is_signed),
+        ("Y_BITS", y.dtype.itemsize * 8), ("Y_SIGNED", y.dtype.is_signed),
+        ("RESULT_BITS", dtype.itemsize * 8),
+    )  # fmt: skip
+    shader = Shader(Integers(part, at.address), (*constants, *at.constants))
+    buffers = {"x": x.memory, "y": y.memory, "result": made.memory, **at.buffers}
+    count = made.numel()
+    groups = -(-count // max(4 // dtype.itemsize, 1) // THREADS)
+    launch(shader, buffers, {"count": count}, groups, baked=False)
+    return made
+
+
+def _there(x: Any) -> WebGPUTensor:
+    return x if isinstance(x, WebGPUTensor) else sent(torch.as_tensor(x))
+
+
+def _register_bits(part: str, *names: str) -> None:
+    def compute(a: Any, b: Any) -> Any:
+        return whole_binary(part, a, b, torch.result_type(a, b))
+
+    handles(*names)(compute)
+
+
+for _name, _part in (("and", "both"), ("or", "either"), ("xor", "differ")):
+    _register_bits(_part, f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar")
+
+
+@handles("bitwise_not.default")
+def bitwise_not(x: WebGPUTensor) -> Any:
+    """All bits are the other ones; a boolean is the other one."""
+    return whole_binary("differ", x, True if x.dtype is torch.bool else -1, x.dtype)
+
+
+@handles("logical_not.default")
+def logical_not(x: WebGPUTensor) -> Any:
+    """Where 0 is."""
+    return whole_binary("equal", x, 0, torch.bool)
+
+
+def _register_logic(part: str, name: str) -> None:
+    def compute(a: WebGPUTensor, b: WebGPUTensor) -> Any:
+        if a.dtype is not torch.bool or b.dtype is not torch.bool:
+            return NotImplemented
+        return whole_binary(part, a, b, torch.bool)
+
+    handles(name)(compute)
+
+
+for _name, _part in (("and", "both"), ("or", "either"), ("xor", "differ")):
+    _register_logic(_part, f"logical_{_name}.default")
+
+
+# Ops on elements: functions of one, of two, comparisons and choices between two.
 
 # parts with the names of aten's ops, which have twins that change their tensor
 _UNARY = (
@@ -286,7 +373,11 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     if condition.dtype is not torch.bool:
         return NotImplemented
     dtype = torch.result_type(a, b)
-    operands = [_there(condition), cast(_there(a), dtype), cast(_there(b), dtype)]
+    operands = [
+        _there(condition),
+        cast(_there(a), dtype),
+        cast(_there(b), dtype),
+    ]
     shape = joint(*(each.shape for each in operands))
     made = fresh(shape, dtype)
     at = addresses(shape, operands)
@@ -301,11 +392,53 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return made
 
 
-def _there(x: Tensor) -> WebGPUTensor:
-    return x if isinstance(x, WebGPUTensor) else sent(x)
-
-
 @both("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(x: WebGPUTensor, mask: WebGPUTensor, value: Any) -> Any:
     """x, or a number where the mask is true."""
     return where(mask, sent(torch.as_tensor(value, device="cpu").to(x.dtype)), x)
+
+
+# Gradients that torch leaves to its devices, in terms of other ops.
+
+
+@handles("threshold_backward.default")
+def of_threshold(gradient: Tensor, x: Tensor, threshold: float) -> Any:
+    """Of relu, whose threshold is 0."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    return gradient.masked_fill(x <= threshold, 0)
+
+
+@handles("tanh_backward.default")
+def of_tanh(gradient: Tensor, y: Tensor) -> Tensor:
+    """Of tanh, from its result."""
+    return gradient * (1 - y * y)
+
+
+@handles("sigmoid_backward.default")
+def of_sigmoid(gradient: Tensor, y: Tensor) -> Tensor:
+    """Of sigmoid, from its result."""
+    return gradient * (y * (1 - y))
+
+
+@handles("_softmax_backward_data.default")
+def of_softmax(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Of softmax, from its result."""
+    whole = gradient * y
+    return (whole - y * whole.sum(dim, keepdim=True)).to(dtype)
+
+
+@handles("slice_backward.default")
+def of_slice(gradient: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> Tensor:
+    """Zeros but for what the slice has taken."""
+    made = gradient.new_zeros(sizes)
+    torch.ops.aten.slice.Tensor(made, dim, start, end, step).copy_(gradient)
+    return made
+
+
+@handles("select_backward.default")
+def of_select(gradient: Tensor, sizes: Any, dim: int, index: int) -> Tensor:
+    """Zeros but for what was selected."""
+    made = gradient.new_zeros(sizes)
+    made.select(dim, index).copy_(gradient)
+    return made

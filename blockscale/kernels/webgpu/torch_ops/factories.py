@@ -1,19 +1,158 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""New tensors: torch makes all others of `empty`, which has no tensor to be dispatched by."""
+"""The device for users, tensors that are made there, and ops that run on the CPU."""
 
+import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.adapter import NAMED
-from blockscale.kernels.webgpu.gpu.device import gpu
+from blockscale.core.discover import import_all
+from blockscale.core.torch_private import DispatchKey, has_kernel, pytree
+from blockscale.kernels.webgpu.gpu.device import NAMED, gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor
-from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all
-from blockscale.kernels.webgpu.torch_ops.fallback import on_cpu, replaced
+from blockscale.kernels.webgpu.torch_device.handlers import handles, handles_rest
+from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, registered
+from blockscale.kernels.webgpu.torch_ops import __name__ as package
+from blockscale.kernels.webgpu.torch_ops import __path__ as folder
+from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all, read, sent
+
+# What has no kernel on the device is computed on the CPU, and said so once an op.
+
+_COMPOSITE = "CompositeImplicitAutograd"
+_OURS = DispatchKey.CompositeExplicitAutograd
+_ANSWERS = ("equal", "is_nonzero", "allclose")  # they are asked for what the CPU wants to know
+_warned: set[str] = set()
+
+
+@handles_rest
+def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op that has no handler: ours by its kernels, views without any, others on the CPU."""
+    if op.namespace == "blockscale":
+        return op._op_dk(_OURS, *args, **kwargs)
+    if _is_composite(op):
+        return op.decompose(*args, **kwargs)
+    if op.is_view or op is torch.ops.aten._unsafe_view.default:
+        return view_of(op, args, kwargs)
+    return on_cpu(op, args, kwargs)
+
+
+@cache
+def _is_composite(op: Any) -> bool:
+    """Whether torch makes it of others, which it leaves to us where nothing asks for gradients."""
+    return bool(has_kernel(op.name(), _COMPOSITE))
+
+
+def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on the CPU, on what its tensors hold, with results on the device."""
+    if op.overloadpacket.__name__ not in _ANSWERS:
+        _warn(op, args)
+    read_back: dict[int, tuple[WebGPUTensor, Tensor]] = {}
+
+    def down(x: Any) -> Any:
+        if isinstance(x, WebGPUTensor):
+            if id(x) not in read_back:
+                read_back[id(x)] = (x, read(x))
+            return read_back[id(x)][1]
+        return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
+
+    made = op(*pytree.tree_map(down, args), **pytree.tree_map(down, kwargs))
+    _write_back(op, args, kwargs, read_back)
+    origin = {id(there): x for x, there in read_back.values()}
+
+    def up(x: Tensor) -> Tensor:
+        return origin[id(x)] if id(x) in origin else sent(x)
+
+    return pytree.tree_map_only(Tensor, up, made)
+
+
+def _write_back(
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    read_back: dict[int, tuple[WebGPUTensor, Tensor]],
+) -> None:
+    """Write what the op has changed."""
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[i] if i < len(args) else kwargs.get(argument.name)
+        for x in pytree.tree_leaves(given):
+            if not isinstance(x, WebGPUTensor):
+                continue
+            replaced(x, read_back[id(x)][1])
+
+
+def replaced(x: WebGPUTensor, by: Tensor) -> WebGPUTensor:
+    """x with the numbers of a tensor on the CPU, and its sizes: torch resizes what is empty."""
+    if by.shape == x.shape:
+        copy_(x, by)
+    else:
+        x.data = sent(by)
+    return x
+
+
+def _warn(op: Any, args: tuple[Any, ...]) -> None:
+    name = str(op)
+    if name in _warned:
+        return
+    _warned.add(name)
+    dtypes = {str(x.dtype)[6:] for x in pytree.tree_leaves(args) if isinstance(x, Tensor)}
+    of = f" of {' and '.join(sorted(dtypes))}" if dtypes else ""
+    warnings.warn(
+        f"webgpu has no kernel for {name}{of}: it runs on the CPU, and its tensors are read back",
+        stacklevel=6,
+    )
+
+
+def reference_on_cpu(reference: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a reference of ours on the CPU: the device's own float arithmetic is not the contract's.
+
+    Results are on the device.
+    """
+    moved = pytree.tree_map_only(WebGPUTensor, read, args)
+    return pytree.tree_map_only(Tensor, sent, reference(*moved))
+
+
+# Views: torch's meta device says what they are, and they share their tensor's memory.
+
+
+def as_meta(x: Tensor) -> Tensor:
+    """A tensor of x's sizes, strides and offset that has no numbers."""
+    reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    least = x.storage_offset() + (reach + 1 if x.numel() else 0)
+    storage = torch.empty(least, dtype=x.dtype, device="meta")
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def view_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an op gives whose results are views of its first argument."""
+    x = args[0]
+    made = op(as_meta(x), *args[1:], **kwargs)
+    return pytree.tree_map_only(Tensor, lambda view: _sharing(x, view), made)
+
+
+def _sharing(x: WebGPUTensor, view: Tensor) -> WebGPUTensor:
+    shape, stride = tuple(view.shape), view.stride()
+    return WebGPUTensor(x.memory, shape, view.dtype, stride, int(view.storage_offset()))
+
+
+@handles("detach.default", "alias.default", "lift_fresh.default")
+def itself(x: WebGPUTensor) -> WebGPUTensor:
+    """A view of all of it."""
+    return _sharing(x, x)
+
+
+@handles("t.default")
+def transposed(x: WebGPUTensor) -> WebGPUTensor:
+    """A matrix with rows and columns exchanged."""
+    shape, stride = tuple(x.shape), x.stride()
+    return WebGPUTensor(x.memory, shape[::-1], x.dtype, stride[::-1], int(x.storage_offset()))
+
+
+# New tensors: torch makes all others of `empty`, which has no tensor to be dispatched by.
 
 Sizes = tuple[int, ...]
 
@@ -152,3 +291,20 @@ def fill_(x: WebGPUTensor, value: Any) -> WebGPUTensor:
 def arange(start: Any, end: Any, step: Any = 1, *, out: WebGPUTensor) -> Tensor:
     """Numbers in steps, made on the CPU: they are few."""
     return replaced(out, torch.arange(start, end, step, dtype=out.dtype))
+
+
+# The device for users: what `bs.webgpu()` does.
+
+
+@cache
+def device() -> torch.device:
+    """torch's device "webgpu", ready: with all that runs torch's ops on it.
+
+    Raises RuntimeError where there is no adapter, or another library has taken torch's place for
+    such devices.
+    """
+    gpu()
+    import_all(package, folder)
+    found = registered()
+    register()
+    return found

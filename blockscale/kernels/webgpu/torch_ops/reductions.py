@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reductions: dimensions of floats become one number, in float32 until the end."""
+"""Reductions, norms and products."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,12 +9,24 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.matmul import product as matmul
+from blockscale.kernels.webgpu.matmul.factors import Left, Places, floats
 from blockscale.kernels.webgpu.torch_device.handlers import handles
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from blockscale.kernels.webgpu.torch_ops.addresses import addresses
-from blockscale.kernels.webgpu.torch_ops.copies import FLOATS, cast, fresh, narrowed
+from blockscale.kernels.webgpu.torch_ops.copies import (
+    FLOATS,
+    addresses,
+    cast,
+    fresh,
+    narrowed,
+    sent,
+    whole,
+)
 from blockscale.kernels.webgpu.torch_ops.elementwise import binary, bits, unary
+
+# Reductions: dimensions of floats become one number, in float32 until the end.
 
 _STARTS = {"join_sums": 0.0, "maximum": -float("inf"), "minimum": float("inf")}
 _SPAN = 1 << 13  # elements that one workgroup takes
@@ -123,3 +135,170 @@ def some(x: WebGPUTensor, dims: Any = None, keep: bool = False) -> Any:
 
 def _as_list(dims: Any) -> Any:
     return [dims] if isinstance(dims, int) else dims
+
+
+# What normalizes rows: softmax and its logarithm, layer_norm.
+
+
+@dataclass(frozen=True)
+class Softmax(Kernel, part="kernels/torch_softmax"):
+    """softmax of rows. float: memory/float/{float}"""
+
+    float: str
+    address: str
+
+
+@dataclass(frozen=True)
+class LayerNorm(Softmax, part="kernels/torch_layer_norm"):
+    """layer_norm of rows."""
+
+
+def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> Any:
+    """Along any dimension, which is moved to the end for the kernel."""
+    if x.dtype not in FLOATS or dtype not in FLOATS:
+        return NotImplemented
+    if x.ndim == 0:
+        return _softmax(x.reshape(1), 0, dtype, **flags).reshape(())  # type: ignore[arg-type]
+    last: Any = x.movedim(dim, -1)
+    made = fresh(tuple(last.shape), torch.float32)
+    columns = last.shape[-1]
+    at = addresses(tuple(last.shape), [last])
+    constants = (("LOGARITHM", flags.get("log", False)), ("SAFE", flags.get("safe", False)))
+    shader = Shader(Softmax(FLOATS[x.dtype], at.address), (*constants, *at.constants))
+    rows = made.numel() // max(columns, 1)
+    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
+    launch(shader, buffers, {"rows": rows, "columns": columns}, rows, baked=False)
+    return narrowed(made, dtype).movedim(-1, dim)
+
+
+@handles("_softmax.default")
+def softmax(x: WebGPUTensor, dim: int, half_to_float: bool) -> Any:
+    """exp(x) over the sum of such along a dimension."""
+    return _softmax(x, dim, torch.float32 if half_to_float else x.dtype)
+
+
+@handles("_log_softmax.default")
+def log_softmax(x: WebGPUTensor, dim: int, half_to_float: bool) -> Any:
+    """The logarithm of softmax."""
+    return _softmax(x, dim, torch.float32 if half_to_float else x.dtype, log=True)
+
+
+@handles("_safe_softmax.default")
+def safe_softmax(x: WebGPUTensor, dim: int, dtype: Any = None) -> Any:
+    """softmax, but 0 where all is -inf."""
+    return _softmax(x, dim, dtype or x.dtype, safe=True)
+
+
+@handles("native_layer_norm.default")
+def layer_norm(
+    x: WebGPUTensor, shape: Any, weight: Any, bias: Any, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor] | Any:
+    """Rows less their mean over their deviation; with the means and what was multiplied by."""
+    if x.dtype not in FLOATS:
+        return NotImplemented
+    columns = prod(shape)
+    if tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape):
+        raise RuntimeError(
+            f"layer_norm over {list(shape)} does not match a tensor {tuple(x.shape)}"
+        )
+    rows = x.numel() // max(columns, 1)
+    made = fresh(tuple(x.shape), torch.float32)
+    outer = (*x.shape[: x.ndim - len(shape)], *[1] * len(shape))
+    means, inverses = fresh(outer, torch.float32), fresh(outer, torch.float32)
+    at = addresses(tuple(x.shape), [x])
+    shader = Shader(LayerNorm(FLOATS[x.dtype], at.address), at.constants)
+    buffers = {
+        "x": x.memory, "weight": _factors(weight, columns, 1.0).memory,
+        "bias": _factors(bias, columns, 0.0).memory, "result": made.memory,
+        "means": means.memory, "inverses": inverses.memory, **at.buffers,
+    }  # fmt: skip
+    sizes = {"rows": rows, "columns": columns, "epsilon": bits(epsilon)}
+    launch(shader, buffers, sizes, rows, baked=False)
+    return narrowed(made, x.dtype), means, inverses
+
+
+def _factors(given: Any, columns: int, otherwise: float) -> WebGPUTensor:
+    """A weight or bias in float32; the same number for all columns where there is none."""
+    if given is None:
+        return sent(torch.full((columns,), otherwise))
+    return whole(cast(given, torch.float32))
+
+
+# Products of matrices of floats, of any strides: sums are float32's.
+
+
+def product(a: Any, b: Any, dtype: torch.dtype) -> Any:
+    """[batches, m, k] x [batches, k, n] -> [batches, m, n] of dtype."""
+    (batches, m, k), n = a.shape, b.shape[2]
+    if b.shape[:2] != (batches, k):
+        raise RuntimeError(
+            f"matrices of {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied"
+        )
+    if 0 in (batches, m, k, n):
+        return fresh((batches, m, n), dtype).zero_()
+    return WebGPUTensor(dense(a, b, dtype), (batches, m, n), dtype)
+
+
+def _refused(*matrices: WebGPUTensor) -> bool:
+    return any(x.dtype not in FLOATS or x.dtype != matrices[0].dtype for x in matrices)
+
+
+@handles("bmm.default")
+def bmm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
+    """A product for each of a batch."""
+    return NotImplemented if _refused(a, b) else product(a, b, a.dtype)
+
+
+@handles("mm.default")
+def mm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
+    """One product."""
+    if _refused(a, b):
+        return NotImplemented
+    return product(a.unsqueeze(0), b.unsqueeze(0), a.dtype).squeeze(0)
+
+
+@handles("addmm.default")
+def addmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """beta c + alpha a b."""
+    if _refused(a, b):
+        return NotImplemented
+    made = product(a.unsqueeze(0), b.unsqueeze(0), torch.float32).squeeze(0)
+    return _added(c, made, a.dtype, beta, alpha)
+
+
+@handles("baddbmm.default")
+def baddbmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """beta c + alpha a b for each of a batch."""
+    return (
+        NotImplemented
+        if _refused(a, b)
+        else _added(c, product(a, b, torch.float32), a.dtype, beta, alpha)
+    )
+
+
+def _added(c: Any, made: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:
+    """In float32, until it is rounded once."""
+    if alpha != 1:
+        made = binary("mul", made, alpha)
+    if beta != 0:
+        made = binary("add", made, c if beta == 1 else binary("mul", c, beta))
+    return narrowed(made, dtype)
+
+
+@handles("_fused_sdp_choice.default")
+def attention(*_: Any, **__: Any) -> int:
+    """Attention is made of products and softmax (torch's SDPBackend.MATH)."""
+    return 0
+
+
+def dense(a: WebGPUTensor, b: WebGPUTensor, dtype: torch.dtype) -> Memory:
+    """[batches, m, k] x [batches, k, n] -> [batches, m, n] of dtype; views of any strides.
+
+    Sums are of float32 and rounded once. No size but k is 0; a and b are float32, bfloat16 or
+    float16 each.
+    """
+    (batches, m, k), n = a.shape, b.shape[2]
+    batch, column, row = b.stride()
+    right = floats(b.memory, b.dtype, n, Places(int(b.storage_offset()), batch, row, column))
+    left = Left(a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride()))
+    return matmul.product(left, right, None, dtype)

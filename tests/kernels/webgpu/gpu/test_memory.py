@@ -6,7 +6,7 @@ import torch
 
 from blockscale.kernels.webgpu.gpu import memory
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload, zeros
+from blockscale.kernels.webgpu.gpu.memory import AXIS, allocate, download, texels, upload, zeros
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,18 @@ def test_too_large_a_buffer_is_refused():
         allocate(limit + 1)
     x = torch.arange(4)
     assert torch.equal(download(upload(x), (4,), x.dtype), x)
+
+
+@pytest.mark.parametrize(("bits", "nbytes"), [(8, 96), (16, 192), (32, 384)])
+def test_bytes(bits: int, nbytes: int) -> None:
+    made = texels((2, 3, 4), bits)
+    assert made.nbytes == nbytes
+    assert made.texture.format == f"rgba{bits}uint"
+    assert made.texture.size == (2, 3, 4)
+
+
+def test_the_error_names_device_and_limit() -> None:
+    size = (1, gpu().limits[AXIS] + 1, 1)
+    with pytest.raises(GpuError, match=AXIS) as error:
+        texels(size, 8)
+    assert gpu().name in str(error.value)

@@ -17,8 +17,7 @@ from blockscale.kernels.webgpu.primitives.choose import (
     stored_bits,
     team_of,
 )
-from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.geometry import geometry
+from blockscale.kernels.webgpu.primitives.form import form, geometry
 from tests.support.same import same
 
 

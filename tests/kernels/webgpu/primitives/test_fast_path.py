@@ -10,9 +10,8 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives import choices, pieces, plan
-from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.pieces import STEP
+from blockscale.kernels.webgpu.primitives import form, plan
+from blockscale.kernels.webgpu.primitives.form import STEP, geometry
 from blockscale.kernels.webgpu.primitives.plan import Lines, Settings
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
@@ -138,7 +137,7 @@ def test_divisions_that_are_ulps_off(
     fmt: str, dtype: torch.dtype, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As WGSL allows; subnormals are flushed, too."""
-    monkeypatch.setattr(choices, "HARDWARE", "flushing")
+    monkeypatch.setattr(form, "HARDWARE", "flushing")
     x = beside_ties(fmt, dtype)
     assert planned(fmt, x, what) is not None
     assert right(x, fmt, what) and right(numbers(fmt, dtype), fmt, what)
@@ -149,7 +148,7 @@ def test_divisions_that_are_ulps_off(
 @pytest.mark.parametrize("hardware", ["plain", "flushing"])
 def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two levels: blocks whose scale, in outer scales, is a few ulps beside a tie of e4m3."""
-    monkeypatch.setattr(choices, "HARDWARE", hardware)
+    monkeypatch.setattr(form, "HARDWARE", hardware)
     values = (
         parse("e4m3:group32:fp32").element.decode(torch.arange(8, 127, dtype=torch.uint8)).float()
     )
@@ -218,7 +217,7 @@ def test_given_scales_and_nothing() -> None:
 @pytest.mark.parametrize("what", ["values", "codes"])
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", TILES])
 def test_tensors_in_pieces(fmt: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "largest", lambda bits, step=STEP: STEP // step * step or step)
+    monkeypatch.setattr(form, "largest", lambda bits, step=STEP: STEP // step * step or step)
     x = hard((96, 2048), FULL)
     assert planned(fmt, x, what) is not None
     assert right(x, fmt, what)

@@ -8,9 +8,9 @@ import torch
 
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.primitives import fast_path_sums, pieces, plan
-from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.pieces import STEP
+from blockscale.kernels.webgpu.primitives import fast_path, plan
+from blockscale.kernels.webgpu.primitives import form as forms
+from blockscale.kernels.webgpu.primitives.form import STEP, form
 from blockscale.kernels.webgpu.primitives.plan import Columns
 from tests.support.webgpu_fast_path import reach_of, right, unruly
 
@@ -69,7 +69,7 @@ def test_all_else_stays_where_it_was(fmt: str, shape: tuple[int, int], dtype: to
 
 @pytest.mark.parametrize("what", ["codes", "values"])
 def test_tensors_in_pieces(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "largest", lambda bits, step=STEP: STEP // step * step or step)
+    monkeypatch.setattr(forms, "largest", lambda bits, step=STEP: STEP // step * step or step)
     x = columns(128, 1024, FULL)
     assert planned(FORMATS[0], x, what) is not None
     assert right(x, FORMATS[0], what) and right(x, FORMATS[1], what)
@@ -81,5 +81,5 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as without:
         without.setitem(gpu().limits, "max-compute-workgroup-storage-size", 4096)
         assert planned(FORMATS[0], x, "codes") is None
-    monkeypatch.setattr(fast_path_sums, "refusal", lambda: "left out")
+    monkeypatch.setattr(fast_path, "refusal", lambda: "left out")
     assert planned(FORMATS[0], x, "codes") is None

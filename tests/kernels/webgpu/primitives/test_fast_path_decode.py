@@ -8,10 +8,9 @@ import blockscale as bs
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
-from blockscale.kernels.webgpu.primitives import fast_path_decode, pieces
-from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.geometry import geometry
-from blockscale.kernels.webgpu.primitives.pieces import STEP
+from blockscale.kernels.webgpu.primitives import fast_path
+from blockscale.kernels.webgpu.primitives import form as forms
+from blockscale.kernels.webgpu.primitives.form import STEP, form, geometry
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import hard
 from tests.support.same import same
@@ -53,7 +52,7 @@ def same_values(shape: tuple[int, ...], fmt: str, dtype: torch.dtype, spoilt: bo
 def test_what_was_measured(fmt: str, dtype: torch.dtype, units: int) -> None:
     block = geometry((4096,), parse(fmt).block).block
     for shape in ((3, 7 * block), (2, 3, 16, 128), (block,), (1, 1, 9 * block)):
-        assert fast_path_decode.units(form(fmt), shape, dtype) == units
+        assert fast_path.units(form(fmt), shape, dtype) == units
         assert same_values(shape, fmt, dtype)
     assert same_values((16, 256 * 4), fmt, dtype, spoilt=True)
 
@@ -62,7 +61,7 @@ def test_what_was_measured(fmt: str, dtype: torch.dtype, units: int) -> None:
 def test_the_last_workgroup_is_seldom_full(over: int) -> None:
     for fmt, dtype, units in (("int4", HALF, 2), ("uint8:group32:fp32:asym", FULL, 8)):
         shape = (256 * units * 16 // dtype.itemsize + over,)
-        assert fast_path_decode.units(form(fmt), shape, dtype) == units
+        assert fast_path.units(form(fmt), shape, dtype) == units
         assert same_values(shape, fmt, dtype)
 
 
@@ -78,7 +77,7 @@ def test_the_last_workgroup_is_seldom_full(over: int) -> None:
     ],
 )
 def test_all_else_stays_where_it_was(fmt: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert fast_path_decode.units(form(fmt), shape, dtype) is None
+    assert fast_path.units(form(fmt), shape, dtype) is None
     assert same_values(shape, fmt, dtype)
 
 
@@ -89,18 +88,18 @@ def test_boxes_and_what_is_cut_off(fmt: str, shape: tuple[int, ...]) -> None:
     for dtype in (FULL, HALF):
         unit = 16 // dtype.itemsize
         taken = shape[-1] % unit == 0
-        assert (fast_path_decode.units(form(fmt), shape, dtype) is not None) == taken
+        assert (fast_path.units(form(fmt), shape, dtype) is not None) == taken
         assert same_values(shape, fmt, dtype)
 
 
 def test_where_floats_are_a_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ARITHMETIC, "native")
-    assert fast_path_decode.units(form("mxfp8"), (4, 64), FULL) is None
+    assert fast_path.units(form("mxfp8"), (4, 64), FULL) is None
 
 
 @pytest.mark.parametrize(("fmt", "dtype"), [("int4", HALF), ("mxfp8", FULL)])
 def test_tensors_in_pieces(fmt: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "largest", lambda bits, step=STEP: STEP)
+    monkeypatch.setattr(forms, "largest", lambda bits, step=STEP: STEP)
     assert same_values((2, STEP + 512), fmt, dtype)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from blockscale.core.parse import parse
 from blockscale.kernels.numbers import lowered
-from blockscale.kernels.webgpu.primitives.fast_path_parts import cells
+from blockscale.kernels.webgpu.primitives.fast_path import cells
 from blockscale.kernels.webgpu.spec import float_of
 
 

@@ -9,7 +9,7 @@ import torch
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.probe import ARITHMETIC
-from blockscale.kernels.webgpu.primitives import fast_path_sums, plan
+from blockscale.kernels.webgpu.primitives import fast_path, plan
 from blockscale.kernels.webgpu.primitives.form import form
 from blockscale.kernels.webgpu.primitives.plan import Settings
 from tests.kernels.webgpu.equal import hard
@@ -94,7 +94,7 @@ def test_a_device_has_to_have_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
         assert planned(ROWS, rows, "values") is None
         assert planned("mxfp8", x, "values") is not None  # neighbours do not meet there
     with monkeypatch.context() as without:
-        without.setattr(fast_path_sums, "refusal", lambda: "left out")
+        without.setattr(fast_path, "refusal", lambda: "left out")
         assert planned("mxfp8", x, "values") is None
     with monkeypatch.context() as without:
         without.setattr(plan, "largest", lambda bits, step: 0)

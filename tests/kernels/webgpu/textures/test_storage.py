@@ -12,8 +12,7 @@ from blockscale.core import pack as packing
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu import device
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.gpu.memory import download, upload
-from blockscale.kernels.webgpu.gpu.texels import AXIS
+from blockscale.kernels.webgpu.gpu.memory import AXIS, download, upload
 from blockscale.kernels.webgpu.textures.storage import texture, texture_of_codes
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
 

@@ -8,8 +8,7 @@ import torch
 
 from blockscale.core import reference
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.primitives.form import form
-from blockscale.kernels.webgpu.primitives.parts import given_parts
+from blockscale.kernels.webgpu.primitives.form import form, given_parts
 from blockscale.kernels.webgpu.textures.storage import empty, texture
 from blockscale.kernels.webgpu.textures.texels_to_texels import INVOCATIONS, groups, local_size, run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockscale.kernels.webgpu import available, webgpu
-from blockscale.kernels.webgpu.torch_ops import fallback
+from blockscale.kernels.webgpu.torch_ops import factories
 
 
 @pytest.fixture(scope="package")
@@ -22,5 +22,5 @@ def opened() -> torch.device:
 @pytest.fixture(autouse=True)
 def device(opened: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The device. Warnings are errors, so what a test runs has a kernel unless it says so."""
-    monkeypatch.setattr(fallback, "_warned", set())
+    monkeypatch.setattr(factories, "_warned", set())
     return opened

@@ -5,9 +5,20 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
-from blockscale.kernels.webgpu.torch_ops.copies import gathered, is_all, read, sent, words
+from blockscale.kernels.webgpu.torch_ops.copies import (
+    addresses,
+    broadcast,
+    gathered,
+    is_all,
+    joint,
+    merged,
+    read,
+    sent,
+    words,
+)
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
 
 DTYPES = [
@@ -118,3 +129,94 @@ def test_words_and_reading(device: torch.device) -> None:
     assert words(sent(torch.ones(1025, dtype=torch.uint8))) == 2
     assert read(sent(torch.arange(5))).tolist() == [0, 1, 2, 3, 4]
     assert sent(torch.tensor(2.5)).item() == 2.5
+
+
+def test_merged() -> None:
+    assert merged((2, 3, 4), [(12, 4, 1)]) == [(24, 1)]
+    assert merged((2, 3, 4), [(12, 4, 1), (0, 4, 1)]) == [(2, 12, 0), (12, 1, 1)]
+    assert merged((2, 3, 4), [(1, 2, 6)]) == [(2, 1), (3, 2), (4, 6)]
+    assert merged((1, 5, 1), [(9, 2, 7)]) == [(5, 2)]
+    assert merged((), [()]) == []
+
+
+def test_broadcast() -> None:
+    assert broadcast((2, 3, 4), (3, 1), (5, 1)) == (0, 5, 0)
+    assert broadcast((2,), (), ()) == (0,)
+
+
+def test_joint() -> None:
+    shapes = [(), (1,), (3,), (4, 1), (2, 1, 3), (2, 4, 1), (0,), (1, 1, 1, 1), (4, 0)]
+    for a in shapes:
+        for b in shapes:
+            for c in ((), (1, 3)):
+                try:
+                    expected = tuple(torch.broadcast_shapes(a, b, c))
+                except RuntimeError:
+                    with pytest.raises(
+                        RuntimeError, match="cannot be broadcast: sizes must be equal, or 1"
+                    ):
+                        joint(a, b, c)
+                else:
+                    assert joint(a, b, c) == expected
+
+
+def test_straight_only_where_all_lies_alike(device: torch.device) -> None:
+    del device
+    x = sent(torch.ones(4, 6))
+    assert addresses((4, 6), [x, x]).address == "straight"
+    assert addresses((4, 6), [x], always=True).address == "strided"
+    assert addresses((2, 4, 6), [x]).address == "strided"
+    assert addresses((6, 4), [x.T]).address == "strided"  # type: ignore[list-item]
+    assert addresses((3, 6), [x[1:]]).constants == (("OPERANDS", 1),)  # type: ignore[list-item]
+
+
+def test_the_same_geometry_is_uploaded_once(device: torch.device) -> None:
+    del device
+    x, y = sent(torch.ones(4, 6)), sent(torch.ones(4, 6))
+    first = addresses((6, 4), [x.T]).buffers["geometry"]  # type: ignore[list-item]
+    assert addresses((6, 4), [y.T]).buffers["geometry"] is first  # type: ignore[list-item]
+
+
+DTYPES_of_indexing = [torch.float32, torch.float16, torch.uint8, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES_of_indexing, ids=str)
+@pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
+def test_rows(dtype: torch.dtype, index: torch.dtype, device: torch.device) -> None:
+    table = (torch.randn(11, 7) * 20).abs().to(dtype)
+    indices = torch.tensor([[3, 0, 10], [3, 3, 5]], dtype=index)
+    on, at = table.to(device), indices.to(device)
+    assert torch.equal(F.embedding(at, on).cpu(), F.embedding(indices, table))
+    assert torch.equal(
+        F.embedding(at[:, ::2], on[:, 1:6]).cpu(), F.embedding(indices[:, ::2], table[:, 1:6])
+    )
+    for dim in (0, 1, -1):
+        found = on.index_select(dim, at[1])
+        assert torch.equal(found.cpu(), table.index_select(dim, indices[1]))
+
+
+@pytest.mark.parametrize("wrong", [[0, 11], [-1, 0]], ids=str)
+def test_rows_that_are_not_there(wrong: list[int], device: torch.device) -> None:
+    table = torch.randn(11, 7, device="cpu").to(device)
+    with pytest.raises(IndexError, match="are out of range for 11 rows"):
+        F.embedding(torch.tensor(wrong).to(device), table)
+    assert table.sum().item() == pytest.approx(table.cpu().sum().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES_of_indexing, ids=str)
+def test_cat_and_stack(dtype: torch.dtype, device: torch.device) -> None:
+    x, y = (torch.randn(5, 3) * 20).abs().to(dtype), torch.ones(5, 4).to(dtype)
+    on, other = x.to(device), y.to(device)
+    assert torch.equal(torch.cat([on, other], 1).cpu(), torch.cat([x, y], 1))
+    assert torch.equal(torch.cat([on, other.T[:2, :3]], 0).cpu(), torch.cat([x, y.T[:2, :3]], 0))
+    assert torch.equal(torch.cat([on, torch.zeros(0, device=device).to(dtype)]).cpu(), x)
+    for dim in (0, 1, -1):
+        assert torch.equal(torch.stack([on, on], dim).cpu(), torch.stack([x, x], dim))
+
+
+def test_cat_of_different_dtypes_and_shapes(device: torch.device) -> None:
+    x, y = torch.randn(3, 2), torch.randn(3, 2).half()
+    found = torch.cat([x.to(device), y.to(device)])
+    assert torch.equal(found.cpu(), torch.cat([x, y]))
+    with pytest.raises(RuntimeError, match=r"cat along 0: \(3, 1\) does not match \(3, 2\)"):
+        torch.cat([x.to(device), x[:, :1].to(device)], 0)
