@@ -9,6 +9,8 @@ BIN := .venv/bin
 # Twice quiet: errors only.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SHELL := /bin/bash
+# Where it is set, each process that tests start compiles all of blockscale's Python again: a second.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules # src/isa is a folder: not to be made from isa.cpp
 # What the native library is made of; a folder is newer when a file in it comes or goes.
 NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
