@@ -28,7 +28,7 @@ from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
 from blockscale.kernels.webgpu.gpu.launch import Stopwatch, Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, release, upload
 from blockscale.kernels.webgpu.gpu.shader import Shader
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 

@@ -3,7 +3,7 @@
 
 Quantizing numbers in a 3-D texture with a given scale, under every local size of 64 and of 256
 invocations that is a power of two along each axis, beside what the rule of
-blockscale/kernels/webgpu/textures/texels_to_texels.py chooses.
+blockscale/kernels/webgpu/texture_storage.py chooses.
 """
 
 import argparse
@@ -19,9 +19,16 @@ from benchmarks.webgpu import OnWebGPU, copying
 from blockscale.kernels.registry import unavailable
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives.form import form, given_parts
-from blockscale.kernels.webgpu.textures.layout import block_grid, layout
-from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture
-from blockscale.kernels.webgpu.textures.texels_to_texels import Three, local_size, run
+from blockscale.kernels.webgpu.texture_storage import (
+    Texture,
+    Three,
+    block_grid,
+    empty,
+    layout,
+    local_size,
+    run,
+    texture,
+)
 
 SHAPE, SMALL = (64, 512, 2048), (8, 128, 512)
 BLOCKS = (

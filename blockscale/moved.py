@@ -39,7 +39,7 @@ MOVED = {
     "blockscale.integrations.transformers.from_checkpoint": (
         "blockscale.integrations.transformers.reading"
     ),
-    "blockscale.kernels.webgpu.textures.texture": "blockscale.kernels.webgpu.textures.storage",
+    "blockscale.kernels.webgpu.textures.texture": "blockscale.kernels.webgpu.texture_storage",
     "blockscale.ops.fused.match": "blockscale.ops.fused.matching",
     "blockscale.qat.convert": "blockscale.qat.conversion",
     "blockscale.report": "blockscale.reporting",

@@ -14,7 +14,7 @@ from tests.kernels.restated import runs
 if isinstance(native := cpu.load(), str):
     pytest.skip(native, allow_module_level=True)
 
-from blockscale.kernels.cpu.restated import OPS
+from blockscale.kernels.cpu.linear import OPS
 
 FMT = "int4:group16:(int6:group4:fp16)"
 DECODED = ("dequantize", "embedding", "pack", "unpack", "choose_qparams", "linear", "conv")

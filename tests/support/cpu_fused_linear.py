@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
-tests/kernels/cpu/test_fused_linear.py: `coded`, `ENDS`, `results`.
+tests/kernels/cpu/test_linear.py: `coded`, `ENDS`, `results`.
 """
 
 import torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
-tests/kernels/webgpu/textures/test_primitives.py: `differing`, `hard`.
+tests/kernels/webgpu/test_textures.py: `differing`, `hard`.
 """
 
 import torch

@@ -17,11 +17,8 @@ from blockscale.core.pack import from_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv_way import Way, by_patches, chosen, shares_a_scale
-from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.direct_conv import Image, direct
-from blockscale.kernels.cpu.fake_quantize import fake_quantize
-from blockscale.kernels.cpu.fused_linear import Result, from_codes, given_parts
-from blockscale.kernels.cpu.linear import float_bias, row_block
+from blockscale.kernels.cpu.linear import Result, float_bias, from_codes, given_parts, row_block
 from blockscale.kernels.cpu.native import (
     DTYPES,
     addresses,
@@ -32,7 +29,7 @@ from blockscale.kernels.cpu.native import (
     threads,
 )
 from blockscale.kernels.cpu.prepack import prepared
-from blockscale.kernels.cpu.quantize import patterns
+from blockscale.kernels.cpu.quantize import dequantize, fake_quantize, patterns
 from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel
 

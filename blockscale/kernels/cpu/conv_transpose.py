@@ -16,12 +16,10 @@ from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.block import WHOLE
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.pack import from_stored, grouped_layout
-from blockscale.kernels.cpu.choose_qparams import choose_qparams
-from blockscale.kernels.cpu.dequantize import dequantize
-from blockscale.kernels.cpu.fake_quantize import fake_quantize
 from blockscale.kernels.cpu.linear import as_integers, row_block
 from blockscale.kernels.cpu.native import floats, known
 from blockscale.kernels.cpu.prepack import fingerprint, ready_of
+from blockscale.kernels.cpu.quantize import choose_qparams, dequantize, fake_quantize
 from blockscale.kernels.registry import kernel
 from blockscale.kernels.resident import Residents
 

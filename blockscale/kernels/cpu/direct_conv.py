@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from blockscale.core.reference import QParams
-from blockscale.kernels.cpu.fused_linear import Result, ended
+from blockscale.kernels.cpu.linear import Result, ended
 from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
 
 

@@ -23,11 +23,10 @@ from blockscale.kernels.cpu.conv import (
     sizes_after,
 )
 from blockscale.kernels.cpu.conv_way import Way, chosen, shares_a_scale
-from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.direct_conv import Image
-from blockscale.kernels.cpu.fused_linear import Result, finished, takes
-from blockscale.kernels.cpu.linear import float_bias
+from blockscale.kernels.cpu.linear import Result, finished, float_bias, takes
 from blockscale.kernels.cpu.native import floats, known
+from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.registry import kernel
 
 

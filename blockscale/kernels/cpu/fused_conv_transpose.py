@@ -13,10 +13,16 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu.conv_transpose import RUN, Places, Sizes, added, by_places, places_of
-from blockscale.kernels.cpu.dequantize import dequantize
-from blockscale.kernels.cpu.fused_linear import Result, finished, from_codes, given_parts, takes
-from blockscale.kernels.cpu.linear import row_block
+from blockscale.kernels.cpu.linear import (
+    Result,
+    finished,
+    from_codes,
+    given_parts,
+    row_block,
+    takes,
+)
 from blockscale.kernels.cpu.native import known, native
+from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.registry import kernel
 
 _SUMS = Result(None, "", torch.float32, UNQUANTIZED)  # what products are before they are added up

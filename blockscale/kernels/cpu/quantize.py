@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Codes, with a given scale or one that is chosen in the same pass over memory."""
+"""The ops that quantize and bring back: scales, codes, both at once, numbers, bit-packing."""
 
+import torch
 from torch import Tensor
 
 from blockscale.core import pack as packing
 from blockscale.core import reference
-from blockscale.core.operand import Quantizer
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import (
     DTYPES,
+    NO_PARTS,
     Native,
+    Parts,
     addresses,
     channels_last,
     floats,
@@ -19,8 +22,10 @@ from blockscale.kernels.cpu.native import (
     seed_words,
     threads,
 )
-from blockscale.kernels.operand import listed
+from blockscale.kernels.operand import in_order, listed, new, strided_like
 from blockscale.kernels.registry import kernel
+
+# Codes, with a given scale or one that is chosen in the same pass over memory.
 
 
 @kernel("quantize", backend="cpu", supports=known)
@@ -90,3 +95,134 @@ def _run(
         rows = x.numel() // shape[-1]
         _native.pack(n.bits, codes.data_ptr(), rows, shape[-1], packed.data_ptr(), threads())
     return packed
+
+
+# The scale of each block.
+
+
+@kernel("choose_qparams", backend="cpu", supports=known)
+def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
+    """As ops.primitives.choose_qparams."""
+    n = native(fmt)
+    x, dtype = floats(x)
+    if x.numel() == 0:
+        return listed(reference.choose_qparams(x, n.format))
+    parts = n.new_parts(x.shape)
+    _native.choose(n.handle, x.shape, x.data_ptr(), dtype, addresses(parts), threads())
+    return listed(parts)
+
+
+# Values from packed codes.
+
+
+@kernel("dequantize", backend="cpu", supports=known)
+def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
+    """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
+    n = native(packed.fmt)
+    shape = (*packed.codes.shape[:-1], packed.size) if packed.scale.ndim else ()
+    stored = n.checked_codes(packed.codes, shape)
+    parts = n.checked_parts(shape, packed.scale, packed.zero_point, packed.outer, more=packed.more)
+    kind = DTYPES.get(dtype, 0)
+    values = new(shape, dtype if dtype in DTYPES else torch.float32)
+    if values.numel():
+        codes, packs = stored, n.packs(shape)
+        if not packs:  # rows end within a byte
+            codes = n.new_patterns(shape)
+            unpack_into(n, stored, packed.size, codes)
+        _native.dequantize(
+            n.handle, shape, codes.data_ptr(), packs, addresses(parts), values.data_ptr(), kind,
+            threads(),
+        )  # fmt: skip
+    return values if values.dtype == dtype else values.to(dtype)
+
+
+def unpack_into(n: Native, packed: Tensor, size: int, patterns: Tensor) -> None:
+    """Packed rows -> patterns, one entry a code."""
+    rows = patterns.numel() // size
+    _native.unpack(n.bits, packed.data_ptr(), rows, size, patterns.data_ptr(), threads())
+
+
+# Values after a round trip, in one pass, and the gradient that passes it.
+
+
+@kernel("fake_quantize", backend="cpu", supports=known)
+def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
+    """As ops.primitives.fake_quantize."""
+    n = native(by.fmt)
+    like = x
+    x, dtype = floats(x)
+    parts, at = _given(n, x, by)
+    values = torch.empty_like(x)
+    if x.numel():
+        _native.fake_quantize(
+            n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, values.data_ptr(),
+            *seed_words(n, by.seed), threads(),
+        )  # fmt: skip
+    return strided_like(like, values)
+
+
+@kernel("straight_through", backend="cpu", supports=known)
+def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
+    """As ops.primitives.straight_through."""
+    n = native(by.fmt)
+    like = gradient
+    if gradient.shape != x.shape:
+        raise ValueError(
+            f"expected a gradient of shape {tuple(x.shape)}, found {tuple(gradient.shape)}"
+        )
+    if gradient.dtype not in DTYPES:
+        ones = torch.ones(x.shape, dtype=torch.float32)
+        passes = straight_through(ones, x, by)
+        return torch.where(passes != 0, gradient, 0.0)
+    x, dtype = floats(x)
+    gradient, kind = floats(gradient)
+    parts, at = _given(n, x, by)
+    kept = torch.empty_like(gradient)
+    if x.numel():
+        _native.straight_through(
+            n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, gradient.data_ptr(),
+            kind, kept.data_ptr(), threads(),
+        )  # fmt: skip
+    return strided_like(like, kept)
+
+
+def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
+    """The given parts, to be kept alive, and their addresses."""
+    if by.scale is None:
+        n.scale_shape(x.shape)  # raises if the block does not fit
+        return None, NO_PARTS
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
+    return parts, addresses(parts)
+
+
+# Codes of any width <-> bytes.
+
+
+@kernel("pack", backend="cpu", supports=known)
+def pack(codes: Tensor, fmt: str) -> Tensor:
+    """As ops.primitives.pack."""
+    n = native(fmt)
+    if n.bytewise or codes.ndim == 0 or codes.numel() == 0:
+        return packing.pack(codes, n.format.element).clone()
+    patterns = n.format.element.to_bits(codes) if n.bits == 1 else codes
+    patterns = in_order(patterns.to(torch.uint8 if n.bits <= 8 else torch.int16))
+    packed = n.new_packed(codes.shape)
+    size = codes.shape[-1]
+    _native.pack(
+        n.bits, patterns.data_ptr(), codes.numel() // size, size, packed.data_ptr(), threads()
+    )
+    return packed
+
+
+@kernel("unpack", backend="cpu", supports=known)
+def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
+    """As ops.primitives.unpack."""
+    n = native(fmt)
+    shape = (*packed.shape[:-1], size)
+    packed = n.checked_codes(packed, shape)
+    if n.bytewise or size == 0 or packed.numel() == 0:
+        return packing.unpack(packed, n.format.element, shape).clone()
+    patterns = n.new_patterns(shape)
+    unpack_into(n, packed, size, patterns)
+    whole = patterns if n.bits <= 8 else patterns.to(torch.int32)
+    return n.format.element.from_bits(whole)

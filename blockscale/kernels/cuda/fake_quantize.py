@@ -6,7 +6,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives import launch as launching
 from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
 from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
@@ -22,7 +22,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     f, like = form(by.fmt), x
     x = floats(x)
     values = torch.empty_like(x)
-    parts = _given(f, x, by)
+    parts = _given_parts(f, x, by)
     if x.numel():
         _run(f, x, parts, None, values, by.seed)
     return strided_like(like, values)
@@ -43,13 +43,13 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         return torch.where(passes != 0, gradient, 0.0)
     x, gradient = floats(x), floats(gradient)
     kept = torch.empty_like(gradient)
-    parts = _given(f, x, by)
+    parts = _given_parts(f, x, by)
     if x.numel():
         _run(f, x, parts, gradient, kept, None)
     return strided_like(like, kept)
 
 
-def _given(f: Form, x: Tensor, by: Quantizer) -> QParams | None:
+def _given_parts(f: Form, x: Tensor, by: Quantizer) -> QParams | None:
     """A caller's scale, checked; None where it is to be chosen from x."""
     if by.scale is None:
         f.scale_shape(x.shape)  # raises if the block does not fit
@@ -75,8 +75,8 @@ def _run(
         planned = one_pass(f, x, result, seeds)
         if planned is not None:
             return _chosen(f, planned, x, gradient, out, words)
-    parts = parts or f.per_block(launch.choose(f, x))
-    launch.encode(with_scale(f, x, result, seeds), x, out, gradient, parts, words)
+    parts = parts or f.per_block(launching.choose(f, x))
+    launching.encode(with_scale(f, x, result, seeds), x, out, gradient, parts, words)
     return None
 
 
@@ -93,5 +93,5 @@ def _chosen(
     if f.one_outer:
         outer = torch.empty(1, dtype=torch.float32, device=x.device)
         parts = QParams(outer, outer)  # the first is not written
-        gradient = launch.largest_numerator(f, x)
-    launch.encode(planned, x, out, gradient, parts, words)
+        gradient = launching.largest_numerator(f, x)
+    launching.encode(planned, x, out, gradient, parts, words)

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way."""
+"""The ops with a quantized weight: products, fused or not, convolutions and rows of tables. Formats
+that the kernels know only restated.
+"""
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import float32_inside
-from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
+from blockscale.core.pack import from_stored
 from blockscale.core.parse import parse
+from blockscale.core.reference import FLOATS
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.dequantize import dequantize
+from blockscale.kernels.cuda.fake_quantize import fake_quantize
 from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
@@ -32,9 +40,14 @@ from blockscale.kernels.cuda.matmul.reading import (
 from blockscale.kernels.cuda.matmul.weight import Weight, as_words, exact_products
 from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
+from blockscale.kernels.cuda.quantize import choose_quantize, quantize
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.cuda.spec import known, spec
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.numbers import ACTIVATIONS
+from blockscale.kernels.registry import ByFormats, Formats, kernel
+from blockscale.kernels.restated_ops import register
+
+# x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way.
 
 _MANY, _MORE = 64, 1024  # rows from which values are taken as two bfloat16: of what nothing else
 # takes, and of tables in several parts
@@ -224,3 +237,145 @@ def device_name(x: Tensor) -> str:
 @cache
 def _name(index: int) -> str:
     return torch.cuda.get_device_name(index)
+
+
+# x @ weight.T with what follows it, through the kernels of `linear`: weights are never decoded to
+# memory, and x's codes meet them as integers where those kernels do that.
+
+
+@cache
+def _known(spellings: tuple[str, ...]) -> bool:
+    return known(tuple(parse(spelling) for spelling in spellings if spelling), ())
+
+
+def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    del formats
+    x, weight, _, activation, dtype, y = arguments
+    if not weight.fmt or weight.data.ndim != 2 or activation not in ACTIVATIONS:
+        return False
+    if dtype not in FLOATS or not (x.fmt or x.data.dtype in FLOATS) or x.data.ndim == 0:
+        return False
+    return _known((x.fmt, weight.fmt, y.fmt))
+
+
+@kernel("fused_linear", backend="cuda", supports=_supports)
+def fused_linear(
+    x: Value,
+    weight: Value,
+    bias: Tensor | None,
+    activation: str,
+    dtype: torch.dtype,
+    y: Quantizer,
+) -> list[Tensor]:
+    """As ops.fused.products.linear."""
+    values, by = _floats(x, dtype)
+    if bias is not None:
+        bias = bias.to(values.dtype) if values.dtype == dtype else bias.to(torch.float32)
+    done = linear(values, weight.operand, bias, by).to(dtype)
+    activate = ACTIVATIONS[activation]
+    done = activate(done)
+    if not y.fmt:
+        return [done]
+    return choose_quantize(done, y.fmt, y.seed) if y.scale is None else [quantize(done, y)]
+
+
+def _floats(x: Value, dtype: torch.dtype) -> tuple[Tensor, Quantizer]:
+    """x as `linear` takes it: floats, and how they become the same codes again."""
+    if not x.fmt:
+        return (x.data if x.data.dtype == dtype else x.data.to(torch.float32)), UNQUANTIZED
+    values = dequantize(x.operand, torch.float32)
+    if not _comes_back(x.fmt):
+        return values, UNQUANTIZED
+    scale, zero = x.scale, x.zero_point
+    assert scale is not None
+    if scale.ndim != values.ndim and scale.numel() == 1:  # one for all may have any rank
+        whole = (1,) * values.ndim
+        scale, zero = scale.reshape(whole), None if zero is None else zero.reshape(whole)
+    return values, Quantizer(scale, zero, x.outer, x.fmt, None, x.more)
+
+
+@cache
+def _comes_back(spelling: str) -> bool:
+    """Whether values under one scale for all of x get the codes that they were decoded from:
+    fl(fl(code · step) / step) is within an ulp of the code, which the nearest integer does not see.
+    """
+    fmt = parse(spelling)
+    plain = fmt.element.integer and fmt.offset is None and fmt.zero is None
+    return plain and fmt.rounding == "nearest_even" and fmt.element.bits <= 8 and fmt.block.static
+
+
+# Convolutions: the library's, of a weight and an input that kernels have brought to float32.
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+Sizes = list[int]
+
+
+@kernel("conv", backend="cuda", supports=known)
+def conv(
+    x: Tensor,
+    weight: Operand,
+    bias: Tensor | None,
+    shape: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    input: Quantizer = UNQUANTIZED,
+) -> Tensor:
+    """As ops.conv.conv."""
+    dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
+    floats(x)  # refuses what the reference refuses
+    values = x.to(torch.float32)
+    if input.fmt:
+        quantized = fake_quantize(values.movedim(1, -1), input)
+        values = quantized.movedim(-1, 1)
+    offset = None if bias is None else bias.to(torch.float32)
+    with float32_inside(x):
+        run = _CONV[len(shape) - 2]
+        y = run(values, dense, offset, stride, padding, dilation, groups)
+    return y.to(x.dtype).contiguous()
+
+
+# Rows of a quantized table: their codes and scales are gathered, then dequantized.
+
+
+def by_rows(formats: Formats) -> bool:
+    """Whether each row has scales of its own, or all rows have the same, of known elements."""
+    (fmt,) = formats
+    if not known(formats, ()):
+        return False
+    if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
+        return False
+    return fmt.block.sizes_for(2)[0] in (1, WHOLE)
+
+
+@kernel("embedding", backend="cuda", supports=ByFormats(by_rows))
+@replayed()
+def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """As ops.embedding.embedding."""
+    f, shape = form(weight.fmt), (weight.codes.shape[0], weight.size)
+    codes = f.checked_codes(weight.codes, shape)
+    scale, zero_point = weight.scale, weight.zero_point
+    more = weight.more
+    f.given_parts(codes, shape, scale, zero_point, weight.outer, more)
+    rows = indices.reshape(-1)
+    if f.format.block.sizes_for(2)[0] == 1:
+        scale = scale.index_select(0, rows)
+        zero_point = None if zero_point is None else zero_point.index_select(0, rows)
+        more = None if more is None else [part.index_select(0, rows) for part in more]
+    codes = codes.index_select(0, rows)
+    chosen = weight._replace(codes=codes, scale=scale, zero_point=zero_point, more=more)
+    return dequantize(chosen, dtype).reshape(*indices.shape, weight.size)
+
+
+# Formats that the CUDA kernels know only restated.
+
+
+def fingerprint(part: Tensor) -> int:
+    """A number that changes with a tensor's bytes and their order."""
+    data = part.contiguous().view(torch.uint8).flatten().to(torch.int64)
+    place = torch.arange(1, data.numel() + 1, device=data.device)
+    return int((data * (2 * place * place + 1)).sum())
+
+
+OPS = register("cuda", fingerprint)

@@ -8,7 +8,7 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.reference import QParams
 from blockscale.kernels.cuda.pack import pack_patterns
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda.primitives import launch as launching
 from blockscale.kernels.cuda.primitives.form import Form, floats, form, seed_numbers
 from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, with_scale
 from blockscale.kernels.cuda.replay.replay import replayed
@@ -26,7 +26,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     f = form(by.fmt)
     x = floats(x)
     parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer, by.more)
-    return _given(f, x, parts, by.seed)
+    return _encoded(f, x, parts, by.seed)
 
 
 @kernel("choose_quantize", backend="cuda", supports=known)
@@ -42,14 +42,14 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     words, seeds = seed_numbers(f, seed, x)
     planned = one_pass(f, x, "codes", seeds)
     if planned is None:
-        parts = launch.choose(f, x)
-        return [_given(f, x, f.per_block(parts), seed), *listed(parts)]
+        parts = launching.choose(f, x)
+        return [_encoded(f, x, f.per_block(parts), seed), *listed(parts)]
     parts = f.new_parts(x.shape, x.device)
-    work = launch.largest_numerator(f, x) if f.one_outer else None
+    work = launching.largest_numerator(f, x) if f.one_outer else None
     return [_codes(f, planned, x, work, parts, words), *listed(parts)]
 
 
-def _given(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
+def _encoded(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
     """Packed codes of x with a scale that is given, one outer scale a block."""
     words, seeds = seed_numbers(f, seed, x)
     if x.numel() == 0:
@@ -66,5 +66,5 @@ def _codes(
         out = f.new_packed(x.shape, x.device)
     else:  # rows or units end within a byte
         out = f.new_patterns(x.shape, x.device)
-    launch.encode(planned, x, out, work, parts, seed)
+    launching.encode(planned, x, out, work, parts, seed)
     return out if complete else pack_patterns(f, out)

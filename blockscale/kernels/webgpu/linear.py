@@ -12,10 +12,17 @@ from blockscale.kernels.registry import kernel
 from blockscale.kernels.restated_ops import register
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
-from blockscale.kernels.webgpu.matmul.factors import Left, Right, window
-from blockscale.kernels.webgpu.matmul.product import Bias, cast, most, product
-from blockscale.kernels.webgpu.matmul.shaders import rows_shader
-from blockscale.kernels.webgpu.matmul.weight import right_of
+from blockscale.kernels.webgpu.matmul import (
+    Bias,
+    Left,
+    Right,
+    cast,
+    most,
+    product,
+    rows_shader,
+    window,
+)
+from blockscale.kernels.webgpu.matmul_weight import right_of
 from blockscale.kernels.webgpu.primitives import choose_encode
 from blockscale.kernels.webgpu.primitives.encode import codes, decode, seed_memory
 from blockscale.kernels.webgpu.primitives.form import (
@@ -27,7 +34,7 @@ from blockscale.kernels.webgpu.primitives.form import (
     moved,
 )
 from blockscale.kernels.webgpu.spec import known
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 
 # x @ weight.T on the GPU: weights are decoded where they are multiplied.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.fused_linear import ACTIVATIONS
+from blockscale.kernels.cpu.linear import ACTIVATIONS
 from tests.support.cpu_activate import EXACT, NEAR
 
 

@@ -2,23 +2,40 @@
 """Inputs at which rounding and random numbers turn over: codes are the reference's."""
 
 import math
+import struct
 
 import pytest
 import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Quantizer
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
-from tests.kernels.cpu.equal import wrong
+from tests.kernels.cpu.equal import settings, wrong
+from tests.support.core_pack import NAMES, SHAPES, random_codes
 from tests.support.cpu_primitives import DTYPES as BY_NAME
-from tests.support.cpu_primitives import ROUNDINGS
+from tests.support.cpu_primitives import ROUNDINGS, RULES, rough
+from tests.support.cpu_primitives_memory import FORMATS
 from tests.support.cpu_quantize import FLT_MAX, ODD, SMALL, edges
+from tests.support.exact import pack_row
+from tests.support.same import same
 
 DTYPES = list(BY_NAME.values())
-ODD += [math.inf, -math.inf, math.nan, 3e38, -1e-40, 2.0**22, 2.0**23 + 1, 2.0**24, -(2.0**31)]
+MORE_ODD = [
+    *ODD,
+    math.inf,
+    -math.inf,
+    math.nan,
+    3e38,
+    -1e-40,
+    2.0**22,
+    2.0**23 + 1,
+    2.0**24,
+    -(2.0**31),
+]
 
 
 def check_rounding(element: str, scale: float, rounding: str) -> None:
@@ -76,7 +93,9 @@ GIVEN = (
 def test_given_scales_of_any_sign_and_size(fmt: str, dtype: torch.dtype) -> None:
     """Subnormal and 0, too, as files have them; offsets likewise."""
     form = parse(fmt)
-    x = torch.cat([torch.randn(13, 170) * 3, torch.tensor(ODD).repeat(11)[:170].expand(13, 170)])
+    x = torch.cat(
+        [torch.randn(13, 170) * 3, torch.tensor(MORE_ODD).repeat(11)[:170].expand(13, 170)]
+    )
     x = x.to(dtype)
     stored = form.stored(x.shape)
     places = torch.arange(math.prod(stored["scale"][1])).reshape(stored["scale"][1])
@@ -93,7 +112,7 @@ def test_given_scales_of_any_sign_and_size(fmt: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("rest", ["", ":recip"])
 def test_given_scales_of_two_levels(inner: str, rest: str) -> None:
     """Every code, signs, 0 and NaN among them, under outer scales of any sign."""
-    x = torch.cat([torch.randn(40, 256 * 4), torch.tensor(ODD).repeat(64).expand(2, 1024)])
+    x = torch.cat([torch.randn(40, 256 * 4), torch.tensor(MORE_ODD).repeat(64).expand(2, 1024)])
     for element in ("int4", "e2m1", "nf4", "e4m3"):
         fmt = f"{element}:group4:({inner}:fp32){rest}"
         form = parse(fmt)
@@ -140,3 +159,265 @@ def test_numbers_that_lie_channels_first(fmt: str) -> None:
                 codes = P.quantize(given, by)
             assert codes.is_contiguous() and codes.dtype == expected.dtype
             assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
+
+
+def around_powers() -> Tensor:
+    """One number a row: mantissas at which rules turn over, in every binade of float32."""
+    special = [0, 1, 2, 0x3504F2, 0x3504F3, 0x3504F4, 0x400000, 0x600000, 0x7FFFFE, 0x7FFFFF]
+    for y in range(8):  # thresholds of `even`, `rceil` and `tosa`
+        for at in (2**23 - 2 ** (22 - y), 2**23 - 2 ** (23 - y), 3 * 2**21):
+            special += [at - 1, at, at + 1]
+    fractions = torch.tensor([f for f in special if 0 <= f < 2**23], dtype=torch.int32).unique()
+    exponents = torch.cat([torch.arange(0, 24), torch.arange(24, 232, 23), torch.arange(232, 255)])
+    bits = (exponents[:, None].int() << 23 | fractions[None]).flatten()
+    subnormal = torch.tensor([1 << k for k in range(23)], dtype=torch.int32)
+    return torch.cat([bits, subnormal, subnormal - 1]).view(torch.float32)[:, None]
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("kind", ["e8m0", "pow2"])
+@pytest.mark.parametrize("element", ["int8", "uint4", "e2m1", "e4m3", "int16", "e7m0", "log8"])
+def test_rules_turn_over_in_every_binade(element: str, kind: str) -> None:
+    x = around_powers()
+    for rule in RULES:
+        assert wrong(x, f"{element}:token:{kind}/{rule}") == [], rule
+
+
+@pytest.mark.parametrize("scale", ["fp32", "fp16", "bf16", "e4m3", "(uint8:tensor:fp32)"])
+def test_float_scales_in_every_binade(scale: str) -> None:
+    for element in ("int8", "e2m1", "int5", "ternary", "binary"):
+        assert wrong(around_powers(), f"{element}:token:{scale}") == [], element
+
+
+NAN = struct.unpack("f", b"\1\0\x80\x7f")[0]  # signalling, the least payload
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, -math.nan, NAN, -NAN], ids=str)
+def test_one_number_that_is_not_finite(odd: float) -> None:
+    """At each end of a range it must be seen by itself."""
+    for block in ("tensor", "group16", "group32", "channel1", "tile2x7"):
+        for under in ("int8:{}:fp32:asym", "int4:{}:fp32:full", "uint4:{}:fp32", "int8:{}:fp32"):
+            x = torch.randn(3, 300)
+            x[1, 161] = odd
+            assert wrong(x, under.format(block)) == [], (under, block)
+        for under in ("int8:{}:e8m0/floor:asym", "ternary:{}:fp32", "binary:{}:e4m3"):
+            assert wrong(x, under.format(block)) == [], (under, block)
+
+
+@pytest.mark.parametrize("fmt", ["ternary:token:fp32", "binary:token:e8m0/nearest"])
+@pytest.mark.parametrize("exponent", [-149, -127, -100, -97, -96, 0, 100, 127])
+def test_means_in_every_range(fmt: str, exponent: int) -> None:
+    """Where t_i takes two factors, and where sums pass 2^32."""
+    g = torch.Generator().manual_seed(exponent % 7)
+    x = (torch.rand(4, 3000, generator=g) + 0.5).mul_(2.0**exponent).clamp_max_(3e38)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert wrong(x.to(dtype), fmt) == [], dtype
+
+
+@pytest.mark.parametrize("byte", [0, 1, 2, 126, 127, 128, 252, 253, 254, 255])
+def test_given_bytes(byte: int) -> None:
+    """Also integers whose step is subnormal, so that its inverse overflows."""
+    for fmt in ("int16", "int8", "uint16", "int2", "e4m3", "log8", "binary"):
+        spelled = f"{fmt}:tensor:e8m0/floor"
+        x = torch.tensor([*ODD, 1.0, -1.5, 2.5]) * torch.tensor([[1.0], [2.0**-130], [2e-6]])
+        given = QParams(torch.tensor([[byte]], dtype=torch.uint8))
+        assert wrong(x, spelled, qparams=given) == [], fmt
+
+
+GIVEN_of_dequantize = [
+    1.0,
+    3.0,
+    -2.0,
+    0.0,
+    -0.0,
+    2.0**-149,
+    2.0**-127,
+    1.5e-39,
+    FLT_MAX,
+    math.inf,
+    -math.inf,
+]
+UNDER = ("int8", "int8:recip", "uint12:asym", "uint3:asym:stochastic", "e4m3", "e4m3:recip:down")
+UNDER += ("e2m1", "e2m1:stochastic", "binary", "binary:recip")
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("scale", [*GIVEN_of_dequantize, math.nan])
+def test_given_float_scales(scale: float) -> None:
+    x = torch.cat([torch.randn(50), torch.tensor(ODD)])
+    for under in UNDER:
+        element, _, option = under.partition(":")
+        zero = torch.tensor([3], dtype=torch.int32) if "asym" in option else None
+        fmt = ":".join([element, "tensor", "fp32", *filter(None, [option])])
+        assert wrong(x, fmt, qparams=QParams(torch.tensor([scale]), None, zero)) == [], fmt
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "uint3", "uint1"])
+def test_given_zero_points(element: str) -> None:
+    low, high = parse(f"{element}:tensor:fp32:asym").element.limits(True)
+    for rounding in ("", *(f":{r}" for r in ROUNDINGS)):
+        for zero in (low, low + 1, 0, high - 1, high):
+            x = edges("uint3") - torch.tensor([[zero], [low], [high], [0]])
+            given = QParams(torch.ones(1, 1), None, torch.tensor([[zero]], dtype=torch.int32))
+            assert wrong(x, f"{element}:tensor:fp32:asym{rounding}", qparams=given) == [], zero
+
+
+SHAPES_of_dequantize = [(e, m) for e in range(1, 8) for m in range(7) if 2 <= e + m < 8]
+
+
+@pytest.mark.parametrize(("exponent", "mantissa"), SHAPES_of_dequantize)
+def test_every_code_of_every_minifloat(isa: str, exponent: int, mantissa: int) -> None:
+    """A converter of float16 must not be asked for exponents that mean something else there."""
+    del isa
+    fmt = f"e{exponent}m{mantissa}:token:fp32"
+    codes = torch.arange(2 ** (1 + exponent + mantissa), dtype=torch.uint8).repeat(2, 3)
+    packed, scale = P.pack.reference(codes, fmt), torch.tensor([[1.0], [0.3]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        args = (Operand(packed, scale, None, None, fmt, codes.shape[1]), dtype)
+        found, expected = P.dequantize(*args), P.dequantize.reference(*args)
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def layouts() -> dict[str, Tensor]:
+    x = rough((6, 5, 8, 16), 1)
+    return {
+        "transposed": rough((65, 33), 1).t(),
+        "permuted": x.permute(2, 0, 3, 1),
+        "channels last": x.contiguous(memory_format=torch.channels_last),
+        "one column of two": torch.stack([x, x + 1], -1)[..., 1],
+        "every third row, from the second": rough((40, 33), 1)[1::3],
+        "inner columns": rough((40, 70), 1)[:, 3:68],
+        "expanded": rough((1, 40), 1).expand(7, 40),
+        "expanded columns": rough((7, 1), 1).expand(7, 40),
+        "flipped": rough((7, 40), 1).flip(0),
+        "one row of a large stride": rough((3, 40), 1)[1:2],
+        "one column": rough((40, 7), 1)[:, 2:3],
+        "a view whose sign is flipped": torch.complex(x, x).conj().imag,
+    }
+
+
+@pytest.mark.some(8)
+@pytest.mark.parametrize("name", layouts())
+def test_strides(name: str) -> None:
+    """Also the strides of the outputs are the reference's."""
+    for fmt in FORMATS:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = layouts()[name]
+            assert wrong(x if dtype == x.dtype else x.to(dtype), fmt) == [], fmt
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+def test_tensors_of_autograd_and_inference(isa: str) -> None:
+    x, fmt = torch.randn(5, 40), "int4:group16:fp32"
+    plain = bs.fake_quantize(x, fmt)
+    with settings(isa, 1):
+        leaf = x.clone().requires_grad_()
+        result = bs.fake_quantize(leaf, fmt)
+        result.sum().backward()
+        assert same(result.detach(), plain)
+        assert same(leaf.grad, torch.ones(5, 40))
+        assert same(bs.quantize(leaf, fmt).dequantize(), plain)
+        with torch.inference_mode():
+            assert same(bs.fake_quantize(x.clone(), fmt), plain)
+            codes = bs.quantize(x.clone(), fmt)
+        assert same(codes.dequantize(), plain)
+
+
+MORE = [(1, 2047), (1, 2048), (3, 2049), (2, 4099), (65, 300), (20000,), (5, 1), (2, 3, 4, 5)]
+WIDTHS = [b for b in range(1, 16) if b != 8]
+GUARD = 64
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back(isa: str, name: str) -> None:
+    fmt = f"{name}:tensor:fp32"
+    for shape in [*SHAPES, *MORE]:
+        codes = random_codes(name, shape)
+        with bs.use("reference"):
+            expected = P.pack(codes, fmt)
+        with bs.use("cpu"):
+            packed = P.pack(codes, fmt)
+            assert same(packed, expected), shape
+            if shape:
+                assert same(P.unpack(packed, fmt, shape[-1]), codes), shape
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.float32], ids=str)
+def test_codes_of_other_dtypes(isa: str, dtype: torch.dtype) -> None:
+    """What does not fit is cut to its low bits, as the reference does."""
+    codes = torch.randint(-20, 20, (4, 9)).to(dtype)
+    for name in ("int4", "int3", "int12", "uint12", "uint1", "binary", "ternary"):
+        results = []
+        for backend in ("reference", "cpu"):
+            with bs.use(backend):
+                try:
+                    results.append(P.pack(codes, f"{name}:token:fp32"))
+                except (RuntimeError, NotImplementedError) as error:
+                    results.append(type(error))
+        expected, found = results
+        assert found == expected if isinstance(expected, type) else same(found, expected), name
+
+
+def test_strides_and_alignment(isa: str) -> None:
+    for name in ("int4", "int3", "int12", "uint13", "binary", "int8", "int16"):
+        fmt, codes = f"{name}:tensor:fp32", random_codes(name, (33, 24))
+        with bs.use("reference"):
+            expected = P.pack(codes.t(), fmt), P.pack(codes, fmt)
+        data = bytearray(1) + bytearray(expected[1].flatten().view(torch.uint8).numpy())
+        moved = torch.frombuffer(data, dtype=expected[1].dtype, offset=1)
+        with bs.use("cpu"):
+            assert same(P.pack(codes.t(), fmt), expected[0])
+            assert same(P.unpack(moved.reshape(expected[1].shape), fmt, 24), codes)
+            columns = expected[0].t().contiguous().t()
+            assert same(P.unpack(columns, fmt, 33), codes.t().contiguous())
+
+
+def guarded(size: int, offset: int) -> Tensor:
+    return torch.full((GUARD + offset + size + GUARD,), 0xA5, dtype=torch.uint8)
+
+
+def untouched(raw: Tensor, size: int, offset: int) -> bool:
+    start = GUARD + offset
+    return bool((raw[:start] == 0xA5).all() and (raw[start + size :] == 0xA5).all())
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_nothing_beside(isa: str, bits: int) -> None:
+    """Rows of every length and start, into the middle of other memory."""
+    kind = torch.uint8 if bits < 8 else torch.int16
+    for size in [*range(1, 19), 31, 33, 65, 2047, 2049]:
+        rows, row = 3, (size * bits + 7) // 8
+        patterns = torch.randint(0, 2**bits, (rows, size)).to(kind)
+        expected = [byte for codes in patterns.tolist() for byte in pack_row(codes, bits)]
+        for offset in (0, 5):
+            raw, start = guarded(rows * row, offset), GUARD + offset
+            _native.pack(bits, patterns.data_ptr(), rows, size, raw.data_ptr() + start, 1)
+            assert raw[start : start + rows * row].tolist() == expected
+            assert untouched(raw, rows * row, offset)
+            wide, even = rows * size * kind.itemsize, offset * 2
+            back = guarded(wide, even)
+            to = back.data_ptr() + GUARD + even
+            _native.unpack(bits, raw.data_ptr() + start, rows, size, to, 1)
+            found = back[GUARD + even : GUARD + even + wide].clone().view(kind)
+            assert torch.equal(found.reshape(rows, size), patterns)
+            assert untouched(back, wide, even)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads(isa: str, threads: int) -> None:
+    for bits in WIDTHS:
+        kind = torch.uint8 if bits < 8 else torch.int16
+        patterns = torch.randint(0, 2**bits, (517, 333)).to(kind)
+        row = (333 * bits + 7) // 8
+        packed = [torch.zeros(517, row, dtype=torch.uint8) for _ in range(2)]
+        back = torch.zeros_like(patterns)
+        for count, to in zip((1, threads), packed, strict=True):
+            _native.pack(bits, patterns.data_ptr(), 517, 333, to.data_ptr(), count)
+        _native.unpack(bits, packed[1].data_ptr(), 517, 333, back.data_ptr(), threads)
+        assert torch.equal(*packed)
+        assert torch.equal(back, patterns)

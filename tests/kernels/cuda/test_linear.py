@@ -5,13 +5,22 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, operand, quantizer
+from blockscale.core.pack import to_stored
 from blockscale.core.parse import CATALOG, parse
+from blockscale.kernels import registry
+from blockscale.kernels.cuda import linear as module
+from blockscale.kernels.registry import use
 from blockscale.ops import primitives as P
+from blockscale.ops.conv import conv
+from blockscale.ops.embedding import embedding
+from blockscale.ops.fused import FUSED
 from blockscale.ops.linear import linear
+from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs
+from tests.support.cuda_equal import DEVICE, wrong
 from tests.support.cuda_matmul_exact import NOTHING, excess, stored
 from tests.support.some import crossed
 
@@ -260,3 +269,248 @@ def test_what_does_not_fit_is_an_error() -> None:
         run(x, (codes, scale, None, None), fmt, bias=torch.zeros(5))
     with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
         run(x, (codes, scale, None, None), fmt, "int8:token:fp32:stochastic")
+
+
+LINEAR = FUSED["linear"].op
+FORMATS_of_fused_linear = [
+    ("", "int8_channel", ""),
+    ("", "mxfp4", ""),
+    ("int8:tensor:fp32", "int8_channel", ""),
+    ("uint8:tensor:fp32:asym", "int8_channel", "int8:tensor:fp32"),
+    ("int8:token:fp32", "int4:group32:fp32", ""),
+    ("e4m3:group32:e8m0/floor", "e4m3:group32:e8m0/floor", "int8:token:fp32"),
+    ("int8:tensor:fp32:toward_zero", "int8_channel", ""),
+]
+
+
+def coded(x, fmt):
+    if not fmt:
+        return Value(x)
+    codes, *parts = P.choose_quantize(x, str(bs.parse(fmt)), None)
+    named = P.from_list(parts, bs.parse(fmt))
+    own = (codes, named.scale, named.zero_point, named.outer, str(bs.parse(fmt)), x.shape[-1])
+    return Value(*own)
+
+
+def case(x_fmt, w_fmt, y_fmt, rows=(2, 5)):
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(*rows, 64, generator=random)
+    w = torch.randn(24, 64, generator=random)
+    bias = torch.randn(24, generator=random)
+    y = UNQUANTIZED
+    if y_fmt and bs.parse(y_fmt).block.static:
+        y = Quantizer(torch.full((1,) * x.ndim, 0.25), None, None, str(bs.parse(y_fmt)))
+    elif y_fmt:
+        y = Quantizer(None, None, None, str(bs.parse(y_fmt)))
+    with bs.use("reference"):
+        return coded(x, x_fmt), coded(w, w_fmt), bias, y
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize(("x_fmt", "w_fmt", "y_fmt"), FORMATS_of_fused_linear)
+@pytest.mark.parametrize("activation", ["", "gelu"])
+def test_near_the_reference(x_fmt, w_fmt, y_fmt, activation):
+    arguments = (*case(x_fmt, w_fmt, y_fmt), activation, torch.float32)
+    x, weight, bias, y, activation, dtype = arguments
+    with bs.use("reference"):
+        expected = LINEAR(x, weight, bias, activation, dtype, y)
+    with bs.use("cuda"):
+        found = LINEAR(x, weight, bias, activation, dtype, y)
+    assert [part.shape for part in found] == [part.shape for part in expected]
+    if not y.fmt:
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=2e-5)
+    else:  # codes of floats that may differ in their last bits
+        apart = (found[0].to(torch.int32) - expected[0].to(torch.int32)).abs()
+        assert apart.max() <= 1
+        assert (apart > 0).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int4:tensor:fp16"])
+def test_codes_come_back(fmt):
+    """Those that `linear` makes of the values are those that x came with."""
+    x, _, _, _ = case(fmt, "int8_channel", "")
+    values, by = module._floats(x, torch.float32)
+    assert by.fmt == x.fmt
+    with bs.use("reference"):
+        assert torch.equal(P.quantize(values, by), x.data)
+
+
+@pytest.mark.parametrize("fmt", ["int8:tensor:fp32:toward_zero", "mxfp8", "int8:token:fp32"])
+def test_codes_that_may_not_come_back_stay_floats(fmt):
+    x, _, _, _ = case(fmt, "int8_channel", "")
+    assert module._floats(x, torch.float32)[1] is UNQUANTIZED
+
+
+def test_one_scale_of_another_rank():
+    x, weight, bias, _ = case("int8:tensor:fp32", "int8_channel", "")
+    flat = x._replace(scale=x.scale.reshape(()))
+    with bs.use("cuda"):
+        found = LINEAR(flat, weight, bias, "", torch.float32, UNQUANTIZED)
+        assert torch.equal(found[0], LINEAR(x, weight, bias, "", torch.float32, UNQUANTIZED)[0])
+
+
+def test_what_no_kernel_takes_is_left_to_others():
+    x, weight, bias, y = case("", "int8_channel", "")
+    assert registry.supporting("fused_linear", "cuda", ("", weight.fmt, ""), (
+        x, weight, bias, "softsign", torch.float32, y)) is None  # fmt: skip
+    assert registry.supporting("fused_linear", "cuda", ("", "", ""), (
+        x, Value(torch.zeros(2, 64)), bias, "", torch.float32, y)) is None  # fmt: skip
+
+
+FORMATS_of_conv = (
+    *("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3"),
+    *("e4m3:group32:e8m0/floor", "int8:tensor:fp32", "int8:channel1:fp32", "log4:token:fp32"),
+    *("binary:channel0:fp32", "e3m2:group32:e8m0/tosa", "int8:block2x*:fp32"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _here_of_conv() -> None:
+    from blockscale.kernels import cuda
+
+    if reason := cuda.available():
+        pytest.skip(reason)
+    torch.manual_seed(0)
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("fmt", FORMATS_of_conv)
+@pytest.mark.parametrize("given", ["", "int8:token:fp32", "e4m3:group8:e8m0/floor"])
+def test_convolutions(fmt: str, given: str) -> None:
+    float_weight = torch.randn(6, 8, 3, 3, device=DEVICE)
+    weight = stored(to_stored(float_weight, "channels_last"), fmt)
+    x = torch.randn(2, 16, 7, 6, device=DEVICE)
+    bias = torch.randn(6, device=DEVICE)
+    args = (
+        x, Operand(*weight, fmt, 72), bias, [6, 8, 3, 3], [2, 1], [1, 0], [1, 2], 2,
+        Quantizer(*NOTHING, given),
+    )  # fmt: skip
+    with use("cuda"):
+        found = conv(*args)
+    with use("reference"):
+        values = conv.reference(*args)
+    dense = x.abs().amax() * float_weight.abs().sum() / 6
+    assert (found - values).abs().max() <= 64 * 2.0**-24 * dense
+
+
+@pytest.mark.parametrize("fmt", FORMATS_of_conv[:4])
+@pytest.mark.parametrize("given", ["", "int8:token:fp32"])
+def test_three_dimensions(fmt: str, given: str) -> None:
+    float_weight = torch.randn(6, 4, 2, 3, 2, device=DEVICE)
+    weight = stored(to_stored(float_weight, "channels_last"), fmt)
+    x = torch.randn(2, 8, 4, 5, 3, device=DEVICE)
+    args = (
+        x, Operand(*weight, fmt, 48), None, [6, 4, 2, 3, 2], [2, 1, 1], [1, 0, 1], [1, 2, 1], 2,
+        Quantizer(*NOTHING, given),
+    )  # fmt: skip
+    with use("cuda"):
+        found = conv(*args)
+    with use("reference"):
+        values = conv.reference(*args)
+    dense = x.abs().amax() * float_weight.abs().sum() / 6
+    assert (found - values).abs().max() <= 64 * 2.0**-24 * dense
+
+
+FORMATS_of_embedding = (
+    *("int8:channel0:fp32", "int4:group32:fp32", "uint4:group16:fp16:asym", "e2m1:group16:e4m3"),
+    *("e4m3:group32:e8m0/floor", "int8:tensor:fp32", "int8:channel1:fp32", "log4:token:fp32"),
+    "uint4:group16:fp16:asym(fp16)",
+    *("binary:channel0:fp32", "e3m2:group32:e8m0/tosa", "int4:block*x32:fp32"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _here_of_embedding() -> None:
+    from blockscale.kernels import cuda
+
+    if reason := cuda.available():
+        pytest.skip(reason)
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("fmt", FORMATS_of_embedding)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
+    weight = stored(torch.randn(9, 80, device=DEVICE), fmt)
+    for indices in (torch.tensor([[3, 3, 0], [8, 1, 7]]), torch.tensor(4), torch.tensor([]).long()):
+        args = (Operand(*weight, fmt, 80), indices.to(DEVICE), dtype)
+        with use("cuda"):
+            found = embedding(*args)
+        assert torch.equal(found, embedding.reference(*args))
+
+
+def test_tiles_are_the_references() -> None:
+    weight = stored(torch.randn(9, 80, device=DEVICE), "int8:tile4x16:fp32")
+    table = Operand(*weight, "int8:tile4x16:fp32", 80)
+    args = (table, torch.tensor([1], device=DEVICE), torch.float32)
+    with use("cuda"), pytest.raises(RuntimeError, match="no cuda kernel runs embedding"):
+        embedding(*args)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities
+SHAPES = ((4, 64), (2, 40))
+NEW = ("int4:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
+
+
+@pytest.fixture(autouse=True)
+def _here_of_restated() -> None:
+    from blockscale.kernels import cuda
+
+    if reason := cuda.available():
+        pytest.skip(reason)
+    torch.manual_seed(0)
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("fmt", crossed(3, FORMATS))
+def test_every_primitive_has_the_references_bits(fmt: str) -> None:
+    if not runs("cuda", "quantize", fmt):
+        return  # kernels of its element or offset are not here
+    for shape in SHAPES:
+        for x in (torch.randn(shape), awkward(shape)):
+            assert not wrong(x, fmt), shape
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
+def test_given_scales_of_either_sign(fmt: str) -> None:
+    if not runs("cuda", "quantize", fmt):
+        return
+    for shape in SHAPES[:1]:
+        qparams, x = given(fmt, shape, 1, odd=False), torch.randn(shape)
+        seed = torch.tensor([3, 1])
+        with bs.use("reference"):
+            packed = P.quantize(x, quantizer(qparams, fmt, seed))
+            values = P.dequantize(operand(packed, qparams, fmt, shape[-1]), torch.float32)
+            rounded = P.fake_quantize(x, quantizer(qparams, fmt, seed))
+        there = type(qparams)(*(None if p is None else p.to(DEVICE) for p in qparams))
+        with use("cuda"):
+            by = quantizer(there, fmt, seed.to(DEVICE))
+            found = P.quantize(x.to(DEVICE), by)
+            assert torch.equal(found.cpu(), packed)
+            again = P.dequantize(operand(found, there, fmt, shape[-1]), torch.float32)
+            assert torch.equal(again.cpu().nan_to_num(9), values.nan_to_num(9))
+            left = P.fake_quantize(x.to(DEVICE), by)
+            assert torch.equal(left.cpu().nan_to_num(9), rounded.nan_to_num(9))
+
+
+@pytest.mark.parametrize("fmt", FORMATS[::3])
+def test_layers(fmt: str) -> None:
+    if not runs("cuda", "linear", fmt) or not runs("cuda", "quantize", fmt):
+        return
+    model = nn.Sequential(nn.Linear(64, 16), nn.Embedding(5, 64)).to(DEVICE)
+    bs.quantize_(model, fmt)
+    x, indices = torch.randn(3, 64, device=DEVICE), torch.tensor([3, 0], device=DEVICE)
+    with torch.no_grad():
+        with bs.use("reference"):
+            expected, rows = model[0](x), model[1](indices)
+        with use("cuda"):
+            torch.testing.assert_close(model[0](x), expected, rtol=1e-4, atol=1e-4)
+            if runs("cuda", "embedding", fmt):
+                assert torch.equal(model[1](indices), rows)
+
+
+def test_formats_that_are_restated_are_not_left_out() -> None:
+    assert sum(runs("cuda", "quantize", fmt) for fmt in FORMATS) >= 17
+    for fmt in NEW:
+        assert not runs("cuda", "quantize", fmt) and runs("cuda", "dequantize", fmt)

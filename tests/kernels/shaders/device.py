@@ -112,15 +112,15 @@ def trust() -> None:
 
     To be called when the kernels have been loaded. The probes run once, for their texts.
     """
+    from blockscale.kernels.webgpu import matmul_weight
     from blockscale.kernels.webgpu.gpu import probe
-    from blockscale.kernels.webgpu.matmul import weight
     from blockscale.kernels.webgpu.primitives import fast_path
 
     probe.wrongly_computed("integers")
     probe.wrongly_computed("native")
-    weight.widened_exactly()
+    matmul_weight.widened_exactly()
     fast_path.refusal()
-    replaced: Any = (probe, fast_path, weight)
+    replaced: Any = (probe, fast_path, matmul_weight)
     replaced[0].wrongly_computed = lambda arithmetic="integers": ()
     replaced[1].refusal = lambda: None
     replaced[2].widened_exactly = lambda: True

@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.memory import download
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 
 
 def here(x: Tensor) -> Tensor:

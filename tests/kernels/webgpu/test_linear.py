@@ -7,21 +7,21 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import CATALOG, parse
+from blockscale.kernels.webgpu import matmul, matmul_weight
 from blockscale.kernels.webgpu.gpu import memory
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.gpu.probe import wrongly_computed
 from blockscale.kernels.webgpu.linear import fingerprint
 from blockscale.kernels.webgpu.linear import rows as rows_of
-from blockscale.kernels.webgpu.matmul import factors, plan, weight
-from blockscale.kernels.webgpu.matmul.factors import Places, floats
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.matmul import Places, floats
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
 from blockscale.ops.linear import linear
 from tests.kernels.restated import FORMATS, awkward, runs
 from tests.kernels.webgpu.equal import wrong
-from tests.kernels.webgpu.matmul.exact import by, check, on_webgpu, stored
+from tests.kernels.webgpu.exact import by, check, on_webgpu, stored
 from tests.support.same import same
 from tests.support.some import crossed
 
@@ -101,11 +101,11 @@ def test_shapes_of_every_plan(rows: int, outputs: int, inner: int) -> None:
 
 
 def test_the_largest_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_BUSY", 4)
-    plan.plan.cache_clear()
+    monkeypatch.setattr(matmul, "_BUSY", 4)
+    matmul.plan.cache_clear()
     w = stored(torch.randn(133, 72), "uint4:group8:fp32:asym")
     check(torch.randn(140, 72).half(), w, torch.randn(133).half())
-    plan.plan.cache_clear()
+    matmul.plan.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,9 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
 @pytest.mark.parametrize("name", ["mxfp8", "uint4", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_exact_way_for_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where hardware cannot be trusted: all sums by integers."""
-    monkeypatch.setattr(weight, "limits_of", lambda fmt: factors.Limits(1.0, 2.0**-126, 2.0**-126))
+    monkeypatch.setattr(
+        matmul_weight, "limits_of", lambda fmt: matmul.Limits(1.0, 2.0**-126, 2.0**-126)
+    )
     w = stored(torch.randn(7, 96), name)
     for rows in (3, 6):
         check(torch.randn(rows, 96), w, torch.randn(7))
@@ -222,7 +224,7 @@ def test_a_weight_is_uploaded_once_and_again_when_it_changes(monkeypatch) -> Non
     on_webgpu(x, w)
     uploads: list[int] = []
     upload = memory.upload
-    for module in ("blockscale.kernels.webgpu.torch_device.tensor",):
+    for module in ("blockscale.kernels.webgpu.torch_device",):
         monkeypatch.setattr(f"{module}.upload", lambda t: uploads.append(t.nbytes) or upload(t))
     check(x, w)
     assert uploads == [x.nbytes]

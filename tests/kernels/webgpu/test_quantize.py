@@ -13,7 +13,7 @@ from blockscale.kernels.webgpu import webgpu
 from blockscale.kernels.webgpu.gpu.shader import Signed
 from blockscale.kernels.webgpu.primitives import form
 from blockscale.kernels.webgpu.spec import Constants, FormatRoles
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
 from tests.kernels.webgpu.equal import DTYPES, hard, slope, wrong
 from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS

@@ -10,9 +10,9 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, Value
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.dequantize import dequantize
 from blockscale.kernels.cpu.fused.rows import Result, Shape, readable, shape_of, traced, writable
 from blockscale.kernels.cpu.native import known, threads
+from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.registry import kernel
 
 MASKS = (torch.bool, torch.float32, torch.bfloat16, torch.float16)

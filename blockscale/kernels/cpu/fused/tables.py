@@ -18,9 +18,9 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.dequantize import unpack_into
 from blockscale.kernels.cpu.fused.rows import Shape, checked, shape_of
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, native, threads
+from blockscale.kernels.cpu.quantize import unpack_into
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel, use

@@ -127,8 +127,9 @@ def reached(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]
 # What fills the roles is a dataclass of the kernel (Kernel), with a field for each role.
 #
 # Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as
-# members of `sizes`, which is a constant (baked in) or a uniform: the text is the same. Constant arrays that
-# are called TABLE, or end so, are buffers, too: parts bind them by their name in small letters.
+# members of `sizes`, which is a constant (baked in) or a uniform: the text is the same. Constant
+# arrays that are called TABLE, or end so, are buffers, too: parts bind them by their name in
+# small letters.
 
 _FOLDER = Path(__file__).parents[1] / "wgsl"
 _PART = re.compile(r"^//# ([a-z0-9_/]+)\n", re.MULTILINE)

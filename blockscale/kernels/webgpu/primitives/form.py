@@ -24,7 +24,7 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, Texels, allocate, uploa
 from blockscale.kernels.webgpu.gpu.probe import Device, arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.spec import Coding, shader_of
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, given_back, on_gpu
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor, given_back, on_gpu
 
 # A format, and the tensors of a call, as the kernels of the primitives take them.
 

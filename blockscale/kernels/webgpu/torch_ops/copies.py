@@ -14,8 +14,7 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, is_whole
+from blockscale.kernels.webgpu.torch_device import NAME, WebGPUTensor, handles, is_whole
 
 # Where a kernel finds the elements of operands that are views, or are broadcast.
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
     THREADS,

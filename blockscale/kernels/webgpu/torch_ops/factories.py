@@ -13,8 +13,13 @@ from blockscale.core.discover import import_all
 from blockscale.core.torch_private import DispatchKey, has_kernel, pytree
 from blockscale.kernels.webgpu.gpu.device import NAMED, gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate
-from blockscale.kernels.webgpu.torch_device.handlers import handles, handles_rest
-from blockscale.kernels.webgpu.torch_device.tensor import NAME, WebGPUTensor, registered
+from blockscale.kernels.webgpu.torch_device import (
+    NAME,
+    WebGPUTensor,
+    handles,
+    handles_rest,
+    registered,
+)
 from blockscale.kernels.webgpu.torch_ops import __name__ as package
 from blockscale.kernels.webgpu.torch_ops import __path__ as folder
 from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all, read, sent

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.kernels.webgpu import matmul as matmul
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
-from blockscale.kernels.webgpu.matmul import product as matmul
-from blockscale.kernels.webgpu.matmul.factors import Left, Places, floats
-from blockscale.kernels.webgpu.torch_device.handlers import handles
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.matmul import Left, Places, floats
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
     addresses,

@@ -36,8 +36,8 @@ from blockscale.kernels.webgpu.primitives.form import (
     sizes,
     whole,
 )
-from blockscale.kernels.webgpu.textures.storage import texture
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.texture_storage import texture
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from tests.kernels.webgpu.equal import hard, wrong
 
 

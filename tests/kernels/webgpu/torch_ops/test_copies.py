@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.copies import (
     addresses,
     broadcast,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.kernels.webgpu.torch_device.handlers import HANDLERS
+from blockscale.kernels.webgpu.torch_device import HANDLERS
 from blockscale.kernels.webgpu.torch_ops import elementwise
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, near, pairs, same
 

@@ -19,7 +19,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels import registry, webgpu
 from blockscale.kernels.registry import KERNELS
 from blockscale.kernels.webgpu.gpu.device import GpuError, gpu
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.factories import as_meta, reference_on_cpu
 from blockscale.kernels.webgpu.torch_ops.factories import device as entry
 from blockscale.ops.fused import FUSED

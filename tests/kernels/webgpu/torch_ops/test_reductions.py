@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.memory import download, upload
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.reductions import dense
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
 from tests.support.some import crossed

@@ -6,9 +6,9 @@ import torch
 
 from blockscale.core import pack
 from blockscale.core.parse import parse
-from blockscale.kernels.webgpu.matmul import weight
-from blockscale.kernels.webgpu.matmul.weight import decodes, limits_of, right_of
-from tests.kernels.webgpu.matmul.exact import check, stored
+from blockscale.kernels.webgpu import matmul_weight
+from blockscale.kernels.webgpu.matmul_weight import decodes, limits_of, right_of
+from tests.kernels.webgpu.exact import check, stored
 
 HALVES = (
     *("e2m1:group32:e8m0/floor", "e4m3:tensor:fp32", "e5m2:group32:fp32"),
@@ -52,7 +52,7 @@ def test_minifloats_as_float16_have_their_values(fmt: str, monkeypatch) -> None:
         w.scale.fill_(130)
     ways = set()
     for exact in (True, False):
-        monkeypatch.setattr(weight, "widened_exactly", lambda exact=exact: exact)
+        monkeypatch.setattr(matmul_weight, "widened_exactly", lambda exact=exact: exact)
         again = w._replace(codes=w.codes.clone())
         ways.add(right_of(again).roles.decode)
         for rows in (1, 5):
@@ -67,15 +67,15 @@ def test_limits_leave_room_for_an_elements_values() -> None:
 
 
 def test_a_device_that_flushes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    download = weight.download
+    download = matmul_weight.download
 
     def flushing(*args) -> torch.Tensor:
         found = download(*args)
         return torch.where(found.abs() < 2.0**-14, torch.zeros(()), found)
 
-    monkeypatch.setattr(weight, "download", flushing)
-    assert not weight.widened_exactly.__wrapped__()
+    monkeypatch.setattr(matmul_weight, "download", flushing)
+    assert not matmul_weight.widened_exactly.__wrapped__()
 
 
 def test_the_answer_is_kept() -> None:
-    assert weight.widened_exactly() is weight.widened_exactly()
+    assert matmul_weight.widened_exactly() is matmul_weight.widened_exactly()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A tensor on the device "webgpu": torch sees its sizes, kernels its memory."""
+"""torch's device "webgpu": tensors with memory on the GPU, and the way ops find what runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,9 +19,161 @@ from blockscale.core.torch_private import (
     register_device,
     wrapper_subclass,
 )
-from blockscale.kernels.webgpu.gpu.memory import Memory, download, upload
-from blockscale.kernels.webgpu.torch_device import handlers
-from blockscale.kernels.webgpu.torch_device.module import Module
+from blockscale.kernels.webgpu.gpu.device import gpu, missing
+from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, release, upload
+
+# What runs torch's ops on the device "webgpu": handlers, by the overload that they are for.
+
+Handler = Callable[..., Any]
+Rest = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+HANDLERS: dict[Any, Handler] = {}
+_rest: list[Rest] = []
+_ACROSS = {  # ops whose tensors may be on several devices
+    "copy_", "index", "index_put_", "index_put", "_index_put_impl_",
+    "_has_compatible_shallow_copy_type",
+}  # fmt: skip
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Register the decorated function for these overloads of aten, `add.Tensor`.
+
+    It takes an overload's arguments, and gives NotImplemented for those that it is not for.
+    """
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            packet, _, which = name.partition(".")
+            found = getattr(getattr(torch.ops.aten, packet, None), which, None)
+            if found is not None:  # each version of torch has ops that others lack
+                HANDLERS[found] = handler
+        return handler
+
+    return register
+
+
+def handles_rest(rest: Rest) -> Rest:
+    """Register what runs the ops that have no handler."""
+    _rest.append(rest)
+    return rest
+
+
+def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op of torch's, some of whose tensors are on the device.
+
+    Raises RuntimeError if others are elsewhere, and are more than a number.
+    """
+    _check_devices(op, args)
+    handler = HANDLERS.get(op)
+    if handler is not None:
+        made = handler(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+    return _rest[0](op, args, kwargs)
+
+
+def _check_devices(op: Any, args: tuple[Any, ...]) -> None:
+    for x in _tensors(args):
+        if x.ndim and x.device.type != "webgpu" and op.overloadpacket.__name__ not in _ACROSS:
+            raise RuntimeError(
+                f"{op}: some tensors are on webgpu and one {tuple(x.shape)} is on {x.device}; "
+                f"move it with .to('webgpu')"
+            )
+
+
+def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            yield from (each for each in arg if isinstance(each, Tensor))
+
+
+# What torch calls of a device beside its ops: the module `torch.webgpu`.
+
+
+class Queue:
+    """The device's one queue, where torch asks for a stream (torch.distributed.checkpoint)."""
+
+    device_type = "webgpu"
+
+    def synchronize(self) -> None:
+        """Wait until all that was recorded has been computed."""
+        download(allocate(4), (1,), torch.int32)  # reading waits for what was recorded before
+
+    def wait_stream(self, other: object) -> None:
+        """Nothing to do: there is no other one."""
+
+
+_QUEUE = Queue()
+
+
+class Module:
+    """`torch.webgpu`: one device, whose random numbers are the CPU's."""
+
+    def is_available(self) -> bool:
+        """Whether there is an adapter."""
+        return missing() is None
+
+    def is_initialized(self) -> bool:
+        """Whether it is ready: this module is there when it is."""
+        return True
+
+    def device_count(self) -> int:
+        """One: BLOCKSCALE_WEBGPU_ADAPTER says which."""
+        return 1
+
+    def current_device(self) -> int:
+        """Its number."""
+        return 0
+
+    def get_device_name(self, device: object = None) -> str:
+        """The adapter's name, driver and way to it."""
+        del device
+        return gpu().name
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait until all that was recorded has been computed."""
+        del device
+        _QUEUE.synchronize()
+
+    def current_stream(self, device: object = None) -> Queue:
+        """The one that there is."""
+        del device
+        return _QUEUE
+
+    def stream(self, stream: Queue) -> AbstractContextManager[None]:
+        """Inside, what is recorded goes to the one queue, as it does outside."""
+        del stream
+        return nullcontext()
+
+    def empty_cache(self) -> None:
+        """Give memory that no tensor uses back to the system."""
+        gpu().flush()
+        release()
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing to do: random numbers are drawn on the CPU, which torch.manual_seed seeds."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """What torch.autocast may take, which torch.utils.checkpoint asks of every device."""
+        return [torch.float16, torch.bfloat16]
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        """The CPU's, by which numbers are drawn; torch.compile keeps and restores it."""
+        del device
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        """Set the CPU's."""
+        del device
+        torch.set_rng_state(state)
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+
+# A tensor on the device "webgpu": torch sees its sizes, kernels its memory.
 
 NAME = "webgpu"
 
@@ -78,7 +232,7 @@ class WebGPUTensor(Tensor):
     ) -> Any:
         del types
         try:
-            return handlers.run(func, args, kwargs or {})
+            return run(func, args, kwargs or {})
         except BaseException as error:
             _failed[:] = [error] if graph_task() != -1 else []
             raise

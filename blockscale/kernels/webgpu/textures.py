@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The primitives on tensors in textures: the same bits as in buffers."""
+"""Tensors in 3-D textures, four elements of a row a texel, and the primitives on them."""
 
 from dataclasses import dataclass
 from math import prod
@@ -17,10 +17,19 @@ from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import seed_memory
 from blockscale.kernels.webgpu.primitives.form import Form, InTexture, Parts, form, given_parts
 from blockscale.kernels.webgpu.spec import known
-from blockscale.kernels.webgpu.textures.layout import layout
-from blockscale.kernels.webgpu.textures.storage import Texture, empty, texture_of_codes
-from blockscale.kernels.webgpu.textures.texels_to_texels import run
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.texture_storage import (
+    Texture as Texture,
+)
+from blockscale.kernels.webgpu.texture_storage import (
+    empty,
+    layout,
+    run,
+    texture_of_codes,
+)
+from blockscale.kernels.webgpu.texture_storage import (
+    texture as texture,
+)
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,14 +20,7 @@ from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
-from blockscale.kernels.webgpu.matmul.factors import (
-    Limits,
-    Places,
-    Right,
-    constants_of,
-    floats,
-)
-from blockscale.kernels.webgpu.matmul.shaders import RightRoles
+from blockscale.kernels.webgpu.matmul import Limits, Places, Right, RightRoles, constants_of, floats
 from blockscale.kernels.webgpu.primitives.encode import decode
 from blockscale.kernels.webgpu.primitives.form import (
     Form,
@@ -39,7 +32,7 @@ from blockscale.kernels.webgpu.primitives.form import (
     reading,
 )
 from blockscale.kernels.webgpu.spec import bits_of, shader_of
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor, is_whole
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor, is_whole
 
 _EVERY = 1 << 30  # of columns or rows, of a block that has all of them
 _QUADS = 8  # of four codes each, that are read one by one where rows are not read by words

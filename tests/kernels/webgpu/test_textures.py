@@ -12,7 +12,7 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.webgpu import textures
 from blockscale.kernels.webgpu.gpu.memory import upload
 from blockscale.kernels.webgpu.spec import known
-from blockscale.kernels.webgpu.torch_device.tensor import WebGPUTensor
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from tests.kernels.webgpu.here import here
 from tests.support.same import same
 from tests.support.some import crossed

@@ -1,23 +1,118 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A tensor on the device is a tensor: parameters, copies, files, gradients, how it is shown."""
+"""Ops find their handlers by overload; tensors of other devices are refused."""
 
 import copy
 import io
 import pickle
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load, save
 from torch import nn
 
+from blockscale.kernels.webgpu import torch_device
+from blockscale.kernels.webgpu.gpu import memory
+from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.memory import upload
-from blockscale.kernels.webgpu.torch_device.tensor import (
+from blockscale.kernels.webgpu.torch_device import (
+    HANDLERS,
     WebGPUTensor,
     given_back,
+    handles,
     is_whole,
     on_gpu,
     rows,
 )
+from tests.kernels.webgpu.torch_ops.conftest import device as device
+from tests.kernels.webgpu.torch_ops.conftest import opened as opened
+
+
+def test_handlers_are_registered_for_overloads(device: torch.device) -> None:
+    del device
+    aten = torch.ops.aten
+    for op in (aten.add.Tensor, aten.relu_.default, aten.mm.default, aten._softmax.default):
+        assert op in HANDLERS
+
+
+def test_names_that_this_torch_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_device, "HANDLERS", {})
+
+    @handles("no_such_op.default", "add.no_such_overload", "neg.default")
+    def handler() -> None: ...
+
+    assert {torch.ops.aten.neg.default: handler} == torch_device.HANDLERS
+
+
+def test_not_implemented_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = torch.ops.aten.neg.default
+    monkeypatch.setitem(HANDLERS, op, lambda x: NotImplemented)
+    monkeypatch.setattr(torch_device, "_rest", [lambda op, args, kwargs: (op, args, kwargs)])
+    assert torch_device.run(op, (1,), {}) == (op, (1,), {})
+
+
+def test_tensors_elsewhere_are_refused(device: torch.device) -> None:
+    on, there = torch.ones(3, device=device), torch.ones(3)
+    for wrong in (
+        lambda: on + there, lambda: there * on, lambda: torch.cat([on, there]),
+        lambda: torch.where(on > 0, on, there), lambda: there.expand(3, 3) @ on.expand(3, 3),
+        lambda: on.add_(there),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"(?i)device|on webgpu"):
+            wrong()
+    assert torch.equal(on.cpu(), there)
+    assert (on + torch.tensor(2.0)).sum().item() == 9  # a number may be anywhere
+
+
+def test_the_module(device: torch.device) -> None:
+    module = torch.webgpu  # type: ignore[attr-defined]
+    assert module.is_available()
+    assert module.is_initialized()
+    assert (module.device_count(), module.current_device()) == (1, 0)
+    assert module.get_device_name() == gpu().name
+    x = torch.ones(100, device=device) + 1
+    module.synchronize()
+    assert x.sum().item() == 200
+
+
+def test_a_distributed_checkpoint_is_written(device: torch.device, tmp_path: Path) -> None:
+    """torch.distributed.checkpoint asks the device that there is for its stream, always."""
+    held = {"cpu": torch.arange(4.0), "gpu": torch.arange(4.0).to(device)}
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"cpu": held["cpu"]}, checkpoint_id=tmp_path)
+        found = {"cpu": torch.zeros(4)}
+        dcp.load(found, checkpoint_id=tmp_path)
+    assert torch.equal(found["cpu"], held["cpu"])
+    queue = torch.webgpu.current_stream()  # type: ignore[attr-defined]
+    with torch.webgpu.stream(queue):  # type: ignore[attr-defined]
+        queue.synchronize()
+    assert torch.equal(held["gpu"].cpu(), held["cpu"])
+
+
+def test_seeds_warn_of_nothing(device: torch.device) -> None:
+    del device
+    with warnings.catch_warnings(action="error"):
+        torch.manual_seed(1)
+
+
+def test_the_state_of_random_numbers(device: torch.device) -> None:
+    module = torch.webgpu  # type: ignore[attr-defined]
+    state = module.get_rng_state(device)
+    first = torch.rand(3)
+    module.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_memory_that_nobody_uses(device: torch.device) -> None:
+    x = torch.ones(100, device=device)
+    y = x * 2
+    del x
+    assert memory._free
+    torch.webgpu.empty_cache()  # type: ignore[attr-defined]
+    assert not memory._free
+    assert y.sum().item() == 200
 
 
 def test_how_it_is_shown(device: torch.device) -> None:
