@@ -19,7 +19,7 @@ from torch import Tensor
 
 import blockscale as bs
 from benchmarks.record import record
-from blockscale.bench import traffic
+from blockscale.bench import requests
 from blockscale.bench.machine import last_cache
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
@@ -202,8 +202,8 @@ def _operand(parts: list[Tensor], fmt: str, size: int) -> Operand:
 def _bytes(name: str, x: Tensor, op: str) -> int:
     fmt, shape = parse(name), tuple(x.shape)
     cache_bytes = last_cache("cuda" if x.is_cuda else "cpu")
-    times = 1 if op == "dequantize" else traffic.reads(fmt, shape, x.dtype, cache_bytes)
-    return traffic.moved(op, fmt, shape, x.dtype, times)
+    times = 1 if op == "dequantize" else requests.reads(fmt, shape, x.dtype, cache_bytes)
+    return requests.moved(op, fmt, shape, x.dtype, times)
 
 
 def layers(shape: tuple[int, int], cuda: bool) -> Iterator[Case | str]:

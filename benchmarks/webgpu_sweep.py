@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from benchmarks.webgpu import Call, OnWebGPU, _operand, copying, numbers, there
-from blockscale.bench import traffic
+from blockscale.bench import requests
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
@@ -84,7 +84,7 @@ def moved(name: str, x: torch.Tensor, op: str) -> int:
     """Bytes that must move: x is read twice where all of it shares a scale."""
     fmt = parse(name)
     times = 2 if isinstance(fmt.scale, TwoLevel) and op != "dequantize" else 1
-    return traffic.moved(op, fmt, tuple(x.shape), x.dtype, times)
+    return requests.moved(op, fmt, tuple(x.shape), x.dtype, times)
 
 
 def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

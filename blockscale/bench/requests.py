@@ -1,17 +1,51 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a contestant is asked for: a primitive on a tensor, a linear layer, an encoder."""
+"""How many bytes an operation must move at least."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from blockscale.bench import traffic
 from blockscale.bench.machine import last_cache
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
+from blockscale.core.scales import TwoLevel
+
+Shape = tuple[int, ...]
+
+
+def stored_bytes(fmt: Format, shape: Shape) -> int:
+    """Codes and what stands beside them (Format.parts) of a tensor of `shape`, as stored."""
+    return fmt.nbytes(shape)
+
+
+def reads(fmt: Format, shape: Shape, dtype: torch.dtype, cache: int) -> int:
+    """How often x must be read to choose its scale and use it: twice where a scale spans more than
+    the last-level cache of `cache` bytes, because nothing can be written before all of it is seen.
+    """
+    scales = fmt.block.scale_shape(shape)
+    if isinstance(fmt.scale, TwoLevel):
+        scales = fmt.scale.inner.block.scale_shape(scales)
+    span = prod(shape) // max(prod(scales), 1) * dtype.itemsize
+    return 2 if span > cache else 1
+
+
+def moved(op: str, fmt: Format, shape: Shape, dtype: torch.dtype, times_read: int) -> int:
+    """Bytes of one primitive: input and output, scales too. `dtype` is that of the float side."""
+    floats, stored = prod(shape) * dtype.itemsize, stored_bytes(fmt, shape)
+    if op == "quantize":
+        return times_read * floats + stored
+    if op == "dequantize":
+        return stored + floats
+    if op == "fake_quantize":
+        return times_read * floats + floats
+    raise ValueError(f"no primitive {op!r}")
+
+
+# What a contestant is asked for: a primitive on a tensor, a linear layer, an encoder.
 
 
 @lru_cache(maxsize=3)
@@ -50,12 +84,12 @@ class Primitive:
     @property
     def reads(self) -> int:
         """How often x must be read."""
-        return traffic.reads(self.fmt, self.shape, self.dtype, last_cache(self.device))
+        return reads(self.fmt, self.shape, self.dtype, last_cache(self.device))
 
     def bytes(self, reads: int | None = None) -> int:
         """Bytes that must move at least."""
         times = self.reads if reads is None else reads
-        return traffic.moved(self.op, self.fmt, self.shape, self.dtype, times)
+        return moved(self.op, self.fmt, self.shape, self.dtype, times)
 
 
 @dataclass(frozen=True)

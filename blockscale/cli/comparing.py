@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from blockscale.bench.against import changes, regressions, verdict
-from blockscale.bench.beside.race import table as race_table
+from blockscale.bench.race import table as race_table
 from blockscale.core.parse import formats
 from blockscale.files.whole import check_place, written_whole
 from blockscale.reporting.charts import bars, curves

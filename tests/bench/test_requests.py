@@ -1,9 +1,66 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What contestants are asked for is the same data each time."""
+"""The bytes that are counted are those that tensors have."""
 
+import pytest
 import torch
 
-from blockscale.bench.requests import Layer, Primitive, normal
+import blockscale as bs
+from blockscale.bench.groups.primitives import MORE
+from blockscale.bench.requests import Layer, Primitive, moved, normal, reads, stored_bytes
+
+SPELLINGS = [*bs.formats(), *MORE, "int4:group32:(uint4:channel0:fp32)", "e2m1:tile2x8:bf16"]
+SPELLINGS += ["uint4:group32:fp16:offset", "uint4:group32:fp32:asym(fp16)", "nf4:flat64:fp32"]
+SPELLINGS += [
+    "uint4:group8:(uint6:group2:fp16):offset(uint6:group2:fp16)",
+    "int4:flat8:(e4m3:tensor:bf16)",
+]
+
+
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
+@pytest.mark.parametrize("shape", [(3, 40), (2, 3, 33)])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_stored_bytes_are_those_of_the_tensors(name, shape):
+    fmt = bs.parse(name)
+    q = bs.quantize(torch.randn(shape), fmt, seed=1 if fmt.rounding == "stochastic" else None)
+    assert stored_bytes(fmt, shape) == q.nbytes
+
+
+def test_bytes_of_a_scalar():
+    for name in ("int8", "int4:tensor:fp32"):
+        q = bs.quantize(torch.tensor(1.0), name)
+        assert stored_bytes(q.format, ()) == q.nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "times"),
+    [
+        ("int8", 1 << 10, 2),  # 64 x 64 float32 is 16 KiB, under one scale
+        ("int8", 1 << 14, 1),
+        ("nvfp4", 1 << 10, 2),  # its outer scale
+        ("mxfp4", 1 << 10, 1),
+        ("int8_channel", 1 << 10, 1),
+        ("int8_channel", 1 << 7, 2),  # a row is 256 bytes
+        ("int8:channel1:fp32", 1 << 10, 1),  # a few columns at a time fit
+        ("int4:group32:(uint4:channel0:fp32)", 1 << 10, 1),
+    ],
+)
+def test_a_scale_that_spans_more_than_the_cache_needs_two_reads(name, cache, times):
+    assert reads(bs.parse(name), (64, 64), torch.float32, cache) == times
+
+
+def test_bytes_of_primitives():
+    fmt, shape = bs.parse("mxfp4"), (4096, 4096)
+    x, codes, scales = 4 * 4096**2, 4096**2 // 2, 4096**2 // 32
+    assert moved("quantize", fmt, shape, torch.float32, 1) == x + codes + scales
+    assert moved("dequantize", fmt, shape, torch.float32, 1) == x + codes + scales
+    assert moved("dequantize", fmt, shape, torch.bfloat16, 1) == x // 2 + codes + scales
+    assert moved("fake_quantize", fmt, shape, torch.float32, 1) == 2 * x
+    assert moved("fake_quantize", fmt, shape, torch.float32, 2) == 3 * x
+    with pytest.raises(ValueError, match="no primitive 'transpose'"):
+        moved("transpose", fmt, shape, torch.float32, 1)
+
+
+# What contestants are asked for is the same data each time.
 
 
 def test_what_a_peer_is_spared_is_not_counted(monkeypatch):

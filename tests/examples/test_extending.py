@@ -197,7 +197,7 @@ warnings.simplefilter("error")
 
 # The tests that enumerate a registry, and so hold for what is added to it. Patterns of paths.
 GENERIC = {
-    "named_format": ["tests/cli/commands/test_formats.py", "tests/bench/test_traffic.py"],
+    "named_format": ["tests/cli/commands/test_formats.py", "tests/bench/test_requests.py"],
     "element": ["tests/core/elements/test_*.py"],
     "observer": ["tests/calibration/observers/test_[de]*.py"],
     "profile": ["tests/core/profiles/test_every_profile.py"],

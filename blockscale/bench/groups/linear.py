@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.bench import targets, traffic
-from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best
-from blockscale.bench.copying import PREFIX, copies
+from blockscale.bench import requests, targets
+from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best, rivals
+from blockscale.bench.groups.ceilings import PREFIX, copies
 from blockscale.bench.requests import Layer, normal
-from blockscale.bench.rivals import rivals
 from blockscale.bench.settings import MIB, Settings
 from blockscale.bench.timing import Timing
 
@@ -88,7 +87,7 @@ def _contestants(
     if m in settings.sizes.reading:
         yield from copies(_copied(layer.k, layer.n), settings.device)
     for recipe in recipes:
-        nbytes = traffic.stored_bytes(bs.parse(recipe[0]), (layer.n, layer.k))
+        nbytes = requests.stored_bytes(bs.parse(recipe[0]), (layer.n, layer.k))
         promised = targets.linear(*recipe, shape, m, settings.kind)
         call = partial(_quantized(layer, *recipe), x)
         name = label(*recipe)

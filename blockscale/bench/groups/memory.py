@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.bench import traffic
+from blockscale.bench import requests
 from blockscale.bench.case import Call, Case, Contestant
 from blockscale.bench.groups import primitives
 from blockscale.bench.requests import Layer, Primitive, normal
@@ -48,7 +48,7 @@ def _primitive(wanted: Primitive) -> Iterator[Contestant]:
     given: list[Tensor | QTensor] = [wanted.x]
     if wanted.op == "dequantize":
         given = [bs.quantize(wanted.x, wanted.spelling)]
-    counted = traffic.moved(wanted.op, wanted.fmt, wanted.shape, wanted.dtype, 1)
+    counted = requests.moved(wanted.op, wanted.fmt, wanted.shape, wanted.dtype, 1)
     yield _contestant(call, given, counted, wanted.device)
 
 
@@ -57,7 +57,7 @@ def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contesta
     model = nn.Sequential(*layer.module())
     bs.quantize_(model, bs.Recipe(name), strict=True)
     x = normal((m, k), torch.float32, device)
-    stored = traffic.stored_bytes(bs.parse(name), (n, k))
+    stored = requests.stored_bytes(bs.parse(name), (n, k))
     held = list(model.buffers())
     model(x)  # what a kernel keeps beside a weight is made by the first call
     yield _contestant(partial(model, x), [x, *held], stored + 4 * m * (k + n), device)

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from blockscale.bench import environment, results
 from blockscale.bench.against import TOLERANCE, check_tolerance
-from blockscale.bench.beside.race import race
 from blockscale.bench.case import Case
+from blockscale.bench.race import race
 from blockscale.bench.run import Watcher, run
 from blockscale.bench.settings import Settings, sizes
 from blockscale.bench.tune import tune

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import blockscale as bs
-from blockscale.bench import traffic
+from blockscale.bench import requests
 from blockscale.bench.groups import memory
 from blockscale.reporting.speed import tables
 from tests.support.bench_runs import SETTINGS, measured
@@ -41,7 +41,7 @@ def test_native_kernels_take_nothing_besides(lines):
 
 def test_layers_hold_what_is_counted(lines):
     [line] = lines["memory/linear/int8_channel/256x32/m=2"]["contestants"]
-    weight = traffic.stored_bytes(bs.parse("int8_channel"), (32, 256))
+    weight = requests.stored_bytes(bs.parse("int8_channel"), (32, 256))
     assert line["counted_bytes"] == line["tensor_bytes"] == weight + 4 * 2 * (256 + 32)
 
 

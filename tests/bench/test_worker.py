@@ -4,7 +4,7 @@
 import io
 import json
 
-from blockscale.bench.beside.worker import serve
+from blockscale.bench.worker import serve
 
 
 def test_it_answers_line_by_line():

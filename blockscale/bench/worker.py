@@ -3,8 +3,7 @@
 
 It is started by its path with another checkout's package, so it asks no more of that than its own
 `blockscale.bench` of any release that has `every_case` and `measure`. Lines of JSON on standard
-input name a case and seconds; each is answered by a line on standard output.
-"""
+input name a case and seconds; each is answered by a line on standard output."""
 
 import json
 import os

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from blockscale.bench.beside import race as racing
-from blockscale.bench.beside.race import ROUNDS, Pair, Worker, check_checkout, race, table
+from blockscale.bench import race as racing
 from blockscale.bench.machine import CHECKOUT
+from blockscale.bench.race import ROUNDS, Pair, Worker, check_checkout, race, table
 from tests.support.bench_runs import SETTINGS, Heard
 
 ONE = replace(SETTINGS, only="overhead/quantize/int8/*", seconds=0.1)
