@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.layer_order import BESIDE, LAYERS, USERS, absolute
+from tests.support.syntax import nodes
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 ROOT = "the package itself"  # its __init__ imports every layer
@@ -21,9 +22,9 @@ def allowed(layer: str) -> set[str]:
     return left | {ROOT, *BESIDE} if layer in USERS else left
 
 
-def modules(tree: ast.AST, path: pathlib.PurePath) -> Iterator[str]:
+def modules(source: str, path: pathlib.PurePath) -> Iterator[str]:
     """Every module that is imported, by statement or by a name given to import_module."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,7 +41,7 @@ def modules(tree: ast.AST, path: pathlib.PurePath) -> Iterator[str]:
 def wrong_imports(path: pathlib.PurePath, source: str) -> list[str]:
     layer = path.parts[0]
     found = set()
-    for module in modules(ast.parse(source), path):
+    for module in modules(source, path):
         package, _, rest = module.partition(".")
         if package == "blockscale":
             name = rest.partition(".")[0]

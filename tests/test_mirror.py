@@ -4,6 +4,7 @@ several files of tests share lies in tests/support."""
 
 import ast
 import pathlib
+import re
 
 ROOT = pathlib.Path(__file__).parents[1]
 LEAST = 0.85  # of all modules
@@ -60,7 +61,9 @@ def test_tests_take_nothing_from_other_tests() -> None:
     """What they share is in tests/support: a test file can be moved, merged and deleted alone."""
     wrong = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        named = re.search(r"from\s+tests[\w.]*\.test_", text)  # most are not parsed
+        for node in ast.walk(ast.parse(text)) if named else ():
             if isinstance(node, ast.ImportFrom) and node.module:
                 parts = node.module.split(".")
                 if parts[0] == "tests" and parts[-1].startswith("test_"):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.syntax import nodes
+
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 ANYTHING = {"Exception", "BaseException"}
 # module -> what it does there on purpose, and why
@@ -34,7 +36,7 @@ def silent(handler: ast.ExceptHandler) -> bool:
 
 
 def faults(source: str, may_print: bool) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield f"line {node.lineno}: a bare `except:`"
         elif isinstance(node, ast.ExceptHandler) and catches_anything(node) and silent(node):

@@ -5,6 +5,9 @@ line in ALLOWED, with its reason."""
 import ast
 import pathlib
 from collections.abc import Iterator
+from functools import cache
+
+from tests.support.syntax import nodes
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "blockscale"
 FILE, KERNEL_FILE, FUNCTION = 400, 500, 40
@@ -87,16 +90,16 @@ def sizes(name: str, source: str) -> Iterator[tuple[str, int, int]]:
     """(what, its lines, its limit) for the file blockscale/`name` and each function in it."""
     yield name, source.count("\n"), KERNEL_FILE if name.startswith("kernels/") else FILE
     if name.endswith(".py"):
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(source):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 yield f"{name}:{node.name}", lines, FUNCTION
 
 
-def every_size() -> Iterator[tuple[str, int, int]]:
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in SUFFIXES:
-            yield from sizes(path.relative_to(PACKAGE).as_posix(), path.read_text())
+@cache
+def every_size() -> list[tuple[str, int, int]]:
+    files = [path for path in sorted(PACKAGE.rglob("*")) if path.suffix in SUFFIXES]
+    return [size for f in files for size in sizes(f.relative_to(PACKAGE).as_posix(), f.read_text())]
 
 
 def test_small() -> None:

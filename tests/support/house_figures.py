@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from tests.support.layer_order import absolute
+from tests.support.syntax import nodes
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "blockscale"
 Imports = dict[str, set[str]]  # module -> the modules that it imports, at any depth of its file
@@ -27,9 +28,9 @@ def module_name(path: pathlib.PurePath) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(tree: ast.AST, path: pathlib.PurePath, modules: set[str]) -> Iterator[str]:
+def imported(source: str, path: pathlib.PurePath, modules: set[str]) -> Iterator[str]:
     """The modules of the package that a file imports, `from folder import module` included."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -43,25 +44,15 @@ def imported(tree: ast.AST, path: pathlib.PurePath, modules: set[str]) -> Iterat
 
 
 @cache
-def syntax_tree(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@cache
-def parsed(path: pathlib.Path) -> ast.Module:
-    """A file of the package; several tests look at each."""
-    return ast.parse(path.read_text())
-
-
-@cache
 def every_import() -> Imports:
     """Of every module but the package's own __init__.py, whose are the public names."""
     paths = {module_name(p.relative_to(PACKAGE)): p for p in PACKAGE.rglob("*.py")}
     del paths["__init__"]
+    modules = set(paths)
     return {
         name: {
             other
-            for other in imported(syntax_tree(p), p.relative_to(PACKAGE), set(paths))
+            for other in imported(p.read_text(), p.relative_to(PACKAGE), modules)
             if other in paths and other != name
         }
         for name, p in paths.items()
@@ -121,7 +112,7 @@ def _member(name: str, source: str) -> bool:
 def every_small_part() -> dict[str, str]:
     paths = {p: module_name(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")}
     public = pathlib.PurePath("__init__.py")
-    names = imported(syntax_tree(PACKAGE / public), public, set(paths.values()))
+    names = imported((PACKAGE / public).read_text(), public, set(paths.values()))
     files = {name: p.read_text() for p, name in paths.items() if p.name != "__init__.py"}
     return with_one_importer(every_import() | {"__init__": set(names)}, files)
 
@@ -162,7 +153,7 @@ def classes() -> dict[str, list[str]]:
     for path in every_file():
         if path.suffix != ".py":
             continue
-        for node in ast.walk(syntax_tree(path)):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     return {name: files for name, files in sorted(places.items()) if len(files) > 1}

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Syntax trees of source files, each made once: a dozen tests look at all of them."""
+
+import ast
+from functools import cache
+
+
+@cache
+def tree(source: str) -> ast.Module:
+    """Of a text, which no test changes."""
+    return ast.parse(source)
+
+
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All of the tree, in the order of ast.walk, which takes as long as parsing."""
+    return tuple(ast.walk(tree(source)))
