@@ -27,10 +27,9 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
+from blockscale.kernels.cuda.matmul.operands import Call, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops.linear import linear
 
 DEFAULT = "mxfp4,nvfp4,int4,int8_channel,mxfp8,bfp8,int4:group32:fp32,fp8,mxint8,uint4"
@@ -74,7 +73,7 @@ def nbytes(w: Weight) -> int:
 def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
     from blockscale.kernels.cuda.linear import multiplied
-    from blockscale.kernels.cuda.matmul.input import read
+    from blockscale.kernels.cuda.matmul.operands import read
 
     values = read(x, Quantizer(None, None, None, input_fmt))
     return multiplied(values, w, fmt, bias, x.dtype, choice)

@@ -17,7 +17,7 @@ from torch import Tensor
 import blockscale as bs
 from benchmarks.record import record
 from blockscale.core.operand import Operand, Quantizer
-from blockscale.kernels.cuda.primitives import plan, settings
+from blockscale.kernels.cuda.primitives import plan
 from blockscale.kernels.cuda.primitives.tiling import Blocks
 from blockscale.ops import primitives as P
 
@@ -106,16 +106,16 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: Blocks, *, given: bool, merged: bool, **more: Any) -> settings.Setting:
+    def setting(at: Blocks, *, given: bool, merged: bool, **more: Any) -> plan.Setting:
         if merged or (not given and at.bm * at.bk > elements):
             return original(at, given=given, merged=merged, **more)
-        return settings.Setting(elements, warps)
+        return plan.Setting(elements, warps)
 
-    settings.setting = setting
+    plan.setting = setting
     plan.plan.cache_clear()
 
 
-original = settings.setting
+original = plan.setting
 
 
 def sweep(names: list[str], warming: tuple[int, int] | None) -> dict[str, dict[str, float]]:

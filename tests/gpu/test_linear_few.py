@@ -12,9 +12,8 @@ from blockscale.kernels.cuda.linear import weighted
 from blockscale.kernels.cuda.matmul.choice import Choice
 from blockscale.kernels.cuda.matmul.few import FewSettings, takes, usual_words
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.operands import Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
 from tests.support.gpu_linear import excess
 

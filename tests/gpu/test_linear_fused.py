@@ -9,13 +9,11 @@ pytest.importorskip("triton")
 from blockscale.core.operand import Operand
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.linear import multiplied
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import Choice, rule
-from blockscale.kernels.cuda.matmul.fused_work import FusedSettings, takes
+from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.operands import Call, Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
 from tests.support.gpu_linear import excess, stored
 

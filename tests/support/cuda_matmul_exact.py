@@ -6,7 +6,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.codebook.parts import parts_of
+from blockscale.kernels.cuda.matmul.codebook import parts_of
 from blockscale.kernels.cuda.matmul.composed import rounded
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import quantized_input

@@ -20,16 +20,21 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.fake_quantize import fake_quantize
 from blockscale.kernels.cuda.matmul import choice as ways
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.composed import halves, offsets, rounded
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Codes, Values, read
+from blockscale.kernels.cuda.matmul.operands import (
+    Call,
+    Codes,
+    Values,
+    Weight,
+    as_words,
+    exact_products,
+    read,
+)
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import (
     Reading,
@@ -37,10 +42,9 @@ from blockscale.kernels.cuda.matmul.reading import (
     reading_as_one,
     through_memory,
 )
-from blockscale.kernels.cuda.matmul.weight import Weight, as_words, exact_products
-from blockscale.kernels.cuda.primitives.form import floats, form
 from blockscale.kernels.cuda.primitives.launch import guard
-from blockscale.kernels.cuda.quantize import choose_quantize, quantize
+from blockscale.kernels.cuda.primitives.plan import floats, form
+from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_quantize, quantize
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.numbers import ACTIVATIONS

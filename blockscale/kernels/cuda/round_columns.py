@@ -1,18 +1,82 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Columns rounded one after the other: a program takes all columns of a strip of rows."""
+"""The kernel that rounds columns one after the other, each making up for errors of those before.
+
+Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
+"""
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from blockscale.core.operand import Quantizer
-from blockscale.kernels.cuda.primitives.columns import round_strip
-from blockscale.kernels.cuda.primitives.form import form, on_device
+from blockscale.kernels.cuda.device.codes import code_of, value_of
+from blockscale.kernels.cuda.device.division import clamps_first, divisor
+from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.primitives.launch import guard
+from blockscale.kernels.cuda.primitives.plan import form, on_device
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 from blockscale.kernels.restate import for_encoding, restated_quantizer
+
+
+@triton.jit
+def round_strip(
+    pending, base, coupling, codes, values, errors, scale, outer, zero, offset, outer_count,
+    c, n, spec: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Round some of the n entries of each of c rows, from the first row on (ops.round_columns).
+
+    pending: float64 [c, n], what is to be rounded; overwritten with what it became
+    base: float64 [c, n], what errors are counted from; None for `pending` itself
+    coupling: float64 [c, c], how much of a row's error each later row takes on
+    codes: uint8 or int16 [c, n]; values: float32 [c, n]; errors: float64 [c, n]
+    scale, outer, zero, offset, outer_count: as decode_tile takes them, of blocks of one element
+    columns: entries of one program
+    """
+    bits: tl.constexpr = spec.element.bits
+    i = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
+    present = i < n
+    j = tl.program_id(1)  # 0, as a number that the loop may change
+    while j < c:
+        at = i + tl.cast(j, tl.int64) * n
+        wide = tl.load(pending + at, mask=present, other=0.0)
+        given = load_scale(scale, outer, zero, offset, at, present, at % outer_count, spec)
+        x = wide.to(tl.float32)
+        code = code_of(
+            x, divisor(given, clamps_first(spec, "codes"), False, spec), 0.0, False, spec
+        )
+        value = value_of(
+            x, divisor(given, clamps_first(spec, "values"), False, spec), 0.0, False, spec
+        )
+        if bits != 8 and bits != 16:
+            code = code & ((1 << bits) - 1)
+        if base is not None:
+            wide = tl.load(base + at, mask=present, other=0.0)
+        error = wide - value.to(tl.float64)
+        tl.store(codes + at, code.to(codes.dtype.element_ty), mask=present)
+        tl.store(values + at, value, mask=present)
+        tl.store(errors + at, error, mask=present)
+        take_on(pending, error, coupling, i, present, j, c, n)
+        tl.debug_barrier()  # the next row is read as it was written, whichever thread did that
+        j += 1
+
+
+@triton.jit
+def take_on(pending, error, coupling, i, present, j, c, n):
+    """Take the error of row j [columns] times its coupling from each later row, at entries i."""
+    k = j + 1
+    while k < c:
+        later = pending + (i + tl.cast(k, tl.int64) * n)
+        share = tl.load(coupling + tl.cast(j, tl.int64) * c + k)
+        left = tl.load(later, mask=present, other=0.0) - error * share
+        tl.store(later, left, mask=present)
+        k += 1
+
+
+# Columns rounded one after the other: a program takes all columns of a strip of rows.
 
 _COLUMNS = 32  # entries of one program: many programs, since each takes its columns in turn
 

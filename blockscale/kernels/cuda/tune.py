@@ -10,14 +10,12 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.linear import device_name, multiplied
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
 from blockscale.kernels.cuda.matmul.codes import pair
 from blockscale.kernels.cuda.matmul.hopper import available
-from blockscale.kernels.cuda.matmul.input import Codes, read
+from blockscale.kernels.cuda.matmul.operands import Call, Codes, Weight, read
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.kernels.cuda.quantize import choose_quantize
 
 

@@ -119,9 +119,9 @@ def test_every_input_format(input_fmt: str) -> None:
 
 def ways(fmt: str, k: int) -> list:
     """One of each way that can run this weight."""
-    from blockscale.kernels.cuda.matmul.blocks import BlocksSettings
     from blockscale.kernels.cuda.matmul.choice import Choice
     from blockscale.kernels.cuda.matmul.dense import DenseSettings
+    from blockscale.kernels.cuda.matmul.order import BlocksSettings
     from blockscale.kernels.cuda.matmul.reading import reading
     from blockscale.kernels.cuda.matmul.tile import TileSettings
 
@@ -144,8 +144,7 @@ def ways(fmt: str, k: int) -> list:
 def test_every_way(fmt: str) -> None:
     """More tiles than one, k in parts, the last ones partial; x in one, two and three parts."""
     from blockscale.kernels.cuda.linear import weighted
-    from blockscale.kernels.cuda.matmul.input import Values
-    from blockscale.kernels.cuda.matmul.weight import Weight
+    from blockscale.kernels.cuda.matmul.operands import Values, Weight
 
     fmt, k, n, m = str(parse(fmt)), 160, 18, 9
     weight = Weight(*stored(torch.randn(n, k), fmt))

@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Codes of rows that end within a byte take a second kernel, which packs them."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import blockscale as bs
+from blockscale.core.parse import parse
 from blockscale.kernels.cuda import quantize as kernels
-from tests.support.cuda_equal import wrong
+from blockscale.kernels.cuda.primitives.plan import form
+from blockscale.kernels.cuda.spec import known
+from blockscale.ops import primitives as P
+from tests.support.cuda_equal import DEVICE, wrong
+from tests.support.same import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -37,3 +46,68 @@ def test_which_codes_are_packed_later(
     assert wrong(x, fmt) == []
     assert bool(packed) == second
     assert set(packed) <= {x.shape}
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        "int8:tensor:fp32", "binary:tensor:fp32", "uint8:token:fp32:asym", "nvfp4",
+        "int4:group32:(uint4:channel0:fp32)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(3, 0), (2, 64), (2, 40_000)], ids=str)
+def test_scales(fmt: str, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, device=DEVICE)
+    with bs.use("reference"):
+        expected = P.choose_qparams(x, fmt)
+    with bs.use("cuda"):
+        found = P.choose_qparams(x, fmt)
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_every_named_format_is_taken() -> None:
+    assert all(known((fmt,), ()) for fmt in bs.formats().values())
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("fmt", ["mxfp4", "int8:token:fp32", "uint3:group7:fp16:asym", "nvfp4"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes(fmt: str, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 48) * torch.tensor([[1.0], [1e-30], [1e30], [300.0]])
+    assert wrong(x, fmt, decodes=dtype) == []
+
+
+# numpy, in which the interpreter computes, tells of infinities and NaN
+
+
+def test_strides_of_values_follow_the_input() -> None:
+    for x in (
+        torch.randn(6, 40).t(),
+        torch.randn(2, 8, 4).permute(2, 0, 1),
+        torch.randn(8, 9)[::2],
+    ):
+        assert wrong(x, "int4:group4:fp32") == []
+
+
+@pytest.mark.parametrize("fmt", ["int4:tensor:fp32", "binary:tensor:fp32", "int8:tensor:fp32"])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (1,), (3, 5)], ids=str)
+def test_there_and_back(fmt: str, shape: tuple[int, ...]) -> None:
+    element = parse(fmt).element
+    patterns = torch.randint(0, 2**element.bits, shape).to(torch.uint8)
+    codes = element.from_bits(patterns).to(DEVICE)
+    with bs.use("cuda"):
+        packed = P.pack(codes, fmt)
+        assert torch.equal(P.unpack(packed, fmt, shape[-1]), codes)
+    with bs.use("reference"):
+        assert torch.equal(P.pack(codes, fmt), packed)
+
+
+def test_how_a_bit_pattern_is_read_is_asked_of_its_family() -> None:
+    kinds = {"int4": "signed", "uint4": "plain", "e2m1": "plain", "binary": "binary"}
+    for name, kind in kinds.items():
+        assert kernels._kind(form(f"{name}:tensor:fp32")) == kind
+    known = form("int4:tensor:fp32")
+    element = replace(known.spec.element, family="unheard")
+    unknown = SimpleNamespace(spec=replace(known.spec, element=element), format=known.format)
+    with pytest.raises(TypeError, match="unpacks elements of the family 'unheard'"):
+        kernels._kind(unknown)

@@ -8,7 +8,7 @@ function knows the families of spec.FAMILIES and refuses to compile for another.
 import triton
 import triton.language as tl
 
-from blockscale.kernels.cuda.device.codebook import code_of_number, least_value, value_of_code
+from blockscale.kernels.cuda.device.lookup import code_of_number, least_value, value_of_code
 from blockscale.kernels.cuda.device.numerics import (
     EXPONENT,
     INTERPRETED,

@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from blockscale.kernels.cuda import tables
-from blockscale.kernels.cuda.matmul import blocks, codes, dense, few, fused, fused_work, tile
-from blockscale.kernels.cuda.matmul.call import Call
+from blockscale.kernels.cuda.matmul import codes, dense, few, fused, order, tile
+from blockscale.kernels.cuda.matmul.operands import Call
 from blockscale.kernels.cuda.matmul.reading import Reading
 
 Settings = (
     few.FewSettings
-    | fused_work.FusedSettings
+    | fused.FusedSettings
     | tile.TileSettings
     | dense.DenseSettings
-    | blocks.BlocksSettings
+    | order.BlocksSettings
     | codes.CodesSettings
     | codes.LibrarySettings
 )
@@ -48,10 +48,10 @@ class Way(NamedTuple):
 
 WAYS = {
     "few": Way(few.FewSettings, few.few, few.fits),
-    "fused": Way(fused_work.FusedSettings, fused.fused, fused.fits),
+    "fused": Way(fused.FusedSettings, fused.fused, fused.fits),
     "tile": Way(tile.TileSettings, tile.tile, tile.fits),
     "dense": Way(dense.DenseSettings, dense.dense),
-    "blocks": Way(blocks.BlocksSettings, blocks.blocks, blocks.fits),
+    "blocks": Way(order.BlocksSettings, order.blocks, order.fits),
     "codes": Way(codes.CodesSettings, codes.codes),
     "library": Way(codes.LibrarySettings, codes.codes),
 }
@@ -107,7 +107,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
     assert r is not None
     if call.fused and few.best(call, r):
         return Choice("few", few.usual(call, r))
-    if call.fused and fused_work.takes(r) and call.rows > 32 and (call.rows < 2048 or r.per_block):
+    if call.fused and fused.takes(r) and call.rows > 32 and (call.rows < 2048 or r.per_block):
         return Choice("fused", fused.usual(call, r))
     if call.rows > 1024 or not tile.in_registers(r):
         return _through_memory(call, r)
@@ -117,7 +117,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
 def _through_memory(call: Call, r: Reading) -> Choice:
     """What decodes the weight to memory."""
     if r.per_block:
-        return Choice("blocks", blocks.usual(call, r))
+        return Choice("blocks", order.usual(call, r))
     return Choice("dense", dense.DenseSettings())
 
 
@@ -129,7 +129,7 @@ def to_measure(call: Call, r: Reading | None) -> list[Choice]:
         return _of("codes", codes.to_measure(call))
     assert r is not None
     choices = []
-    if call.fused and fused_work.takes(r):
+    if call.fused and fused.takes(r):
         choices = _of("fused", fused.to_measure(call, r))
         if call.rows >= 64:  # where nothing else was ever faster but, for many rows, the library
             return choices + (_memory_to_measure(call, r)[:1] if call.rows >= 1024 else [])
@@ -141,7 +141,7 @@ def to_measure(call: Call, r: Reading | None) -> list[Choice]:
 def _memory_to_measure(call: Call, r: Reading) -> list[Choice]:
     """What `tune` measures of the ways that decode the weight to memory."""
     if r.per_block:
-        return _of("blocks", blocks.to_measure(call, r))
+        return _of("blocks", order.to_measure(call, r))
     return _of("dense", dense.TO_MEASURE)
 
 

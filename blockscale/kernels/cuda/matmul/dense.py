@@ -17,16 +17,14 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.kernels.cuda import interpreting
-from blockscale.kernels.cuda.dequantize import dequantize
-from blockscale.kernels.cuda.matmul.call import columns
 from blockscale.kernels.cuda.matmul.finish import Ends, add_up
+from blockscale.kernels.cuda.matmul.operands import OutputFactors, Weight, columns, output_factors
 from blockscale.kernels.cuda.matmul.order import PARTS, in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading
-from blockscale.kernels.cuda.matmul.weight import OutputFactors, Weight, output_factors
 from blockscale.kernels.cuda.primitives.decoding import decode_tile
-from blockscale.kernels.cuda.primitives.form import form
 from blockscale.kernels.cuda.primitives.launch import launch
-from blockscale.kernels.cuda.primitives.plan import plan
+from blockscale.kernels.cuda.primitives.plan import form, plan
+from blockscale.kernels.cuda.quantize import dequantize
 
 _UNFLUSHED = 16384  # products summed up there; of so many positive ones 63 of 64 units were lost
 AT_ONCE = 1 << 30  # bytes of bfloat16 weights at a time, where nothing else is said

@@ -12,18 +12,20 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from blockscale.kernels.cuda.matmul import fused_work
-from blockscale.kernels.cuda.matmul.call import Call, columns, tile_rows
+from blockscale.kernels.cuda.matmul import fused
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, result
-from blockscale.kernels.cuda.matmul.order import PARTS, for_few
-from blockscale.kernels.cuda.matmul.reading import WORD, Reading
-from blockscale.kernels.cuda.matmul.weight import (
+from blockscale.kernels.cuda.matmul.operands import (
+    Call,
     OutputFactors,
     Weight,
     as_words,
+    columns,
     output_factors,
     scale_stride,
+    tile_rows,
 )
+from blockscale.kernels.cuda.matmul.order import PARTS, for_few
+from blockscale.kernels.cuda.matmul.reading import WORD, Reading
 from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 
 
@@ -85,7 +87,7 @@ def best(call: Call, r: Reading) -> bool:
     Small blocks that only "few" and "blocks" read have nothing better up to 64 rows: "blocks"
     takes 3.7 times the bfloat16 layer's time there, two rows of tiles of "few" twice 1.06 times.
     """
-    most = 64 if r.small_blocks and not fused_work.takes(r) else 32
+    most = 64 if r.small_blocks and not fused.takes(r) else 32
     return call.rows <= most and takes(r, usual_words(r))
 
 

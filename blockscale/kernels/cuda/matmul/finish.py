@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda.device.numerics import narrow
-from blockscale.kernels.cuda.matmul.weight import OutputFactors
+from blockscale.kernels.cuda.matmul.operands import OutputFactors
 from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The way "fused": for more rows of x, codes are decoded while the tensor cores multiply others.
+"""What the way "fused" compiles its kernel for: weights and tiles that it takes, and its plan."""
 
-It needs a Hopper (hopper/available.py), where the copy engine can read the weight. The device code
-is hopper/fused*.py, and what it is compiled for fused_work.py.
-"""
-
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,31 +13,281 @@ import triton.language as tl
 from torch import Tensor
 
 from blockscale.kernels.cuda.device.numerics import narrow
-from blockscale.kernels.cuda.matmul.call import Call, tile_rows
+from blockscale.kernels.cuda.matmul import ptx, ptx_pairs
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, finished, result
-from blockscale.kernels.cuda.matmul.fused_work import (
-    Cut,
-    FusedSettings,
-    Work,
-    arrangement,
-    cut,
-    slots,
-    step_codes,
-    takes,
-    unrolled,
-    work,
-)
-from blockscale.kernels.cuda.matmul.order import PARTS, STEP_WORDS, for_fused
-from blockscale.kernels.cuda.matmul.reading import Reading
-from blockscale.kernels.cuda.matmul.tile_kernel import place
-from blockscale.kernels.cuda.matmul.weight import (
+from blockscale.kernels.cuda.matmul.operands import (
+    Call,
     OutputFactors,
     Weight,
     as_words,
+    columns,
     output_factors,
     scale_stride,
+    tile_rows,
 )
+from blockscale.kernels.cuda.matmul.order import PARTS, STEP_WORDS, for_fused
+from blockscale.kernels.cuda.matmul.reading import Reading
+from blockscale.kernels.cuda.matmul.tile import place
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
+
+_REGISTERS = 65536  # of a processor
+_SHARED = 220 * 1024  # bytes of shared memory that a program may have, less some for what it writes
+
+
+class FusedSettings(NamedTuple):
+    """rows, outputs: of x and of the weight in a tile
+    programs: that share a processor; 0 as 1, with all the registers that a thread may have
+    split_k: programs that divide k among them, for each tile
+    split_tail: likewise for the tiles of the last wave, which do not fill the GPU
+    unroll: steps along k that are one piece of the program, where blocks are no larger than a step
+    """
+
+    rows: int
+    outputs: int
+    programs: int = 0
+    split_k: int = 1
+    split_tail: int = 1
+    unroll: int = 1
+
+    @classmethod
+    def read(cls, numbers: Sequence[int]) -> "FusedSettings":
+        """The settings of a table's entry, which has four warps for each step of `unroll`."""
+        rows, outputs, _, warps, programs, split_k, split_tail = columns(numbers)
+        return cls(rows, outputs, programs, split_k, split_tail, warps // 4)
+
+    def entry(self) -> tuple[int, ...]:
+        """The numbers that a table has of them."""
+        rows, outputs, programs, split_k, split_tail, unroll = self
+        return (rows, outputs, STEP_WORDS, 4 * unroll, programs, split_k, split_tail)
+
+
+def takes(r: Reading, settings: FusedSettings | None = None) -> bool:
+    """Whether the kernel knows how to read the weight: elements of 1, 2, 4 and 8 bits, the sums of
+    whose blocks have no scales of their own or, where they have, in blocks of 32 codes or more; and
+    6 bits. settings: whether their tile is what registers and shared memory hold."""
+    rows = settings.rows if settings else 64
+    if settings and stages(r, rows, settings.outputs, max(settings.programs, 1)) < 2:
+        return False  # a step's codes are opened before those before it are done with
+    if slots(r):
+        small = r.per_block and r.width <= 64 and r.planes < 16
+        return 16 <= rows <= (192 if small else 128 if r.planes < 32 else 64)
+    if rows & (rows - 1):
+        return False
+    if r.six_bits:
+        return True
+    whole_steps = r.words % STEP_WORDS == 0 and rows <= 128
+    return r.planes in (4, 8) and (not r.per_block or whole_steps)
+
+
+def stages(r: Reading, rows: int, outputs: int, programs: int) -> int:
+    """How many steps fit in a program's shared memory at once. programs: that share a processor"""
+    words = 0 if r.six_bits else outputs * STEP_WORDS * 4
+    return min(8, _SHARED // programs // (rows * step_codes(r) * 2 + words))
+
+
+def step_codes(r: Reading) -> int:
+    """Codes of a row in a step."""
+    return r.planes * STEP_WORDS or 128
+
+
+def slots(r: Reading) -> bool:
+    """Whether codes are read by slots: four words, one for each of the threads that share a row, so
+    that what a tensor core takes at once is of one block. Blocks of whole steps go without, where
+    they have no zero points: then larger products and two groups of warps in turn are faster."""
+    if not r.per_block:
+        return r.planes > 8 and not r.fold
+    if r.planes in (4, 8) and r.words >= STEP_WORDS and not (r.zero and r.planes == 8):
+        return False
+    return r.words >= max(32 // r.planes, 4) if r.planes > 4 else r.words == 8 and not r.zero
+
+
+def arrangement(r: Reading) -> tuple[int, int]:
+    """`planes` and `slots` of order.for_fused: how many codes lie together, and which are pairs."""
+    if r.six_bits:
+        return 32, 16
+    apart = r.pairs.order[1] != 1
+    return r.planes, (r.planes // 2 if apart else 1) if slots(r) else 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What hopper/fused.py is compiled for, beside dtypes. Frozen and hashable, as a Reading is.
+
+    front, back: PTX that decodes the first four codes of two words, and the last four; by slots,
+        pairs of codes of two words, all of them at once; of 6 bits, the first and last eight
+    asm: the registers of the PTX, by slots and of 6 bits
+    rows, outputs: of a tile
+    block: steps whose sums meet a scale, or leave the tensor cores, on their own; 0 for none
+    mode: see hopper.fused.multiply
+    programs: that share a processor
+    unroll: steps that are one piece of the program
+    """
+
+    reading: Reading
+    front: str
+    back: str
+    asm: str
+    rows: int
+    outputs: int
+    block: int
+    mode: int
+    programs: int = 1
+    unroll: int = 1
+
+    @property
+    def six_bits(self) -> bool:
+        """Whether codes are 6 bits."""
+        return self.reading.six_bits
+
+    @property
+    def codes(self) -> int:
+        """Of a row in a step."""
+        return step_codes(self.reading)
+
+    @property
+    def stages(self) -> int:
+        """How many steps fit in a program's shared memory at once."""
+        return stages(self.reading, self.rows, self.outputs, self.programs)
+
+    @property
+    def groups(self) -> int:
+        """Groups of warps that multiply: two if one can scale sums while the other goes on."""
+        return 2 if self.block and self.outputs == 128 and not self.six_bits else 1
+
+    @property
+    def warps(self) -> int:
+        """Of a group."""
+        return self.outputs // self.groups // 16
+
+    @property
+    def registers(self) -> int | None:
+        """What a thread may have on the average for several programs to fit, in eights."""
+        threads = (self.outputs // 16 + 4) * 32
+        return _REGISTERS // (threads * self.programs) // 8 * 8 if self.programs > 1 else None
+
+    @property
+    def slots(self) -> bool:
+        """Whether codes are read by slots."""
+        return slots(self.reading)
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of x that are multiplied at a time: by slots a share, while another meets scales."""
+        return min(64, self.rows // 2) if self.slots else self.rows
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares the rows of a tile are divided."""
+        return self.rows // self.share_rows
+
+    @property
+    def split(self) -> bool:
+        """Whether shares are tiles of their own: rows are then no power of two."""
+        return bool(self.rows & (self.rows - 1))
+
+    @property
+    def box(self) -> int:
+        """Rows of x that are copied at a time."""
+        return self.share_rows if self.split else self.rows
+
+    @property
+    def turn(self) -> int:
+        """Codes along k that are multiplied at a time."""
+        if self.slots and 0 < self.reading.width < 64:
+            return 32
+        return max(64, 4 * self.reading.planes) if self.slots else 64
+
+    @property
+    def turns(self) -> int:
+        """Of a step."""
+        return self.codes // self.turn
+
+    @property
+    def halves(self) -> int:
+        """Turns of a step, where those are 64 codes."""
+        return self.codes // 64
+
+    @property
+    def columns(self) -> int:
+        """How many blocks of a row a step begins or goes on with."""
+        return max(STEP_WORDS // self.reading.words, 1) if self.reading.words else 1
+
+
+def unrolled(settings: FusedSettings, block: int) -> int:
+    """How many steps are one piece of the program, where their blocks are no larger than a step."""
+    return settings.unroll if block == 1 else 1
+
+
+@cache
+def work(r: Reading, settings: FusedSettings, block: int, mode: int) -> Work:
+    """The Work of a weight and settings. block, mode: as in Work"""
+    e, asm = r.element, ""
+    if r.six_bits:
+        front, back = (ptx_pairs.six_turn(e, half, bool(r.fold)) for half in range(2))
+        asm = ptx.constraints(16, 13 if r.fold else 12)
+    elif slots(r):
+        front, back = ptx_pairs.decode(e, None, "zero" if r.zero else ""), ""
+        asm = ptx.constraints(r.planes, 4 if r.zero else 2)
+    else:
+        small = e.family == "minifloat" and e.bits < 8 and e.bias < 127  # as in reading.py
+        lift = 0 if small and r.fold == "codes" else None
+        halves = (range(4), range(r.planes - 4, r.planes))
+        front, back = (ptx.decode_words(e, lift, half) for half in halves)
+    return Work(
+        r,
+        front,
+        back,
+        asm,
+        settings.rows,
+        settings.outputs,
+        block,
+        mode,
+        max(settings.programs, 1),
+        unrolled(settings, block),
+    )
+
+
+class Cut(NamedTuple):
+    """How the tiles and k are divided among programs: the arguments of hopper.fused.multiply.
+
+    mode, steps, whole, tail, all_steps: as there; grid: of programs
+    pieces: programs that divide k among them
+    """
+
+    mode: int
+    grid: tuple[int, int]
+    steps: int
+    whole: int
+    tail: int
+    all_steps: int
+    pieces: int
+
+
+def cut(
+    tiles: int, total: int, unit: int, settings: FusedSettings, parts: int, processors: int
+) -> Cut:
+    """tiles: of the result; total: steps along k, `unit` of which stay together; parts: of x.
+
+    settings.split_k divides k for all tiles; split_tail for those of the last wave, which is not
+    full.
+    """
+    if parts > 1 or settings.split_k > 1:
+        steps = cdiv(total, unit * settings.split_k) * unit
+        pieces = cdiv(total, steps)
+        return Cut(int(parts * pieces > 1), (tiles, pieces), steps, 0, 1, steps, pieces)
+    whole = tiles - tiles % processors
+    tail, full = tiles - whole, cdiv(total, unit) * unit
+    if settings.split_tail == 1 or not tail:
+        return Cut(0, (tiles, 1), full, 0, 1, full, 1)
+    steps = cdiv(total, unit * settings.split_tail) * unit
+    pieces = cdiv(total, steps)
+    return Cut(2, (whole + pieces * tail, 1), steps, whole, tail, full, pieces)
+
+
+# The way "fused": for more rows of x, codes are decoded while the tensor cores multiply others.
+#
+# It needs a Hopper (hopper/available.py), where the copy engine can read the weight. The device
+# code is hopper/fused*.py, and what it is compiled for fused_work.py.
 
 _UNFLUSHED = 1024  # products that a tensor core, which truncates, adds up where more bits show
 _TAIL_LINES = 16  # rows of a tile that a program of `add_tail` has

@@ -8,7 +8,7 @@ tensor core reads. device/element.py has the same in plain Triton, for the inter
 """
 
 from blockscale.core.element import ElementNumbers
-from blockscale.kernels.cuda.matmul.codebook.ptx import is_table, looked_up
+from blockscale.kernels.cuda.matmul.codebook import is_table, looked_up
 
 FAMILIES = ("integer", "minifloat", "binary")  # of elements, which there are programs for
 AND_OR = "0xEA"  # lop3: (a & b) | c

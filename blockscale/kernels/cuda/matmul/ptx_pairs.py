@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockscale.core.element import ElementNumbers
-from blockscale.kernels.cuda.matmul.codebook.ptx import is_table, looked_up
+from blockscale.kernels.cuda.matmul.codebook import is_table, looked_up
 from blockscale.kernels.cuda.matmul.ptx import (
     bf16,
     both,

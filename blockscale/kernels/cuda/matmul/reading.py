@@ -14,7 +14,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
-from blockscale.kernels.cuda.matmul.codebook.parts import Parts, nearest_of, parts_of
+from blockscale.kernels.cuda.matmul.codebook import Parts, nearest_of, parts_of
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
 from blockscale.kernels.cuda.spec import Spec, spec
 from blockscale.kernels.numbers import lower

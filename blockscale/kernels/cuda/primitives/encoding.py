@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernel that encodes: it chooses scales or reads them, and writes codes, values or gradients.
+"""Codes and values of a tile -> memory.
 
-Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it
-reads. Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
+out: a pointer to uint8, int8 or int16 codes, or to values; Triton bitcasts it where it stores wider
+words. A `tile` is not in pairs here, whatever it reads.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from blockscale.kernels.cuda.device.codes import (
     codes_of_pairs,
     passes,
     spread_scaling,
+    stored_bits,
     value_of,
 )
 from blockscale.kernels.cuda.device.division import (
@@ -41,10 +42,90 @@ from blockscale.kernels.cuda.device.scale import (
     step_of,
     zero_point,
 )
-from blockscale.kernels.cuda.device.signs import compares
+from blockscale.kernels.cuda.device.signs import (
+    compares,
+    packed_sign_pairs,
+    packed_signs,
+    sign_pairs,
+    sign_values,
+)
+from blockscale.kernels.cuda.device.tile import (
+    codes_per_group,
+    join_neighbours,
+    locate,
+    offsets,
+    store_packed,
+)
 from blockscale.kernels.cuda.primitives.extremes import all_wide, extremes, far_from_zero
 from blockscale.kernels.cuda.primitives.ranges import ranges
-from blockscale.kernels.cuda.primitives.writing import write_codes, write_pairs, write_signs
+
+NEIGHBOURS: tl.constexpr = tl.constexpr(8)  # of two bytes each, which one instruction moves
+
+
+@triton.jit
+def write_codes(target, code, spec: tl.constexpr, tile: tl.constexpr):
+    """Codes int32 [rows, columns] -> memory, packed if tile.packs. target: an encoding.Target"""
+    if tile.packs:
+        bits: tl.constexpr = spec.element.bits
+        word = join_neighbours(code, tile.rows, tile.columns, bits)
+        place = locate(tile, target.extents, codes_per_group(bits))
+        side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
+        store_packed(target.out, place, word, bits, side, tile)
+    else:
+        out = target.out
+        tl.store(out + target.at, code.to(out.dtype.element_ty), mask=target.mask)
+
+
+@triton.jit
+def write_pairs(target, word, spec: tl.constexpr, tile: tl.constexpr):
+    """Pairs of codes or values, as codes.codes_of_pairs makes them -> memory.
+
+    target: an encoding.Target, whose `at` counts pairs
+    """
+    out, at, mask = target.out, target.at, target.mask
+    bits: tl.constexpr = stored_bits(spec, tile)
+    if bits == 4:
+        tl.store(out + at, word.to(tl.uint8), mask=mask)
+    elif bits == 8:
+        tl.store(out.to(tl.pointer_type(tl.int16), bitcast=True) + at, word.to(tl.int16), mask=mask)
+    elif bits == 16:
+        tl.store(out.to(tl.pointer_type(tl.int32), bitcast=True) + at, word, mask=mask)
+    else:
+        place = locate(tile, target.extents, codes_per_group(bits))
+        side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
+        store_packed(out, place, word, bits, side, tile)
+
+
+@triton.jit
+def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
+    """Elements or pairs that are compared (signs.py) -> their codes or values in memory.
+
+    target: an encoding.Target; step: float32 [units]; dtype: of the elements
+    """
+    out = target.out
+    kind: tl.constexpr = out.dtype.element_ty
+    if takes_pairs(dtype, tile) and tile.result == "values":
+        as_read: tl.constexpr = tile.in_pairs
+        write_pairs(target, sign_pairs(x, step, dtype, spec, as_read), spec, tile)
+    elif tile.result == "values":
+        at = out + target.at
+        tl.store(at, narrow(sign_values(widen(x), step, spec, tile), kind), mask=target.mask)
+    else:
+        if takes_pairs(dtype, tile):
+            word = packed_sign_pairs(x, step, dtype, spec, tile)
+        else:
+            word = packed_signs(widen(x), step, spec, tile)
+        per: tl.constexpr = codes_per_group(spec.element.bits)
+        place = locate(tile, target.extents, per)
+        side: tl.constexpr = NEIGHBOURS if tile.kind == "row" else tile.side
+        at = offsets(place.start // per, place.j, side // per)
+        tl.store(out + at, word.to(kind), mask=place.mask)
+
+
+# The kernel that encodes: it chooses scales or reads them, and writes codes, values or gradients.
+#
+# Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it
+# reads. Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
 
 
 class Target(NamedTuple):

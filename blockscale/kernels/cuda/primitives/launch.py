@@ -13,10 +13,9 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.reference import QParams, Ranges
-from blockscale.kernels.cuda.primitives import encoding, ranges
+from blockscale.kernels.cuda.primitives import encoding, extremes
 from blockscale.kernels.cuda.primitives.extremes import NOTHING
-from blockscale.kernels.cuda.primitives.form import Form
-from blockscale.kernels.cuda.primitives.plan import Plan, one_pass, plan
+from blockscale.kernels.cuda.primitives.plan import Form, Plan, one_pass, plan
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
 
 
@@ -53,7 +52,7 @@ def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
     planned = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
     assert planned is not None
     work = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch(ranges.largest_numerator, planned, x, x, work)
+    launch(extremes.largest_numerator, planned, x, x, work)
     return work
 
 
@@ -66,7 +65,7 @@ def _merged(fmt: Form, x: Tensor) -> Tensor:
         work = torch.full((3, count), NOTHING.value, dtype=torch.int32, device=x.device)
     else:
         work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
-    launch(ranges.merge_extremes, planned, x, x, work, count)
+    launch(extremes.merge_extremes, planned, x, x, work, count)
     return work
 
 
@@ -80,7 +79,7 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
         return reference.qparams_from_range(*of_blocks, fmt.format)
     parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
-        direct(ranges.finish)[(cdiv(count, 256),)](
+        direct(extremes.finish)[(cdiv(count, 256),)](
             work, parts.scale, parts.zero_point, parts.offset, count, spec=fmt.spec, columns=256,
             enable_fp_fusion=False,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from blockscale.core.block import WHOLE, Block
-from blockscale.kernels.cuda.device.lanes_asm import NO_NARROWING, Narrowing
+from blockscale.kernels.cuda.device.lanes import NO_NARROWING, Narrowing
 from blockscale.kernels.numbers import merged
 
 LARGEST = 32768  # elements of a block that one program holds in registers

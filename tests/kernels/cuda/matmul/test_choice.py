@@ -12,7 +12,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.parse import parse
 from blockscale.kernels import rates
 from blockscale.kernels.cuda import tables
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.choice import (
     WAYS,
     Choice,
@@ -23,7 +22,8 @@ from blockscale.kernels.cuda.matmul.choice import (
     to_measure,
 )
 from blockscale.kernels.cuda.matmul.dense import DenseSettings
-from blockscale.kernels.cuda.matmul.fused_work import FusedSettings
+from blockscale.kernels.cuda.matmul.fused import FusedSettings
+from blockscale.kernels.cuda.matmul.operands import Call
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.tile import TileSettings
 

@@ -10,8 +10,8 @@ from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.dense import DenseSettings, dense, exact
 from blockscale.kernels.cuda.matmul.finish import Ends
+from blockscale.kernels.cuda.matmul.operands import Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.ops import primitives as P
 from tests.support.cuda_equal import DEVICE, DTYPES
 from tests.support.cuda_matmul_exact import excess, stored

@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.few import FewSettings, fits, takes, to_measure, usual
+from blockscale.kernels.cuda.matmul.operands import Call
 from blockscale.kernels.cuda.matmul.reading import reading
 
 FORMATS = (

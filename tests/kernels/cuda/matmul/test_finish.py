@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.kernels.cuda.matmul.finish import Ends, add_up, result
-from blockscale.kernels.cuda.matmul.weight import OutputFactors
+from blockscale.kernels.cuda.matmul.operands import OutputFactors
 from tests.support.cuda_equal import DEVICE, DTYPES
 
 

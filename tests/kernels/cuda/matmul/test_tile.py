@@ -6,12 +6,22 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import triton
+import triton.language as tl
+
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.matmul.call import Call
 from blockscale.kernels.cuda.matmul.finish import Ends
+from blockscale.kernels.cuda.matmul.operands import Call, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.tile import TileSettings, fits, in_registers, tile, usual
-from blockscale.kernels.cuda.matmul.weight import Weight
+from blockscale.kernels.cuda.matmul.tile import (
+    GROUP,
+    TileSettings,
+    fits,
+    in_registers,
+    place,
+    tile,
+    usual,
+)
 from tests.support.cuda_equal import DEVICE, DTYPES
 from tests.support.cuda_matmul_exact import excess, stored
 from tests.support.some import crossed
@@ -71,3 +81,24 @@ def test_a_table_has_its_numbers() -> None:
     assert settings.entry() == (16, 64, 32, 4, 3, 2, 5)
     assert TileSettings.read(settings.entry()) == settings
     assert TileSettings.read([16, 64, 32, 4, 3]) == TileSettings(16, 64, 32, 4, 3, 1, 1)
+
+
+@triton.jit
+def _places(out, rows, n, BM: tl.constexpr, BN: tl.constexpr):  # noqa: N803
+    pid = tl.program_id(0)
+    pm, pn = place(pid, rows, n, BM, BN)
+    tl.store(out + 2 * pid, pm)
+    tl.store(out + 2 * pid + 1, pn)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 1), (16, 33), (130, 70), (16 * 8, 16), (16 * 17, 100)])
+def test_every_tile_has_a_program(rows: int, n: int) -> None:
+    """Each once; and in a run of programs, no more tiles of rows than share what they read."""
+    down, across = -(-rows // 16), -(-n // 32)
+    out = torch.full((down * across, 2), -1, dtype=torch.int32, device=DEVICE)
+    _places[(down * across,)](out, rows, n, BM=16, BN=32)
+    each = [tuple(pair) for pair in out.tolist()]
+    assert sorted(each) == [(m, n) for m in range(down) for n in range(across)]
+    run = GROUP.value * across
+    for first in range(0, len(each), run):
+        assert len({m for m, _ in each[first : first + run]}) <= GROUP.value

@@ -9,10 +9,10 @@ import pytest
 @pytest.fixture
 def settings_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiles as small as they are there, so that tensors take several programs."""
-    from blockscale.kernels.cuda.primitives import settings
+    from blockscale.kernels.cuda.primitives import plan as plans
     from blockscale.kernels.cuda.primitives.plan import plan
 
-    monkeypatch.setattr(settings, "interpreting", lambda: False)
+    monkeypatch.setattr(plans, "interpreting", lambda: False)
     plan.cache_clear()
     yield
     plan.cache_clear()

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.pack import pack_patterns, unpack
-from blockscale.kernels.cuda.primitives.form import form
+from blockscale.kernels.cuda.primitives.plan import form
+from blockscale.kernels.cuda.quantize import pack_patterns, unpack
 from tests.support.cuda_equal import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -6,7 +6,7 @@ import torch
 
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.primitives import launch
-from blockscale.kernels.cuda.primitives.form import form
+from blockscale.kernels.cuda.primitives.plan import form
 from tests.support.cuda_equal import DEVICE, DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Operand
-from blockscale.kernels.cuda.dequantize import decoded, dequantize
 from blockscale.kernels.cuda.matmul.finish import Ends, add_up
+from blockscale.kernels.cuda.quantize import decoded, dequantize
 
 LEAST = 4096  # of k
 

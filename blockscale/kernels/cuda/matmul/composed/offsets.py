@@ -26,9 +26,8 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.device.numerics import MAGIC, narrow
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.matmul.finish import Ends, finished
-from blockscale.kernels.cuda.matmul.input import Values
+from blockscale.kernels.cuda.matmul.operands import Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import Weight
 from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import spec
 

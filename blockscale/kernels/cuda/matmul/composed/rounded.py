@@ -13,12 +13,12 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.dequantize import dequantize
 from blockscale.kernels.cuda.matmul.composed import offsets
 from blockscale.kernels.cuda.matmul.dense import AT_ONCE, by_library
 from blockscale.kernels.cuda.matmul.finish import Ends
+from blockscale.kernels.cuda.matmul.operands import OutputFactors, exact_products
 from blockscale.kernels.cuda.matmul.reading import reading
-from blockscale.kernels.cuda.matmul.weight import OutputFactors, exact_products
+from blockscale.kernels.cuda.quantize import dequantize
 
 LEAST = 512  # rows of x, of what nothing below names; all are measured (docs/cuda_linear.md)
 _OFFSETS = 256  # of offsets and float zero points, which else are products of their own

@@ -54,7 +54,7 @@ from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
 )
 from blockscale.kernels.cuda.matmul.hopper.fused_six_bits import by_six_bits
 from blockscale.kernels.cuda.matmul.hopper.fused_slots import by_slots
-from blockscale.kernels.cuda.matmul.tile_kernel import place
+from blockscale.kernels.cuda.matmul.tile import place
 
 
 @gluon.jit

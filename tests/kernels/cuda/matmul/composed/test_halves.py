@@ -8,9 +8,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.operand import Operand, operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.dequantize import decoded, dequantize
 from blockscale.kernels.cuda.matmul.composed.halves import LEAST, halves, takes
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends
+from blockscale.kernels.cuda.quantize import decoded, dequantize
 from blockscale.ops import primitives as P
 from tests.support.cuda_equal import DEVICE
 
