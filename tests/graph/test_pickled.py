@@ -99,7 +99,7 @@ def same(a: Any, b: Any, rows: int = 5) -> None:
         assert all(torch.equal(one[name], other[name]) for name in ("logits", "rows"))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_graph_comes_back(step: str, way: str) -> None:

@@ -87,10 +87,11 @@ def prepared(model: str, qconfig: Any, *, qat: bool) -> tuple[fx.GraphModule, An
     return made.eval().apply(T.disable_observer), x
 
 
-CASES = [("cnn", name, qat) for name in CONFIGS for qat in (False, True)]
-CASES += [("transformer", "blocks", False), ("transformer", "static", True)]
+CASES = [("transformer", "blocks", False), ("transformer", "static", True)]
+CASES += [("cnn", name, qat) for name in CONFIGS for qat in (False, True)]
 
 
+@pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -295,6 +296,7 @@ def converted(dynamic: bool, fold: bool = True):
     return convert_pt2e(prepared, fold_quantize=fold), batch
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -59,6 +59,7 @@ MAPPINGS = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_prepared_models(name: str) -> None:
     observed = prepared(MAPPINGS[name])
@@ -176,6 +177,7 @@ def test_a_backend_of_somebody_s_own() -> None:
 NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dims", NORMS)
 def test_instance_norms(dims: int) -> None:
     """Of torch.ao's static map: one op from codes to codes."""

@@ -71,7 +71,7 @@ def test_what_is_lowered_stays_as_it_was(target):
     assert (state(lowered).stage, state(lowered).target) == ("lowered", target)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_has_its_way(kind, target):
@@ -82,7 +82,7 @@ def test_each_node_has_its_way(kind, target):
     assert all(each.way for each in ways(lowered))
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("target", HERE)
 def test_the_ledger_has_each_layer(target):
     _, program, _ = network("int8 static")
@@ -125,7 +125,7 @@ def test_strict_lets_pass_what_runs(target):
     assert not any(each.left for each in ways(lower(layers("mxfp8")[0], target, strict=True)))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_supports_says_what_is_left(kind):
     graph, _ = layers(kind)
@@ -135,7 +135,7 @@ def test_supports_says_what_is_left(kind):
     assert cuda.supports(next(iter(graph.graph.nodes))) is None
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize(
     "kind",

@@ -133,6 +133,7 @@ def test_a_clamp_before_a_pool_and_behind_one() -> None:
                          "blockscale.dequantize.default"]  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", [UINT8, "int8:tensor:fp32", "int4:tensor:fp32"])
 @pytest.mark.parametrize("dim", [1, -1])
 def test_codes_are_joined(dim: int, fmt: str) -> None:

@@ -115,6 +115,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4:group16:fp32", "nvfp4"])
 def test_weights(fmt: str, layout: str) -> None:

@@ -46,6 +46,7 @@ def test_end_to_end(kind):
         assert F.cosine_similarity(expected, found).min() > 0.998
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_way_is_said(kind):
     for each in ways(lower(layers(kind)[0], "cpu")):

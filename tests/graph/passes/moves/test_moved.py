@@ -10,7 +10,7 @@ from tests.graph.passes.nets import graph_of, round_trip, same_after
 FEW = ("int8:tensor:fp32", "mxfp8", "int4:group16:fp32", "int8:tile3x32:fp32")
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
 )

@@ -19,6 +19,7 @@ class Cat(nn.Module):
         return self.join([self.a(x), self.b(x)], 1)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["cat", "stack"])
 @pytest.mark.parametrize(
     "rule", [{"input": INT8, "shared": True}, {"input": INT8, "output": UINT8}]
