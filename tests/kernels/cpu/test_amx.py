@@ -120,7 +120,7 @@ FLOATS = (
 )
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(12)
 @needs_unit
 @pytest.mark.parametrize("fmt", FLOATS)
 def test_floats(fmt: str) -> None:

@@ -63,7 +63,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     assert ((y.double() - expected.double()).abs() <= bound).all()
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("channels", [1, 1000], ids=["products", "torch"])
 def test_every_setting(shape: tuple, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +134,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor | None]:
     return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", EXACT)
 @pytest.mark.parametrize("given", ["token", "tensor", "group16"])
 def test_bits_are_the_references_where_no_sum_rounds(fmt: str, given: str, made) -> None:

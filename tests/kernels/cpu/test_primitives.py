@@ -28,7 +28,7 @@ MORE = (
 )
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("fmt", [*SPELLINGS, *MORE])
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes: the other two are slow."""
@@ -100,7 +100,7 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
             assert wrong(torch.zeros(shape), fmt) == [], fmt
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_rank_0(element: str) -> None:
     for scale in ("fp32", "e8m0/floor", "e4m3", "(uint8:tensor:fp32)"):

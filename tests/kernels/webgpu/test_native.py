@@ -36,6 +36,7 @@ def test_textures(fmt: str) -> None:
     assert differing(fmt, (5, 18), torch.float32) == []
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_buffers(fmt: str, dtype: torch.dtype) -> None:

@@ -130,6 +130,7 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1).view(torch.uint8)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_bits_come_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:

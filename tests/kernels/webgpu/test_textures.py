@@ -112,6 +112,7 @@ GIVEN = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("there", [False, True], ids=["cpu", "webgpu"])
 @pytest.mark.parametrize(("fmt", "shape"), GIVEN, ids=str)
 def test_a_scale_and_a_zero_point(fmt: str, shape: tuple[int, ...], there: bool) -> None:

@@ -70,6 +70,7 @@ def extremes(
 BOUNDS = [2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 1]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 def test_extreme_codes_of_eight_bits(isa, dtype, bound):

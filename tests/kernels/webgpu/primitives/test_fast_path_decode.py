@@ -48,6 +48,7 @@ def same_values(shape: tuple[int, ...], fmt: str, dtype: torch.dtype, spoilt: bo
         return same(P.dequantize(by, dtype), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("fmt", "dtype", "units"), MEASURED)
 def test_what_was_measured(fmt: str, dtype: torch.dtype, units: int) -> None:
     block = geometry((4096,), parse(fmt).block).block

@@ -219,7 +219,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(80)
+@pytest.mark.some(160)
 @pytest.mark.parametrize(("fmt", "dtype", "shape"), CASES)
 @pytest.mark.parametrize("what", ["codes", "values"])
 def test_every_way_gives_the_references_bits(
