@@ -111,7 +111,7 @@ WEIGHTS = (
 )
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_lower_their_error(name: str, fmt: str) -> None:

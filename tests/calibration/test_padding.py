@@ -132,6 +132,7 @@ MORE = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [*FLOWS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],

@@ -46,7 +46,7 @@ def error(x: Tensor, observer: bs.observers.Observer) -> float:
     return float((y.double() - x).square().mean())
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("data", DATA)
 def test_it_does_not_lose_to_its_own(data: str, fmt: str) -> None:

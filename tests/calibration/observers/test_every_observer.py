@@ -62,7 +62,7 @@ def test_the_range_has_the_shape_of_the_scale(spec: str, fmt: str) -> None:
     assert bool((low <= 0).all() & (high >= 0).all()) and not bool(poisoned.any())
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(("spec", "fmt"), pairs(*RANGE_FORMATS))
 def test_constant_input_is_kept(spec: str, fmt: str) -> None:
     for value in (3.0, -0.0, 3.4e38):
@@ -164,7 +164,7 @@ def test_memory_does_not_grow(spec: str) -> None:
 # --- merging
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(("spec", "fmt"), [pair for pair in pairs(*FORMATS) if pair[0] in EXACT])
 def test_merging_is_seeing_both(spec: str, fmt: str) -> None:
     a, b = draw(8, 32), 37 * draw(8, 32, seed=1)

@@ -41,7 +41,7 @@ def tensors():
     }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", tensors())
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_symmetric_is_as_good_as_brute_force(name, bits):

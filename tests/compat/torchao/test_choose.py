@@ -27,7 +27,7 @@ from tests.compat.torchao.inputs import (
 )
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @every_mapping
 @every_block
 @every_dtype

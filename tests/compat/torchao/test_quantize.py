@@ -45,7 +45,7 @@ def check_both_ways(
         same(ours.dequantize_affine(*args, **limits, output_dtype=out), expected)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @every_mapping
 @every_block
 @every_dtype
