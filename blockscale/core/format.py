@@ -13,13 +13,10 @@ from blockscale.core.element import Element
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, Levels, PowerOfTwo
-from blockscale.core.scales import (
-    Offset,
-    TwoLevel,
-)
+from blockscale.core.scales import CodeScale, Offset, TwoLevel
 from blockscale.core.untrusted import QUOTED, shown
 
-Scale: TypeAlias = "FloatScale | PowerOfTwo | TwoLevel[Format]"
+Scale: TypeAlias = "FloatScale | PowerOfTwo | CodeScale | TwoLevel[Format]"
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,14 +11,15 @@ from blockscale.core.elements import read_element
 from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
-from blockscale.core.scales import SHORT_INNER, Offset, TwoLevel
+from blockscale.core.scales import SHORT_INNER, CodeScale, Offset, TwoLevel
 from blockscale.core.untrusted import QUOTED, quoted, shown
 
 # what spellings are made of, to guess what a wrong one means
 WORDS = (
     "tensor", "channel", "token", "group", "tile", "block", "flat",
     "int", "uint", "int8", "int4", "uint8", "uint4", "ternary", "binary", "nf4", "fp4", "iq4_nl",
-    "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "fp32", "fp16", "bf16", "e8m0", "pow2",
+    "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "ue5m3", "ue4m3", "fp32", "fp16", "bf16",
+    "e8m0", "pow2",
     "floor", "ceil", "rceil", "even", "tosa", "nearest", "given", "inv",
     "asym", "full", "half", "signed", "recip", "offset",
     "nearest_even", "nearest_away", "toward_zero", "down", "up", "stochastic",
@@ -78,6 +79,7 @@ CATALOG: dict[str, str] = {
     "mxfp4": "e2m1:group32:e8m0/floor",
     "mxint8": "int8:group32:e8m0/floor",
     "nvfp4": "e2m1:group16:e4m3",
+    "nvfp4_e5m3": "e2m1:group16:ue5m3",
     "bfp8": "int8:group64:e8m0/floor",
     "bfp16": "int16:group64:e8m0/floor",
 }
@@ -259,10 +261,13 @@ def _read_scale(text: str) -> Scale:
         return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, given)
     if levels.startswith("(") and levels.endswith(")"):
         return TwoLevel(spell(levels[1:-1]), inverse, given)
+    if re.fullmatch(r"ue[0-9]+m[0-9]+(?:r[0-9]+)?", text):
+        return CodeScale(read_element(text))
     kind, slash, rule = text.partition("/")
     if kind not in ("e8m0", "pow2"):
         kinds = (
-            f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, e8m0[/RULE], pow2/RULE, (FORMAT)[/inv][/given]"
+            f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, ueXmY, e8m0[/RULE], pow2/RULE, "
+            "(FORMAT)[/inv][/given]"
         )
         raise ValueError(f"unknown scale {quoted(text)}; choose from {kinds}")
     if kind == "e8m0" and not slash:

@@ -17,7 +17,7 @@ from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -161,6 +161,8 @@ def _store(
     if isinstance(scale, FloatScale):
         raw = quotient(low, high, fmt)
         return (scale.store_signed if fmt.span == "signed" else scale.store)(raw), None
+    if isinstance(scale, CodeScale):
+        return scale.poison(scale.store(quotient(low, high, fmt)), poisoned), None
     if isinstance(scale, PowerOfTwo):
         stored = scale.store(a, fmt.levels, fmt.fraction_bits)
         return (torch.where(poisoned, 255, stored) if scale.byte else stored), None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scales and offsets that are quantized themselves: levels below the first one."""
+"""Scales and offsets that are codes: of a small float, or of a format with a scale of its own."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,6 +12,66 @@ from blockscale.core.block import Block, Blocks
 from blockscale.core.element import Element
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import GIVEN, FloatScale, Levels
+
+# Scales that are codes by themselves (numerics.md, 3.3).
+
+
+@dataclass(frozen=True)
+class CodeScale:
+    """The code of a small unsigned float, one level: `ue5m3` (numerics.md, 3.3).
+
+    element: an unsigned minifloat, with a range so wide that it needs no outer scale
+    """
+
+    element: Element
+
+    @property
+    def name(self) -> str:
+        """As formats spell it."""
+        return self.element.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the stored scale: a byte a code."""
+        return torch.uint8
+
+    @property
+    def bits(self) -> int:
+        """Stored bits of one scale."""
+        return 8
+
+    @property
+    def poisons(self) -> bool:
+        """Whether a NaN or an infinity makes its whole block NaN: if a code can be NaN."""
+        return self.element.nan_code is not None
+
+    @property
+    def low(self) -> float:
+        """The smallest scale that is chosen, also for blocks of zeros."""
+        return self.element.smallest
+
+    @property
+    def high(self) -> float:
+        """The largest scale."""
+        return self.element.max
+
+    def __str__(self) -> str:
+        return self.name
+
+    def store(self, raw: Tensor) -> Tensor:
+        """The quotient a / L [...] float32 -> the stored scale [...], codes."""
+        raw = raw.clamp(self.low, self.high)
+        return self.element.to_bits(self.element.encode(raw, nearest_even, None, False))
+
+    def poison(self, codes: Tensor, poisoned: Tensor) -> Tensor:
+        """Codes [...] -> the NaN code where a block is poisoned, if there is such a code."""
+        nan_code = self.element.nan_code
+        return codes if nan_code is None else torch.where(poisoned, nan_code, codes)
+
+    def step(self, stored: Tensor) -> Tensor:
+        """Stored scale [...] -> step [...] float32."""
+        return self.element.decode(self.element.from_bits(stored))
+
 
 # Scales of two levels: codes of a small format that has a scale of its own (numerics.md, 3.5).
 

@@ -20,7 +20,7 @@ from blockscale.core.element import ElementNumbers
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scale import RULES, FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 
 # Fewer dimensions with the same blocks, so that kernels for a few serve tensors of any rank.
 #
@@ -110,7 +110,8 @@ class FormatNumbers:
         (3.8), "float_zero" (a zero point that is no integer), "signed" (a scale chosen with the
         sign of the largest value), "given" (one that cannot be chosen), "inner" (scales of two
         levels beyond those of unsigned integers and minifloats under a float32), "flat" (blocks
-        over the flattened tensor) and "nd" (blocks along more than two dimensions)
+        over the flattened tensor), "nd" (blocks along more than two dimensions) and "code" (a scale
+        that is the code of a float)
     offset: how offsets are stored: "fp32", "fp16", "bf16", or "" where a format has none
     zero: the same of zero points that are no integers, else ""
     """
@@ -202,6 +203,7 @@ def _features(fmt: Format) -> tuple[str, ...]:
         "inner": not plain_offset or (isinstance(scale, TwoLevel) and not plain_levels(scale)),
         "flat": fmt.block.flat > 0,
         "nd": fmt.block.name.startswith("block"),
+        "code": isinstance(scale, CodeScale),
     }
     return tuple(name for name, there in has.items() if there)
 

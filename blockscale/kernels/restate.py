@@ -10,6 +10,7 @@ kernels of the format that is left:
     nf4:flat64:fp32, rows of 96                                    nf4:group32:fp32
     int4:group32:fp16:signed                                       int4:group32:fp16:full
     int8:group32:e8m0/given                                        int8:group32:e8m0/floor
+    e2m1:group16:ue5m3                                             e2m1:group16:fp32
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +24,13 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN
 from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, PowerOfTwo
-from blockscale.core.scales import Offset, TwoLevel
+from blockscale.core.scales import CodeScale, Offset, TwoLevel
 from blockscale.kernels.numbers import plain_levels
 
 _FLOAT32 = FLOAT_SCALES["fp32"]
@@ -54,9 +56,9 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     scale, offset = fmt.scale, fmt.offset
     levels = isinstance(scale, TwoLevel)
     given = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
-    known = isinstance(scale, TwoLevel) and plain_levels(scale)
+    coded = isinstance(scale, CodeScale) or (levels and not plain_levels(scale))
     told = offset is not None and (offset.inner is not None or offset.block is not None)
-    if not (given or told or fmt.span == "signed" or fmt.block.flat or (levels and not known)):
+    if not (given or told or fmt.span == "signed" or fmt.block.flat or coded):
         return None
     if told and not _even(fmt):
         return None
@@ -65,7 +67,7 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     plain = fmt
     if isinstance(scale, PowerOfTwo) and given:  # a given float is no power of two, a byte is one
         plain = replace(plain, scale=PowerOfTwo("floor", byte=True) if scale.byte else _FLOAT32)
-    if levels:
+    if levels or coded:
         plain = replace(plain, scale=_FLOAT32)
     if told:
         plain = replace(plain, offset=Offset(_FLOAT32))
@@ -183,15 +185,17 @@ def restated_quantizer(
 
 
 def _steps(qparams: QParams, fmt: Format) -> Tensor:
-    """As reference.step_of, for scales of two levels: by a table of values, in fewer passes."""
+    """As reference.step_of, for scales that are codes: by a table of values, in fewer passes."""
     scale = fmt.scale
+    if isinstance(scale, CodeScale):
+        return _values(qparams.scale, scale.element).reshape(qparams.scale.shape)
     assert isinstance(scale, TwoLevel) and qparams.outer is not None
     offset, inner = qparams.scale_offset, scale.inner
     plain = offset is None or (offset.numel() == 1 and isinstance(_offset_type(inner), FloatScale))
     split = in_blocks(qparams.scale.shape, inner.block)
     if split is None or not plain or not qparams.scale.numel():
         return reference.step_of(qparams, fmt)
-    values = _values(qparams.scale, inner).reshape(split)
+    values = _values(qparams.scale, inner.element).reshape(split)
     outer = qparams.outer.to(torch.float32).reshape(_one_each(split))
     steps = values / outer if scale.reciprocal else outer * values
     low, high = torch.aminmax(steps.abs())
@@ -213,14 +217,13 @@ def _offsets(qparams: QParams, fmt: Format) -> Tensor:
     split = None if inner is None else in_blocks(codes.shape, inner.block)
     if inner is None or outer is None or split is None:
         return fmt.offset.value(codes, outer)
-    values = _values(codes, inner).reshape(split)
+    values = _values(codes, inner.element).reshape(split)
     offsets = values * outer.to(torch.float32).reshape(_one_each(split))
     return offsets.clamp_(-FLT_MAX, FLT_MAX).reshape(codes.shape)
 
 
-def _values(codes: Tensor, inner: Format) -> Tensor:
-    """Codes, one a byte -> their values float32."""
-    element = inner.element
+def _values(codes: Tensor, element: Element) -> Tensor:
+    """Codes, one a byte -> their values float32, all in one dimension."""
     every = torch.arange(2**element.bits, dtype=torch.uint8, device=codes.device)
     table = element.decode(element.from_bits(every))
     return table.index_select(0, codes.reshape(-1).to(torch.int32))

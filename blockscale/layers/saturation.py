@@ -9,6 +9,7 @@ from blockscale.core.arithmetic.bits import divide
 from blockscale.core.format import Format
 from blockscale.core.reference import Ranges
 from blockscale.core.scale import FloatScale, PowerOfTwo
+from blockscale.core.scales import CodeScale
 
 
 def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = None) -> Tensor:
@@ -17,7 +18,7 @@ def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = Non
     low, high: the range of each block, as `ranges` gives it; outer: an outer scale that is given
     """
     a, scale = reference.numerator(low, high, fmt), fmt.scale
-    if isinstance(scale, FloatScale):
+    if isinstance(scale, FloatScale | CodeScale):
         raw = reference.quotient(low, high, fmt).abs()
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):

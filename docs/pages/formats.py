@@ -39,7 +39,7 @@ Any other combination is spelled out: `element:block:scale[:option…]`.
 
 * elements: {elements}
 * blocks: `tensor`, `channelA`, `token`, `groupN`, `groupN@A`, `tileRxC`
-* scales: `fp32`, `fp16`, `bf16`, `pow2/RULE`, `e8m0/RULE` (`e8m0` is `e8m0/floor`), `e4m3`, `e5m2`, or a format in parentheses
+* scales: `fp32`, `fp16`, `bf16`, `pow2/RULE`, `e8m0/RULE` (`e8m0` is `e8m0/floor`), `e4m3`, `e5m2`, `ueXmY` (one level, as `ue5m3`), or a format in parentheses
 * rules: {rules}
 * options: `asym`, `full`, `half`, `recip`, and a rounding ({roundings})
 * shorthand: `bfpM` and `bfpMxN` for M-bit mantissas in groups of N (64), `BFP[8|8]{{64}}(SN)` as hardware people write it (symmetric S, else N or _; rounding N, U, D, S), and `MXFP8[E4M3]{{32}}`, `MXINT8{{32}}`
@@ -74,7 +74,8 @@ FLOW_HEAD = """
 ## What runs where
 
 Two linear layers in each format, through modules (`bs.calibrate`), `bs.graph.convert` and `bs.graph.fuse`, whose results are equal to the bit on the
-reference, and lowered to each target. `kernel`: one of ours; `oneDNN`: torch's product of 8-bit integers; `torch's ops`: the reference traced for
+reference, and lowered to each target. `kernel`: one of ours; `composed`: our kernels for decoding and for
+floats, one after the other; `oneDNN`: torch's product of 8-bit integers; `torch's ops`: the reference traced for
 Inductor, with its bits. Every cell was run, by `tests/graph/test_flows.py`, on an x86-64 processor with AVX-512 and VNNI, those of `cuda` by
 `tests/gpu/test_graph.py` on an H200, where linear layers go through `linear`, which quantizes its input inside.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Offsets: a number added to each block, stored as a float or as a code (numerics.md, 3.8)."""
+"""Scales that are codes (numerics.md, 3.3, 3.5) and offsets of blocks (3.8)."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -164,3 +165,90 @@ def test_the_scale_of_a_tensor_reads_back_as_a_tensor_of_its_own() -> None:
     again = bs.quantize(x, q.format, scale=scale)
     assert torch.equal(again.packed, q.packed)
     assert not math.isnan(float(again.dequantize().sum()))
+
+
+def e5m3(codes: np.ndarray) -> np.ndarray:
+    """The values of ue5m3's codes, by hand: 5 bits of exponent, 3 of mantissa, bias 15."""
+    exponent, mantissa = codes.astype(np.int64) >> 3, codes.astype(np.int64) & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 15)
+    return np.where(exponent == 0, np.ldexp(mantissa / 8, -14), normal).astype(np.float32)
+
+
+def every_scale_and_between() -> np.ndarray:
+    """Quotients at every value of ue5m3 below NaN, at each middle, and one float32 beside them."""
+    values = e5m3(np.arange(255))
+    points = np.concatenate([values, (values[1:] + values[:-1]) / 2]).astype(np.float32)
+    sides = [np.nextafter(points, np.float32(side)) for side in (0, np.inf)]
+    return np.concatenate([points, *sides, np.float32([1e-30, 2e5])])
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_every_scale_of_one_level_is_the_nearest_of_numpy(backend: str) -> None:
+    """A block for each quotient: its largest magnitude is 16 of them, the largest value of e3m0.
+    Ties go to the even code."""
+    quotients = every_scale_and_between()
+    x = np.zeros((len(quotients), 16), np.float32)
+    x[:, 3], x[:, 5] = -16 * quotients, quotients
+    with bs.use(backend):
+        q = bs.quantize(torch.from_numpy(x), "e3m0:group16:ue5m3")  # values 0.25 … 16
+        back = q.dequantize().numpy()
+    values = e5m3(np.arange(255)).astype(np.float64)
+    distance = np.abs(values[None] - quotients[:, None].astype(np.float64))
+    tied = distance == distance.min(1, keepdims=True)
+    even = tied & (np.arange(255) % 2 == 0)
+    code = np.where(tied.sum(1) == 2, even.argmax(1), tied.argmax(1))
+    code = np.maximum(code, 1)  # the smallest scale, not 0
+    np.testing.assert_array_equal(q.qparams.scale.numpy()[:, 0], code)
+    assert q.qparams.scale.dtype == torch.uint8 and q.qparams.outer is None
+    steps = e5m3(code).astype(np.float32)
+    named = {0.0} | {2.0**k for k in range(-2, 5)}
+    assert set(np.unique(np.abs(back / steps[:, None]))) <= named
+
+
+def test_a_row_of_one_level_depends_on_nothing_else() -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
+    alone = [bs.quantize(row, "nvfp4_e5m3").dequantize() for row in x]
+    beside = torch.cat([x, 1e4 * torch.ones(1, 64)])
+    assert torch.equal(bs.quantize(beside, "nvfp4_e5m3").dequantize()[:8], torch.stack(alone))
+    two = bs.quantize(beside, "nvfp4").dequantize()[:8]
+    assert not torch.equal(two, torch.stack([bs.quantize(row, "nvfp4").dequantize() for row in x]))
+
+
+def test_zeros_and_what_is_not_finite_under_a_scale_of_one_level() -> None:
+    x = torch.ones(4, 16)
+    x[0], x[1, 3], x[2, 4] = 0.0, math.nan, -math.inf
+    q = bs.quantize(x, "nvfp4_e5m3")
+    assert q.qparams.scale.flatten().tolist() == [1, 255, 255, 99]  # 1.375 · 2^-3
+    back = q.dequantize()
+    assert bool((back[0] == 0).all()) and bool(back[1:3].isnan().all())
+    open_ended = bs.quantize(x, "e2m1:group16:ue5m3r0")  # without a NaN
+    assert not bool(open_ended.dequantize().isnan().any())
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 8, 0x78, 254, 255])
+def test_scales_that_are_given_may_be_any_code(code: int) -> None:
+    x = torch.tensor([[0.0, 1.0, -2.0, 1e-5] * 4])
+    scale = torch.full((1, 1), code, dtype=torch.uint8)
+    q = bs.quantize(x, "nvfp4_e5m3", scale=scale)
+    step = math.nan if code == 255 else float(e5m3(np.array([code]))[0])
+    values = R.dequantize(q.codes, QParams(torch.tensor([[step]])), parse("e2m1:group16:fp32"),
+                          torch.float32)  # fmt: skip
+    assert torch.equal(q.dequantize().nan_to_num(7.0), values.nan_to_num(7.0))
+
+
+def test_the_error_of_one_level_is_that_of_two() -> None:
+    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(5))
+    one, two = (float((bs.quantize(x, f).dequantize() - x).square().mean())
+                for f in ("nvfp4_e5m3", "nvfp4"))  # fmt: skip
+    assert abs(one / two - 1) < 0.01
+
+
+def test_spellings_of_scales_without_a_sign() -> None:
+    for name in ("ue5m3", "ue4m3", "ue4m4", "ue6m2r0", "ue2m3r3"):
+        fmt = parse(f"e2m1:group16:{name}")
+        assert str(fmt.scale) == name and parse(str(fmt)) == fmt and fmt.bits == 4
+    assert parse("nvfp4_e5m3") == parse("e2m1:group16:ue5m3")
+    with pytest.raises(ValueError, match="unknown element 'ue9m3'"):
+        parse("e2m1:group16:ue9m3")
+    with pytest.raises(ValueError, match="half needs an fp32"):
+        parse("int4:group16:ue5m3:half")

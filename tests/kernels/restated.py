@@ -26,6 +26,9 @@ FORMATS = (
     "e2m1:flat16:(e4m3:tensor:fp32)",
     "int4:flat4@0:fp32",
     "ternary:flat32:fp32",
+    "e2m1:group16:ue5m3",
+    "int4:group32:ue4m4:asym:recip",
+    "e4m3:flat16:ue6m2r0",
     # and with kernels that know codebooks or offsets
     "nf4:flat64:fp32",
     "nf4:flat64:(book(0,0.25,0.5,1):flat16:fp32)",

@@ -14,6 +14,10 @@ from blockscale.layers.saturation import not_finite, saturates
     ("spelling", "low", "high", "found"),
     [
         ("int8:tensor:fp32", 0.0, 0.0, False),
+        ("e2m1:group16:ue5m3", 0.0, 6 * 2.0**-17, False),
+        ("e2m1:group16:ue5m3", 0.0, 6 * 2.0**-18, True),
+        ("e2m1:group16:ue5m3", -6 * 114688.0, 0.0, False),
+        ("e2m1:group16:ue5m3", -7 * 114688.0, 0.0, True),
         ("int8:tensor:fp32", 0.0, 2.0**-149, True),  # its scale would be 2^-126 at least
         ("int8:tensor:fp32", -3e38, 3e38, False),
         ("int8:tensor:fp16", 0.0, 127 * 65504.0, False),

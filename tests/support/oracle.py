@@ -78,6 +78,7 @@ class Oracle:
             scale = f"({scale}:tensor:fp32)"
         self.element = element_of(self.name, self.options)
         self.inner = Oracle(scale[1:-1]) if scale.startswith("(") else None
+        self.coded = element_of(scale) if scale.startswith("ue") else None  # a scale that is a code
         self.zero_type = named.get("asym")
         self.offset = "offset" in named
         kind = named.get("offset") or (scale if scale in SCALE_RANGE else "fp32")
@@ -86,7 +87,7 @@ class Oracle:
         self.scale, _, rule = scale.partition("/")
         self.rule = rule or "floor"
         self.asym = "asym" in self.options
-        self.float_scale = self.scale in SCALE_RANGE
+        self.float_scale = self.scale in SCALE_RANGE or self.coded is not None
 
     @cached_property
     def levels(self) -> Fraction:
@@ -120,9 +121,8 @@ class Oracle:
     @property
     def poisons(self) -> bool:
         """3.7, read as: an inner element with reserved codes, whatever its name."""
-        return self.scale == "e8m0" or (
-            self.inner is not None and self.inner.element.nan is not None
-        )
+        code = self.coded or (self.inner and self.inner.element)
+        return self.scale == "e8m0" or (code is not None and code.nan is not None)
 
     def range(self, block: list[float]) -> tuple[float, float]:
         finite = [v for v in block if math.isfinite(v)]
@@ -174,6 +174,9 @@ class Oracle:
         return exponent(a) - emax + (mant(a) >= threshold)
 
     def stored(self, block: list[float]) -> float | int:
+        if self.coded:
+            smallest, largest = float(self.coded.magnitude(1)), float(self.coded.max)
+            return self.coded.encode(clamp(self.quotient(block), smallest, largest), "nearest_even")
         if self.float_scale:
             q = self.quotient(block)
             size = clamp(nearest(abs(q), self.scale), *SCALE_RANGE[self.scale])
@@ -193,7 +196,8 @@ class Oracle:
         if self.inner:
             scale, outer = self.two_levels(blocks, poisoned, counts)
         else:
-            scale = [255 if p else self.stored(b) for b, p in zip(blocks, poisoned, strict=True)]
+            nan = self.coded.nan if self.coded else 255
+            scale = [nan if p else self.stored(b) for b, p in zip(blocks, poisoned, strict=True)]
         chosen = QParams(scale, outer, None)
         if not self.asym and not self.offset:
             return chosen
@@ -289,6 +293,8 @@ class Oracle:
                 else math.copysign(clamp(abs(s), 2.0**-149, FLT_MAX), s)
                 for s, (v, o) in zip(raw, pairs, strict=True)
             ]
+        if self.coded:
+            return [self.coded.decode(c) for c in qparams.scale]
         if self.scale == "e8m0":
             return [
                 math.nan if b == 255 else 2.0 ** (b - 127 - self.fraction_bits)

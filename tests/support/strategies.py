@@ -100,7 +100,9 @@ def spellings(draw, rank: int) -> str:
     """A canonical spelling for tensors of this rank."""
     element = draw(ELEMENTS)
     powers = st.tuples(st.sampled_from(["e8m0", "pow2"]), st.sampled_from(RULES)).map("/".join)
-    scale = draw(st.one_of(st.sampled_from(list(SCALE_RANGE)), powers, inner_formats(rank)))
+    codes = st.sampled_from(["ue5m3", "ue4m3", "ue4m4r0", "ue6m2", "ue2m3r3"])
+    floats = st.sampled_from(list(SCALE_RANGE))
+    scale = draw(st.one_of(floats, powers, inner_formats(rank), codes))
     spans, kind = [""], read_element(element)
     if kind.integer:
         spans += ["asym", "asym", f"asym({draw(st.sampled_from(list(SCALE_RANGE)))})"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small floating-point numbers: `e4m3`, `e2m1`, any exponent and mantissa up to 8 bits."""
+"""Small floating-point numbers: `e4m3`, `e2m1`, any exponent and mantissa up to 8 bits; `ue5m3` and
+others without a sign, which scales of blocks are stored as."""
 
 import math
 import re
@@ -11,15 +12,24 @@ from torch import Tensor
 from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round, finite
 
-SPELLINGS = "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 3 to 8 bits"
+SPELLINGS = (
+    "e4m3, e5m2, e3m2, e2m3, e2m1 and any eXmY or eXmYrN of 3 to 8 bits; ue5m3, ue4m3 and any "
+    "ueXmY or ueXmYrN, without a sign"
+)
 
-EXAMPLES = (
+SIGNED = (
     *(f"e{x}m{y}" for x in range(1, 8) for y in range(7) if 3 <= 1 + x + y <= 8),
     *("e4m3r0", "e4m3r2", "e4m3r8", "e5m2r0", "e5m2r1", "e2m1r1", "e3m0r1", "e3m4r16", "e1m6r3"),
 )
+UNSIGNED = (
+    *("ue5m3", "ue4m3", "ue4m4", "ue6m2", "ue7m1", "ue7m0", "ue1m7", "ue1m2", "ue2m1", "ue3m2"),
+    *("ue5m3r0", "ue5m3r8", "ue2m2r3"),
+)
+EXAMPLES = (*SIGNED, *UNSIGNED)
 
 # Codes at the top of each sign that hold NaN or infinity (OCP OFP8 1.0, section 5).
 _RESERVED = {(4, 3): 1, (5, 2): 4}
+_RESERVED_UNSIGNED = 1  # where no other number is stated: the code of all ones is NaN
 
 
 @dataclass(frozen=True)
@@ -150,8 +160,72 @@ def _default_reserved(element: Minifloat) -> int:
     return _RESERVED.get((element.exponent_bits, element.mantissa_bits), 0)
 
 
+@dataclass(frozen=True)
+class UnsignedMinifloat(Element):
+    """Exponent and mantissa, no sign: the magnitudes of the minifloat with one bit more.
+
+    The `reserved` largest codes are not numbers; the largest of them is NaN (numerics.md, 1.1).
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    reserved: int = _RESERVED_UNSIGNED
+
+    @property
+    def magnitudes(self) -> Minifloat:
+        """The element with a sign, whose codes without it are the same numbers."""
+        return Minifloat(self.exponent_bits, self.mantissa_bits, self.reserved)
+
+    @property
+    def name(self) -> str:
+        plain = f"ue{self.exponent_bits}m{self.mantissa_bits}"
+        return plain if self.reserved == _RESERVED_UNSIGNED else f"{plain}r{self.reserved}"
+
+    @property
+    def bits(self) -> int:
+        return self.exponent_bits + self.mantissa_bits
+
+    @property
+    def mbits(self) -> int:
+        return self.mantissa_bits
+
+    @property
+    def max(self) -> float:
+        return self.magnitudes.max
+
+    @property
+    def smallest(self) -> float:
+        return self.magnitudes.smallest
+
+    @property
+    def smallest_normal(self) -> float:
+        return self.magnitudes.smallest_normal
+
+    @property
+    def signed(self) -> bool:
+        return False
+
+    @property
+    def nan_code(self) -> int | None:
+        return self.magnitudes.nan_code
+
+    def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        y = y.clamp(min=0.0).abs()  # of 0 and -0 either may be the larger; NaN stays
+        return self.magnitudes.encode(y, rounding, zero_point, wide)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return self.magnitudes.decode(codes)
+
+    def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
+        steps = rounding(y.clamp(min=-1.0) / self.smallest)  # exact: it is a power of two
+        inside = self.magnitudes.in_range(y, rounding, zero_point, wide)
+        return inside & ((y >= 0) | (steps >= 0))
+
+
 def read(name: str) -> Element | None:
-    """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them."""
+    """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them; `ueXmY` and `ueXmYrN`."""
+    if name.startswith("u"):
+        return _read_unsigned(name)
     spelled = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]{1,9}))?", name)
     if spelled is None:
         return None
@@ -160,3 +234,14 @@ def read(name: str) -> Element | None:
     element = Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)
     one_normal = element.max_code >= 2**plain.mantissa_bits
     return element if 3 <= plain.bits <= 8 and one_normal else None
+
+
+def _read_unsigned(name: str) -> Element | None:
+    """`ueXmY`, in which all ones are NaN, or `ueXmYrN` with the N largest codes reserved."""
+    spelled = re.fullmatch(r"ue([1-7])m([0-7])(?:r([0-9]{1,9}))?", name)
+    if spelled is None:
+        return None
+    reserved = _RESERVED_UNSIGNED if spelled[3] is None else int(spelled[3])
+    element = UnsignedMinifloat(int(spelled[1]), int(spelled[2]), reserved)
+    one_normal = element.magnitudes.max_code >= 2**element.mantissa_bits
+    return element if 3 <= element.bits <= 8 and one_normal else None

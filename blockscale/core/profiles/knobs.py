@@ -17,7 +17,7 @@ from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.core.scale import FLOAT_SCALES, FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 
 DTYPES = ("fp32", "input")
 SIGNS = ("positive", "largest")
@@ -126,6 +126,8 @@ class Profile:
             self._refuse(f"scales and codes of {fmt} cannot be chosen by a profile's rules")
         if not fmt.element.ranged or fmt.offset or fmt.zero:
             self._refuse(f"a profile has no rules for the scales, zero points and offsets of {fmt}")
+        if isinstance(scale, CodeScale) and not self.contract:
+            self._refuse(f"a profile has no rules for scales in {scale}: leave them to the format")
         if fmt.span == "signed" or fmt.recip:
             self._refuse(
                 f"{fmt}: write sign='largest' or reciprocal=True instead of an option of the format"

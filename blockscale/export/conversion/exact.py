@@ -22,7 +22,7 @@ from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.export.conversion.same_numbers import meaning
 from blockscale.export.to_compressed_tensors.tensors import reciprocal
 from blockscale.ops import primitives
@@ -255,6 +255,8 @@ def _steps(q: QTensor) -> Tensor:
     how = q.format.scale
     if isinstance(how, PowerOfTwo):
         return how.step(scale, q.format.fraction_bits)
+    if isinstance(how, CodeScale):
+        return how.step(scale)
     return scale.to(torch.float32)
 
 

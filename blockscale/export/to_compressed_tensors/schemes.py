@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 
 Arguments = dict[str, Any]
 
@@ -187,6 +187,8 @@ def _weight_blocks(fmt: Format) -> Arguments:
 def _refuse_parts(fmt: Format) -> None:
     if fmt.offset is not None or fmt.zero is not None:
         raise UnsupportedError(f"{fmt}: offsets and zero points in float cannot be stored")
+    if isinstance(fmt.scale, CodeScale):
+        raise UnsupportedError(f"{fmt}: scales in {fmt.scale} cannot be stored")
 
 
 def _float_scale(fmt: Format) -> None:

@@ -17,7 +17,7 @@ from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.operand import FIRST, Operand
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.ops.primitives import dequantize
 
 
@@ -83,6 +83,8 @@ def _step_table(fmt: Format) -> Table:
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     if isinstance(fmt.scale, PowerOfTwo):
         return tuple(fmt.scale.step(every, fmt.fraction_bits).tolist())
+    if isinstance(fmt.scale, CodeScale):
+        return tuple(fmt.scale.step(every).tolist())
     assert isinstance(fmt.scale, TwoLevel)
     return tuple(fmt.scale.values(every).tolist())
 
@@ -118,6 +120,8 @@ def _steps(weight: Operand) -> Tensor:
         return scale.step(weight.scale)
     if isinstance(scale, PowerOfTwo):
         return _looked_up(_step_table(fmt), weight.scale) if scale.byte else weight.scale
+    if isinstance(scale, CodeScale):
+        return _looked_up(_step_table(fmt), weight.scale)
     assert isinstance(scale, TwoLevel) and weight.outer is not None
     inner = _looked_up(_step_table(fmt), weight.scale)
     each = scale.inner.block.expand(weight.outer.to(torch.float32), weight.scale.shape)

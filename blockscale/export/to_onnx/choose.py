@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.elements.minifloat import UnsignedMinifloat
 from blockscale.core.format import Format
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.core.scales import TwoLevel
-from blockscale.export.to_onnx.encode import encoded, power_of_two
+from blockscale.core.scales import CodeScale, TwoLevel
+from blockscale.export.to_onnx.encode import encoded, power_of_two, unsigned
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.split import Split
 
@@ -57,6 +58,9 @@ def choose(scope: Scope, x: Split, fmt: Format) -> Chosen:
         chosen = Chosen(_power_of_two(scope, found, fmt, scale))
     elif isinstance(scale, TwoLevel):
         chosen = _two_levels(scope, found, fmt, scale)
+    elif isinstance(scale, CodeScale):
+        step = _code(scope, _quotient(scope, found, fmt), scale, found.poison)
+        chosen = Chosen(step, _reciprocal(scope, step) if fmt.recip else "")
     else:
         step = _float(scope, _quotient(scope, found, fmt), fmt, scale)
         chosen = Chosen(step, _reciprocal(scope, step) if fmt.recip else "")
@@ -158,6 +162,14 @@ def stored_float(scope: Scope, raw: str, scale: FloatScale) -> str:
     if scale.name in kinds:
         raw = scope.cast(scope.cast(raw, kinds[scale.name]), "FLOAT")
     return scope.op("Clip", raw, scope.floats(scale.low), scope.floats(scale.high))
+
+
+def _code(scope: Scope, raw: str, scale: CodeScale, poison: str) -> str:
+    """Quotients -> the values of their codes, NaN where a block is poisoned."""
+    assert isinstance(scale.element, UnsignedMinifloat)
+    raw = scope.op("Clip", raw, scope.floats(scale.low), scope.floats(scale.high))
+    step = unsigned(scope, raw, scale.element)
+    return scope.op("Add", step, poison) if poison else step
 
 
 def _power_of_two(scope: Scope, found: _Range, fmt: Format, scale: PowerOfTwo) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from blockscale.core.element import Element
 from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer
-from blockscale.core.elements.minifloat import Minifloat
+from blockscale.core.elements.minifloat import Minifloat, UnsignedMinifloat
 from blockscale.core.format import Format
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.stored import native
@@ -27,7 +27,7 @@ def refused(fmt: Format) -> str | None:
         return "no operator has the random numbers of stochastic rounding: use fmt.deterministic"
     if fmt.element.learned:
         return "its codebook would have to be learned again from every tensor"
-    if not isinstance(fmt.element, Integer | Minifloat | Binary) and (
+    if not isinstance(fmt.element, Integer | Minifloat | UnsignedMinifloat | Binary) and (
         (numbers := fmt.element.numbers(fmt.wide)) is None or numbers.family != "codebook"
     ):
         return f"the element {fmt.element.name} does not describe its values to kernels and files"
@@ -47,6 +47,8 @@ def encoded(scope: Scope, y: str, fmt: Format, zero: str = "") -> str:
         return scope.op("Where", negative, scope.floats(-1.0), scope.floats(1.0))
     if isinstance(element, Minifloat):
         return _minifloat(scope, y, element, fmt.rounding)
+    if isinstance(element, UnsignedMinifloat):
+        return unsigned(scope, y, element, fmt.rounding)
     return _looked_up(scope, y, element, fmt.wide)
 
 
@@ -94,6 +96,13 @@ def _minifloat(scope: Scope, y: str, element: Minifloat, how: str) -> str:
     y = scope.op("Clip", y, scope.floats(-element.max), scope.floats(element.max))
     unit = _unit(scope, scope.op("Abs", y), element)
     return scope.op("Mul", rounded(scope, scope.op("Div", y, unit), how), unit)
+
+
+def unsigned(scope: Scope, y: str, element: UnsignedMinifloat, how: str = "nearest_even") -> str:
+    """y [...] -> the value of its code; what is below 0 becomes 0."""
+    below = scope.op("Less", y, scope.floats(0.0))
+    y = scope.op("Where", below, scope.floats(0.0), y)
+    return _minifloat(scope, y, element.magnitudes, how)
 
 
 def _unit(scope: Scope, size: str, element: Minifloat) -> str:

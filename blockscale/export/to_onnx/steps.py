@@ -13,7 +13,7 @@ from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scale import PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.export.to_onnx.blocks import expand
 from blockscale.export.to_onnx.scope import Scope
 from blockscale.export.to_onnx.stored import native, put_bytes, put_tensor
@@ -29,6 +29,8 @@ def step(scope: Scope, name: str, fmt: Format, qparams: QParams) -> str:
         return scope.op("Mul", power, scope.floats(2.0**-fmt.fraction_bits))
     if isinstance(scale, TwoLevel):
         return _two_levels(scope, name, fmt, scale, qparams)
+    if isinstance(scale, CodeScale):  # ONNX has no such type: their values
+        return put_tensor(file, f"{name}.scale", scale.step(stored))
     given = put_tensor(file, f"{name}.scale", stored)
     return given if stored.dtype == torch.float32 else scope.cast(given, "FLOAT")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.pack import grouped_layout
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.core.torch_private import DispatchKey, has_kernel
 from blockscale.layers.reading.pieces import STACKS, VIEWS, chosen_of
 from blockscale.layers.reading.source import ReadTensor, dense, written
@@ -84,7 +84,10 @@ def _scaled(owner: Any, power: int) -> dict[str, Tensor]:
         part = parts.get(name)
         if part is None:
             continue
-        if part.dtype == torch.uint8:  # an e8m0's byte is its exponent
+        if isinstance(owner.format.scale, CodeScale) and name == "scale":
+            own = owner.format.scale
+            new[name] = own.store(own.step(part) * 2.0**power)
+        elif part.dtype == torch.uint8:  # an e8m0's byte is its exponent
             new[name] = (part.to(torch.int32) + power).clamp(0, 254).to(torch.uint8)
         else:
             sign = -1 if name == "outer" and owner.format.scale.reciprocal else 1

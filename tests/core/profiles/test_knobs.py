@@ -59,6 +59,7 @@ def test_without_rules_it_is_the_contract() -> None:
         ("mxfp4", {"levels": 6.0}, "levels is only for float scales, got e8m0/floor"),
         ("int8", {"smallest_divisor": 1.0}, "smallest_divisor is only for e8m0 scales, got fp32"),
         ("int8", {"outer": 1.0}, "outer is only for two-level scales, got fp32"),
+        ("nvfp4_e5m3", {"levels": 5.0}, "a profile has no rules for scales in ue5m3"),
         ("mxfp4", {"search": "half_up_add"}, "half_up_add is only for integer elements"),
         ("int16", {"search": "first_nearest"}, "at most 256 values"),
         (
