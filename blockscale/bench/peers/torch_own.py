@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -57,13 +58,15 @@ def linear(layer: Layer) -> Iterator[Peer]:
     """bf16, the dynamic int8 module, and the bare int8 product."""
     if layer.device == "cpu":
         yield Peer("torch bf16", lambda: _bf16(layer.weight), "input and output bf16")
+    if layer.device == "cpu" and _has_torch_ao():
         yield Peer("torch dynamic int8", lambda: _module(_dynamic(layer.module())))
     yield Peer("torch._int_mm", lambda: _int_mm(layer.weight), "input int8 already, output int32")
 
 
 def model(encoder: Encoder) -> Iterator[Peer]:
     """Every Linear as the dynamic int8 module."""
-    yield Peer("torch quantize_dynamic int8", lambda: _dynamic(copy.deepcopy(encoder.model)))
+    if _has_torch_ao():
+        yield Peer("torch quantize_dynamic int8", lambda: _dynamic(copy.deepcopy(encoder.model)))
 
 
 def _bf16(weight: Tensor) -> Any:
@@ -90,7 +93,16 @@ def _module(module: nn.Module) -> Any:
     return lambda x: lambda: module(x)
 
 
+def _has_torch_ao() -> bool:
+    """Whether this torch has torch.ao, which PyTorch means to give up."""
+    try:
+        return find_spec("torch.ao.quantization") is not None
+    except ImportError:
+        return False
+
+
 def _dynamic(model: nn.Module) -> nn.Module:
-    made = torch.ao.quantization.quantize_dynamic
-    quantized: nn.Module = made(model, {nn.Linear}, dtype=torch.qint8)
+    from torch.ao.quantization import quantize_dynamic
+
+    quantized: nn.Module = quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     return quantized

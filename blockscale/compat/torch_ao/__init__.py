@@ -7,6 +7,17 @@ docs/torch_ao.md. Not to be confused with blockscale.compat.torchao, which is ab
 
 from typing import Any
 
+import torch
+
+try:
+    import torch.ao.quantization
+except ImportError as error:
+    raise ImportError(
+        f"blockscale.compat.torch_ao is about torch.ao, which torch {torch.__version__} does not "
+        f"have ({error}): use bs.calibrate, bs.prepare_qat or bs.graph, which need none of it, or "
+        f"install a torch that has it, such as 2.13"
+    ) from error
+
 from torch.ao.quantization import QConfigMapping as QConfigMapping
 from torch.ao.quantization import disable_fake_quant as disable_fake_quant
 from torch.ao.quantization import disable_observer as disable_observer
