@@ -26,6 +26,8 @@ from torch.ao.quantization import enable_observer as enable_observer
 
 from blockscale.compat.torch_ao.calibration import convert as convert
 from blockscale.compat.torch_ao.calibration import prepare as prepare
+from blockscale.compat.torch_ao.eager import prepare_qat as prepare_qat
+from blockscale.compat.torch_ao.eager import to_observer as to_observer
 from blockscale.compat.torch_ao.fake_quantize import FakeQuantize as FakeQuantize
 from blockscale.compat.torch_ao.fake_quantize import (
     FusedMovingAvgObsFakeQuantize as FusedMovingAvgObsFakeQuantize,
@@ -55,8 +57,6 @@ from blockscale.compat.torch_ao.qconfig import (
 )
 from blockscale.compat.torch_ao.qconfig import power_of_2 as power_of_2
 from blockscale.compat.torch_ao.recipe import to_recipe as to_recipe
-from blockscale.compat.torch_ao.training import prepare_qat as prepare_qat
-from blockscale.compat.torch_ao.training import to_observer as to_observer
 from blockscale.core.integer_scales import round_to_power_of_2 as round_to_power_of_2
 
 

@@ -13,9 +13,9 @@ from blockscale.calibration import observers
 from blockscale.calibration.input_stats import features_last
 from blockscale.calibration.session import static_parts
 from blockscale.compat.torch_ao import eager
+from blockscale.compat.torch_ao.eager import to_observer
 from blockscale.compat.torch_ao.formats import instance
 from blockscale.compat.torch_ao.recipe import decided, mapping_of, to_recipe
-from blockscale.compat.torch_ao.training import to_observer
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for

@@ -19,7 +19,7 @@ from blockscale.compat.torchao.dtypes import (
     check_reaches,
     limits,
 )
-from blockscale.compat.torchao.rule import Rule, read_rule
+from blockscale.compat.torchao.quantize import Rule, read_rule
 from blockscale.compat.torchao.split import split_blocks
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
 from blockscale.compat.torchao.formats import element_of
-from blockscale.compat.torchao.rule import Rule
+from blockscale.compat.torchao.quantize import Rule
 from blockscale.compat.torchao.split import Split
 from blockscale.core.block import block_of
 from blockscale.core.operand import Operand, Quantizer

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blockscale.compat import torchao as ours
-from blockscale.compat.torchao import MappingType
+from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
+from blockscale.compat.torchao.quantize import Rule, read_rule
 from tests.compat.torchao.inputs import (
     ASYMMETRIC,
     FLOAT,
@@ -249,3 +250,36 @@ def test_a_zero_point_that_is_none_or_empty_is_zero() -> None:
         for none in (None, empty):
             same(ours.quantize_affine(x, *args, none, torch.uint4, **key), q)
             same(ours.dequantize_affine(q, *args, none, torch.uint4, **key), y)
+
+
+SYMMETRIC_of_rule, NO_CLIPPING, ASYMMETRIC_of_rule = MappingType
+INT_of_rule, FLOAT_of_rule, NONE_of_rule = ZeroPointDomain
+
+# Those that torchao's separate functions compute, and no others.
+MEANT = {
+    (SYMMETRIC_of_rule, INT_of_rule, True), (NO_CLIPPING, INT_of_rule, True),
+    (ASYMMETRIC_of_rule, INT_of_rule, True),
+    (ASYMMETRIC_of_rule, INT_of_rule, False), (ASYMMETRIC_of_rule, FLOAT_of_rule, False),
+    (SYMMETRIC_of_rule, NONE_of_rule, True), (NO_CLIPPING, NONE_of_rule, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mapping", "domain", "preserve_zero"),
+    list(itertools.product(MappingType, ZeroPointDomain, (True, False))),
+)
+def test_every_combination(
+    mapping: MappingType, domain: ZeroPointDomain, preserve_zero: bool
+) -> None:
+    if (mapping, domain, preserve_zero) in MEANT:
+        assert read_rule(mapping, domain, preserve_zero) == Rule(mapping, domain, preserve_zero)
+    else:
+        with pytest.raises(ValueError, match=r"pass preserve_zero=False|needs|use a symmetric"):
+            read_rule(mapping, domain, preserve_zero)
+
+
+def test_what_is_no_member() -> None:
+    with pytest.raises(TypeError, match=r"expected a MappingType .*found 'SYMMETRIC'"):
+        read_rule("SYMMETRIC", INT_of_rule, True)
+    with pytest.raises(TypeError, match=r"expected a ZeroPointDomain .*found"):
+        read_rule(SYMMETRIC_of_rule, SYMMETRIC_of_rule, True)

@@ -119,9 +119,9 @@ def test_every_input_format(input_fmt: str) -> None:
 
 def ways(fmt: str, k: int) -> list:
     """One of each way that can run this weight."""
+    from blockscale.kernels.cuda.matmul.blocks import BlocksSettings
     from blockscale.kernels.cuda.matmul.choice import Choice
     from blockscale.kernels.cuda.matmul.dense import DenseSettings
-    from blockscale.kernels.cuda.matmul.order import BlocksSettings
     from blockscale.kernels.cuda.matmul.reading import reading
     from blockscale.kernels.cuda.matmul.tile import TileSettings
 

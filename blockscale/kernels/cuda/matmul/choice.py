@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from blockscale.kernels.cuda import tables
-from blockscale.kernels.cuda.matmul import codes, dense, few, fused, order, tile
+from blockscale.kernels.cuda.matmul import blocks, codes, dense, few, fused, tile
 from blockscale.kernels.cuda.matmul.operands import Call
 from blockscale.kernels.cuda.matmul.reading import Reading
 
@@ -26,7 +26,7 @@ Settings = (
     | fused.FusedSettings
     | tile.TileSettings
     | dense.DenseSettings
-    | order.BlocksSettings
+    | blocks.BlocksSettings
     | codes.CodesSettings
     | codes.LibrarySettings
 )
@@ -51,7 +51,7 @@ WAYS = {
     "fused": Way(fused.FusedSettings, fused.fused, fused.fits),
     "tile": Way(tile.TileSettings, tile.tile, tile.fits),
     "dense": Way(dense.DenseSettings, dense.dense),
-    "blocks": Way(order.BlocksSettings, order.blocks, order.fits),
+    "blocks": Way(blocks.BlocksSettings, blocks.blocks, blocks.fits),
     "codes": Way(codes.CodesSettings, codes.codes),
     "library": Way(codes.LibrarySettings, codes.codes),
 }
@@ -117,7 +117,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
 def _through_memory(call: Call, r: Reading) -> Choice:
     """What decodes the weight to memory."""
     if r.per_block:
-        return Choice("blocks", order.usual(call, r))
+        return Choice("blocks", blocks.usual(call, r))
     return Choice("dense", dense.DenseSettings())
 
 
@@ -141,7 +141,7 @@ def to_measure(call: Call, r: Reading | None) -> list[Choice]:
 def _memory_to_measure(call: Call, r: Reading) -> list[Choice]:
     """What `tune` measures of the ways that decode the weight to memory."""
     if r.per_block:
-        return _of("blocks", order.to_measure(call, r))
+        return _of("blocks", blocks.to_measure(call, r))
     return _of("dense", dense.TO_MEASURE)
 
 

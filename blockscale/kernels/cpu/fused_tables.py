@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Functions of codes with one scale: all their results in a table, which codes are looked up in.
-
-The op's own reference makes the table, of all codes there are, so nothing can be otherwise than the
-reference has it. Tables are kept by what the numbers of a call are, not by tensors: a scale that
-changes gives another table.
-"""
+"""Fused kernels of 8-bit codes: tables of functions, ops of two tensors, pooling."""
 
 import math
+from collections.abc import Sequence
 from ctypes import string_at
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.fused.rows import Shape, checked, shape_of
+from blockscale.kernels.cpu.fused_rows import (
+    Result,
+    Shape,
+    checked,
+    readable,
+    rows_of,
+    shape_of,
+    writable,
+)
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, native, threads
 from blockscale.kernels.cpu.quantize import unpack_into
 from blockscale.kernels.numbers import supports_families
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel, use
+
+# Functions of codes with one scale: all their results in a table, which codes are looked up in.
+#
+# The op's own reference makes the table, of all codes there are, so nothing can be otherwise than
+# the reference has it. Tables are kept by what the numbers of a call are, not by tensors: a scale
+# that changes gives another table.
 
 OPS = (
     *("relu", "relu6", "hardtanh", "leaky_relu", "elu", "hardsigmoid", "hardswish", "sigmoid"),
@@ -167,3 +178,109 @@ def _register(op: str) -> None:
 
 for _op in OPS:
     _register(_op)
+
+
+# Sums, differences, products and quotients of tensors of one shape, codes or floats.
+
+KINDS = {"add": 0, "sub": 1, "mul": 2, "div": 3}  # `Binary` of src/fused.h
+
+
+def supports_two(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    """Equal shapes, float32 within and without, and at least one side in codes.
+
+    Not where a setting changes anything: a factor alpha, which torch may fuse into the sum.
+    """
+    a, b, *settings, dtype, y = arguments
+    shape = shape_of(a)
+    if not formats or dtype != torch.float32 or settings not in ([], [1.0], [None]):
+        return False
+    if shape != shape_of(b) or not shape or not math.prod(shape):
+        return False
+    return readable(a) and readable(b) and writable(y, shape)
+
+
+def _register_two(op: str, kind: int) -> None:
+    @kernel(f"fused_{op}", backend="cpu", supports=supports_two)
+    def run(a: Value, b: Value, *rest: Any) -> list[Tensor]:
+        """As the op of blockscale.ops.fused."""
+        y: Quantizer = rest[-1]
+        shape, held = shape_of(a), []  # type: ignore[var-annotated]
+        result = Result(y, shape)
+        columns = shape[-1]
+        _native.binary(
+            kind, rows_of(a, held), rows_of(b, held), math.prod(shape) // columns, columns,
+            result.floats, result.codes, result.given, threads(),
+        )  # fmt: skip
+        return result.tensors
+
+
+for _op, _kind in KINDS.items():
+    _register_two(_op, _kind)
+
+
+# Pools of largest values over codes of integers: the largest code is that of the largest value.
+#
+# Nothing is decoded. Windows are taken apart by dimensions: the largest along one, then along the
+# next, each of as many shifted views as the window is wide. What the codes become then, other codes
+# or floats, is looked up in a table.
+
+
+def supports_pooling(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    """Integers of 8 bits under one scale, and results that a table has; no empty windows."""
+    value, dtype = arguments[0], arguments[-2]
+    if not supports(formats, arguments):
+        return False
+    fmt = parse(value.fmt)
+    ordered = fmt.element.integer and fmt.bits == 8 and fmt.span != "signed"
+    return ordered and dtype == torch.float32
+
+
+def pooled(codes: Tensor, count: int, settings: Sequence[Any]) -> Tensor:
+    """codes [..., *size] of int8 or uint8 -> the largest of each window over the last `count`.
+
+    settings: kernel_size, stride, padding, dilation, ceil_mode, as torch's max pools have them
+    """
+    *four, ceil = settings
+    kernel, stride, padding, dilation = (_each(list(each), count) for each in four)
+    for i in range(count):
+        window = (kernel[i], (stride or kernel)[i], padding[i], dilation[i])
+        codes = _along(codes, codes.ndim - count + i, window, ceil)
+    return codes
+
+
+def _each(given: list[int], count: int) -> list[int]:
+    return given * count if len(given) == 1 else given
+
+
+def _along(codes: Tensor, dim: int, window: tuple[int, int, int, int], ceil: bool) -> Tensor:
+    """The largest along one dimension. Source of the sizes: torch, aten/native/Pool.h."""
+    kernel, stride, padding, dilation = window
+    size, reach = codes.shape[dim], dilation * (kernel - 1) + 1
+    rest = size + 2 * padding - reach
+    count = (-(-rest // stride) if ceil else rest // stride) + 1
+    if ceil and (count - 1) * stride >= size + padding:
+        count -= 1  # the last window begins in the picture or its padding before it
+    behind = max((count - 1) * stride + reach - size - padding, 0)
+    if padding or behind:
+        ends = [0, 0] * (codes.ndim - 1 - dim) + [padding, behind]
+        codes = F.pad(codes, ends, value=torch.iinfo(codes.dtype).min)
+    last = (count - 1) * stride + 1
+    views = [
+        codes.narrow(dim, i * dilation, last)[(slice(None),) * dim + (slice(None, None, stride),)]
+        for i in range(kernel)
+    ]
+    return reduce(torch.maximum, views)
+
+
+def _register_pooling(op: str, count: int) -> None:
+    @kernel(f"fused_{op}", backend="cpu", supports=supports_pooling)
+    def run(value: Value, *rest: Any) -> list[Tensor]:
+        """As the op of blockscale.ops.fused."""
+        *settings, dtype, y = rest
+        codes = pooled(value.data, count, settings).contiguous()
+        made = value._replace(data=codes, size=codes.shape[-1])
+        return look_up(Call("requantize", made, (), dtype, y))
+
+
+for _count in (1, 2, 3):
+    _register_pooling(f"max_pool{_count}d", _count)

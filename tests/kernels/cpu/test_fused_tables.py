@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tables give what the reference gives, for every code of every element and every function."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.parse import parse
-from blockscale.kernels.cpu.fused import tables
+from blockscale.kernels.cpu import fused_tables
+from blockscale.kernels.cpu.fused_tables import pooled
 from blockscale.ops.fused import FUSED
-from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed
+from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed, rough
 from tests.support.same import same
 from tests.support.some import crossed
 
@@ -24,7 +26,7 @@ SPELLED = tuple(":".join([f.partition(":")[0], "tensor:fp32", *f.split(":")[1:]]
 RESULTS = (UNQUANTIZED, fixed(UINT8, 2), fixed("e4m3:tensor:fp32", 2), fixed("int4:tensor:fp32", 2))
 SETTINGS: dict[str, dict[str, Any]] = {
     "clamp": {"min": -0.5},
-    **{op: {"other": 0.75} for op in tables.OPS if op.endswith("_scalar")},
+    **{op: {"other": 0.75} for op in fused_tables.OPS if op.endswith("_scalar")},
     "pow_scalar": {"exponent": 3.0},
 }
 
@@ -44,7 +46,7 @@ def both(
 @pytest.mark.parametrize("fmt", crossed(3, SPELLED))
 def test_every_code(isa: str, fmt: str) -> None:
     value = every_code(fmt, 0.047)
-    for op in tables.OPS:
+    for op in fused_tables.OPS:
         for y in (*RESULTS, Quantizer(value.scale, value.zero_point, None, fmt)):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 (expected,), (found,) = both(op, value, y, dtype)
@@ -126,12 +128,12 @@ def test_a_scale_of_any_rank() -> None:
 
 
 def test_tables_are_forgotten() -> None:
-    tables._tables.clear()
-    for i in range(tables.MOST_TABLES + 3):
+    fused_tables._tables.clear()
+    for i in range(fused_tables.MOST_TABLES + 3):
         value = every_code("int8:tensor:fp32", 0.01 + i / 1000)
         with bs.use("cpu"):
             FUSED["neg"](value)
-    assert 0 < len(tables._tables) <= tables.MOST_TABLES
+    assert 0 < len(fused_tables._tables) <= fused_tables.MOST_TABLES
 
 
 def test_what_no_table_is_for() -> None:
@@ -146,14 +148,14 @@ def test_what_no_table_is_for() -> None:
     ]
     for value, y in refused:
         formats = tuple(parse(fmt) for fmt in (value.fmt, y.fmt) if fmt)
-        assert not tables.supports(formats, (value, torch.float32, y))
+        assert not fused_tables.supports(formats, (value, torch.float32, y))
         with bs.use("reference"):
             expected = FUSED["abs"](value, y=y)
         found = FUSED["abs"](value, y=y)
         assert all(same(a, b) for a, b in zip(found, expected, strict=True))
     drawn = fixed("int8:tensor:fp32:stochastic", 2)._replace(seed=torch.tensor([1, 0]))
     value = coded(x, "int8:tensor:fp32")
-    assert not tables.supports((), (value, torch.float32, drawn))
+    assert not fused_tables.supports((), (value, torch.float32, drawn))
 
 
 def test_codes_that_are_none() -> None:
@@ -163,3 +165,117 @@ def test_codes_that_are_none() -> None:
     bad = fixed(UINT8, 2)._replace(scale=torch.full((1, 1), 0.1, dtype=torch.float64))
     with bs.use("cpu"), pytest.raises(ValueError, match="float64"):
         FUSED["relu"](value, y=bad)
+
+
+FORMATS_of_binary = (
+    "",
+    "int8:tensor:fp32",
+    UINT8,
+    "int8:token:fp32",
+    "mxfp8",
+    "bfp8",
+    "int4:group8:fp16",
+)
+SHAPES = ((1,), (3, 32), (2, 5, 96), (1, 4128), (40, 480))
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("op", sorted(fused_tables.KINDS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pairs_of_formats(isa: str, op: str, shape: tuple[int, ...]) -> None:
+    x, z = rough(*shape), torch.randn(shape)
+    y = Quantizer(None, None, None, "int8:token:fp32")
+    results = (UNQUANTIZED, fixed(UINT8, len(shape)), fixed("e4m3:tensor:fp32", len(shape)), y)
+    for i, left in enumerate(FORMATS_of_binary):
+        for j, right in enumerate(FORMATS_of_binary[1:] if not left else FORMATS_of_binary):
+            a, b = coded(x, left), coded(z, right)
+            by = results[(i + j) % len(results)]
+            with bs.use("reference"):
+                expected = FUSED[op](a, b, y=by)
+            assert _supports(a, b, by) or shape == (1,)
+            found = FUSED[op](a, b, y=by)
+            told = (left, right, by.fmt)
+            assert all(same(p, q) for p, q in zip(found, expected, strict=True)), told
+
+
+def _supports(a: Value, b: Value, y: Quantizer, *settings: float) -> bool:
+    formats = tuple(parse(each.fmt) for each in (a, b, y) if each.fmt)
+    return fused_tables.supports(formats, (a, b, *settings, torch.float32, y))
+
+
+def test_threads() -> None:
+    a, b = coded(torch.randn(70, 500), UINT8), coded(torch.randn(70, 500), "int8:token:fp32")
+    found = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        with bs.use("cpu"):
+            found.append(FUSED["add"](a, b, y=fixed(UINT8, 2))[0])
+    assert torch.equal(*found)
+
+
+def test_numbers_that_are_odd(isa: str) -> None:
+    odd = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, 3e38, 1.5]).repeat(9)
+    a = Value(odd.repeat_interleave(72).reshape(72, 72))
+    b = coded(odd.nan_to_num(0, 4, -4).clamp(-4, 4).repeat(72, 1), "int8:tensor:fp32")
+    for op in fused_tables.KINDS:
+        for y in (UNQUANTIZED, fixed(UINT8, 2), fixed("e5m2:tensor:fp32", 2)):
+            with bs.use("reference"):
+                expected = FUSED[op](a, b, y=y)
+            with bs.use("cpu"):
+                found = FUSED[op](a, b, y=y)
+            assert same(found[0], expected[0])
+
+
+def test_what_is_composed() -> None:
+    x = torch.randn(4, 8)
+    a, b = coded(x, UINT8), Value(x)
+    assert _supports(a, b, UNQUANTIZED, 1.0)
+    assert not _supports(a, b, UNQUANTIZED, 0.5)  # torch may fuse the product into the sum
+    assert not _supports(b, b, UNQUANTIZED, 1.0)  # torch's own
+    assert not _supports(a, Value(x[:1]), UNQUANTIZED)
+    assert not _supports(a, Value(x.double()), UNQUANTIZED)
+    assert not _supports(coded(x, "nvfp4"), b, UNQUANTIZED)
+    assert not _supports(coded(x, "int8:channel1:fp32"), b, UNQUANTIZED)
+    with bs.use("reference"):
+        expected = FUSED["add"](a, Value(x[:1]), alpha=0.5)
+    assert same(FUSED["add"](a, Value(x[:1]), alpha=0.5)[0], expected[0])
+
+
+FORMATS_of_max_pool = (
+    *("int8:tensor:fp32", "uint8:tensor:fp32:asym"),
+    *("int8:tensor:fp32:full", "uint8:tensor:pow2/nearest"),
+)
+WINDOWS = [
+    {"kernel_size": [2]},
+    {"kernel_size": [3], "stride": (2,), "padding": (1,)},
+    {"kernel_size": [3], "stride": (2,), "ceil_mode": True},
+    {"kernel_size": [2], "stride": (3,), "padding": (1,), "ceil_mode": True},
+    {"kernel_size": [3], "stride": (1,), "dilation": (2,)},
+]
+
+
+def coded_of_max_pool(fmt: str, shape: tuple[int, ...]) -> Value:
+    torch.manual_seed(0)
+    q = bs.quantize(torch.randn(shape) - 1, fmt)  # negative codes, so that padding shows
+    return Value(q.codes, q.scale, q.zero_point, None, q.format.spelling, shape[-1])
+
+
+@pytest.mark.parametrize(("fmt", "window"), crossed(3, FORMATS_of_max_pool, WINDOWS))
+def test_the_references_bits(fmt, window) -> None:
+    for count, shape in ((1, (2, 3, 11)), (2, (2, 3, 9, 11)), (3, (2, 3, 7, 5, 9))):
+        value = coded_of_max_pool(fmt, shape)
+        own = Quantizer(value.scale, value.zero_point, None, fmt)
+        other = Quantizer(torch.full([1] * len(shape), 0.07), None, None, "int8:tensor:fp32")
+        for y in (own, other, UNQUANTIZED):
+            found = []
+            for backend in ("reference", "cpu"):
+                with bs.use(backend):
+                    found.append(FUSED[f"max_pool{count}d"](value, y=y, **window))
+            assert same(found[0][0], found[1][0]), (fmt, window, count, y.fmt)
+
+
+def test_sides_differ_and_memory_may_lie_otherwise() -> None:
+    x = torch.randint(-128, 128, (2, 8, 9, 4), dtype=torch.int8).permute(0, 3, 1, 2)
+    settings = ([3, 2], [2, 1], [1, 0], [1, 2], False)
+    expected = torch.max_pool2d(x.float(), *settings)
+    assert torch.equal(pooled(x, 2, settings).float(), expected)
