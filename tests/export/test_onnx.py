@@ -375,10 +375,47 @@ def test_an_example_of_another_shape(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("opset", [13, 20, 26])
+@pytest.mark.parametrize("opset", [13, 20, 29])
 def test_an_opset_that_there_is_not(opset, tmp_path):
-    with pytest.raises(ValueError, match=rf"must be 21 .* to 25 .*, got {opset}: leave it out"):
+    with pytest.raises(ValueError, match=rf"must be 21 .* to 28 .*, got {opset}: leave it out"):
         bs.export.onnx(mlp(), tmp_path / "model.onnx", X, opset=opset)
+
+
+def test_an_opset_that_the_installed_onnx_has_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 27)
+    with pytest.raises(
+        ValueError, match=r"onnx 1\..* has opsets up to 27, got 28: install a newer"
+    ):
+        bs.export.onnx(mlp(), tmp_path / "model.onnx", X, opset=28)
+    assert not list(tmp_path.iterdir())
+
+
+SMALL = {"mxfp6_e2m3": "FLOAT6E2M3", "mxfp6": "FLOAT6E3M2", "mxfp4": "FLOAT4E2M1"}
+
+
+@pytest.mark.parametrize(
+    "fmt", ["mxfp6_e2m3", *(pytest.param(f, marks=SLOW) for f in ("mxfp6", "mxfp4"))]
+)
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="needs onnx with opset 28")
+def test_opset_28_has_types_of_six_and_four_bits(fmt, tmp_path):
+    """No runtime reads them yet: onnx's own reference computes what the graph does."""
+    from onnx.reference import ReferenceEvaluator
+
+    graph = converted(mlp(), X, bs.Recipe(fmt, input=fmt))
+    bs.export.onnx(graph, tmp_path / "model.onnx", opset=28)
+    model = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert (model.ir_version, model.opset_import[0].version) == (14, 28)
+    codes = [t for t in model.graph.initializer if t.name.endswith(".codes")]
+    kind = TensorProto.DataType.Value(SMALL[fmt])
+    assert [t.data_type for t in codes] == [kind, kind]
+    assert "BitwiseAnd" not in {node.op_type for node in model.graph.node}
+    [y] = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: X.numpy()})
+    assert close(torch.from_numpy(y), reference(graph, X))
+    bs.export.onnx(graph, tmp_path / "below.onnx", opset=27)
+    below = onnx.load(tmp_path / "below.onnx")
+    assert kind not in {t.data_type for t in below.graph.initializer}
+    assert "BitwiseAnd" in {node.op_type for node in below.graph.node}
 
 
 def test_a_file_that_is_there(tmp_path):

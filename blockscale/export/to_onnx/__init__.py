@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from blockscale.export.to_onnx import take, write
 from blockscale.export.to_onnx.pieces import Piece
-from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, Needs
+from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, Needs
 from blockscale.export.to_onnx.take_integers import is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from blockscale.export.to_program import Example, arguments, program_of, tried
@@ -50,7 +50,9 @@ def onnx(
     graph: what bs.graph.convert, bs.graph.to_integer or bs.graph.lower(…, "integer") gives, a model
         of layers in evaluation mode, an exported program, or what others quantized
     example: what a model is called with, as in bs.export.program; a graph or program has its own
-    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2
+    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2.
+        onnxruntime 1.31 runs up to 25. With 28 (IR version 14) e2m3, e3m2 and e2m1 are stored in
+        ONNX's own types and read by DequantizeLinear, for what will; below by operators on bits.
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
     overwrite: replace a file that is there
 
@@ -72,7 +74,7 @@ def onnx(
     if halves := widened(model):
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
     pieces = pieces_widened(pieces)
-    write.stamp(model, _enough(opset, write.filled(model, pieces).needs))
+    write.stamp(model, _enough(opset, write.filled(model, pieces, opset or 0).needs))
     if write.is_large(model):
         check_new(write.beside(path), overwrite)
     write.save(model, path)
@@ -82,11 +84,18 @@ def _check(path: Path, opset: int | None, overwrite: bool) -> None:
     check_new(path, overwrite)
     if opset is not None and not LOWEST <= opset <= HIGHEST:
         raise ValueError(
-            f"opset must be {LOWEST} (the first with blocks) to {HIGHEST} (the last that "
-            f"onnxruntime runs), got {opset}: leave it out for the lowest that has the formats"
+            f"opset must be {LOWEST} (the first with blocks) to {HIGHEST} (onnxruntime runs up to "
+            f"{RUN}), got {opset}: leave it out for the lowest that has the formats"
         )
     if reason := unavailable():
         raise ModuleNotFoundError(reason)
+    from onnx import __version__, defs
+
+    if opset is not None and opset > defs.onnx_opset_version():
+        raise ValueError(
+            f"onnx {__version__} has opsets up to {defs.onnx_opset_version()}, got {opset}: "
+            "install a newer onnx, or leave opset out"
+        )
 
 
 def _enough(opset: int | None, needs: Needs) -> int:

@@ -69,7 +69,7 @@ def activation(
     told = _told(fmt, sizes)
     simple = fmt.rounding == "nearest_even" and not fmt.recip and fmt.offset is None
     # onnxruntime 1.31 makes integer products of 8-bit floats in DequantizeLinear, and then fails
-    as_one = native(fmt.element) is not None and simple and fmt.zero is None
+    as_one = native(fmt.element, scope.file.opset) is not None and simple and fmt.zero is None
     as_one = as_one and fmt.element.integer
     if qparams is not None:
         one = qparams.scale.numel() == 1
@@ -164,7 +164,7 @@ def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Line
 
 def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> str:
     """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
-    kind = native(fmt.element)
+    kind = native(fmt.element, scope.file.opset)
     assert kind is not None
     chosen = choose.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
     step = _arranged(scope, chosen.step, told)

@@ -86,7 +86,7 @@ def rounded(scope: Scope, t: str, how: str) -> str:
 def _minifloat(scope: Scope, y: str, element: Minifloat, how: str) -> str:
     if element.nan_code is None:
         y = without_nan(scope, y)
-    kind = native(element)
+    kind = native(element, scope.file.opset)
     if kind is not None and how == "nearest_even":
         from onnx import TensorProto
 

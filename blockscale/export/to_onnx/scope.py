@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-LOWEST, HIGHEST = 21, 25  # opsets: below there are no blocks, above no runtime yet
+LOWEST, RUN, HIGHEST = 21, 25, 28  # opsets: below no blocks; the last onnxruntime runs; of onnx
 
 Array = np.ndarray[Any, Any]
 
@@ -33,10 +33,11 @@ class File:
     """What the scopes of one file share.
 
     tensors: initializers (TensorProto); needs: its opset; turned: the tables that are stored as a
-    product wants them, [k, n], since one reads them as well
+    product wants them, [k, n], since one reads them as well; opset: what was asked for, or 0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opset: int = 0) -> None:
+        self.opset = opset
         self.tensors: dict[str, Any] = {}
         self.needs = Needs()
         self.turned: set[str] = set()

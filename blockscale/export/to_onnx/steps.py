@@ -56,7 +56,7 @@ def _two_levels(
 
 def values(scope: Scope, name: str, element: Element, codes: Tensor) -> str:
     """The values of codes that lie in a byte each: uint8 [...], bit patterns."""
-    kind = native(element)
+    kind = native(element, scope.file.opset)
     if kind is not None and kind.startswith("FLOAT8"):
         return scope.cast(put_bytes(scope.file, name, kind, codes), "FLOAT")
     stored = put_tensor(scope.file, name, codes)

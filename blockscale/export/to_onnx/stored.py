@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tensors of a file: codes in ONNX's own types where it has them, bytes where it has not.
 
-ONNX packs 4-bit and 2-bit numbers over the flattened tensor, the first in the lowest bits; ours
-are packed row by row (docs/numerics.md, section 6), the same where rows fill whole bytes.
+ONNX packs 6-bit, 4-bit and 2-bit numbers over the flattened tensor, the first in the lowest bits;
+ours are packed row by row (docs/numerics.md, section 6), the same where rows fill whole bytes.
 """
 
 from math import prod
@@ -17,19 +17,26 @@ from blockscale.core.elements.minifloat import Minifloat
 from blockscale.export.to_onnx.scope import File
 
 _FLOAT8 = {"e4m3": "FLOAT8E4M3FN", "e5m2": "FLOAT8E5M2"}
-_NEEDS = {"INT2": 25, "UINT2": 25, "FLOAT8E8M0": 24}
+_SMALL = {"e2m1": "FLOAT4E2M1", "e2m3": "FLOAT6E2M3", "e3m2": "FLOAT6E3M2"}
+_ALL = 28  # the opset that has float6
+_NEEDS = {
+    "INT2": 25, "UINT2": 25, "FLOAT8E8M0": 24, "FLOAT4E2M1": 23, "FLOAT6E2M3": _ALL,
+    "FLOAT6E3M2": _ALL,
+}  # fmt: skip
 _FLOATS = {torch.float32: "FLOAT", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
 
 
-def native(element: Element) -> str | None:
+def native(element: Element, opset: int = 0) -> str | None:
     """The type that ONNX has for an element, and that QuantizeLinear takes; None without one.
 
-    e2m1 has one, too, but onnxruntime 1.31 computes nothing with it on a CPU.
+    opset: what was asked for. e2m1, e2m3 and e3m2 have types where that is 28, which no onnxruntime
+    reads yet (1.31): with float4, which is older, it computes nothing on a CPU either.
     """
     if type(element) is Integer and element.bits in (2, 4, 8, 16):  # ternary is one, too
         return element.name.upper()
     if isinstance(element, Minifloat):
-        return _FLOAT8.get(element.name)
+        own = _FLOAT8 | (_SMALL if opset >= _ALL else {})
+        return own.get(element.name)
     return None
 
 
@@ -49,7 +56,7 @@ def put(
 
 def put_codes(file: File, name: str, element: Element, codes: Tensor) -> str:
     """Codes [...], one a tensor element, in the element's own type of ONNX."""
-    kind = native(element)
+    kind = native(element, file.opset)
     assert kind is not None
     if element.bits >= 8:
         raw = codes.contiguous().numpy()
@@ -60,11 +67,9 @@ def put_codes(file: File, name: str, element: Element, codes: Tensor) -> str:
 
 
 def _packed(patterns: np.ndarray, bits: int) -> bytes:
-    """Patterns of 2 or 4 bits, the first in the lowest bits of a byte."""
-    each = 8 // bits
-    patterns = np.pad(patterns, (0, -len(patterns) % each)).reshape(-1, each)
-    shifts = np.arange(each, dtype=np.uint8) * np.uint8(bits)
-    return np.bitwise_or.reduce(patterns << shifts, axis=1).astype(np.uint8).tobytes()
+    """Patterns of 2, 4 or 6 bits one behind another, the first in a byte's lowest bits."""
+    each = patterns.astype(np.uint8)[:, None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(each, bitorder="little").tobytes()
 
 
 def put_zeros(
@@ -72,7 +77,7 @@ def put_zeros(
 ) -> str:
     """Zero points in the type of the codes; zeros without any, since runtimes look for them."""
     if zero_point is None:
-        kind = native(element)
+        kind = native(element, file.opset)
         assert kind is not None
         return put(file, name, kind, dims, bytes((prod(dims) * element.bits + 7) // 8))
     return put_codes(file, name, element, zero_point.reshape(dims).to(element.code_dtype))

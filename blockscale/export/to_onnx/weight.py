@@ -24,7 +24,8 @@ from blockscale.export.to_onnx.unpack import decode, unpack, whole_groups
 _GATHERED = {  # types of codes -> those in which Gather takes them
     "INT2": "INT8", "INT4": "INT8", "INT8": "INT8", "INT16": "INT16", "UINT2": "UINT8",
     "UINT4": "UINT8", "UINT8": "UINT8", "UINT16": "UINT16", "FLOAT8E4M3FN": "FLOAT16",
-    "FLOAT8E5M2": "FLOAT16",
+    "FLOAT8E5M2": "FLOAT16", "FLOAT4E2M1": "FLOAT16", "FLOAT6E2M3": "FLOAT16",
+    "FLOAT6E3M2": "FLOAT16",
 }  # fmt: skip
 Move = tuple[str, tuple[int, ...]]  # ("view", sizes) or ("permute", dims)
 
@@ -47,7 +48,7 @@ def weight(
     scope: Scope, name: str, stored: Operand, moves: tuple[Move, ...], dtype: torch.dtype
 ) -> str:
     """The values of a weight as `moves` leave them; its initializers are `<name>.codes`, … ."""
-    along = _along(stored, moves)
+    along = _along(stored, moves, scope.file.opset)
     if along is not None:
         values = _dequantize_linear(scope, name, stored, moves, along)
     else:
@@ -65,10 +66,10 @@ def _as(scope: Scope, values: str, dtype: torch.dtype) -> str:
     return scope.cast(values, kinds[dtype]) if dtype in kinds else values
 
 
-def _along(stored: Operand, moves: tuple[Move, ...]) -> _Along | None:
+def _along(stored: Operand, moves: tuple[Move, ...], opset: int) -> _Along | None:
     """How the blocks of the moved weight lie; None where DequantizeLinear cannot say it."""
     fmt, shape = stored.format, stored.shape
-    if native(fmt.element) is None or fmt.offset is not None or fmt.zero is not None:
+    if native(fmt.element, opset) is None or fmt.offset is not None or fmt.zero is not None:
         return None
     counts = tuple(stored.scale.shape)
     if stored.scale.numel() == 1:
@@ -193,7 +194,8 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
         table = weight(scope, name, stored, (), dtype)
         return scope.op("Gather", table, indices, axis=0)
     flat = scope.op("Reshape", indices, scope.ints(-1))
-    if name in scope.file.turned and (along := _along(stored, TURNED)) is not None:
+    along = _along(stored, TURNED, scope.file.opset) if name in scope.file.turned else None
+    if along is not None:
         values = _turned_rows(scope, name, stored, along, flat)
         return _as_rows(scope, values, indices, stored, dtype)
     file, qparams = scope.file, stored.qparams
@@ -228,10 +230,10 @@ def _as_rows(scope: Scope, values: str, indices: str, stored: Operand, dtype: to
 TURNED: tuple[Move, ...] = (("permute", (1, 0)),)
 
 
-def as_products_read_it(stored: Operand, moves: tuple[Move, ...]) -> bool:
+def as_products_read_it(stored: Operand, moves: tuple[Move, ...], opset: int = 0) -> bool:
     """Whether a product reads a table [k, n] by DequantizeLinear: what looks up rows can do so from
     the same tensors, so that the file holds them once."""
-    return moves == TURNED and _along(stored, moves) is not None
+    return moves == TURNED and _along(stored, moves, opset) is not None
 
 
 def _turned_rows(scope: Scope, name: str, stored: Operand, along: _Along, flat: str) -> str:
@@ -240,7 +242,7 @@ def _turned_rows(scope: Scope, name: str, stored: Operand, along: _Along, flat: 
     It is turned back as int8 or the like; runtimes do that once, when they load the file.
     """
     codes, step, *zeros = _linear_inputs(scope, name, stored, TURNED, along)
-    kind = _GATHERED[native(stored.format.element) or ""]
+    kind = _GATHERED[native(stored.format.element, scope.file.opset) or ""]
 
     def picked(part: str, rows: str) -> str:
         return scope.op("Gather", scope.op("Transpose", part, perm=[1, 0]), rows, axis=0)

@@ -146,9 +146,12 @@ def _quiet() -> Any:
         known.setLevel(level)
 
 
-def filled(model: Any, pieces: Sequence[Piece]) -> File:
-    """Put each piece in the place of its mark, in place; what the file holds beside nodes."""
-    file = File()
+def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
+    """Put each piece in the place of its mark, in place; what the file holds beside nodes.
+
+    opset: what was asked for; 0 for the lowest that holds them
+    """
+    file = File(opset)
     graph = model.graph
     others = [node for node in graph.node if not _reads_codes(node, pieces)]
     file.taken(name for node in graph.node for name in (node.name, *node.output))
@@ -157,7 +160,7 @@ def filled(model: Any, pieces: Sequence[Piece]) -> File:
     file.turned = {
         each.name
         for each in pieces
-        if isinstance(each, Weight) and weight.as_products_read_it(each.stored, each.moves)
+        if isinstance(each, Weight) and weight.as_products_read_it(each.stored, each.moves, opset)
     }
     _drop_unread(graph, others)
     nodes: list[Any] = []
