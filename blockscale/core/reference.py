@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.core import integer_scales
 from blockscale.core.arithmetic import clusters, philox
-from blockscale.core.arithmetic.philox import FLT_MAX, divide
+from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.block import Blocks
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.philox import divide
+from blockscale.core.arithmetic.bits import divide
 from blockscale.core.format import Format
 from blockscale.core.reference import Ranges
 from blockscale.core.scale import FloatScale, PowerOfTwo

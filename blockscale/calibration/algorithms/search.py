@@ -16,7 +16,7 @@ from blockscale.calibration.algorithms.block_scales import nearest_scale, quanti
 from blockscale.calibration.algorithms.columns import Columns, without_dead
 from blockscale.calibration.algorithms.mse import best_scales
 from blockscale.core import reference
-from blockscale.core.arithmetic.philox import FLT_MAX
+from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams

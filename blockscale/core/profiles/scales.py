@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.philox import divide, exponent, mantissa
+from blockscale.core.arithmetic.bits import divide, exponent, mantissa
 from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.profiles.knobs import Profile

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.philox import pow2
+from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.arithmetic.sums import FARTHEST_LEFT, accumulator
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.parse import parse
