@@ -23,7 +23,7 @@ MOVED = {
     "blockscale.export.compressed_tensors": "blockscale.export.to_compressed_tensors",
     "blockscale.export.executorch": "blockscale.export.to_executorch",
     "blockscale.export.onnx": "blockscale.export.to_onnx",
-    "blockscale.export.onnx.take_integer": "blockscale.export.to_onnx.take_integers",
+    "blockscale.export.onnx.take_integer": "blockscale.export.to_onnx.take",
     "blockscale.export.program": "blockscale.export.to_program",
     "blockscale.graph.adopt": "blockscale.graph.adoption",
     "blockscale.graph.convert": "blockscale.graph.conversion",

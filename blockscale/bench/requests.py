@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How many bytes an operation must move at least."""
+"""What a contestant is asked for, and how many bytes an operation must move at least."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -45,7 +45,7 @@ def moved(op: str, fmt: Format, shape: Shape, dtype: torch.dtype, times_read: in
     raise ValueError(f"no primitive {op!r}")
 
 
-# What a contestant is asked for: a primitive on a tensor, a linear layer, an encoder.
+# A primitive on a tensor, a linear layer, an encoder.
 
 
 @lru_cache(maxsize=3)

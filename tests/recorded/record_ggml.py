@@ -19,7 +19,7 @@ import tempfile
 import torch
 from safetensors.torch import save_file
 
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.records import TYPES
 from tests.support.profile_inputs import KINDS, some_rows
 
 HERE = pathlib.Path(__file__).parent

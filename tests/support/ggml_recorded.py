@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.records import TYPES
 
 RECORDED = load_file(pathlib.Path(__file__).parents[1] / "recorded" / "ggml.safetensors")
 

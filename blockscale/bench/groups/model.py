@@ -14,9 +14,10 @@ from torch import Tensor, fx, nn
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Case, Contestant, Peer, Skipped, hushed, rivals
+from blockscale.bench.case import Case, Contestant, Peer, Skipped
 from blockscale.bench.peers import onnxruntime
 from blockscale.bench.requests import Encoder
+from blockscale.bench.rivals import hushed, rivals
 from blockscale.bench.settings import FULL, Settings
 from blockscale.bench.timing import Timing
 from blockscale.demo import minilm

@@ -8,9 +8,10 @@ import torch
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best, rivals
+from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best
 from blockscale.bench.groups.ceilings import PREFIX, copies
 from blockscale.bench.requests import Primitive
+from blockscale.bench.rivals import rivals
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 

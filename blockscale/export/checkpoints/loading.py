@@ -1,19 +1,162 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`bs.load`: files and directories of ours, and of every producer that `bs.checkpoint` reads."""
+"""`bs.load` of files of every producer: a checkpoint seen as a stored model of ours."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from blockscale.export.checkpoints.as_stored import as_stored
-from blockscale.export.checkpoints.checkpoint import Checkpoint
+from blockscale.core.pack import stored_shape
+from blockscale.core.parse import parse
+from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.opening import reader_of
 from blockscale.files.load import load_opened
+from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import StoredModel
+from blockscale.layers.kinds import quantized_class
 from blockscale.layers.processes import check_whole
+from blockscale.ops.tensor import QTensor
+
+
+@dataclass(frozen=True)
+class CheckpointModel(StoredModel):
+    """Stored tensors of ours, `name.codes` and so on, that are read from a checkpoint.
+
+    places: {our stored name: where it comes from, and which part of it}; the part is empty for a
+    tensor that is not quantized
+    static: {our stored name: the tensor}, of layers' inputs
+    """
+
+    checkpoint: Checkpoint | None = None
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    static: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors of these names; a weight is read once for all of its parts."""
+        assert self.checkpoint is not None
+        found: dict[str, Tensor] = {}
+        whole: dict[str, QTensor | Tensor] = {}
+        for name in names:
+            if name in self.static:
+                found[name] = self.static[name]
+                continue
+            source, part = self.places[name]
+            if part == "order":
+                order = self.checkpoint.order(source)
+                assert order is not None
+                found[name] = order.to(torch.int32)
+                continue
+            if source not in whole:
+                whole = {source: self.checkpoint[source]}  # one at a time
+            found[name] = _part(whole[source], part).reshape(self.kinds[name][1])
+        return found
+
+
+def _part(found: QTensor | Tensor, part: str) -> Tensor:
+    if isinstance(found, Tensor):
+        return found
+    held = found.packed if part == "codes" else getattr(found.qparams, part)
+    assert isinstance(held, Tensor)
+    return held
+
+
+def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
+    """A checkpoint whose names are the model's, as `bs.load` reads a file of ours.
+
+    Raises FileError for weights that cannot be read.
+    """
+    _refuse_unread(checkpoint)
+    metadata, places, kinds = Metadata(), {}, {}
+    state = model.state_dict(keep_vars=True)
+    for name, stored in checkpoint.stored.items():
+        if stored.format is None:
+            if not _left_out(name, checkpoint, state):
+                places[name], kinds[name] = (name, ""), (stored.dtype, stored.shape)
+            continue
+        info = metadata.tensors[name] = _info(model, name, stored, state.get(name))
+        for part, kind in info.parts().items():
+            places[f"{name}.{part}"], kinds[f"{name}.{part}"] = (name, part), kind
+        if checkpoint.ordered(name):
+            layer = name.removesuffix(".weight")
+            metadata.layers[layer] = {"before": "order"}
+            place = f"{layer}.before.order"
+            places[place] = (name, "order")
+            kinds[place] = (torch.int32, (metadata.features(layer),))
+    static = _inputs(checkpoint, metadata)
+    kinds |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in static.items()}
+    files = dict.fromkeys([*places, *static], checkpoint.path)
+    return CheckpointModel(
+        checkpoint.path, files, kinds, metadata,
+        checkpoint=checkpoint, places=places, static=static,
+    )  # fmt: skip
+
+
+def _inputs(checkpoint: Checkpoint, metadata: Metadata) -> dict[str, Tensor]:
+    """Say how the inputs of layers are quantized; {our stored name: what is static of them}."""
+    static: dict[str, Tensor] = {}
+    for layer, spelling in checkpoint.inputs.items():
+        if f"{layer}.weight" in metadata.tensors:
+            metadata.layers.setdefault(layer, {})["input"] = spelling
+            parts = checkpoint.input_parts(layer)
+            static |= {f"{layer}.input.{part}": tensor for part, tensor in parts.items()}
+    return static
+
+
+def _refuse_unread(checkpoint: Checkpoint) -> None:
+    unread = {name: each.unread for name, each in checkpoint.stored.items() if each.unread}
+    if unread:
+        name, reason = next(iter(unread.items()))
+        more = f", and {len(unread) - 1} more cannot be read" if len(unread) > 1 else ""
+        raise FileError(f"{checkpoint.path}: {name}: {reason}{more}")
+
+
+def _left_out(name: str, checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> bool:
+    """A bias of zeros, which GPTQ's packers write for layers that have none."""
+    weight = name.removesuffix("bias") + "weight"
+    stored = checkpoint.stored.get(weight)
+    if name in state or not name.endswith(".bias") or stored is None or stored.format is None:
+        return False
+    bias: Any = checkpoint[name]
+    return not bool(bias.any())
+
+
+def _info(model: nn.Module, name: str, stored: Stored, target: Tensor | None) -> TensorInfo:
+    """How a weight is stored: for a layer with its inputs first, transposed."""
+    assert stored.format is not None
+    layout, shape = _layout(model, name), stored.shape
+    if layout == "transposed" and len(shape) == 2:
+        return TensorInfo(stored.format, stored_shape(shape, layout), layout=layout)
+    if target is not None and tuple(target.shape) != shape and stored.flat:
+        return _of_shape(stored.format, shape, tuple(target.shape))
+    return TensorInfo(stored.format, shape)
+
+
+def _layout(model: nn.Module, name: str) -> str:
+    owner, _, attribute = name.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return "plain"
+    kind = quantized_class(module)
+    known = attribute == "weight" and kind is not None and kind.refuses(module) is None
+    return kind.layout_of(module) if known and kind is not None else "plain"
+
+
+def _of_shape(fmt: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorInfo:
+    """Groups that the file has as rows of a matrix, in the shape that the model has."""
+    element, _, rest = fmt.partition(":")
+    told = f"{element}:group{shape[-1]}:{rest.partition(':')[2]}"
+    fits = prod(shape) == prod(wanted) and bool(wanted) and wanted[-1] % shape[-1] == 0
+    return TensorInfo(str(parse(told)), wanted) if fits else TensorInfo(fmt, shape)
+
+
+# `bs.load`: files and directories of ours, and of every producer that `bs.checkpoint` reads.
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:

@@ -16,8 +16,8 @@ from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
 from blockscale.core.untrusted import TEXT, quoted, shown
 from blockscale.export.checkpoints.checkpoint import Checkpoint
-from blockscale.export.checkpoints.gguf.blocks import GRIDS
 from blockscale.export.checkpoints.gguf.reading import GGUF
+from blockscale.export.checkpoints.gguf.records import GRIDS
 from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.export.conversion.directory import requantized

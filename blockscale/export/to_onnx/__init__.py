@@ -10,9 +10,8 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.export.to_onnx import take, write
-from blockscale.export.to_onnx.pieces import Piece
 from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, Needs
-from blockscale.export.to_onnx.take_integers import is_integers, take_integer_ops, without_dead
+from blockscale.export.to_onnx.take import Piece, is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from blockscale.export.to_program import Example, arguments, program_of, tried
 from blockscale.files.whole import check_new, check_place

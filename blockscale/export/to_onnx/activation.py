@@ -20,10 +20,9 @@ from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.integer_scales import expand_offset
 from blockscale.core.reference import QParams, step_of
-from blockscale.export.to_onnx import choose, encode, split, steps
-from blockscale.export.to_onnx.scope import Scope
-from blockscale.export.to_onnx.split import Sizes
-from blockscale.export.to_onnx.stored import native, put_tensor, put_zeros
+from blockscale.export.to_onnx import encode, steps
+from blockscale.export.to_onnx import scope as split
+from blockscale.export.to_onnx.scope import Scope, Sizes, native, put_tensor, put_zeros
 
 
 class _Linear(NamedTuple):
@@ -44,7 +43,7 @@ def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
     if reason := encode.refused(fmt):
         return reason
     if qparams is None:
-        if reason := choose.refused(fmt) or split.refused(fmt.block, sizes):
+        if reason := encode.scales_refused(fmt) or split.refused(fmt.block, sizes):
             return reason
         if not fmt.element.ranged and _padded(fmt, sizes):
             return f"its scales are means, and blocks of {fmt.block} do not divide the size"
@@ -83,11 +82,11 @@ def activation(
     if as_one and told is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
         return _dynamic(scope, x, fmt, sizes, told)
     blocks = split.split(scope, x, fmt.block, sizes)
-    values = _round_trip(scope, blocks.x, fmt, choose.choose(scope, blocks, fmt))
+    values = _round_trip(scope, blocks.x, fmt, encode.choose(scope, blocks, fmt))
     return blocks.joined(scope, values)
 
 
-def _round_trip(scope: Scope, x: str, fmt: Format, chosen: choose.Chosen) -> str:
+def _round_trip(scope: Scope, x: str, fmt: Format, chosen: encode.Chosen) -> str:
     by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
     y = scope.op(by[0], x, by[1])
     return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
@@ -166,7 +165,7 @@ def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> 
     """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
     kind = native(fmt.element, scope.file.opset)
     assert kind is not None
-    chosen = choose.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
+    chosen = encode.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
     step = _arranged(scope, chosen.step, told)
     if not chosen.zero:
         return _without_zero(scope, x, step, fmt, told, kind)
@@ -208,7 +207,7 @@ def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank:
         assert found is not None
         offset = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
         x = scope.op("Sub", x, offset)
-    values = _round_trip(scope, x, fmt, choose.Chosen(step, inverse, zero))
+    values = _round_trip(scope, x, fmt, encode.Chosen(step, inverse, zero))
     return scope.op("Add", values, offset) if offset else values
 
 

@@ -18,17 +18,18 @@ from blockscale.core.arithmetic.sums import FARTHEST_LEFT, INT32_MAX
 from blockscale.core.pack import from_stored
 from blockscale.core.parse import parse
 from blockscale.export.to_onnx.encode import rounded, without_nan
-from blockscale.export.to_onnx.integer_products import convolved, in_bytes, multiplied
-from blockscale.export.to_onnx.integer_shift import (
+from blockscale.export.to_onnx.integer_products import (
     clipped,
+    convolved,
     divided,
+    in_bytes,
     int64,
     larger,
+    multiplied,
     shifted,
     shifted_left,
 )
-from blockscale.export.to_onnx.scope import Scope
-from blockscale.export.to_onnx.stored import put_tensor
+from blockscale.export.to_onnx.scope import Scope, put_tensor
 
 _SMALL = 1 << 17  # more than any code of 16 bits: wide sums saturate before they go to the left
 

@@ -4,13 +4,21 @@
 Names of values stand for them, as in ONNX. What a file needs at least, its opset, is noted where a
 node or a type asks for it. All nodes are standard operators in the graph itself: ONNX's model-local
 functions would be fewer bytes, but OpenVINO (2026.4) reads none, and onnxruntime (1.31) inlines
-them before it does anything else.
-"""
+them before it does anything else."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from blockscale.core.block import WHOLE, Block
+from blockscale.core.element import Element
+from blockscale.core.elements.integer import Integer
+from blockscale.core.elements.minifloat import Minifloat
 
 LOWEST, RUN, HIGHEST = 21, 25, 28  # opsets: below no blocks; the last onnxruntime runs; of onnx
 
@@ -127,3 +135,178 @@ class Scope:
 
     def _fresh(self, kind: str) -> str:
         return self.file.name(f"{self.within}.{kind}" if self.within else kind)
+
+
+# A tensor split into its blocks, by ONNX's operators, and put together again.
+#
+# x [rows, 70] in group32  ->  [rows, 96] padded  ->  [rows, 3, 32], one scale for the last size
+
+
+Sizes = Sequence[int | None]  # None: any number, known when the file runs
+
+
+@dataclass(frozen=True)
+class Split:
+    """A tensor in blocks.
+
+    x: its values; axes: those of one block, which have size 1 in the scale; padded: whether there
+    are zeros that the tensor does not have
+    """
+
+    x: str
+    axes: tuple[int, ...]
+    padded: bool
+    sizes: tuple[int | None, ...]
+    blocks: tuple[int, ...]
+
+    def joined(self, scope: Scope, values: str) -> str:
+        """Values in blocks as the tensor that was split."""
+        if not self.padded and all(size in (1, WHOLE) for size in self.blocks):
+            return values
+        whole = [
+            _ceil(n, size) * size if size > 1 and n is not None else n
+            for n, size in zip(self.sizes, self.blocks, strict=True)
+        ]
+        values = scope.op("Reshape", values, scope.ints(*_shape(whole, self.blocks)))
+        if not self.padded:
+            return values
+        cut = [i for i, n in enumerate(self.sizes) if whole[i] != n]
+        ends = [self.sizes[i] or 0 for i in cut]
+        zeros = [0] * len(cut)
+        return scope.op("Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*cut))
+
+
+def refused(block: Block, sizes: Sizes) -> str | None:
+    """Why a tensor of these sizes cannot be split into such blocks in a file, or None."""
+    if block.flat:
+        return f"blocks of {block} run over the flattened tensor: use group{block.flat}"
+    divided = [i for i, size in enumerate(block.sizes_for(len(sizes))) if size not in (1, WHOLE)]
+    free = [i for i in divided if sizes[i] is None]
+    if free:
+        return f"blocks of {block} divide dimension {free[0]}, whose size is dynamic: make it fixed"
+    behind = [i for i, n in enumerate(sizes) if divided and i > divided[0] and n is None]
+    if len(behind) > 1:
+        return f"more than one size after dimension {divided[0]} is dynamic: make them fixed"
+    return None
+
+
+def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> Split:
+    """x of these sizes in its blocks; `refused` has said that it can be."""
+    blocks = block.sizes_for(len(sizes))
+    whole, parts, axes = list(sizes), list[int | None](), list[int]()
+    for i, (n, size) in enumerate(zip(sizes, blocks, strict=True)):
+        if size > 1:
+            assert n is not None
+            whole[i] = _ceil(n, size) * size
+            axes.append(len(parts) + 1)
+            parts += [_ceil(n, size), size]
+        else:
+            if size == WHOLE:
+                axes.append(len(parts))
+            parts.append(n)
+    padded = whole != list(sizes)
+    if padded:
+        ends = [0 if n is None else n - (sizes[i] or 0) for i, n in enumerate(whole)]
+        x = scope.op("Pad", x, scope.ints(*[0] * len(sizes), *ends))
+    if len(parts) > len(sizes):
+        x = scope.op("Reshape", x, scope.ints(*_shape(parts, blocks)))
+    return Split(x, tuple(axes), padded, tuple(sizes), blocks)
+
+
+def _shape(parts: Sizes, blocks: Sequence[int]) -> list[int]:
+    """What Reshape is told: 0 keeps a size in its place, -1 finds the one that is left."""
+    first = next((i for i, size in enumerate(blocks) if size > 1), len(blocks))
+    return [0 if i < first else (-1 if n is None else n) for i, n in enumerate(parts)]
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+# Tensors of a file: codes in ONNX's own types where it has them, bytes where it has not.
+#
+# ONNX packs 6-bit, 4-bit and 2-bit numbers over the flattened tensor, the first in the lowest bits;
+# ours are packed row by row (docs/numerics.md, section 6), the same where rows fill whole bytes.
+
+
+_FLOAT8 = {"e4m3": "FLOAT8E4M3FN", "e5m2": "FLOAT8E5M2"}
+_SMALL = {"e2m1": "FLOAT4E2M1", "e2m3": "FLOAT6E2M3", "e3m2": "FLOAT6E3M2"}
+_ALL = 28  # the opset that has float6
+_NEEDS = {
+    "INT2": 25, "UINT2": 25, "FLOAT8E8M0": 24, "FLOAT4E2M1": 23, "FLOAT6E2M3": _ALL,
+    "FLOAT6E3M2": _ALL,
+}  # fmt: skip
+_FLOATS = {torch.float32: "FLOAT", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
+
+
+def native(element: Element, opset: int = 0) -> str | None:
+    """The type that ONNX has for an element, and that QuantizeLinear takes; None without one.
+
+    opset: what was asked for. e2m1, e2m3 and e3m2 have types where that is 28, which no onnxruntime
+    reads yet (1.31): with float4, which is older, it computes nothing on a CPU either.
+    """
+    if type(element) is Integer and element.bits in (2, 4, 8, 16):  # ternary is one, too
+        return element.name.upper()
+    if isinstance(element, Minifloat):
+        own = _FLOAT8 | (_SMALL if opset >= _ALL else {})
+        return own.get(element.name)
+    return None
+
+
+def put(
+    file: File, name: str, kind: str, dims: tuple[int, ...], raw: bytes, about: str = ""
+) -> str:
+    """An initializer of ONNX's type `kind` from its bytes; its name. about: its description"""
+    from onnx import TensorProto
+
+    if kind in _NEEDS:
+        file.needs.at_least(_NEEDS[kind], f"{name} is stored as {kind.lower()}")
+    type_ = TensorProto.DataType.Value(kind)
+    return file.put(
+        TensorProto(name=name, data_type=type_, dims=dims, raw_data=raw, doc_string=about)
+    )
+
+
+def put_codes(file: File, name: str, element: Element, codes: Tensor) -> str:
+    """Codes [...], one a tensor element, in the element's own type of ONNX."""
+    kind = native(element, file.opset)
+    assert kind is not None
+    if element.bits >= 8:
+        raw = codes.contiguous().numpy()
+        raw = raw if element.bits == 8 else raw.astype("<u2")
+        return put(file, name, kind, tuple(codes.shape), raw.tobytes())
+    patterns = element.to_bits(codes).flatten().numpy()
+    return put(file, name, kind, tuple(codes.shape), _packed(patterns, element.bits))
+
+
+def _packed(patterns: np.ndarray, bits: int) -> bytes:
+    """Patterns of 2, 4 or 6 bits one behind another, the first in a byte's lowest bits."""
+    each = patterns.astype(np.uint8)[:, None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(each, bitorder="little").tobytes()
+
+
+def put_zeros(
+    file: File, name: str, element: Element, zero_point: Tensor | None, dims: tuple[int, ...]
+) -> str:
+    """Zero points in the type of the codes; zeros without any, since runtimes look for them."""
+    if zero_point is None:
+        kind = native(element, file.opset)
+        assert kind is not None
+        return put(file, name, kind, dims, bytes((prod(dims) * element.bits + 7) // 8))
+    return put_codes(file, name, element, zero_point.reshape(dims).to(element.code_dtype))
+
+
+def put_tensor(file: File, name: str, tensor: Tensor, about: str = "") -> str:
+    """Floats or integers as they are. about: the description, as of packed codes their format"""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype in _FLOATS:
+        kind = _FLOATS[tensor.dtype]
+        whole = tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+        return put(file, name, kind, tuple(tensor.shape), whole.numpy().tobytes(), about)
+    kind = str(tensor.dtype).removeprefix("torch.").upper()
+    return put(file, name, kind, tuple(tensor.shape), tensor.numpy().tobytes(), about)
+
+
+def put_bytes(file: File, name: str, kind: str, codes: Tensor) -> str:
+    """uint8 [...] as the bytes of another type of a byte each: FLOAT8E8M0."""
+    return put(file, name, kind, tuple(codes.shape), codes.contiguous().numpy().tobytes())

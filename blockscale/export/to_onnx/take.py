@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A graph of torch's and our ops with a mark in the place of each part that quantizes.
+"""What marks stand for in a graph that torch's exporter translates: the parts that quantize.
 
-torch's own exporter translates the float ops. It sees a mark, `blockscale.export::Placed` with a
-number, where a weight is dequantized, rows of a table are looked up, or an activation goes through
-a format; what stands there is written by `write.py` afterwards.
-"""
+A mark is a node `blockscale.export::Placed` with a number and the sizes of what will be there."""
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.export import ExportedProgram
 
+from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.reference import QParams
 from blockscale.export.to_onnx import activation
-from blockscale.export.to_onnx.pieces import Activation, Piece, Rows, Weight, placed, placed_like
+from blockscale.export.to_onnx.integer import Taken, is_written
+from blockscale.export.to_onnx.scope import Sizes
 from blockscale.export.to_onnx.weight import Move
 from blockscale.graph.constants import get, is_constant
+from blockscale.graph.lowering.integers.audit import name_of
 from blockscale.graph.nodes import (
+    arguments,
     aten,
     bound,
     call,
@@ -33,6 +37,82 @@ from blockscale.graph.nodes import (
     value,
 )
 from blockscale.ops.embedding import embedding
+from blockscale.ops.integer import INTEGER_OPS
+
+MARK = "blockscale.export", "Placed"
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A dequantized weight. moves: the views and permutations that its reader wants."""
+
+    name: str
+    stored: Operand
+    moves: tuple[Move, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a quantized table; the mark is given their indices."""
+
+    name: str
+    stored: Operand
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """A round trip of what the mark is given.
+
+    qparams: static ones; sizes: None where free; given, dtype: of what comes in and goes out
+    """
+
+    name: str
+    fmt: Format
+    qparams: QParams | None
+    sizes: Sizes
+    given: torch.dtype
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An op of an integer graph, without `integer_`. given: {argument: as integer.py takes it}"""
+
+    name: str
+    op: str
+    given: dict[str, Any]
+
+
+Piece = Weight | Rows | Activation | Step
+
+
+def placed(
+    number: int, x: Tensor, sizes: tuple[Any, ...], dtype: torch.dtype, *more: Tensor
+) -> Tensor:
+    """A mark: to torch an op that makes of x, and more, a tensor of these sizes and this dtype."""
+    made: Tensor = torch.onnx.ops.symbolic(
+        "::".join(MARK), [x, *more], {"number": number}, dtype=dtype, shape=sizes, version=1
+    )
+    return made
+
+
+def placed_as(number: int, y: Tensor, x: Tensor, *more: Tensor) -> Tensor:
+    """A mark that takes x, and more, and whose result has the sizes and the dtype of y."""
+    return placed(number, x, tuple(y.shape), y.dtype, *more)
+
+
+def placed_like(number: int, x: Tensor, behind: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """A mark whose result has the sizes of x and those in `behind`."""
+    return placed(number, x, (*x.shape, *behind), dtype)
+
+
+# A graph of torch's and our ops with a mark in the place of each part that quantizes.
+#
+# torch's own exporter translates the float ops. It sees a mark, `blockscale.export::Placed` with a
+# number, where a weight is dequantized, rows of a table are looked up, or an activation goes
+# through a format; what stands there is written by `write.py` afterwards.
 
 
 def take(graph: fx.GraphModule) -> list[Piece]:
@@ -214,3 +294,78 @@ def _before_permute(
         if calls(user, aten.permute) and list(user.args[1]) == back:  # type: ignore[arg-type]
             user.replace_all_uses_with(mark)
     replace(node, call(graph, aten.permute.default, (mark, dims), like=node))
+
+
+# Integer graphs, with marks in the place of their ops as in converted ones.
+
+
+def is_integers(graph: fx.GraphModule) -> bool:
+    """Whether a graph is one that bs.graph.lower(graph, "integer") made."""
+    return any(name_of(node) for node in graph.graph.nodes)
+
+
+def take_integer_ops(graph: fx.GraphModule) -> list[Piece]:
+    """Put a mark into an integer graph for each op, in place; what each stands for.
+
+    Raises ValueError that names the first op that ONNX has no integer operators for.
+    """
+    pieces: list[Piece] = []
+    for node in list(graph.graph.nodes):
+        op, given = _call(node)
+        if op is None:
+            continue
+        if not is_written(op):
+            raise ValueError(
+                f"{described(node)}: ONNX has no integer operators for {name_of(node)}: leave it "
+                f"in float (bs.graph.convert), or write a C file (bs.export.c)"
+            )
+        computed: list[fx.Node] = []
+        settings = {name: _read(graph, each, computed) for name, each in given.items()}
+        pieces.append(Step(scope(node) or node.name, op, settings))
+        args = (len(pieces) - 1, node, *computed)
+        with_mark = call(graph, placed_as, args, like=node.next)
+        node.replace_all_uses_with(
+            with_mark, delete_user_cb=lambda user, m=with_mark: user is not m
+        )
+    return pieces
+
+
+def _call(node: fx.Node) -> tuple[str | None, dict[str, Any]]:
+    """The integer op that a node calls, and its arguments; None for what torch translates."""
+    name = name_of(node)
+    if name:
+        names = INTEGER_OPS[name].signature.names
+        return name.removeprefix("integer_"), dict(zip(names, node.args, strict=True))
+    if not calls(node, aten.pad, aten.constant_pad_nd) or not _integers(value(node)):
+        return None, {}
+    given = arguments(node)
+    if given.get("mode", "constant") != "constant":
+        return None, {}
+    return "pad", {"x": given.get("input", given.get("self")), "pad": given["pad"],
+                   "value": given.get("value") or 0}  # fmt: skip
+
+
+def _integers(found: Any) -> bool:
+    return isinstance(found, Tensor) and not found.is_floating_point()
+
+
+def _read(graph: fx.GraphModule, argument: Any, computed: list[fx.Node]) -> Any:
+    """An argument as the writers take it; what the graph computes is added to `computed`."""
+    if not isinstance(argument, fx.Node):
+        return argument
+    if is_constant(argument):
+        return get(graph, argument).detach().cpu()
+    computed.append(argument)
+    sizes = tuple(n if isinstance(n, int) else None for n in shape(argument) or ())
+    return Taken("", value(argument).dtype, sizes)
+
+
+def without_dead(program: ExportedProgram) -> ExportedProgram:
+    """The same without the ops whose marks were made, and checks that keep them."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program

@@ -16,10 +16,8 @@ from blockscale.core.operand import Operand
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.export.to_onnx import steps
-from blockscale.export.to_onnx.blocks import expand, repeated
-from blockscale.export.to_onnx.scope import Scope
-from blockscale.export.to_onnx.stored import native, put_codes, put_tensor, put_zeros
-from blockscale.export.to_onnx.unpack import decode, unpack, whole_groups
+from blockscale.export.to_onnx.scope import Scope, native, put_codes, put_tensor, put_zeros
+from blockscale.export.to_onnx.steps import decode, expand, repeated, unpack, whole_groups
 
 _GATHERED = {  # types of codes -> those in which Gather takes them
     "INT2": "INT8", "INT4": "INT8", "INT8": "INT8", "INT16": "INT16", "UINT2": "UINT8",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from blockscale.export.to_onnx.integer import Taken
-from blockscale.export.to_onnx.pieces import Activation, Piece, Rows, Step, Weight
+from blockscale.export.to_onnx.take import Activation, Piece, Rows, Step, Weight
 
 _HALVES = {10: "float16", 16: "bfloat16"}  # TensorProto.DataType
 _FLOAT = 1

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from blockscale.core.torch_private import pytree
 from blockscale.export.to_onnx import integer, weight
 from blockscale.export.to_onnx.activation import activation
-from blockscale.export.to_onnx.pieces import MARK, Activation, Piece, Rows, Weight
 from blockscale.export.to_onnx.scope import LOWEST, File, Scope
+from blockscale.export.to_onnx.take import MARK, Activation, Piece, Rows, Weight
 from blockscale.files.whole import written_whole
 
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockscale.core.parse import parse
 from blockscale.export.to_onnx.integer import Taken
-from blockscale.export.to_onnx.pieces import Activation, Rows, Step, Weight
+from blockscale.export.to_onnx.take import Activation, Rows, Step, Weight
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from tests.export.to_onnx.running import session
 from tests.support.onnx_weight import stored

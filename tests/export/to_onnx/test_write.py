@@ -13,8 +13,8 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.to_onnx import write
 from blockscale.export.to_onnx import write as file
-from blockscale.export.to_onnx.pieces import Weight, placed
-from blockscale.export.to_onnx.stored import put_tensor
+from blockscale.export.to_onnx.scope import put_tensor
+from blockscale.export.to_onnx.take import Weight, placed
 from blockscale.export.to_onnx.write import keep_sums
 from tests.export.to_onnx.running import array, made, session
 from tests.support.onnx_weight import stored

@@ -18,7 +18,8 @@ from blockscale.core.parse import parse
 from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf import records
-from blockscale.export.checkpoints.gguf.blocks import (
+from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
+from blockscale.export.checkpoints.gguf.records import (
     FILE_TYPES,
     GRIDS,
     PLAIN,
@@ -27,7 +28,6 @@ from blockscale.export.checkpoints.gguf.blocks import (
     Parts,
     scale_of,
 )
-from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
 from blockscale.export.checkpoints.gguf.tensors import pieces_in_model
 from blockscale.export.checkpoints.regrouped import Regrouped
 from blockscale.files.stream import bytes_of

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""GGUF's block types for the native kernel that takes blocks apart and puts them together.
+"""The block types of GGUF: how bytes become the parts of one of our formats, and back.
 
-The same as `apart` and `together` of a BlockType, as places of fields instead of functions: tests
-compare both. TQ1_0, whose digits are no fields, has only the functions.
+Layouts: ggml's ggml-common.h (commit d99724f2) and gguf-py's quants.py (0.19.0). Codes, scales and
+offsets are taken as they are stored, none is computed anew; so what is read and written again has
+the same bytes. Tensors of parts have a row for each block: codes [n, elements], scales [n, scales].
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,8 +14,54 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.block_types import K_TYPES, SIMPLE_TYPES
+from blockscale.export.checkpoints.gguf.block_types import BlockType as BlockType
+from blockscale.export.checkpoints.gguf.block_types import Parts as Parts
 from blockscale.kernels import cpu
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor
+
+TYPES = SIMPLE_TYPES | K_TYPES
+
+# Tensors that are not quantized: {name: (number, dtype)}
+PLAIN = {
+    "F32": (0, torch.float32), "F16": (1, torch.float16), "I8": (24, torch.int8),
+    "I16": (25, torch.int16), "I32": (26, torch.int32), "I64": (27, torch.int64),
+    "F64": (28, torch.float64), "BF16": (30, torch.bfloat16),
+}  # fmt: skip
+
+# {number: (name, elements, bytes)}: codes of vectors in grids of ggml's own, which are no elements
+# of any format; their bytes can be copied.
+GRIDS = {
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    29: ("IQ1_M", 256, 56),
+}  # fmt: skip
+
+# {general.file_type: the type of most tensors} (llama.cpp, llama_ftype); mixes have others, too
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K", 12: "Q3_K", 13: "Q3_K", 14: "Q4_K", 15: "Q4_K", 16: "Q5_K", 17: "Q5_K", 18: "Q6_K",
+    25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+    39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+
+# Layers beside whose NVFP4 weight llama.cpp looks for a scale of all scales (llama-model.cpp)
+_SCALED = re.compile(
+    r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_shexp|_exps)?)\.weight"
+)
+
+
+def scale_of(name: str) -> str | None:
+    """The name of the scale of all scales of an NVFP4 tensor; None where there is none."""
+    return f"{name.removesuffix('weight')}scale" if _SCALED.fullmatch(name) else None
+
+
+# GGUF's block types for the native kernel that takes blocks apart and puts them together.
+#
+# The same as `apart` and `together` of a BlockType, as places of fields instead of functions: tests
+# compare both. TQ1_0, whose digits are no fields, has only the functions.
+
 
 Piece = tuple[int, int, int, int, int, int, bool]  # of src/records.h, in its order
 _HIGHEST = -(2**15)  # the sign of an fp16 number
@@ -155,3 +203,35 @@ def _place(whole: Tensor, part: Part, start: int, n: int) -> int:
     each = part.entries * part.bits // 8 if part.packed else part.entries
     assert whole.is_contiguous() and whole.nbytes >= (start + n) * each, (part.name, whole.shape)
     return whole.data_ptr() + start * each
+
+
+# A quantized tensor -> the bytes of its blocks: the inverse of what reading does.
+
+
+_ELEMENTS = 1 << 22  # that are put together at a time
+
+
+def blocks_of(q: QTensor, of: BlockType) -> Tensor:
+    """Blocks uint8 [n, size] of a tensor whose rows are whole blocks of this type's format."""
+    count = q.packed.numel() * q.packed.itemsize * 8 // q.format.bits // of.elements
+    blocks = torch.empty((count, of.size), dtype=torch.uint8)
+    parts = {k: part.reshape(count, -1) for k, part in q.qparams._asdict().items() if _own(k, part)}
+    packed = q.packed.reshape(count, -1)
+    name = next(name for name, each in TYPES.items() if each is of)
+    if record(name) is not None:
+        whole = {k: part.contiguous() for k, part in parts.items()}
+        whole |= {"codes": packed.contiguous()} | negate(name, whole)
+        together_from(name, whole, 0, blocks)
+        return blocks
+    step = max(1, _ELEMENTS // of.elements)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        some = {k: part[start:stop] for k, part in parts.items()}
+        codes = primitives.unpack(packed[start:stop].contiguous(), of.format, of.elements)
+        blocks[start:stop] = of.together({"codes": codes} | some)
+    return blocks
+
+
+def _own(name: str, part: Tensor | None) -> bool:
+    """Whether each block has numbers of its own; NVFP4's one scale of all scales is none."""
+    return part is not None and not (name == "outer" and part.dtype == torch.float32)

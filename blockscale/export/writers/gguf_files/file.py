@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.export.checkpoints.gguf.blocks import GRIDS, PLAIN, TYPES
-from blockscale.export.checkpoints.gguf.together import blocks_of
+from blockscale.export.checkpoints.gguf.records import GRIDS, PLAIN, TYPES, blocks_of
 from blockscale.export.writers.producers.gguf import kind_of
 from blockscale.export.writers.writer import Planned
 from blockscale.files.stream import bytes_of

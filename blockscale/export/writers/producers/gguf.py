@@ -11,8 +11,7 @@ from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
 from blockscale.core.profiles import profile
 from blockscale.core.weight_scheme import for_rows
-from blockscale.export.checkpoints.gguf.blocks import TYPES, scale_of
-from blockscale.export.checkpoints.gguf.together import blocks_of
+from blockscale.export.checkpoints.gguf.records import TYPES, blocks_of, scale_of
 from blockscale.export.writers.writer import Json, Kind, Planned, Writer
 from blockscale.ops.tensor import QTensor
 

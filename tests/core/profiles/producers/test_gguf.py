@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.profiles.producers.gguf import PROFILES
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.records import TYPES
 from tests.support.ggml_recorded import RECORDED, in_blocks
 from tests.support.profile_inputs import KINDS
 

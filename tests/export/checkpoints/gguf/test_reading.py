@@ -15,7 +15,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.checkpoints.gguf import reading
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.records import TYPES
 from blockscale.export.writers.gguf_files.file import GGUFFile, Value, encoded
 from blockscale.export.writers.writer import Planned
 from tests.support.gguf_reading import RECORDED, SMALL, SPLIT

@@ -6,7 +6,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.checkpoints.gguf.blocks import TYPES
+from blockscale.export.checkpoints.gguf.records import TYPES
 from blockscale.export.writers.producers.gguf import kind_of
 from blockscale.export.writers.writer import writer_of
 
