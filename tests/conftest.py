@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.support.durations import FILE, Durations
+from tests.support.read_once import read_once
 from tests.support.schedule import Budget
 from tests.support.some import beyond_pairs, is_left_out, left_out_by, mark_slow
 
@@ -80,6 +81,13 @@ def pytest_collection_finish() -> None:
     """What is there by now, tests and libraries, stays: the collector need not look at it again."""
     gc.collect()
     gc.freeze()
+    # An export makes so many objects that a tenth of its time is looking at them, at the usual 700.
+    gc.set_threshold(10_000, 20, 50)
+
+
+def pytest_runtest_setup() -> None:
+    """Before each test, as any may have been the first to import torch's exporters."""
+    read_once()
 
 
 @pytest.fixture(autouse=True)
