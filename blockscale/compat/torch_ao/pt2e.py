@@ -8,12 +8,8 @@ nothing else imports these modules, which need torchao.
 
 from typing import Any
 
-from torchao.quantization.pt2e import (
-    fake_quantize,  # type: ignore[import-untyped]
-    observer,  # type: ignore[import-untyped]
-)
+from torchao.quantization.pt2e import observer  # type: ignore[import-untyped]
 
-from blockscale.compat.torch_ao.fake_quantize import InTurn, taking
 from blockscale.compat.torch_ao.observers import PowerOfTwoScale, method
 
 
@@ -71,30 +67,4 @@ OBSERVERS: dict[Any, Any] = {
     observer.MovingAveragePerChannelMinMaxObserver: MovingAveragePerChannelMinMaxObserver,
     observer.HistogramObserver: HistogramObserver,
     observer.PlaceholderObserver: PlaceholderObserver,
-}
-
-
-# torchao's fake quantizers for PT2E, whose observers take `power_of_2_scale`; see pt2e.
-
-
-class FakeQuantize(fake_quantize.FakeQuantize):
-    """As torchao's; `power_of_2_scale=True` goes to the observer like its other arguments."""
-
-    def __init__(self, observer: Any = MovingAverageMinMaxObserver, *args: Any, **kwargs: Any):
-        super().__init__(taking(observer, kwargs), *args, **kwargs)
-
-
-class FusedMovingAvgObsFakeQuantize(InTurn, fake_quantize.FusedMovingAvgObsFakeQuantize):
-    """As torchao's. With `power_of_2_scale` its two halves run one after the other."""
-
-    _in_turn = method(fake_quantize.FakeQuantize.forward, "_in_turn")
-    _fused = method(fake_quantize.FusedMovingAvgObsFakeQuantize.forward, "_fused")
-
-    def __init__(self, observer: Any = MovingAverageMinMaxObserver, *args: Any, **kwargs: Any):
-        super().__init__(taking(observer, kwargs), *args, **kwargs)
-
-
-FAKES: dict[Any, Any] = {
-    fake_quantize.FakeQuantize: FakeQuantize,
-    fake_quantize.FusedMovingAvgObsFakeQuantize: FusedMovingAvgObsFakeQuantize,
 }

@@ -117,9 +117,9 @@ def _ours(kind: Any) -> Any:
     if not isinstance(kind, type):
         return kind
     if of_torchao(kind):
-        from blockscale.compat.torch_ao import pt2e  # torchao is there, as its class is
+        from blockscale.compat.torch_ao import pt2e_fakes  # torchao is there, as its class is
 
-        return with_option(pt2e.FAKES.get(kind, kind))
+        return with_option(pt2e_fakes.FAKES.get(kind, kind))
     return with_option(_FAKES.get(kind, kind))
 
 
@@ -128,7 +128,7 @@ def _is_ours(kind: Any) -> bool:
     if not isinstance(kind, type):
         return False
     ours = (observers.PowerOfTwoScale, fake_quantize.FakeQuantize, fake_quantize.InTurn)
-    return issubclass(kind, ours) or kind.__module__ == "blockscale.compat.torch_ao.pt2e"
+    return issubclass(kind, ours) or kind.__module__ == "blockscale.compat.torch_ao.pt2e_fakes"
 
 
 def _specs(config: Any, enabled: bool) -> Any:

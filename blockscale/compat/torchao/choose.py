@@ -12,14 +12,15 @@ from torch import Tensor
 from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
     MappingType,
+    Rule,
     ZeroPointDomain,
     check_float,
     check_float_dtype,
     check_holds,
     check_reaches,
     limits,
+    read_rule,
 )
-from blockscale.compat.torchao.quantize import Rule, read_rule
 from blockscale.compat.torchao.split import split_blocks
 
 

@@ -12,9 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
+from blockscale.compat.torchao.dtypes import MappingType, Rule, ZeroPointDomain
 from blockscale.compat.torchao.formats import element_of
-from blockscale.compat.torchao.quantize import Rule
 from blockscale.compat.torchao.split import Split
 from blockscale.core.block import block_of
 from blockscale.core.operand import Operand, Quantizer

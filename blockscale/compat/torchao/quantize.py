@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from blockscale.compat.torchao import kernels
 from blockscale.compat.torchao.dtypes import (
     FLOATS,
-    MappingType,
     ZeroPointDomain,
     check_codes,
     check_float,
@@ -203,40 +201,3 @@ def _spread(
     if zero_point.dtype.is_floating_point:
         check_float(zero_point, "zero_point")
     return scale, split.spread(zero_point, "zero_point")
-
-
-# How qparams are chosen: torchao's mapping, zero point domain and preserve_zero, checked.
-
-
-class Rule(NamedTuple):
-    """A combination that has a meaning.
-
-    preserve_zero: the range is widened to hold 0, so that 0 has an exact code
-    """
-
-    mapping: MappingType
-    domain: ZeroPointDomain
-    preserve_zero: bool
-
-
-def read_rule(mapping_type: Enum, zero_point_domain: Enum, preserve_zero: bool) -> Rule:
-    """The rule of these arguments, torchao's members or ours.
-
-    Raises TypeError for other objects, ValueError for combinations without a meaning.
-    """
-    mapping = read_member(MappingType, mapping_type)
-    domain = read_member(ZeroPointDomain, zero_point_domain)
-    asymmetric = mapping is MappingType.ASYMMETRIC
-    if domain is ZeroPointDomain.FLOAT and preserve_zero:
-        raise ValueError(
-            "ZeroPointDomain.FLOAT has no exact code for zero: "
-            "pass preserve_zero=False if that is acceptable"
-        )
-    if not preserve_zero and not asymmetric:
-        raise ValueError(f"preserve_zero=False needs MappingType.ASYMMETRIC, not {mapping.name}")
-    if domain is ZeroPointDomain.NONE and asymmetric:
-        raise ValueError(
-            "MappingType.ASYMMETRIC needs a zero point and ZeroPointDomain.NONE has none: "
-            "use a symmetric mapping, or ZeroPointDomain.INT"
-        )
-    return Rule(mapping, domain, preserve_zero)

@@ -20,7 +20,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import (
     DTYPES,
     NO_PARTS,
-    Native,
+    NativeFormat,
     addresses,
     floats,
     known,
@@ -201,7 +201,7 @@ def fused_linear(
     return _from_floats(ready, values, shape, result)
 
 
-def given_parts(form: Native, shape: Sequence[int], value: Value) -> QParams:
+def given_parts(form: NativeFormat, shape: Sequence[int], value: Value) -> QParams:
     """The parts beside codes of this shape; one scale for all of them may have any rank."""
     assert value.scale is not None
     zero_point, scale = value.zero_point, value.scale
@@ -216,7 +216,7 @@ def from_codes(
     ready: Any,
     codes: Tensor,
     parts: QParams,
-    form: Native,
+    form: NativeFormat,
     block: int,
     places: Sequence[int],
     shape: tuple[int, ...],
@@ -269,7 +269,7 @@ def _end_of(result: Result, shape: tuple[int, ...]) -> End:
     return End(y, arguments, end is not None, parts)
 
 
-def _end(y: Quantizer, shape: tuple[int, ...]) -> tuple[Native, QParams] | None:
+def _end(y: Quantizer, shape: tuple[int, ...]) -> tuple[NativeFormat, QParams] | None:
     """The result's format and parts where the kernel can end in codes: one given scale."""
     if not y.fmt or y.scale is None or row_block(y.fmt, len(shape)) != 0:
         return None

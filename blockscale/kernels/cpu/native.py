@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Native(Storage):
+class NativeFormat(Storage):
     """A format as the C++ kernels take it."""
 
     handle: Any  # the _native.NativeFormat
@@ -62,11 +62,11 @@ class Native(Storage):
 
 
 @cache
-def native(spelling: str) -> Native:
+def native(spelling: str) -> NativeFormat:
     """The format of this name or spelling for the kernels."""
     global _used  # noqa: PLW0603 - of the process, as OpenMP's threads are
     _used = True
-    return Native(parse(spelling))
+    return NativeFormat(parse(spelling))
 
 
 def addresses(parts: QParams) -> Parts:
@@ -112,7 +112,7 @@ def channels_last(x: Tensor) -> Tensor:
     return y
 
 
-def seed_words(native: Native, seed: Tensor | None) -> tuple[int, int]:
+def seed_words(native: NativeFormat, seed: Tensor | None) -> tuple[int, int]:
     """The seed and the index of the first element; 0, 0 where none is needed."""
     if not native.drawn:
         return 0, 0

@@ -12,7 +12,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import (
     DTYPES,
     NO_PARTS,
-    Native,
+    NativeFormat,
     Parts,
     addresses,
     channels_last,
@@ -43,7 +43,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _run(n, x, dtype, parts, by.seed, given=True)
 
 
-def _lies_first(x: Tensor, n: Native, scale: Tensor) -> bool:
+def _lies_first(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
     """Whether x [batch, *size, channels] lies channels first, and its codes may: bytes under one
     scale, which are sooner turned than numbers."""
     alike = n.bytewise and n.bits == 8 and not n.drawn and scale.numel() == 1 and x.is_cpu
@@ -81,7 +81,7 @@ def patterns(x: Tensor, by: Quantizer) -> tuple[Tensor, QParams]:
 
 
 def _run(
-    n: Native, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, given: bool
+    n: NativeFormat, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, given: bool
 ) -> Tensor:
     shape, packs = x.shape, n.packs(x.shape)
     packed = n.new_packed(shape)
@@ -136,7 +136,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
-def unpack_into(n: Native, packed: Tensor, size: int, patterns: Tensor) -> None:
+def unpack_into(n: NativeFormat, packed: Tensor, size: int, patterns: Tensor) -> None:
     """Packed rows -> patterns, one entry a code."""
     rows = patterns.numel() // size
     _native.unpack(n.bits, packed.data_ptr(), rows, size, patterns.data_ptr(), threads())
@@ -186,7 +186,7 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     return strided_like(like, kept)
 
 
-def _given(n: Native, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
+def _given(n: NativeFormat, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
     """The given parts, to be kept alive, and their addresses."""
     if by.scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit

@@ -12,7 +12,7 @@ import torch
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
-from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
+from blockscale.kernels.webgpu.gpu.probe import EXACT, DeviceArithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.primitives.form import Stored
 from blockscale.kernels.webgpu.spec import STORAGE, FormatRoles, bits_of
@@ -93,7 +93,7 @@ class RightRoles(Roles):
     """
 
     right: str
-    device: Device = EXACT
+    device: DeviceArithmetic = EXACT
     format: FormatRoles | None = None
     stored: Stored | None = None
     decode: str | None = None

@@ -12,7 +12,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
-from blockscale.kernels.webgpu.gpu.probe import INTEGERS, Device, refusal
+from blockscale.kernels.webgpu.gpu.probe import INTEGERS, DeviceArithmetic, refusal
 from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Signed
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that parts know
@@ -93,7 +93,7 @@ class Coding(Roles):
     """A format on a device."""
 
     format: FormatRoles
-    device: Device
+    device: DeviceArithmetic
 
 
 @cache

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blockscale.compat import torchao as ours
-from blockscale.compat.torchao.dtypes import MappingType, ZeroPointDomain
-from blockscale.compat.torchao.quantize import Rule, read_rule
+from blockscale.compat.torchao.dtypes import MappingType, Rule, ZeroPointDomain, read_rule
 from tests.compat.torchao.inputs import (
     ASYMMETRIC,
     FLOAT,

@@ -37,7 +37,7 @@ _told: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Device(Roles):
+class DeviceArithmetic(Roles):
     """How a device computes.
 
     arithmetic: "integers", of which floats are made, or "native" ones
@@ -50,14 +50,14 @@ class Device(Roles):
     wide: str = "words"
 
 
-EXACT = Device()  # right on every device
+EXACT = DeviceArithmetic()  # right on every device
 
 
 @dataclass(frozen=True)
 class ProbeArithmetic(Kernel, part="kernels/probe_arithmetic"):
     """What a device makes of floats."""
 
-    device: Device
+    device: DeviceArithmetic
 
 
 def refusal(needed: Collection[str]) -> str | None:
@@ -106,7 +106,7 @@ def _results(a: Tensor, b: Tensor, arithmetic: str) -> Tensor:
     shape = (len(a), len(OPERATIONS))
     results = allocate(4 * shape[0] * shape[1])
     buffers = {"pairs": upload(torch.stack([a, b], 1)), "results": results}
-    probe = Shader(ProbeArithmetic(Device(arithmetic, _HARDWARE)))
+    probe = Shader(ProbeArithmetic(DeviceArithmetic(arithmetic, _HARDWARE)))
     launch(probe, buffers, {"count": len(a)}, -(-len(a) // 64), baked=False)
     return download(results, shape, torch.int32)
 

@@ -15,7 +15,7 @@ from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
     Geometry,
-    Numbers,
+    NumberRoles,
     Parts,
     Source,
     coding,
@@ -186,11 +186,11 @@ def outer_of(f: Form, largest: Memory, count: int) -> Memory:
 
 
 @dataclass(frozen=True)
-class Extremes(Kernel, part="kernels/extremes"):
+class ExtremesKernel(Kernel, part="kernels/extremes"):
     """Extremes of blocks. reading: "quads" or "ones" of numbers; team: how they are merged"""
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     statistic: str
     reading: str
     blocks: str
@@ -198,7 +198,7 @@ class Extremes(Kernel, part="kernels/extremes"):
 
 
 @dataclass(frozen=True)
-class Sums(Extremes, part="kernels/sums"):
+class SumsKernel(ExtremesKernel, part="kernels/sums"):
     """Sums of magnitudes. least: of which, statistics/{least}"""
 
     least: str
@@ -245,7 +245,7 @@ def _merge(
     each = max(_LEAST, -(-units * at.blocks // _LANES))
     part = min(team * each, units)
     slices = -(-units // part)
-    kernel: Kernel = Extremes(
+    kernel: Kernel = ExtremesKernel(
         coding(f),
         read(x, dtype),
         statistic=statistic(f),
@@ -254,7 +254,7 @@ def _merge(
         team="alone" if team == 1 else "workgroup",
     )
     if least is not None:
-        kernel = Sums(**vars(kernel), least=least)
+        kernel = SumsKernel(**vars(kernel), least=least)
     constants: Constants = {"TEAM": team, "POISONS": lowered(f.format).poisons}
     made = shader(f, kernel, constants)
     named = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}

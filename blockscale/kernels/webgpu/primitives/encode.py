@@ -15,7 +15,7 @@ from blockscale.kernels.webgpu.primitives import fast_path
 from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
-    Numbers,
+    NumberRoles,
     Parts,
     Stored,
     coding,
@@ -57,7 +57,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Quantize(Kernel, part="kernels/quantize"):
+class QuantizeKernel(Kernel, part="kernels/quantize"):
     """What a stored scale makes of numbers.
 
     result: "codes", "values", or the "gradient" that passes where numbers are in range, whose
@@ -66,7 +66,7 @@ class Quantize(Kernel, part="kernels/quantize"):
     """
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     stored: Stored
     blocks: str
     result: str
@@ -133,7 +133,7 @@ def _encode(
     stored, buffers = reading(f, parts, shape)
     beside = {name: whole(memory) for name, memory in buffers.items()}
     drawn = "undrawn" if seed is None else "drawn"
-    kernel = Quantize(coding(f), numbers(dtype), stored, at.kind, what, drawn)
+    kernel = QuantizeKernel(coding(f), numbers(dtype), stored, at.kind, what, drawn)
     constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
     if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
         constants["GRADIENT_BITS"] = bits
@@ -185,11 +185,11 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True)
-class Dequantize(Kernel, part="kernels/dequantize"):
+class DequantizeKernel(Kernel, part="kernels/dequantize"):
     """Values of codes. codes: in a "stream", or in "rows" with gaps"""
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     stored: Stored
     blocks: str
     codes: str
@@ -208,7 +208,7 @@ def decode(
     streams = f.streams(row)
     stored, buffers = reading(f, parts, shape)
     beside = {name: whole(part) for name, part in buffers.items()}
-    kernel = Dequantize(
+    kernel = DequantizeKernel(
         coding(f), numbers(dtype), stored, blocks=at.kind, codes="stream" if streams else "rows"
     )
     chunk = 16 // dtype.itemsize

@@ -22,7 +22,7 @@ from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
-    Numbers,
+    NumberRoles,
     Parts,
     Stored,
     coding,
@@ -238,7 +238,7 @@ class FastDequantize(Kernel, part="kernels/fast_path_dequantize"):
     """Values of codes, several units an invocation. narrow: fast_path_memory/narrow/{narrow}"""
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     stored: Stored
     blocks: str
     narrow: str

@@ -21,7 +21,7 @@ from blockscale.kernels.operand import Storage
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Bound, Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, Texels, allocate, upload
-from blockscale.kernels.webgpu.gpu.probe import Device, arithmetic
+from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic, arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
 from blockscale.kernels.webgpu.spec import Coding, shader_of
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, given_back, on_gpu
@@ -198,7 +198,7 @@ HARDWARE = "plain"  # tests compute as devices that round divisions by ulps and 
 
 
 @dataclass(frozen=True)
-class Numbers(Roles):
+class NumberRoles(Roles):
     """How numbers of a dtype are read and written.
 
     dtype: memory/float/{dtype}; load, store: memory/load/{load}, memory/store/{store}
@@ -219,16 +219,16 @@ def coding(f: Form) -> Coding:
     return Coding(replace(own, approximate="none") if native else own, device)
 
 
-def of_device() -> Device:
+def of_device() -> DeviceArithmetic:
     """What this process's device computes with where it can."""
     wide = "native" if "shader-int64" in gpu().features else "words"
-    return Device(arithmetic(), HARDWARE, wide)
+    return DeviceArithmetic(arithmetic(), HARDWARE, wide)
 
 
-def numbers(dtype: torch.dtype) -> Numbers:
+def numbers(dtype: torch.dtype) -> NumberRoles:
     """How numbers of a dtype are read and written."""
     halves = "words" if dtype == torch.float32 else "halves"
-    return Numbers(DTYPES[dtype], halves, halves)
+    return NumberRoles(DTYPES[dtype], halves, halves)
 
 
 def shader(f: Form, kernel: Kernel, constants: Mapping[str, Constant]) -> Shader:
@@ -293,7 +293,7 @@ class InTexture(NamedTuple):
 Source = Memory | InTexture
 
 
-def read(x: Source, dtype: torch.dtype) -> Numbers:
+def read(x: Source, dtype: torch.dtype) -> NumberRoles:
     """How the numbers, of this dtype, are read."""
     own = numbers(dtype)
     return replace(own, load="texture") if isinstance(x, InTexture) else own

@@ -28,7 +28,7 @@ from blockscale.kernels.webgpu.primitives.fast_path import FastParts, cells, nar
 from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
-    Numbers,
+    NumberRoles,
     Parts,
     coding,
     new_parts,
@@ -39,7 +39,7 @@ from blockscale.kernels.webgpu.primitives.form import (
     whole,
 )
 from blockscale.kernels.webgpu.primitives.plan import (
-    Columns,
+    ColumnsPlan,
     Lines,
     OnePass,
     Teams,
@@ -60,7 +60,7 @@ class FastOuter(Kernel, part="kernels/fast_path_outer"):
     """
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     find: str
     team: str
     place: str
@@ -94,7 +94,7 @@ class FastColumns(Kernel, part="kernels/fast_path_columns"):
     """Scales of columns and what they make of numbers; roles as those of FastPath."""
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     parts: FastParts
     statistic: str
     find: str
@@ -114,7 +114,7 @@ class Team(Kernel, part="kernels/one_pass"):
     """
 
     coding: Coding
-    numbers: Numbers
+    numbers: NumberRoles
     statistic: str
     team: str
     finding: str
@@ -191,7 +191,7 @@ class _Call(NamedTuple):
 def _run(call: _Call, planned: OnePass) -> None:
     if isinstance(planned, Lines):
         _lines(call, planned)
-    elif isinstance(planned, Columns):
+    elif isinstance(planned, ColumnsPlan):
         _columns(call, planned)
     else:
         _teams(call, planned)
@@ -279,7 +279,7 @@ def _words(f: Form, dtype: torch.dtype, planned: Lines, together: bool) -> str:
     return "four" if words % 4 == 0 else "two" if words % 2 == 0 else "one"
 
 
-def _columns(call: _Call, planned: Columns) -> None:
+def _columns(call: _Call, planned: ColumnsPlan) -> None:
     f, at, dtype = call.f, planned.at, call.dtype
     known, element, reach = parts(f.format), lowered(f.format).element, plans.reach()
     assert known is not None

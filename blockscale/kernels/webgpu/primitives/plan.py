@@ -69,7 +69,7 @@ class Lines(NamedTuple):
         return self.group // self.team * self.given.blocks
 
 
-class Columns(NamedTuple):
+class ColumnsPlan(NamedTuple):
     """One pass over blocks along the columns of a matrix.
 
     at: blocks; units: of 16 bytes of a row of the matrix; parts: neighbours that share a column;
@@ -104,7 +104,7 @@ class TwoPasses(NamedTuple):
     """Scales first, then what they make of the numbers."""
 
 
-OnePass = Lines | Columns | Teams
+OnePass = Lines | ColumnsPlan | Teams
 Plan = OnePass | TwoPasses
 
 
@@ -227,7 +227,7 @@ def possible(at: Geometry, dtype: torch.dtype, what: str) -> Iterator[Settings]:
     yield from (Settings(4, 2), Settings(2, 2), Settings(2, 4))  # where few neighbours are in reach
 
 
-def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Columns | None:
+def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> ColumnsPlan | None:
     """A plan for blocks along columns, if they are such."""
     at, bits = geometry(tuple(shape), f.format.block), 8 * dtype.itemsize
     if len(at.shape) != 2 or at.sizes[1] != 1 or at.shape[0] % at.sizes[0]:
@@ -249,7 +249,7 @@ def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Columns | N
         return None
     if what == "codes" and (unit_bits not in (32, 64) or not f.streams(shape[-1])):
         return None
-    return Columns(at, units, shared, rows, step)
+    return ColumnsPlan(at, units, shared, rows, step)
 
 
 def teams(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> Teams | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
-from blockscale.kernels.webgpu.gpu.probe import EXACT, Device
+from blockscale.kernels.webgpu.gpu.probe import EXACT, DeviceArithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
@@ -29,7 +29,7 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
 
 
 @dataclass(frozen=True)
-class Integers(Kernel, part="kernels/torch_integers"):
+class IntegerKernel(Kernel, part="kernels/torch_integers"):
     """A function of two whole numbers, torch_functions/integers/{function}."""
 
     function: str
@@ -61,7 +61,7 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
         ("Y_BITS", y.dtype.itemsize * 8), ("Y_SIGNED", y.dtype.is_signed),
         ("RESULT_BITS", dtype.itemsize * 8),
     )  # fmt: skip
-    shader = Shader(Integers(part, at.address), (*constants, *at.constants))
+    shader = Shader(IntegerKernel(part, at.address), (*constants, *at.constants))
     buffers = {"x": x.memory, "y": y.memory, "result": made.memory, **at.buffers}
     count = made.numel()
     groups = -(-count // max(4 // dtype.itemsize, 1) // THREADS)
@@ -134,11 +134,11 @@ class Unary(Kernel, part="kernels/torch_unary"):
     function: str
     float: str
     address: str
-    device: Device = EXACT
+    device: DeviceArithmetic = EXACT
 
 
 @dataclass(frozen=True)
-class Binary(Kernel, part="kernels/torch_binary"):
+class BinaryKernel(Kernel, part="kernels/torch_binary"):
     """A function of two numbers, torch_functions/binary/{function}.
 
     second: the other one is of a "tensor", or the same "number" for all
@@ -148,11 +148,11 @@ class Binary(Kernel, part="kernels/torch_binary"):
     float: str
     address: str
     second: str
-    device: Device = EXACT
+    device: DeviceArithmetic = EXACT
 
 
 @dataclass(frozen=True)
-class Compare(Binary, part="kernels/torch_compare"):
+class Compare(BinaryKernel, part="kernels/torch_compare"):
     """A comparison of two numbers, torch_functions/compare/{function}."""
 
 
@@ -195,7 +195,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     made = fresh(shape, torch.bool if compare else dtype)
     at = addresses(shape, operands)
     second = "tensor" if number is None else "number"
-    kernel = (Compare if compare else Binary)(part, FLOATS[dtype], at.address, second)
+    kernel = (Compare if compare else BinaryKernel)(part, FLOATS[dtype], at.address, second)
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     sizes = {"count": made.numel()}
     if number is None:

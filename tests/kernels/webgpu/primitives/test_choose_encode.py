@@ -32,7 +32,7 @@ def both(fmt: str) -> list[torch.Tensor]:
     [
         ("int8:group32:fp32", plan.Lines),
         ("int8:tile32x32:fp32", plan.Lines),
-        ("int8:group32@0:fp32", plan.Columns),
+        ("int8:group32@0:fp32", plan.ColumnsPlan),
         ("int8:group32:bf16", plan.Teams),
     ],
 )

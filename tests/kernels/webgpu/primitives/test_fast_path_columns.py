@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.primitives import fast_path, plan
 from blockscale.kernels.webgpu.primitives import form as forms
 from blockscale.kernels.webgpu.primitives.form import STEP, form
-from blockscale.kernels.webgpu.primitives.plan import Columns
+from blockscale.kernels.webgpu.primitives.plan import ColumnsPlan
 from tests.support.webgpu_fast_path import reach_of, right, unruly
 
 FULL, HALF, OTHER = torch.float32, torch.bfloat16, torch.float16
@@ -19,7 +19,7 @@ FORMATS = ("int8:group32@0:fp32", "int8:group32@0:e8m0/floor", "e4m3:group32@0:f
            "int4:group32@0:fp32", "int8:group16@0:fp32", "nf4:group32@0:fp32")  # fmt: skip
 
 
-def planned(fmt: str, x: torch.Tensor, what: str) -> Columns | None:
+def planned(fmt: str, x: torch.Tensor, what: str) -> ColumnsPlan | None:
     return plan.columns(form(str(parse(fmt))), x.dtype, tuple(x.shape), what)
 
 

@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.primitives.choose import Outer, choose
 from blockscale.kernels.webgpu.primitives.form import (
     STEP,
     InTexture,
-    Numbers,
+    NumberRoles,
     Parts,
     Piece,
     back,
@@ -102,7 +102,7 @@ def test_too_many_elements_or_dimensions_are_told() -> None:
 
 def test_sixteen_bits_are_read_as_halves() -> None:
     assert numbers(torch.float32).load == "words"
-    assert numbers(torch.bfloat16) == Numbers("bfloat16", "halves", "halves")
+    assert numbers(torch.bfloat16) == NumberRoles("bfloat16", "halves", "halves")
 
 
 def test_constants_of_a_kernel_come_before_those_of_a_format() -> None:

@@ -161,7 +161,7 @@ WAYS = {
     "e2m1:group16:(e4m3:token:fp32)": "lll2ml mmm2mm",
     "int12:group24:e8m0": "2mm2m2 2mm2m2",
 }
-LETTERS = {plan.Columns: "c", plan.Teams: "m", plan.TwoPasses: "2"}
+LETTERS = {plan.ColumnsPlan: "c", plan.Teams: "m", plan.TwoPasses: "2"}
 
 
 def way(fmt: str, dtype: torch.dtype, shape: tuple[int, ...], what: str = "codes") -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.probe import Device
+from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
 from blockscale.kernels.webgpu.spec import Coding, shader_of
 from tests.support.same import bits
@@ -33,7 +33,7 @@ class ProbeRandom(Kernel, part="kernels/probe_random"):
     """Random numbers."""
 
     random: str
-    device: Device
+    device: DeviceArithmetic
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ProbeMeans(Kernel, part="kernels/probe_means"):
     """Means, and floats of 16 bits. float: memory/float/{float}"""
 
     float: str
-    device: Device
+    device: DeviceArithmetic
 
 
 def words(*columns: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def run(shader: Shader, names: tuple[str, str], asked: Tensor, columns: int) -> 
 def shader(kernel: type[ProbeCode] | type[ProbeChoose], fmt: str, hardware: str) -> Shader:
     """The shader of a kernel for a format, on a device that computes so."""
     roles, constants = shader_of(fmt)
-    return Shader(kernel(Coding(roles, Device(hardware=hardware))), constants)
+    return Shader(kernel(Coding(roles, DeviceArithmetic(hardware=hardware))), constants)
 
 
 def same_bits(found: Tensor, expected: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from blockscale.kernels.webgpu.gpu.probe import Device, ProbeArithmetic
+from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic, ProbeArithmetic
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from tests.kernels.webgpu.wgsl.inputs import FEW, any_bits, beside
 from tests.kernels.webgpu.wgsl.running import run, same_bits, words
@@ -24,7 +24,7 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 def arithmetic(a: Tensor, b: Tensor, hardware: str) -> Tensor:
     return run(
-        Shader(ProbeArithmetic(Device(hardware=hardware))),
+        Shader(ProbeArithmetic(DeviceArithmetic(hardware=hardware))),
         ("pairs", "results"),
         words(a, b),
         9,

@@ -6,7 +6,7 @@ import torch
 
 from blockscale.core.arithmetic import philox
 from blockscale.kernels.webgpu.gpu.device import gpu
-from blockscale.kernels.webgpu.gpu.probe import Device
+from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from tests.kernels.webgpu.wgsl.running import ProbeRandom, run, words
 
@@ -19,7 +19,7 @@ def test_philox(wide: str) -> None:
         index = torch.arange(1000, dtype=torch.int64) + first
         key = torch.tensor(seed)
         asked = words(index & 0xFFFFFFFF, index >> 32, key & 0xFFFFFFFF, key >> 32)
-        shader = Shader(ProbeRandom("philox", Device(wide=wide)))
+        shader = Shader(ProbeRandom("philox", DeviceArithmetic(wide=wide)))
         found = run(shader, ("asked", "drawn"), asked, 8)
         given = torch.tensor([seed, first])
         expected = philox.uniform(torch.Size([1003]), given, torch.device("cpu"))
