@@ -79,6 +79,7 @@ CATALOG: dict[str, str] = {
     "mxfp4": "e2m1:group32:e8m0/floor",
     "mxint8": "int8:group32:e8m0/floor",
     "nvfp4": "e2m1:group16:e4m3",
+    "nvfp4_token": "e2m1:group16:(e4m3:token:fp32)",
     "nvfp4_e5m3": "e2m1:group16:ue5m3",
     "bfp8": "int8:group64:e8m0/floor",
     "bfp16": "int16:group64:e8m0/floor",

@@ -157,4 +157,8 @@ def table(path: Path) -> Iterator[str]:
     for part in ("weight", "weight and input"):
         yield f"\n| {part} | " + " | ".join(columns) + " |\n|---" + "|---" * len(columns) + "|"
         for name, parts in recorded.items():
-            yield f"| `{name}` | " + " | ".join(parts[part][c] for c in columns) + " |"
+            yield (
+                f"| `{name}` | "
+                + " | ".join(parts[part].get(c, "not run yet") for c in columns)
+                + " |"
+            )

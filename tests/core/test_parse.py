@@ -41,6 +41,7 @@ NAMED = {
     "mxfp4": "e2m1:group32:e8m0/floor",
     "mxint8": "int8:group32:e8m0/floor",
     "nvfp4": "e2m1:group16:e4m3",
+    "nvfp4_token": "e2m1:group16:(e4m3:token:fp32)",
     "bfp8": "int8:group64:e8m0/floor",
 }
 

@@ -122,7 +122,7 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         parts = launching.choose(f, x)
         return [_encoded(f, x, f.per_block(parts), seed), *listed(parts)]
     parts = f.new_parts(x.shape, x.device)
-    work = launching.largest_numerator(f, x) if f.one_outer else None
+    work = launching.largest_numerator(f, x) if f.inner else None
     return [_codes(f, planned, x, work, parts, words), *listed(parts)]
 
 
@@ -249,7 +249,7 @@ def _run(
     """
     words, seeds = (None, 0) if gradient is not None else seed_numbers(f, seed, x)
     result = "values" if gradient is None else "gradient"
-    if parts is None and not (f.one_outer and gradient is not None):
+    if parts is None and not (f.inner and gradient is not None):
         planned = one_pass(f, x, result, seeds)
         if planned is not None:
             return _chosen(f, planned, x, gradient, out, words)
@@ -268,8 +268,9 @@ def _chosen(
 ) -> None:
     """As `_run`, with a plan that chooses scales, of which none is kept."""
     parts = None
-    if f.one_outer:
-        outer = torch.empty(1, dtype=torch.float32, device=x.device)
+    if f.inner:
+        count = launching.outer_count(f, x)
+        outer = torch.empty(count, dtype=torch.float32, device=x.device)
         parts = QParams(outer, outer)  # the first is not written
         gradient = launching.largest_numerator(f, x)
     launching.encode(planned, x, out, gradient, parts, words)

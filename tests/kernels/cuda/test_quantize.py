@@ -48,6 +48,28 @@ def test_which_codes_are_packed_later(
     assert set(packed) <= {x.shape}
 
 
+@pytest.mark.parametrize("shape", [(5, 80), (2, 3, 48), (33,)])
+@pytest.mark.parametrize(
+    "fmt", ["nvfp4_token", "uint4:group32:(uint6:token:fp32):asym"], ids=lambda fmt: fmt[:6]
+)
+def test_outer_scales_of_rows_are_chosen_by_kernels(
+    fmt: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by the reference, from ranges; each from its own row alone."""
+    x = torch.randn(shape)
+    x.view(-1)[3], x[0] = torch.nan, x[0] * 1000
+    fmt = str(parse(fmt))
+    assert wrong(x, fmt) == []
+    with bs.use("reference"):
+        expected = P.choose_quantize(x, fmt, None)
+
+    def never(*_: object) -> None:
+        raise AssertionError("the reference was asked")
+
+    monkeypatch.setattr(reference, "qparams_from_range", never)
+    assert all(map(torch.equal, kernels.choose_quantize(x, fmt, None), expected))
+
+
 @pytest.mark.parametrize(
     "fmt",
     [

@@ -66,6 +66,7 @@ def exact(
     if (first, last) != (0, None) and r.height == 1:
         scale = scale[first:last]
         zero = zero if zero is None else zero[first:last]
+        outer = outer if outer is None or outer.numel() == 1 else outer[first:last]
     codes = codes[first:last]
     if r.element.family == "codebook":
         return decoded(codes, scale, outer, fmt, r, k)

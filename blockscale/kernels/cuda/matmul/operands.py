@@ -146,8 +146,14 @@ class OutputFactors(NamedTuple):
 
 def output_factors(weight: Weight, fmt: str, r: Reading) -> OutputFactors:
     """What of the scales is left for the sums when `r` has folded the rest into the codes."""
+    if r.width and r.fold != "codes":
+        return OutputFactors(None, 0)
     if r.width:
-        return OutputFactors(weight.outer, 0) if r.fold == "codes" else OutputFactors(None, 0)
+        assert weight.outer is not None
+        outer = weight.outer.reshape(-1)
+        if outer.numel() > 1 and r.height > 1:
+            outer = outer.repeat_interleave(r.height, 0)
+        return OutputFactors(outer, int(outer.numel() > 1))
     steps = reference.step_of(QParams(weight.scale, weight.outer, weight.zero_point), parse(fmt))
     if r.height > 1:
         steps = steps.repeat_interleave(r.height, 0)

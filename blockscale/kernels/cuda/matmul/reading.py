@@ -163,8 +163,9 @@ def _fold(fmt: Format, numbers: Spec) -> str:
         small = significand(numbers.element) + significand(numbers.inner)
         if fmt.asym:
             return ""
-        one = scale.inner.block.name == "tensor" and numbers.inner.family == "minifloat"
-        return "codes" if one and scale.inner.bits == WORD // 4 and small <= SIGNIFICAND else ""
+        last = scale.inner.block.name in ("tensor", "token")  # it meets the sums of a row
+        last = last and numbers.inner.family == "minifloat"
+        return "codes" if last and scale.inner.bits == WORD // 4 and small <= SIGNIFICAND else ""
     return ""
 
 

@@ -127,6 +127,8 @@ def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: 
 # Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it
 # reads. Words and shapes are explained in blockscale/kernels/cuda/device/__init__.py.
 
+ONE: tl.constexpr = tl.constexpr(0x3F800000)  # the bits of 1.0
+
 
 class Target(NamedTuple):
     """Where results go, beside what they are made with.
@@ -153,7 +155,8 @@ class Units(NamedTuple):
     index: int64, where in memory; present: bool, which units exist
     scale, zero, offset: pointers to scales, zero points and offsets, the latter two None where the
         format has none
-    outer: float32, the outer scale, or 1.0 where the format has none
+    outer: float32, the outer scale, or those of the units where tile.outers, or 1.0 where the
+        format has none
     """
 
     index: Any
@@ -166,21 +169,22 @@ class Units(NamedTuple):
 
 @triton.jit
 def encode_tile(
-    x_at, out, extra, scale, outer, zero, offset, seed, outer_count, extents,
+    x_at, out, extra, scale, outer, zero, offset, seed, every, extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Choose scales (tile.chooses) or read them, and write what tile.result says.
 
     x_at: float32, bfloat16 or float16 [batch, m, k], contiguous
     out: uint8, int8 or int16, packed codes or one a byte; or the dtype of x, values or gradients
-    extra: the gradient, of x's shape; or int32 [1], the bits of the largest numerator, from which
-           the outer scale is chosen; else None
+    extra: the gradient, of x's shape; or int32 [outer scales], the bits of the largest numerators,
+           from which the outer scales are chosen; else None
     scale: the stored scales of all blocks
-    outer: float32, an outer scale for each block, or one for all; None with one level
+    outer: float32, an outer scale for each block, or one for all, or, where they are chosen, for
+           each row of scales; None with one level
     zero: int32 or floats, the zero points of all blocks; None where the format has none
     offset: float32, bfloat16 or float16, the offsets of all blocks; None where the format has none
     seed: int64 [1] or [2], of stochastic rounding; else None
-    outer_count: how many outer scales there are
+    every: how many outer scales there are or, where tile.outers, how many scales share one
     extents: a tiling.Extents
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
@@ -189,15 +193,41 @@ def encode_tile(
     if tile.chooses:
         above = 1.0
         if spec.scale == "two_level":
-            above = outer_scale(float_of(tl.load(extra)), spec)
-            tl.store(outer, above, mask=tl.program_id(0) == 0)
+            above = choose_outer(extra, outer, every, seen, spec, tile)
         units = Units(seen.index, seen.present, scale, zero, offset, above)
         encode_choosing(seen, units, target, dtype, spec, tile)
     else:
         given = load_scale(
-            scale, outer, zero, offset, seen.index, seen.present, seen.index % outer_count, spec
+            scale, outer, zero, offset, seen.index, seen.present, seen.index % every, spec
         )
         encode_with(seen.x, given, target, False, dtype, spec, tile)
+
+
+@triton.jit
+def choose_outer(tops, outer, every, seen, spec: tl.constexpr, tile: tl.constexpr):
+    """The outer scales of a lanes.Read's units, or the one of all; they are written, too.
+
+    tops: int32, the bits of the largest numerators; outer, every: as `encode_tile` takes them
+    """
+    if tile.outers:
+        which = seen.index // every
+        top = tl.load(tops + which, mask=seen.present, other=ONE)
+        above = outer_scale(float_of(top), spec)
+        tl.store(outer + which, above, mask=seen.present)  # each of its units has the same
+    else:
+        above = outer_scale(float_of(tl.load(tops)), spec)
+        tl.store(outer, above, mask=tl.program_id(0) == 0)
+    return above
+
+
+@triton.jit
+def lowest(outer, tile: tl.constexpr):
+    """The lowest outer scale of a program's units."""
+    if tile.outers:
+        found = tl.min(outer)
+    else:
+        found = outer
+    return found
 
 
 @triton.jit
@@ -211,7 +241,9 @@ def encode_choosing(
         if spec.offset != "" and uses_markstein(spec):
             ordinary = all_wide(found, spec)
         else:
-            ordinary = all_ordinary(found.top, units.outer, spec)
+            ordinary = all_ordinary(found.top, lowest(units.outer, tile), spec)
+            if tile.outers:
+                ordinary = ordinary & all_ordinary(found.top, tl.max(units.outer), spec)
         if (
             uses_markstein(spec)
             and tells_quotients_from_zero(spec)

@@ -39,7 +39,7 @@ def choose(fmt: Form, x: Tensor) -> QParams:
     planned = one_pass(fmt, x, "scale", 0)
     if planned is not None:
         parts = fmt.new_parts(x.shape, x.device)
-        work = largest_numerator(fmt, x) if fmt.one_outer else None
+        work = largest_numerator(fmt, x) if fmt.inner else None
         encode(planned, x, None, work, parts, None)
         return parts
     if fmt.means:
@@ -48,12 +48,18 @@ def choose(fmt: Form, x: Tensor) -> QParams:
 
 
 def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
-    """The bits of the number that the one outer scale is chosen from, int32 [1]."""
+    """The bits of the numbers that outer scales are chosen from, int32 [outer scales]."""
     planned = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
     assert planned is not None
-    work = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch(extremes.largest_numerator, planned, x, x, work)
+    work = torch.zeros(outer_count(fmt, x), dtype=torch.int32, device=x.device)
+    launch(extremes.largest_numerator, planned, x, x, work, planned.row)
     return work
+
+
+def outer_count(fmt: Form, x: Tensor) -> int:
+    """How many outer scales a tensor of this shape has."""
+    assert fmt.outer_shape is not None
+    return torch.Size(fmt.outer_shape(fmt.scale_shape(x.shape))).numel()
 
 
 def _merged(fmt: Form, x: Tensor) -> Tensor:
@@ -107,8 +113,8 @@ def encode(
     seed: of `form.seed_numbers`
     """
     scale, outer, zero, offset = parts[:4] if parts else (None,) * 4
-    outer_count = outer.numel() if outer is not None else 1
+    every = outer.numel() if outer is not None and not planned.tiling.tile.outers else planned.row
     launch(
         encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, offset, seed,
-        outer_count,
+        every,
     )  # fmt: skip

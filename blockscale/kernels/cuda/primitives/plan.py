@@ -37,7 +37,8 @@ class Form(Storage):
     spec:      its numbers
     inner:     the format of the scale's own scale, for two levels; else None
     means:     scales are chosen from means of magnitudes
-    one_outer: there is one outer scale for everything, which a pass of its own chooses
+    one_outer: there is one outer scale for everything
+    row_outer: there is one for each row of scales. Both are chosen by a pass of their own
     """
 
     def __init__(self, fmt: Format):
@@ -46,6 +47,7 @@ class Form(Storage):
         self.inner = fmt.scale.inner if isinstance(fmt.scale, TwoLevel) else None
         self.means = self.spec.statistic in ("mean", "mean_above")
         self.one_outer = self.inner is not None and self.inner.block.name == "tensor"
+        self.row_outer = self.inner is not None and self.inner.block.name == "token"
 
     def checked_codes(
         self, packed: Tensor, shape: tuple[int, ...], device: Device = None
@@ -207,11 +209,16 @@ def setting(
 
 
 class Plan(NamedTuple):
-    """A launch without its tensors. options: named arguments of Triton's own, such as num_warps"""
+    """A launch without its tensors.
+
+    options: named arguments of Triton's own, such as num_warps
+    row: how many scales a row of them has, where each has an outer scale; else 1
+    """
 
     spec: Spec
     tiling: Tiling
     options: dict[str, Any]
+    row: int = 1
 
 
 @lru_cache(4096)
@@ -237,7 +244,8 @@ def plan(
     if chosen.registers:
         options["maxnreg"] = chosen.registers
     tile = _completed(laid, at, fmt, shape, result, given, seeds)
-    return Plan(of_result, replace(laid, tile=tile), options)
+    row = fmt.scale_shape(shape)[-1] if fmt.row_outer else 1
+    return Plan(of_result, replace(laid, tile=tile), options, row)
 
 
 def _setting(fmt: Form, at: Blocks, result: str, given: bool, size: int) -> Setting:
@@ -279,6 +287,7 @@ def _completed(
         quads=seeds == 1 and groups(at, tile, uk, 4),
         pairs=result in ("codes", "values") and paired(at, fmt, tile, uk),
         narrowing=narrowing(fmt.spec) if result == "codes" else NO_NARROWING,
+        outers=fmt.row_outer and not given,
     )
 
 
@@ -290,7 +299,7 @@ def paired(at: Blocks, fmt: Form, tile: Tile, uk: int) -> bool:
 
 def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> Plan | None:
     """A plan that also chooses the scales of x, or None if one pass over it is not enough."""
-    if f.inner is not None and not f.one_outer:
+    if f.inner is not None and not (f.one_outer or f.row_outer):
         return None
     return plan(f.format.spelling, tuple(x.shape), result, False, seeds, x.itemsize)
 

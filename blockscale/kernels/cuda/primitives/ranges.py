@@ -46,13 +46,14 @@ def ranges(
 
 @triton.jit
 def largest_numerator(
-    x_at, work, extents,
+    x_at, work, row, extents,
     spec: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """The largest numerator of blocks that are not poisoned, merged into `work`.
 
     x_at: float32, bfloat16 or float16 [batch, m, k], contiguous
-    work: int32 [1], 0 before: the bits of the largest numerator
+    work: int32 [outer scales], 0 before: the bits of the largest numerator of each
+    row: how many scales in order share an outer one, where tile.outers; else all do
     extents: a tiling.Extents
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
@@ -65,7 +66,10 @@ def largest_numerator(
     if spec.poisons:
         present = present & (found.top < EXPONENT)
     a = tl.where(present, numerator(low, high, spec), 0.0)
-    tl.atomic_max(work, tl.max(bits_of(a)), sem="relaxed")
+    if tile.outers:
+        tl.atomic_max(work + seen.index // row, bits_of(a), mask=seen.present, sem="relaxed")
+    else:
+        tl.atomic_max(work, tl.max(bits_of(a)), sem="relaxed")
 
 
 @triton.jit

@@ -41,6 +41,7 @@ class Tile:
     quads:   four neighbours may share a counter of random numbers
     pairs:   neighbours of 16 bits are taken two and two
     narrowing: how pairs of ordinary blocks become codes without being split
+    outers:  rows of scales have outer scales of their own; else there is one for all
     box:     for each dimension before k, the last one first, the size of a block, or 0 where it is
              that of the dimension, and whether last blocks are partial; None where blocks are no
              boxes
@@ -62,6 +63,7 @@ class Tile:
     quads: bool = False
     pairs: bool = False
     narrowing: Narrowing = NO_NARROWING
+    outers: bool = False
     box: tuple[tuple[int, bool], ...] | None = None
 
     @cached_property
