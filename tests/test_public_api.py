@@ -93,7 +93,7 @@ PARAMETERS = {
     "parse": ["text"],
     "profile": ["name", "version"],
     "report": ["path", "output", "source", "search", "evaluation", "figures", "progress"],
-    "use": ["backend", "fallback"],
+    "use": ["backend", "fallback", "batch_invariant"],
     "webgpu": [],
     "prepare_qat": ["model", "recipe", "strict", "fuse", "learn", "observer"],
     "convert": ["model"],

@@ -56,10 +56,15 @@ class Kernel:
 
 
 class Choice(NamedTuple):
-    """What `use` says: "auto", "reference" or a backend; `must`: nothing may take its place."""
+    """What `use` says.
+
+    backend: "auto", "reference" or a backend's name; must: nothing may take its place
+    batch_invariant: each row's result is to have the same bits whatever else is in the batch
+    """
 
     backend: str
     must: bool
+    batch_invariant: bool = False
 
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
@@ -68,6 +73,7 @@ _choice: ContextVar[Choice] = ContextVar("blockscale_backend", default=_AUTO)
 _settled: dict[tuple[str, str, tuple[str, ...]], Kernel] = {}  # (op, device, spellings): by "auto"
 _can_be_asked: set[tuple[str, str]] = set()  # (backend, device) that were seen to go together
 _warned: set[tuple[str, ...]] = set()
+UNORDERED: set[str] = set()  # ops whose float sums no kernel, nor the reference, can keep in order
 
 
 @cache
@@ -122,16 +128,30 @@ def _takes_of(backend: str) -> Callable[[str], bool] | None:
 
 
 @contextmanager
-def use(backend: str, *, fallback: bool = False) -> Iterator[None]:
-    """Run ops on one backend inside a `with` block: "reference", "auto" or a backend's name.
+def use(
+    backend: str | None = None, *, fallback: bool = False, batch_invariant: bool | None = None
+) -> Iterator[None]:
+    """How ops run inside a `with` block. What is left out stays as it is around the block.
 
-    "auto" (the default) takes a kernel of the tensor's device where there is one, else the
-    reference. Any other name is kept to, and an op that it cannot run raises RuntimeError; with
-    `fallback` it is only preferred, and what it cannot run goes as with "auto", with a warning.
+    backend: "reference", "auto" or a backend's name. "auto" (the default) takes a kernel of the
+        tensor's device where there is one, else the reference. Any other name is kept to, and an
+        op that it cannot run raises RuntimeError; with `fallback` it is only preferred, and what
+        it cannot run goes as with "auto", with a warning
+    batch_invariant: linear layers and convolutions give each row of their input (each image of a
+        convolution's) the same bits alone and among any others, on one machine: their float sums
+        keep one order, whatever the number of rows. What cannot be kept so raises RuntimeError,
+        such as inputs with one dynamic scale for all rows (docs/numerics.md, 7.2)
 
     Raises ValueError for an unknown name and, without `fallback`, RuntimeError for a backend that
     cannot run here.
     """
+    before = _choice.get()
+    if batch_invariant is None:
+        batch_invariant = before.batch_invariant
+    if backend is None:
+        with as_chosen(before._replace(batch_invariant=batch_invariant)):
+            yield
+        return
     choices = ("auto", "reference", *backends())
     if backend not in choices:
         raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(choices)}")
@@ -141,13 +161,18 @@ def use(backend: str, *, fallback: bool = False) -> Iterator[None]:
         if not fallback:
             raise RuntimeError(text)
         _warn_once((backend, "preferred"), text)
-    with as_chosen(Choice(backend, named and not fallback)):
+    with as_chosen(Choice(backend, named and not fallback, batch_invariant)):
         yield
 
 
 def choice() -> Choice:
     """What `use` says here. Other threads start with "auto"."""
     return _choice.get()
+
+
+def batch_invariant() -> bool:
+    """Whether each row's result is to have the same bits whatever else is in the batch."""
+    return _choice.get().batch_invariant
 
 
 @contextmanager
@@ -183,12 +208,14 @@ def find(
     Raises RuntimeError if a backend must run it, by `use`, and has no kernel for it.
     """
     chosen = _choice.get()
+    if chosen.batch_invariant and op in UNORDERED:
+        raise _unordered(op)
     if composed:
         return _of_composed(op, spellings, device, arguments, chosen.backend)
     if chosen is _AUTO:
         kernel = _settled.get((op, device, spellings))
         return kernel or _of_device(op, spellings, device, arguments)
-    wanted, must = chosen
+    wanted, must, _ = chosen
     if wanted == "reference":
         return None
     if wanted != "auto" and (must or _prefers(wanted, device)):
@@ -202,6 +229,13 @@ def find(
             text += " on these tensors: using 'auto' instead"
             _warn_once((op, wanted, *spellings), text)
     return _of_device(op, spellings, device, arguments)
+
+
+def _unordered(op: str) -> RuntimeError:
+    return RuntimeError(
+        f"use(batch_invariant=True): {op} sums floats in an order that depends on the batch; "
+        "run the model that the graph was made of, whose layers keep it, or turn it off"
+    )
 
 
 def _of_composed(

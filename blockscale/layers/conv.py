@@ -49,6 +49,11 @@ class Convolution(QLayer):
         """x through what stands before the layer; it transforms the channels of each position."""
         return x if self.before is None else self.before(x.movedim(1, -1)).movedim(-1, 1)
 
+    def rows_of(self, rank: int) -> int:
+        """Images: what a convolution sums over is in one of them."""
+        del rank
+        return 1
+
     def batched(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size], or without batch, with one. ValueError for others."""
         dims = len(self.kernel_size)
@@ -65,8 +70,7 @@ class Convolution(QLayer):
         """y through the output's quantizer, whose blocks run over the channels."""
         if self.output is None:
             return y
-        quantized: Tensor = self.output(y.movedim(1, -1))
-        return quantized.movedim(-1, 1).contiguous()
+        return super().finished(y.movedim(1, -1)).movedim(-1, 1).contiguous()
 
     def laid_out(self, y: Tensor, x: Tensor) -> Tensor:
         """y with its channels last in memory where those of the input x of the call are; else as it

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import Scheme
+from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before import Before
 from blockscale.layers.reading.source import shared, written
 from blockscale.layers.store import QBias, QInput, QWeight
+from blockscale.ops.batch_rows import check_rows
 
 _HOOKS = (
     "_forward_hooks",
@@ -161,7 +163,24 @@ class QLayer(nn.Module):
     def of_input(self, x: Tensor) -> Quantizer:
         """How the input x is quantized, as ops take it."""
         quantizer: Any = self._modules.get("input")  # not as an attribute: see QLinear.forward
-        return UNQUANTIZED if quantizer is None else quantizer.of(x)
+        if quantizer is None:
+            return UNQUANTIZED
+        if not torch.compiler.is_compiling() and batch_invariant():
+            self._check_rows("input", quantizer, x.ndim)
+        return quantizer.of(x)  # type: ignore[no-any-return]
+
+    def rows_of(self, rank: int) -> int:
+        """How many dimensions of an input of `rank`, from the first on, say which row it is."""
+        return rank - 1
+
+    def _check_rows(self, what: str, quantizer: QInput, rank: int) -> None:
+        """Raise RuntimeError where rows of the input or output are not quantized by themselves."""
+        if quantizer.static and not quantizer.format.gives_outer:
+            return
+        name = self.qweight.name.removesuffix(".weight") or type(self).__name__
+        outer = not quantizer.format.gives_outer
+        whose = f"the {what} of the layer {name!r}"
+        check_rows(whose, quantizer.format, rank, self.rows_of(rank), outer=outer)
 
     def like(self, x: Tensor, y: Tensor) -> Tensor:
         """What it gives for the input x of a call of the float layer that gave y. No hooks run."""
@@ -171,7 +190,12 @@ class QLayer(nn.Module):
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""
-        return y if self.output is None else self.output(y)
+        if self.output is None:
+            return y
+        if not torch.compiler.is_compiling() and batch_invariant():
+            self._check_rows("output", self.output, y.ndim)
+        quantized: Tensor = self.output(y)
+        return quantized
 
     @property
     def quantized_bias(self) -> QBias | QWeight | None:

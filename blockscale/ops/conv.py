@@ -53,7 +53,7 @@ def _shape(
     return run(x, dense, offset, stride, padding, dilation, groups).contiguous()
 
 
-@op(ulps=64, shape=_shape, size_of=lambda shape: prod(shape[1:]))
+@op(ulps=64, shape=_shape, size_of=lambda shape: prod(shape[1:]), rows="images")
 def conv(
     x: Tensor,
     weight: Operand,

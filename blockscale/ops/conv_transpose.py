@@ -49,7 +49,7 @@ def _shape(
     return run(x, x.new_empty(shape), offset, *settings).contiguous()
 
 
-@op(ulps=64, shape=_shape, size_of=row_size)
+@op(ulps=64, shape=_shape, size_of=row_size, rows="images")
 def conv_transpose(
     x: Tensor,
     weight: Operand,

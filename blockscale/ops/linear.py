@@ -10,6 +10,8 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.kernels.registry import batch_invariant
+from blockscale.ops.batch_rows import rows_in_order
 from blockscale.ops.gradient import differentiable
 from blockscale.ops.op import op
 from blockscale.ops.primitives import dequantize, straight_through
@@ -29,7 +31,7 @@ def _shape(x: Tensor, weight: Operand, *_: object) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.codes.shape[0]))
 
 
-@op(ulps=64, shape=_shape, size_of=lambda x: x.shape[-1])
+@op(ulps=64, shape=_shape, size_of=lambda x: x.shape[-1], rows="ordered")
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
@@ -40,8 +42,9 @@ def linear(
     values = quantized_input(x, input)
     dense = dequantize.reference(weight, torch.float32)
     offset = None if bias is None else bias.to(torch.float32)
+    product = rows_in_order if batch_invariant() else F.linear
     with float32_inside(x):
-        return F.linear(values, dense, offset).to(x.dtype)
+        return product(values, dense, offset).to(x.dtype)
 
 
 def _backward(

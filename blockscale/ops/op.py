@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Operand
-from blockscale.kernels.registry import find, run_reference
+from blockscale.kernels.registry import UNORDERED, find, run_reference
+from blockscale.ops.batch_rows import ordered as in_order
 from blockscale.ops.batching import batching_rule
 from blockscale.ops.dispatch import alone
 from blockscale.ops.one_element import accepting, fitting
@@ -64,6 +65,7 @@ def op(
     shape: Callable[..., Any] | None = None,
     size_of: Callable[..., int] | None = None,
     composed: bool = False,
+    rows: str = "",
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated reference the torch op `blockscale::<its name>`.
 
@@ -75,6 +77,8 @@ def op(
     size_of: gives the size of an Operand that the torch op takes without it, from the torch op's
         arguments of these names.
     composed: nothing is warned of where it has no kernel (kernels.registry.find).
+    rows: of an op that sums floats, how it gives each row the same bits in any batch
+        (ops.batch_rows): "ordered" by itself, "images" one at a time; "" where it cannot
     """
 
     def define(reference: Callable[..., Any]) -> Op:
@@ -84,9 +88,13 @@ def op(
         returns = kinds.pop("return")
         ranked = fitting(kinds)
         run = _runner(name, reference, takes, ranked, composed)
+        if rows:
+            run = in_order(name, run, images=rows == "images")
         whole = accepting(reference, *ranked, takes.defaults)
         empty = shape and accepting(shape, *ranked, takes.defaults)
-        OPS[name] = register(name, whole, takes, returns, run, shape=empty, ulps=ulps)
+        OPS[name] = register(
+            name, whole, takes, returns, run, shape=empty, ulps=ulps, ordered=bool(rows)
+        )
         return OPS[name]
 
     return define
@@ -101,8 +109,14 @@ def register(
     *,
     shape: Callable[..., Any] | None = None,
     ulps: int = 0,
+    ordered: bool = False,
 ) -> Op:
-    """Make `run` the torch op `blockscale::<name>` of this signature, which returns `returns`."""
+    """Make `run` the torch op `blockscale::<name>` of this signature, which returns `returns`.
+
+    ordered: its float sums keep their order where that is asked for (ops.batch_rows)
+    """
+    if ulps and not ordered:
+        UNORDERED.add(name)
 
     def run_flat(*flat: Any) -> Any:
         _check_dense(name, flat[0])

@@ -30,7 +30,7 @@ from blockscale.kernels.cpu.native import (
 from blockscale.kernels.cpu.prepack import fingerprint, prepared
 from blockscale.kernels.cpu.quantize import choose_quantize, dequantize, fake_quantize, quantize
 from blockscale.kernels.operand import in_order, new
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.registry import batch_invariant, kernel
 from blockscale.kernels.restated_ops import register
 
 # x @ weight.T: integers times integers where the formats allow, else decoded weights.
@@ -42,7 +42,11 @@ WHOLE_ROW = 2**62
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
-    """As ops.linear.linear."""
+    """As ops.linear.linear.
+
+    Sums of integers are exact, and what follows them has one order for any number of rows. Sums of
+    floats have several, by the number of rows, unless each row is to have the same in any batch.
+    """
     x, dtype = floats(x)
     n, (*rows, k) = weight.codes.shape[0], x.shape
     y = new((*rows, n), x.dtype)
@@ -59,7 +63,7 @@ def linear(
             return y
         x = fake_quantize(x.to(torch.float32), input)
         dtype = DTYPES[torch.float32]
-    ready.floats(x.data_ptr(), dtype, count // n, *_to(offset, y))
+    ready.floats(x.data_ptr(), dtype, count // n, *_to(offset, y), batch_invariant())
     return y
 
 

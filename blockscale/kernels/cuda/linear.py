@@ -48,7 +48,7 @@ from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_q
 from blockscale.kernels.cuda.replay.replay import replayed
 from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.numbers import ACTIVATIONS
-from blockscale.kernels.registry import ByFormats, Formats, kernel
+from blockscale.kernels.registry import ByFormats, Formats, batch_invariant, kernel
 from blockscale.kernels.restated_ops import register
 
 # x @ weight.T: codes times codes where tensor cores take them, else weights decoded on the way.
@@ -64,6 +64,7 @@ def _how_exact(
     del x, bias
     hides = rounded.least_rows(weight.fmt, weight.size) is not None  # tables are among these
     said = ((hides and exact_products()) or "", (input.fmt and float8_sums()) or "")
+    said += ("rows" * batch_invariant(),)
     return " ".join(said) if any(said) else None
 
 
@@ -73,7 +74,7 @@ def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
     """As ops.linear.linear."""
-    x, fmt = floats(x), weight.fmt
+    x = floats(x)
     n, k = weight.codes.shape[0], x.shape[-1]
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
@@ -85,13 +86,45 @@ def linear(
         return y if bias is None else y.copy_(bias)
     with guard(x):
         left = read(x, input)
-        if isinstance(left, Values) and rounded.takes(left.x, w, x.dtype):
-            y = rounded.rounded(left.x, w, Ends(left.row, bias), x.dtype)
-            return y.reshape(shape)
-        if w.more or w.format.zero:  # parts that no way to multiply knows
-            left = left.values() if isinstance(left, Codes) else left
-            return _with_offsets(left, w, bias, x.dtype).reshape(shape)
-        return multiplied(left, Weight(*w[:4]), fmt, bias, x.dtype).reshape(shape)
+        if batch_invariant():
+            return _in_any_batch(left, w, bias, x.dtype).reshape(shape)
+        return _product(left, w, bias, x.dtype).reshape(shape)
+
+
+def _product(left: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What was read of x with the weight, as is best for so many rows: [rows, n] of dtype."""
+    if isinstance(left, Values) and rounded.takes(left.x, w, dtype):
+        return rounded.rounded(left.x, w, Ends(left.row, bias), dtype)
+    if w.more or w.format.zero:  # parts that no way to multiply knows
+        left = left.values() if isinstance(left, Codes) else left
+        return _with_offsets(left, w, bias, dtype)
+    return multiplied(left, Weight(*w[:4]), w.fmt, bias, dtype)
+
+
+def _in_any_batch(
+    left: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The same with sums whose order does not depend on the number of rows: by tiles of one size
+    or, where only the library multiplies, a row at a time."""
+    choice = _choice_for_any_rows(left, w, dtype)
+    if choice is not None:
+        return multiplied(left, Weight(*w[:4]), w.fmt, bias, dtype, choice)
+    rows = (left.x if isinstance(left, Values) else left.packed).shape[0]
+    return torch.cat([_product(left.alone(i), w, bias, dtype) for i in range(rows)])
+
+
+def _choice_for_any_rows(left: Values | Codes, w: Operand, dtype: torch.dtype) -> Choice | None:
+    """How a product is computed whatever the number of rows; None where no kernel of ours does."""
+    if w.more or w.format.zero:
+        return None
+    if isinstance(left, Codes):
+        if pair(w.fmt, left.element, left.size, dtype):
+            return ways.for_any_rows(None)
+        left = left.values()
+    r = _how_read(left.x, w.fmt, dtype)
+    if r is None or (not r.width and isinstance(w.format.scale, TwoLevel)):
+        return None
+    return ways.for_any_rows(through_memory(r) if r.planes and as_words(w.codes) is None else r)
 
 
 def _checked(weight: Operand, k: int) -> Operand:

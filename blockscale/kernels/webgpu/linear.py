@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.reference import FLOATS
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.registry import batch_invariant, kernel
 from blockscale.kernels.restated_ops import register
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
@@ -57,7 +57,8 @@ def linear(
     if input.fmt:
         left = left._replace(memory=_quantized(x, left.memory, input), dtype=torch.float32)
     added = None if bias is None else Bias(memory_of(bias), bias.dtype)
-    return back(product(left, right, added, x.dtype), shape, x.dtype, x)
+    made = product(left, right, added, x.dtype, alone=batch_invariant())
+    return back(made, shape, x.dtype, x)
 
 
 def _quantized(x: Tensor, memory: Memory, by: Quantizer) -> Memory:

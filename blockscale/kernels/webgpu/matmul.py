@@ -34,19 +34,22 @@ class Plan(NamedTuple):
 
 
 @cache
-def plan(batches: int, rows: int, outputs: int, inner: int, chunk: str, quads: int) -> Plan:
+def plan(
+    batches: int, rows: int, outputs: int, inner: int, chunk: str, quads: int, alone: bool = False
+) -> Plan:
     """How to multiply [batches, rows, inner] and [outputs, inner].
 
     chunk, quads: how few rows read the right factor ("" if they cannot), and how many fours of its
         columns a lane does at once
+    alone: each row has workgroups of its own
     """
-    if chunk and rows <= FEW:
-        return _few(rows, outputs, inner, quads)
+    if chunk and (alone or rows <= FEW):
+        return _few(rows, outputs, inner, quads, 1 if alone else 1 << (rows - 1).bit_length())
     return _many(batches, rows, outputs)
 
 
-def _few(rows: int, outputs: int, inner: int, quads: int) -> Plan:
-    together = 1 << (rows - 1).bit_length()
+def _few(rows: int, outputs: int, inner: int, quads: int, together: int) -> Plan:
+    """together: rows of a workgroup, a power of two"""
     room = _STAGED // (together * quads)
     team = min(32, room)
     while team * 2 <= min(256, room) and _splits(team * 2, outputs, inner, quads):
@@ -299,32 +302,48 @@ class _Piece(NamedTuple):
     outputs: int
 
 
-def product(left: Left, right: Right, bias: Bias | None, dtype: torch.dtype) -> Memory:
+def product(
+    left: Left, right: Right, bias: Bias | None, dtype: torch.dtype, *, alone: bool = False
+) -> Memory:
     """left [batches, rows, k] times right [outputs, k], plus the bias -> [batches, rows, outputs].
 
     No size but k may be 0. Sums are of float32, and rounded to `dtype` once.
+
+    alone: a workgroup has one row, so that its results do not depend on the others: neither the
+        order of sums nor which of them are in doubt. Only where there is one batch
     """
+    assert not alone or left.batches == 1
     # two halves share a word: an odd number of outputs goes through float32
     whole = dtype == torch.float32 or right.outputs % 2 == 0
     kind = dtype if whole else torch.float32
     count = left.batches * left.rows * right.outputs
     result = allocate(count * kind.itemsize)
     for piece in _pieces(left, right, kind):
-        _launch(left, right, bias, result, kind, piece)
+        _launch(left, right, bias, result, kind, piece, alone=alone)
     return result if whole else cast(result, count, dtype)
 
 
 def _launch(
-    left: Left, right: Right, bias: Bias | None, result: Memory, kind: torch.dtype, piece: _Piece
+    left: Left,
+    right: Right,
+    bias: Bias | None,
+    result: Memory,
+    kind: torch.dtype,
+    piece: _Piece,
+    *,
+    alone: bool,
 ) -> None:
-    p = plan(left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads)
+    seen = _part(left, piece)
+    wide = right.outputs * kind.itemsize
+    to = window(result, piece.row * wide, left.batches * piece.rows * wide)
+    if alone and not right.chunk:  # rows become batches of one row each
+        left, piece = left._replace(batches=piece.rows, rows=1), piece._replace(rows=1)
+    p = plan(
+        left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads, alone
+    )
     added = None if bias is None else bias.dtype
     shader = product_shader(p, right.roles, right.constants, left.dtype, added, kind)
-    wide = right.outputs * kind.itemsize
-    buffers = right.bound(piece.output, piece.outputs) | {
-        "x": _part(left, piece),
-        "y": window(result, piece.row * wide, left.batches * piece.rows * wide),
-    }
+    buffers = right.bound(piece.output, piece.outputs) | {"x": seen, "y": to}
     if p.kernel == "few_rows" and right.chunk == "words":
         buffers["words"] = buffers["codes"]
     if bias is not None:

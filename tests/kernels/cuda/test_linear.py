@@ -20,6 +20,7 @@ from blockscale.ops.embedding import embedding
 from blockscale.ops.fused import FUSED
 from blockscale.ops.linear import linear
 from tests.kernels.restated import FORMATS, UNCHOSEN, awkward, given, runs
+from tests.support.batch_rows import PAIRS
 from tests.support.cuda_equal import DEVICE, wrong
 from tests.support.cuda_matmul_exact import NOTHING, excess, stored
 from tests.support.some import crossed
@@ -268,6 +269,26 @@ def test_what_does_not_fit_is_an_error() -> None:
         run(x, (codes, scale, None, None), fmt, bias=torch.zeros(5))
     with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
         run(x, (codes, scale, None, None), fmt, "int8:token:fp32:stochastic")
+
+
+@pytest.mark.some(5)
+@pytest.mark.parametrize(("weight_format", "input_format"), PAIRS)
+def test_rows_do_not_depend_on_their_batch(weight_format: str, input_format: str | None) -> None:
+    """By tiles of one size, or a row at a time; on a GPU: tests/gpu/test_batch_rows.py."""
+    by = Quantizer(*NOTHING, str(parse(input_format)) if input_format else "")
+    with bs.use("reference"):
+        weight = bs.quantize(torch.randn(16, 64), weight_format).operand
+        x = torch.randn(40, 64).bfloat16()
+        expected = linear(x, weight, None, by)
+
+    def run(x: Tensor) -> Tensor:
+        return linear(x, weight, None, by)
+
+    with bs.use("cuda", batch_invariant=True):
+        y = run(x)
+        assert torch.equal(run(x[:7]), y[:7])
+        assert all(torch.equal(run(x[i : i + 1]), y[i : i + 1]) for i in (0, 39))
+    assert torch.allclose(y.float(), expected.float(), rtol=2.0**-7, atol=0.05)
 
 
 LINEAR = FUSED["linear"].op

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import quantize as kernels
 from blockscale.kernels.cuda.primitives.plan import form

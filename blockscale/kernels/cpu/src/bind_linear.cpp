@@ -126,9 +126,10 @@ void bind_linear(nb::module_& m) {
         }, nb::call_guard<nb::gil_scoped_release>(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("floats", [](LinearWeight& w, Address x, int dtype, int64_t rows, Address bias,
-                          Address y, int y_dtype, int threads) {
-            w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads);
-        }, nb::call_guard<nb::gil_scoped_release>());
+                          Address y, int y_dtype, int threads, bool in_order) {
+            w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads, in_order);
+        }, nb::call_guard<nb::gil_scoped_release>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg() = false);
     m.def("activate", [](int activation, Address y, int64_t n, int threads) {
         isa().linears->activate(Activation(activation), at<float>(y), n, threads);
     }, nb::call_guard<nb::gil_scoped_release>());

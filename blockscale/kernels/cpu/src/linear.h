@@ -142,9 +142,10 @@ struct Linears {
     void (*sum_blocks)(const IntegerWeight&, int64_t block, int32_t* sums, int threads);
     void (*integers)(const IntegerWeight&, const IntegerInput&, const IntegerSums&, const Output&,
                      int threads);
-    // These two leave the activation to `activate`, and give no codes.
+    // These two leave the activation to `activate`, and give no codes. in_order: each result is summed up
+    // along k one product after the other, so that a row's do not depend on the other rows of x.
     void (*floats)(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
-                   int threads);
+                   int threads, bool in_order);
     // How many rows `few_rows` pays for; 0 if it cannot take this weight. Reads all of the weight.
     int64_t (*few)(const FloatWeight&, int threads);
     // As `floats`. False, and nothing written, if x has values too large or small to be scaled late.

@@ -268,8 +268,10 @@ bool LinearWeight::integers(const NativeFormat& x_format, IntegerInput x, const 
     return true;
 }
 
-void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads) {
+void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads,
+                          bool in_order) {
     const Linears* linears = isa().linears;
+    if (in_order) return linears->floats(float_, x, dtype, rows, y, threads, true);
     int64_t few;
     {
         std::lock_guard<std::mutex> guard(lock_);
@@ -278,7 +280,7 @@ void LinearWeight::floats(const void* x, Dtype dtype, int64_t rows, const Output
         few = found->second;
     }
     if (rows <= few && linears->few_rows(float_, x, dtype, rows, y, threads)) return;
-    linears->floats(float_, x, dtype, rows, y, threads);
+    linears->floats(float_, x, dtype, rows, y, threads, false);
 }
 
 bool LinearWeight::direct(Image x, const void* scale, const Output& y, int threads) {

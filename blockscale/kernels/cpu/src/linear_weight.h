@@ -30,7 +30,8 @@ public:
 
     // False, and nothing done, where integer arithmetic cannot give the result.
     bool integers(const NativeFormat& x_format, IntegerInput x, const Output& y, int threads);
-    void floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads);
+    // in_order: as Linears::floats
+    void floats(const void* x, Dtype dtype, int64_t rows, const Output& y, int threads, bool in_order);
     // A convolution; scale: the one of codes, as stored. False, and nothing done, if that is far from 1
     // or the weight is not finite.
     bool direct(Image x, const void* scale, const Output& y, int threads);

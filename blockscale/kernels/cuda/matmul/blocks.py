@@ -59,9 +59,17 @@ def fits(call: Call, r: Reading, settings: BlocksSettings) -> bool:
 
 def usual(call: Call, r: Reading) -> BlocksSettings:
     """What is taken where nothing was measured."""
-    codes = min(r.width & -r.width, 64)  # the largest power of two that divides a block
     rows = min(tile_rows(call.rows, 16), 128)
-    return BlocksSettings(rows, 128, codes, 8 if rows > 64 else 4, 4)
+    return BlocksSettings(rows, 128, _codes(r), 8 if rows > 64 else 4, 4)
+
+
+def for_any_rows(r: Reading) -> BlocksSettings:
+    """What is taken where a row's sums must not depend on their number."""
+    return BlocksSettings(32, 128, _codes(r), 4, 4)
+
+
+def _codes(r: Reading) -> int:
+    return min(r.width & -r.width, 64)  # the largest power of two that divides a block
 
 
 def to_measure(call: Call, r: Reading) -> list[BlocksSettings]:

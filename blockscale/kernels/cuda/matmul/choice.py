@@ -121,6 +121,19 @@ def _through_memory(call: Call, r: Reading) -> Choice:
     return Choice("dense", dense.DenseSettings())
 
 
+def for_any_rows(r: Reading | None) -> Choice | None:
+    """A choice with which a row's sums do not depend on how many rows there are: tiles of one size,
+    each of which has all of k. None where only the library multiplies.
+
+    r: as `choose` takes it
+    """
+    if r is None:
+        return Choice("codes", codes.ANY_ROWS)
+    if tile.in_registers(r):
+        return Choice("tile", tile.ANY_ROWS)
+    return Choice("blocks", blocks.for_any_rows(r)) if r.per_block else None
+
+
 def to_measure(call: Call, r: Reading | None) -> list[Choice]:
     """What `tune` measures for a call, of whose weight `r` is None where codes meet codes."""
     if call.what == "fp8":

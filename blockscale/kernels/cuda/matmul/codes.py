@@ -155,6 +155,7 @@ class LibrarySettings(NamedTuple):
 
 
 _FEW_ROWS, _MORE_ROWS = CodesSettings(16, 128, 256, 4, 3), CodesSettings(64, 128, 128, 4, 4)
+ANY_ROWS = CodesSettings(32, 64, 128, 4, 4)  # where a row's sums must not depend on their number
 _UNTAKEN = CodesSettings(128, 128, 128, 8, 3)  # of products that the library does not take
 _TO_MEASURE = (CodesSettings(16, 64, 256, 4, 3), CodesSettings(16, 128, 128, 4, 4), _FEW_ROWS,
                CodesSettings(32, 64, 128, 4, 4), _MORE_ROWS, CodesSettings(64, 64, 128, 4, 4),

@@ -34,6 +34,11 @@ class Values:
     x: Tensor
     row: Tensor | None = None
 
+    def alone(self, i: int) -> "Values":
+        """One row, in memory of its own."""
+        row = None if self.row is None else self.row[i : i + 1].clone()
+        return Values(self.x[i : i + 1].clone(), row)
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -43,6 +48,11 @@ class Codes:
     element: str
     row: Tensor
     size: int
+
+    def alone(self, i: int) -> "Codes":
+        """One row, in memory of its own."""
+        packed, row = self.packed[i : i + 1].clone(), self.row[i : i + 1].clone()
+        return Codes(packed, self.element, row, self.size)
 
     def values(self) -> Values:
         """The codes as bfloat16, which holds every one of at most 8 bits."""

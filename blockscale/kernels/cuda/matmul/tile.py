@@ -255,6 +255,8 @@ _TO_MEASURE = tuple(TileSettings(*each) for each in (  # what won somewhere
     *((64, 128, 16, 4, 3, 2), (128, 64, 16, 4, 3, 1), (128, 128, 16, 8, 3, 1)),
 ))  # fmt: skip
 
+ANY_ROWS = TileSettings(32, 128, 16, 4, 3)  # where a row's sums must not depend on their number
+
 
 def in_registers(r: Reading) -> bool:
     """Whether codes can be decoded on their way, and need no memory of their own."""

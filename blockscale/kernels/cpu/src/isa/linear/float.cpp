@@ -171,11 +171,11 @@ void run_rows(const Work& p, int threads) {
 }  // namespace
 
 void floats(const FloatWeight& w, const void* x, Dtype dtype, int64_t rows, const Output& out,
-            int threads) {
-    if (float_matrices(w, x, dtype, rows, out, threads)) return;
+            int threads, bool in_order) {
+    if (!in_order && float_matrices(w, x, dtype, rows, out, threads)) return;
     int64_t k = larger(w.grid.columns, 1), fit = larger(kBytes / (k * 4) / 32, 1) * 32;
     int64_t most = smaller(rows, smaller(fit, chosen(Choice::panel_rows)));
-    int64_t strip = most <= kDots ? 1 : most <= kFloats ? kFloats : 2 * kFloats;
+    int64_t strip = most <= kDots && !in_order ? 1 : most <= kFloats ? kFloats : 2 * kFloats;
     int64_t bytes = ceil_div(most, strip) * strip * k * sizeof(float);
     float* transposed = reinterpret_cast<float*>(linear_scratch().of(bytes));
     for (int64_t first = 0; first < rows; first += most) {

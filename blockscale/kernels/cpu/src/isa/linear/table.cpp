@@ -7,7 +7,7 @@ namespace blockscale::BLOCKSCALE_ISA {
 bool pack_integers(const FloatWeight&, const IntegerWeight&, uint8_t*, float*, int32_t*, int);
 void sum_blocks(const IntegerWeight&, int64_t, int32_t*, int);
 void integers(const IntegerWeight&, const IntegerInput&, const IntegerSums&, const Output&, int);
-void floats(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int);
+void floats(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int, bool);
 int64_t few(const FloatWeight&, int);
 bool few_rows(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int);
 void activate(Activation, float*, int64_t, int);
