@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.padding import Padding
+from blockscale.core.untrusted import kind_of
 from blockscale.core.work import Progress
 from blockscale.layers.guards import call as call
 from blockscale.layers.guards import device_of as device_of
@@ -47,11 +48,11 @@ class Batches:
         if not isinstance(source, Iterable):
             raise TypeError(
                 "batches must be an iterable of batches, such as a list or a DataLoader, "
-                f"found a {type(source).__name__}"
+                f"found {kind_of(source)}"
             )
         if passes > 1 and isinstance(source, Iterator):
             raise ValueError(
-                f"batches can be read only once (it is a {type(source).__name__}), but "
+                f"batches can be read only once (it is {kind_of(source)}), but "
                 f"{passes} passes are needed ({why}): pass a list or a DataLoader"
             )
         self._source, self._progress = source, progress
@@ -109,5 +110,5 @@ def described(batch: Any) -> str:
         return f"a mapping, given as keyword arguments: {', '.join(map(str, batch))}"
     if isinstance(batch, tuple | list):
         kinds = ", ".join(type(each).__name__ for each in batch)
-        return f"a {type(batch).__name__}, given as positional arguments: {kinds}"
-    return f"a {type(batch).__name__}, given as the one argument"
+        return f"{kind_of(batch)}, given as positional arguments: {kinds}"
+    return f"{kind_of(batch)}, given as the one argument"

@@ -13,6 +13,7 @@ from blockscale.core.arithmetic.bits import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import PowerOfTwo
+from blockscale.core.untrusted import kind_of
 
 # Powers of two as scales: rounding a scale to one, and a format's sibling that has such a scale.
 #
@@ -58,7 +59,7 @@ def round_to_power_of_2(scale: Value) -> Value:
         return nearest_power(scale.detach())
     if isinstance(scale, bool) or not isinstance(scale, int | float | np.float32 | np.float16):
         raise TypeError(
-            f"expected a float or a tensor of floats, found a {type(scale).__name__}: convert "
+            f"expected a float or a tensor of floats, found {kind_of(scale)}: convert "
             "it with float(...) or torch.as_tensor(...)"
         )
     if isinstance(scale, int):

@@ -12,7 +12,7 @@ from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
 from blockscale.core.scales import SHORT_INNER, CodeScale, Offset, TwoLevel
-from blockscale.core.untrusted import QUOTED, quoted, shown
+from blockscale.core.untrusted import QUOTED, kind_of, quoted, shown
 
 # what spellings are made of, to guess what a wrong one means
 WORDS = (
@@ -124,7 +124,7 @@ def parse(text: str | Format) -> Format:
     if isinstance(text, Format):
         return text
     if not isinstance(text, str):
-        raise TypeError(f"expected a Format or its spelling, found a {type(text).__name__}")
+        raise TypeError(f"expected a Format or its spelling, found {kind_of(text)}")
     if len(text) > LONGEST:
         raise ValueError(
             f"the spelling {quoted(text)} is too long: at most {LONGEST:,} characters, such as "

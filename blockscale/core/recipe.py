@@ -14,7 +14,7 @@ from blockscale.core.joined_weights import Fused, read_fused
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.rules import OpScheme, names_op
 from blockscale.core.rules import matches as matches
-from blockscale.core.untrusted import parse_json, read_json
+from blockscale.core.untrusted import kind_of, parse_json, read_json
 from blockscale.core.weight_scheme import (
     PARTS,
     BiasLike,
@@ -209,7 +209,7 @@ class Recipe:
         """The recipe that `to_dict` describes. Raises ValueError for unknown keys."""
         known = {*PARTS, "rules", "skip", "fused"}
         if not isinstance(data, Mapping):
-            raise ValueError(f"a recipe must be a JSON object, found a {type(data).__name__}")
+            raise ValueError(f"a recipe must be a JSON object, found {kind_of(data)}")
         if unknown := sorted(set(data) - known):
             raise ValueError(
                 f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(known))}"
@@ -232,7 +232,7 @@ class Recipe:
         if isinstance(source, Mapping):
             return cls.from_dict(source)
         if not isinstance(source, str | Path):
-            told = f"a {type(source).__name__}" if source is not None else "None"
+            told = kind_of(source)
             raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, found {told}")
         text = str(source).strip()
         if text.startswith("{"):

@@ -47,6 +47,18 @@ def quoted(value: object) -> str:
     return repr(value) if value.isprintable() else ascii(value)
 
 
+def kind_of(value: object) -> str:
+    """A value's type as errors tell of it: "an int", "a list", "an LSTM", "None"."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """A noun after "a" or "an", as it is spoken: letters that are spelled out begin as they do."""
+    spelled = noun[:2].isupper() or len(noun) == 1
+    vowels = "AEFHILMNORSXaefhilmnorsx" if spelled else "AEIOaeio"
+    return f"{'an' if noun[:1] in vowels else 'a'} {noun}"
+
+
 def _escaped(text: str) -> str:
     if text.isprintable():
         return text
@@ -161,7 +173,7 @@ def parse_json(
 def json_object(found: Any, what: object) -> dict[str, Any]:
     """What was read, if it is an object. Raises FileError for anything else."""
     if not isinstance(found, dict):
-        raise FileError(f"{what} holds a {type(found).__name__}, expected a JSON object")
+        raise FileError(f"{what} holds {kind_of(found)}, expected a JSON object")
     return found
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from blockscale.core.torch_private import pytree
+from blockscale.core.untrusted import kind_of
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.adoption.program import adopted, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.adoption.quantize_fx import from_quantize_fx, is_quantize_fx
@@ -157,7 +158,7 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return tuple(example), {}
     raise TypeError(
         "the example must be a tensor, a tuple of arguments or a dict of keyword arguments, "
-        f"found a {type(example).__name__}"
+        f"found {kind_of(example)}"
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from blockscale.core.torch_private import BatchNorm
+from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.apply import swap
@@ -66,7 +67,7 @@ def _layer(model: nn.Module, source: StoredModel, norm: str, name: str) -> Any:
     except AttributeError:
         conv = None
     if conv is None or quantized_class(conv) is None or not hasattr(conv, "out_channels"):
-        found = "is missing" if conv is None else f"is a {type(conv).__name__}"
+        found = "is missing" if conv is None else f"is {kind_of(conv)}"
         raise FileError(
             f"{source.path}: the batch norm {norm} is folded into {name}, which {found} in this "
             f"model: build the model it was made from"

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
 from blockscale.graph.pickled import State
@@ -37,7 +38,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     with unwrapped(model) as plain:
         if isinstance(plain, QLayer):
             raise ValueError(
-                f"a {type(plain).__name__} by itself has no name for its weight: save the model it "
+                f"{kind_of(plain)} by itself has no name for its weight: save the model it "
                 f"is in, or wrap it, e.g. in nn.Sequential(layer)"
             )
         refuse_unfinished(plain)
@@ -107,7 +108,7 @@ def _unique(
         if (tied and name.startswith(tied)) or name in spelled:
             continue
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}: a file holds only tensors")
+            raise ValueError(f"{name} is {kind_of(tensor)}: a file holds only tensors")
         if tensor.layout is not torch.strided:
             kind = str(tensor.layout).removeprefix("torch.")
             raise ValueError(f"{name} is sparse ({kind}): a file holds dense tensors, to_dense()")

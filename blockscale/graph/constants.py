@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.core.torch_private import detect_fake_mode
+from blockscale.core.untrusted import kind_of
 from blockscale.graph.nodes import SCOPE
 
 
@@ -22,7 +23,7 @@ def get(graph: fx.GraphModule, node: fx.Node) -> Tensor:
     for name in str(node.target).split("."):
         found = getattr(found, name)
     if not isinstance(found, Tensor):
-        raise ValueError(f"{node.target}: expected a tensor, found a {type(found).__name__}")
+        raise ValueError(f"{node.target}: expected a tensor, found {kind_of(found)}")
     return found
 
 

@@ -12,6 +12,7 @@ from blockscale.calibration.calibrate import told_by
 from blockscale.calibration.choose import choose_weights_from
 from blockscale.calibration.session import Session
 from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.untrusted import kind_of
 from blockscale.graph import passes
 from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
@@ -41,9 +42,7 @@ def convert(prepared: Prepared) -> fx.GraphModule:
     which nothing was seen.
     """
     if not isinstance(prepared, Prepared):
-        raise TypeError(
-            f"expected the result of bs.graph.prepare, found a {type(prepared).__name__}"
-        )
+        raise TypeError(f"expected the result of bs.graph.prepare, found {kind_of(prepared)}")
     model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
         program = traced(model)

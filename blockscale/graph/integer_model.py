@@ -19,6 +19,7 @@ from torch.export import Dim
 from blockscale.core.arithmetic.bits import pow2
 from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.core.torch_private import DropoutNd
+from blockscale.core.untrusted import kind_of
 from blockscale.graph.fusion import fuse
 from blockscale.graph.lowering.integers.audit import SUMS, name_of
 from blockscale.graph.lowering.integers.builder import Sum
@@ -183,7 +184,7 @@ def _float_bias(layer: QLayer, name: str) -> Tensor:
 def _check_layer(layer: QLayer, name: str) -> None:
     """Raise NotIntegerError for what a program of the layer would not tell by the layer's name."""
     if getattr(layer, "own_forward", False):
-        raise NotIntegerError(f"{name} is a {type(layer).__name__}, which has its own forward")
+        raise NotIntegerError(f"{name} is {kind_of(layer)}, which has its own forward")
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         raise NotIntegerError(
             f"{name!r} pads with {layer.padding_mode!r}: only zeros are supported"

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from blockscale.core.torch_private import pytree
+from blockscale.core.untrusted import kind_of
 from blockscale.graph.nodes import described
 from blockscale.graph.pickled import Graph, State, set_state, state
 
@@ -34,7 +35,7 @@ def imported(program: Program) -> fx.GraphModule:
         return made
     if not isinstance(program, fx.GraphModule):
         raise TypeError(
-            f"expected a program, found a {type(program).__name__}: export the model first, "
+            f"expected a program, found {kind_of(program)}: export the model first, "
             f"program = torch.export.export(model.eval(), example)"
         )
     made = same(program)

@@ -12,6 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.profiles import Profile
 from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.before import Before
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
@@ -98,7 +99,7 @@ def plans_for(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """What is to become of each layer. Raises ValueError for a model that is itself a layer."""
     if isinstance(model, QLayer) or quantized_class(model) is not None:
         raise ValueError(
-            f"the model is itself a {type(model).__name__}, which cannot be replaced in place: "
+            f"the model is itself {kind_of(model)}, which cannot be replaced in place: "
             f"wrap it, e.g. in nn.Sequential(layer)"
         )
     return plan_layers(model, recipe)

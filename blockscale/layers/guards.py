@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from blockscale.core.parse import is_spelling
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.buffers import Buffers
 from blockscale.layers.held_parameters import held
 from blockscale.layers.layer import QLayer
@@ -48,13 +49,13 @@ def _found(given: object) -> str:
         return f"a TorchScript program ({type(given).__name__})"
     if isinstance(given, Mapping):
         tensors = sum(isinstance(value, Tensor) for value in given.values())
-        return f"a state_dict of {tensors} tensors" if tensors else f"a {type(given).__name__}"
+        return f"a state_dict of {tensors} tensors" if tensors else kind_of(given)
     if isinstance(given, Tensor):
         return f"a tensor of shape {tuple(given.shape)}"
     name = getattr(given, "__name__", "")
     if callable(given) and name:
         return f"the function {name}"
-    return f"a {type(given).__name__}"
+    return kind_of(given)
 
 
 def _advice(given: object) -> str:
@@ -69,7 +70,7 @@ def _advice(given: object) -> str:
         return f"{_STATE}; single tensors go to bs.quantize(tensor, format)"
     owner = getattr(given, "__self__", None)
     if isinstance(owner, nn.Module):
-        return f"pass the model whose method it is, a {type(owner).__name__}"
+        return f"pass the model whose method it is, {kind_of(owner)}"
     known = (told for kind, told in _INSTEAD.items() if isinstance(given, kind))
     inside = (  # of a pipeline, a trainer, an engine
         f"pass its model: .{attribute}"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.buffers import Buffers
 from blockscale.layers.guards import Snapshot, check_model
 from blockscale.layers.kinds import quantized_class
@@ -66,7 +67,7 @@ def check_unsharded(model: nn.Module, called: str) -> None:
 def _placed(tensor: Any) -> str:
     """How a DTensor lies, in words."""
     places = getattr(tensor, "placements", ())
-    return f"a {type(tensor).__name__}: {', '.join(map(str, places))}"
+    return f"{kind_of(tensor)}: {', '.join(map(str, places))}"
 
 
 def _is_dispatched(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.core.profiles import Profile
 from blockscale.core.profiles import codes as profiles
 from blockscale.core.reference import QParams
+from blockscale.core.untrusted import kind_of
 from blockscale.ops import primitives
 from blockscale.ops.given import given, laid_out, settled
 from blockscale.ops.seed import Seed, seed_tensor
@@ -123,7 +124,7 @@ def _check_tensor(x: object) -> None:
             advice = "a model is quantized in place by bs.quantize_(model, recipe)"
         elif isinstance(x, Mapping):
             advice = "pass its tensors one at a time, or load them into a model for bs.quantize_"
-        raise TypeError(f"expected a tensor, found a {type(x).__name__}: {advice}")
+        raise TypeError(f"expected a tensor, found {kind_of(x)}: {advice}")
     if x.layout is not torch.strided or x.is_nested:
         kind = "nested tensor" if x.is_nested else f"{str(x.layout).removeprefix('torch.')} tensor"
         raise TypeError(

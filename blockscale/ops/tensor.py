@@ -15,6 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.core.torch_private import pytree
+from blockscale.core.untrusted import kind_of
 from blockscale.ops import primitives
 from blockscale.ops.fused.products import matmul
 
@@ -226,7 +227,7 @@ def describe(value: object) -> str:
     """A value as error messages tell of it."""
     if isinstance(value, Tensor):
         return f"{dtype_name(value.dtype)} of shape {tuple(value.shape)}"
-    return repr(value) if isinstance(value, QTensor) else f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, QTensor) else kind_of(value)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,6 +14,7 @@ from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.apply import check
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
@@ -233,7 +234,7 @@ def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[E
         )
     if quantized_class(model) is not None:
         raise ValueError(
-            f"the model is itself a {type(model).__name__}, which bs.convert cannot replace in "
+            f"the model is itself {kind_of(model)}, which bs.convert cannot replace in "
             f"place: wrap it, e.g. in nn.Sequential(layer)"
         )
     decisions = list(_trainable(plan_layers(model, recipe)))

@@ -14,6 +14,7 @@ from blockscale.core.operand import quantizer
 from blockscale.core.pack import grouped_layout, stored_shape, to_stored
 from blockscale.core.reference import QParams, qparams_from_range
 from blockscale.core.torch_private import ConvTransposeNd, graph_task
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.bias import steps_of_outputs
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops import primitives
@@ -40,7 +41,7 @@ def weight_quantizer(layer: nn.Module) -> Any:
         made: Any = layer.weight_fake_quant
         if getattr(made, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator]
             raise ValueError(
-                f"a {type(layer).__name__} has trained with its weight in {made.format} along "
+                f"{kind_of(layer)} has trained with its weight in {made.format} along "
                 "the last dimension, as activations are, and layers store input channels "
                 "last: pass QConfig of blockscale.compat.torch_ao, or "
                 "FakeQuantize.with_args(part='weight')"

@@ -11,6 +11,7 @@ from blockscale.core.format import Format
 from blockscale.core.pack import stored_bytes
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.apply import plans_for
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import build
@@ -87,7 +88,7 @@ def _read(given: Any) -> Candidate:
         recipe = Recipe(given.get("weight"), input=given.get("input"))
         given = recipe.default
     if not isinstance(given, Scheme):
-        raise TypeError(f"expected a candidate's format, found a {type(given).__name__}")
+        raise TypeError(f"expected a candidate's format, found {kind_of(given)}")
     if given.weight is None:
         raise ValueError("a candidate needs a weight's format")
     both = [str(fmt) for fmt in (given.weight, given.input) if fmt is not None]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from blockscale.core.torch_private import pytree
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.guards import call, device_of
 from blockscale.selection.candidates import Choice
 
@@ -162,7 +163,7 @@ def float_tensors(output: Any) -> list[Tensor]:
     found = [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
     if not found:
         raise ValueError(
-            f"the model returns no float tensor (a {type(output).__name__}): select what to "
+            f"the model returns no float tensor ({kind_of(output)}): select what to "
             "compare with output=lambda given, batch: …"
         )
     return found

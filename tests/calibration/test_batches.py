@@ -98,7 +98,7 @@ def test_bad_batches_change_nothing() -> None:
             ids(2)[0],
             r"batches must be an iterable of batches, found a single Tensor: write \[batch\]",
         ),
-        (3, "iterable of batches, such as a list or a DataLoader, found a int"),
+        (3, "iterable of batches, such as a list or a DataLoader, found an int"),
         ([], "batches is empty"),
         (iter([]), "batches is empty"),
     ):

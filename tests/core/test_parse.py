@@ -295,9 +295,9 @@ def test_a_name_like_no_other(text: str, hint: str) -> None:
         parse(text)
 
 
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), (b"int8", "bytes")])
+@pytest.mark.parametrize(("value", "kind"), [(3, "an int"), (None, "None"), (b"int8", "a bytes")])
 def test_not_text(value: object, kind: str) -> None:
-    with pytest.raises(TypeError, match=rf"^expected a Format or its spelling, found a {kind}$"):
+    with pytest.raises(TypeError, match=rf"^expected a Format or its spelling, found {kind}$"):
         parse(value)
 
 

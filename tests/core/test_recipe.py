@@ -187,7 +187,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
         ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),
         ({"skip": "lm_head"}, r"skip must be a list of patterns: write \['lm_head'\]"),
-        ({"weight": 8}, "expected a Format or its spelling, found a int"),
+        ({"weight": 8}, "expected a Format or its spelling, found an int"),
         ({"weight": "int32"}, "unknown format 'int32'"),
         (
             {"bias": "bf16"},
@@ -196,7 +196,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
         ({"bias": "int40:sums"}, "int40:sums: a bias must have 2 to 32 bits"),
         ({"rules": {"a": {"bias": "int32:tensor"}}}, "bias: 'int32:tensor'"),
         ([], "a recipe must be a JSON object, found a list"),
-        (None, "a recipe must be a JSON object, found a NoneType"),
+        (None, "a recipe must be a JSON object, found None"),
     ],
 )
 def test_mistakes(data, words: str) -> None:
@@ -216,7 +216,7 @@ def test_mistakes(data, words: str) -> None:
         ({"rules": 5}, "rules"),
         ({"rules": {"a": 5}}, "rule 'a'"),
         ({"rules": {"a": ["weight"]}}, "rule 'a'"),
-        ({"rules": {"a": {"weight": 5}}}, "expected a Format or its spelling, found a int"),
+        ({"rules": {"a": {"weight": 5}}}, "expected a Format or its spelling, found an int"),
     ],
 )
 def test_values_of_a_wrong_type_are_named(data, words: str) -> None:
@@ -280,12 +280,12 @@ def test_spellings(text, spelled: str) -> None:
 def test_spellings_that_are_none(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_bias(text)
-    with pytest.raises(TypeError, match="expected a Format or its spelling, found a int"):
+    with pytest.raises(TypeError, match="expected a Format or its spelling, found an int"):
         read_bias(32)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [(None, "None"), (4, "a int"), (["mxfp4"], "a list"), (parse, "a function")]
+    ("wrong", "told"), [(None, "None"), (4, "an int"), (["mxfp4"], "a list"), (parse, "a function")]
 )
 def test_what_is_no_recipe(wrong: object, told: str) -> None:
     expected = f"^expected a Recipe, a format, a mapping or a JSON file, found {told}$"

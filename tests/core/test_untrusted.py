@@ -15,6 +15,7 @@ from blockscale.core.untrusted import (
     SHOWN,
     FileError,
     json_object,
+    kind_of,
     open_regular,
     parse_json,
     quoted,
@@ -23,6 +24,7 @@ from blockscale.core.untrusted import (
     set_aside,
     shown,
     shown_lines,
+    with_article,
 )
 
 
@@ -85,6 +87,30 @@ def test_long_names_are_cut_in_the_middle():
     assert len(text) < 2 * SHOWN and "(2,000,003 characters)" in text
     assert text.startswith("a\\na") and text.endswith("end")
     assert shown("abcdefgh", 4) == "ab … (8 characters) … gh"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (3, "an int"),
+        (2.5, "a float"),
+        ([], "a list"),
+        (object(), "an object"),
+        (None, "None"),
+        ("", "a str"),
+        (AssertionError(), "an AssertionError"),
+    ],
+)
+def test_a_kind_has_its_article(value, told):
+    assert kind_of(value) == told
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["an LSTM", "a GRU", "an RNNCell", "a QTensor", "a UNet", "an Embedding", "a Linear", "an x"],
+)
+def test_articles_as_they_are_spoken(told):
+    assert with_article(told.partition(" ")[2]) == told
 
 
 def test_quotes():

@@ -219,7 +219,7 @@ def test_what_is_no_model(tmp_path):
     with pytest.raises(TypeError, match="expected a model or an exported program, found str"):
         bs.export.program("model", tmp_path / "model.pt2", X)
     with pytest.raises(
-        TypeError, match=r"the example must be a tensor.*keyword arguments, found a int"
+        TypeError, match=r"the example must be a tensor.*keyword arguments, found an int"
     ):
         bs.export.program(small(), tmp_path / "model.pt2", 3)
 

@@ -204,7 +204,7 @@ def with_other(place: str, module: nn.Module) -> nn.Module:
         ("layer1.bn1", nn.GroupNorm(2, 8), "layer1.bn1 is folded into layer1.conv1, which has 8"),
         ("layer1.bn1", nn.BatchNorm2d(9), "this model's layer1.bn1 is BatchNorm2d"),
         ("layer1.conv1", nn.Linear(8, 8), "layer1.conv1, which is a Linear"),
-        ("layer1.conv1", nn.Identity(), "layer1.conv1, which is a Identity"),
+        ("layer1.conv1", nn.Identity(), "layer1.conv1, which is an Identity"),
         ("fc", nn.Linear(16, 11), "fc.* has shape"),
         ("tail.conv.5", nn.BatchNorm2d(7), "tail.conv.5 is folded into"),
     ],

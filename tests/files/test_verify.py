@@ -81,7 +81,7 @@ def test_entries_that_are_none(entry: object, out: Path) -> None:
     told = json.loads((out / LEDGER).read_text())
     told["files"]["config.json"] = entry
     (out / LEDGER).write_text(json.dumps(told))
-    with pytest.raises(FileError, match=r"no size and SHA-256|holds a NoneType"):
+    with pytest.raises(FileError, match=r"no size and SHA-256|holds None"):
         verify(out)
 
 

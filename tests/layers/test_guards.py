@@ -73,7 +73,7 @@ GIVEN: list[tuple[Any, str]] = [
         f"{__file__!r}: the model must come first: build it, then bs.load(model, {__file__!r})",
     ),
     ("/", "'/': a directory goes to bs.quantize_directory('/', out, recipe), or load it first"),
-    (3, "a int: pass the nn.Module that holds the layers"),
+    (3, "an int: pass the nn.Module that holds the layers"),
 ]
 
 
@@ -211,7 +211,7 @@ def test_other_tensors_and_models_where_a_tensor_is_wanted() -> None:
                  "parts, x.unbind()"),
         (model(), "a tensor, found a Sequential: a model is quantized in place by bs.quantize_("
                   "model, recipe)"),
-        (model().state_dict(), "a tensor, found a OrderedDict: pass its tensors one at a time, or "
+        (model().state_dict(), "a tensor, found an OrderedDict: pass its tensors one at a time, or "
                                "load them into a model for bs.quantize_"),
         ([1.0], "a tensor, found a list: convert it with torch.as_tensor"),
     ):  # fmt: skip

@@ -133,7 +133,7 @@ def test_what_comes_before_changes_the_weight() -> None:
             {"one": Rotate(8, 8)},
             r"before\['one'\]: rotate:8 is for 8 features, and the layer has 6",
         ),
-        ("before", {"one": nn.Identity()}, r"expected a Before, found a Identity"),
+        ("before", {"one": nn.Identity()}, r"expected a Before, found an Identity"),
         ("before", {"grouped": Rotate(16, 8)}, r"before\['grouped'\]"),
         ("before", {"tied": Rotate(8, 8)}, "tied"),
     ],

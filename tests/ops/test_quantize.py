@@ -110,7 +110,7 @@ ZERO = torch.zeros(1, 1, dtype=torch.int32)
             None,
             "block 'channel2' needs dimension 2, but the tensor has 2",
         ),
-        (None, None, None, "expected a Format or its spelling, found a NoneType"),
+        (None, None, None, "expected a Format or its spelling, found None"),
     ],
 )
 def test_messages(fmt, scale, zero, words: str) -> None:

@@ -50,7 +50,7 @@ def test_a_scheme_that_is_named_twice_counts_once():
         ("mxfp4", TypeError, r"write \['mxfp4'\]"),
         ([], ValueError, "candidates is empty"),
         (["mxfp5"], ValueError, "mxfp5"),
-        ([3], TypeError, "found a int"),
+        ([3], TypeError, "found an int"),
         ([{"weights": "mxfp4"}], ValueError, "unknown key 'weights' of a candidate"),
         ([{"input": "mxfp4"}], ValueError, "needs a weight"),
     ],

@@ -25,6 +25,7 @@ from blockscale.calibration.blocks.calls import (
 )
 from blockscale.calibration.blocks.find import Block, NotWalkableError
 from blockscale.calibration.padding import Padding
+from blockscale.core.untrusted import kind_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 _NEAR = 1e-5  # what a call may differ by when it is made again, of the largest element
@@ -152,7 +153,7 @@ class Lane:
         odd = [leaf for leaf in parts.leaves if not isinstance(leaf, (Key, *_PLAIN))]
         if odd:
             block = self.blocks[i]
-            raise NotWalkableError(block.chain, f"{block.name} returns a {type(odd[0]).__name__}")
+            raise NotWalkableError(block.chain, f"{block.name} returns {kind_of(odd[0])}")
         if b == 0:
             self._gave[i] = []
         self._gave[i].append(parts)

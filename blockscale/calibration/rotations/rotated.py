@@ -17,6 +17,7 @@ from blockscale.calibration.rotations.matrices import head_sizes, orthogonal, tu
 from blockscale.calibration.rotations.stream import Stream, UnrotatableError, stream_of
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted import kind_of
 
 # relative root mean square that the outputs may move by, which rounding explains: to the dtype,
 # and in float64 to the float32 that norms of transformers compute in
@@ -102,7 +103,7 @@ def rotated(
 def _first(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     """The first batch, and all of them, also where they can be read only once."""
     if isinstance(batches, Mapping | Tensor | str | bytes) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches is an iterable of batches, found a {type(batches).__name__}")
+        raise TypeError(f"batches is an iterable of batches, found {kind_of(batches)}")
     iterator = iter(batches)
     try:
         batch = next(iterator)
@@ -151,7 +152,7 @@ def logits_of(given: Any) -> Tensor:
     """`logits` of what a model gave, or its first tensor."""
     found = first_tensor(getattr(given, "logits", given))
     if found is None:
-        raise UnrotatableError(f"it returns a {type(given).__name__}, not logits")
+        raise UnrotatableError(f"it returns {kind_of(given)}, not logits")
     return found
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from blockscale.core.discover import import_all
 from blockscale.core.profiles import producers
 from blockscale.core.profiles.knobs import Profile as Profile
+from blockscale.core.untrusted import kind_of
 
 
 def profile(name: str, version: str | None = None) -> Profile:
@@ -16,7 +17,7 @@ def profile(name: str, version: str | None = None) -> Profile:
     Raises ValueError for names, versions and blocks that there are not, with those that there are.
     """
     if not isinstance(name, str):
-        raise TypeError(f"expected the name of a profile, found a {type(name).__name__}")
+        raise TypeError(f"expected the name of a profile, found {kind_of(name)}")
     plain, colon, block = name.partition(":")
     known = _known()
     if plain not in known:

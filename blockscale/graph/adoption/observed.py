@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from blockscale.core.untrusted import kind_of
 from blockscale.graph.adoption import affine, written
 from blockscale.graph.adoption.parts import Call, NoFormatError
 from blockscale.graph.adoption.written import Known, choose_quantize, dequantize, quantize
@@ -120,7 +121,7 @@ def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
     own = quantizers.weighted(layer)
     if not hasattr(own, "weight"):
         raise ValueError(
-            f"{name}: a {type(own).__name__} has several weights, which torch.ao quantizes "
+            f"{name}: {kind_of(own)} has several weights, which torch.ao quantizes "
             "with classes of its own: quantize it with bs.quantize_, and leave it out of the "
             f"mapping, set_module_name({name!r}, None)"
         )

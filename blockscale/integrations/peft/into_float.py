@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from blockscale.core.untrusted import kind_of
 from blockscale.integrations.peft.float_layer import float_layer
 from blockscale.integrations.peft.merging import MergesIntoCodes, check_mergeable
 from blockscale.integrations.peft.tuner import QuantizedLoraModel
@@ -38,7 +39,7 @@ def merge_into_float(
     if not isinstance(inner, QuantizedLoraModel):
         raise TypeError(
             "merge_into_float: expected a PeftModel with LoRA adapters, as get_peft_model "
-            f"and PeftModel.from_pretrained return it, found a {type(tuned).__name__}"
+            f"and PeftModel.from_pretrained return it, found {kind_of(tuned)}"
         )
     if not above >= 0:
         raise ValueError(

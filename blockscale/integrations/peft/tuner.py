@@ -14,6 +14,7 @@ from peft.utils import ModulesToSaveWrapper
 from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_NAMES
 from torch import nn
 
+from blockscale.core.untrusted import kind_of
 from blockscale.integrations.peft.float_layer import float_layer
 from blockscale.integrations.peft.merging import (
     MergeLoss,
@@ -275,7 +276,7 @@ def wrap(target: QLayer, adapter_name: str, config: Any, **kwargs: Any) -> nn.Mo
     """
     if kwargs.get("parameter_name") is not None:
         raise ValueError(
-            f"target_parameters names the codes of a {type(target).__name__}: name the layer "
+            f"target_parameters names the codes of {kind_of(target)}: name the layer "
             f"itself in target_modules"
         )
     stand_in = float_layer(target)

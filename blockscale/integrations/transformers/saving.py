@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import QUANTIZERS, Metadata, TensorInfo
 from blockscale.files.renaming.apart import conversions_of
 from blockscale.files.save import describe, spellings
@@ -134,7 +135,7 @@ def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         if name not in held and not (tied and name.startswith(tied))
     }
     if kept := [name for name, each in state.items() if not isinstance(each, Tensor)]:
-        raise ValueError(f"{kept[0]} is a {type(state[kept[0]]).__name__}: a file holds tensors")
+        raise ValueError(f"{kept[0]} is {kind_of(state[kept[0]])}: a file holds tensors")
     state |= {name: each for name, each in _offloaded(model) if name in state}
     meta = [name for name, each in state.items() if each.device.type == "meta"]
     if meta and not {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.block import WHOLE, Block
+from blockscale.core.untrusted import kind_of
 from blockscale.kernels.numbers import merged
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Bound, Window, launch
@@ -178,9 +179,7 @@ def texture(x: Tensor) -> Texture:
     too large for a texture.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"expected a tensor, found a {type(x).__name__}: convert it with torch.as_tensor"
-        )
+        raise TypeError(f"expected a tensor, found {kind_of(x)}: convert it with torch.as_tensor")
     if x.dtype.itemsize not in (1, 2, 4):
         raise TypeError(
             f"expected elements of 1, 2 or 4 bytes, found {str(x.dtype).removeprefix('torch.')}: "

@@ -12,6 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand, further, operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams
+from blockscale.core.untrusted import kind_of
 from blockscale.kernels.webgpu.gpu.memory import Memory, upload
 from blockscale.kernels.webgpu.primitives.choose import choose
 from blockscale.kernels.webgpu.primitives.encode import seed_memory
@@ -123,7 +124,7 @@ def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Textu
     """
     if not isinstance(q, QuantizedTexture):
         raise TypeError(
-            f"expected a QuantizedTexture, found a {type(q).__name__}: make one with "
+            f"expected a QuantizedTexture, found {kind_of(q)}: make one with "
             "textures.quantize(t, fmt), or with textures.quantized(q.operand) from a QTensor"
         )
     f, shape = _known(q.fmt), q.codes.shape
@@ -170,7 +171,7 @@ def _known(fmt: Format | str) -> Form:
 def _check_floats(x: object) -> None:
     if not isinstance(x, Texture):
         raise TypeError(
-            f"expected a Texture, found a {type(x).__name__}: make one with "
+            f"expected a Texture, found {kind_of(x)}: make one with "
             'textures.texture(x) from a tensor on the CPU or on "webgpu"'
         )
     if x.dtype not in FLOATS:
@@ -202,7 +203,7 @@ def _given(
     for part, name in ((scale, "scale"), (zero_point, "zero_point")):
         if part is not None and not isinstance(part, Tensor):
             raise TypeError(
-                f"{f.format}: expected a tensor as {name}, found a {type(part).__name__}: pass "
+                f"{f.format}: expected a tensor as {name}, found {kind_of(part)}: pass "
                 f"what is stored, or qparams="
             )
     if others := [name for name in f.format.parts if name not in ("scale", "zero_point")]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import sum_steps
 from blockscale.core.recipe import Scheme
+from blockscale.core.untrusted import kind_of
 from blockscale.layers.bias import quantize_bias, step_of_input
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
@@ -86,7 +87,7 @@ class QATLayer(nn.Module):
 
     def fold(self, norm: nn.Module) -> None:
         """Include the batch norm that follows. Raises NotImplementedError but for convolutions."""
-        raise NotImplementedError(f"no batch norm can be folded into a {type(self).__name__}")
+        raise NotImplementedError(f"no batch norm can be folded into {kind_of(self)}")
 
     # --- what it computes
 

@@ -94,7 +94,7 @@ def test_an_opaque_gift_is_refused() -> None:
     with torch.no_grad(), Kept(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane)
-        with pytest.raises(NotWalkableError, match=r"layers\.0 returns a object"):
+        with pytest.raises(NotWalkableError, match=r"layers\.0 returns an object"):
             lane.run(0, keep=True)
 
 

@@ -111,7 +111,7 @@ def test_recipes(model, tmp_path):
         ("none.json", "the recipe file 'none.json'"),
         ("{", "the recipe is not JSON"),
         ('{"weights": "int8"}', "unknown recipe key 'weights'; choose from"),
-        ('{"weight": 8}', "cannot be used: expected a Format or its spelling, found a int"),
+        ('{"weight": 8}', "cannot be used: expected a Format or its spelling, found an int"),
         ('{"skip": "head"}', "cannot be used: skip must be a list of patterns"),
         ('{"rules": ["a"]}', "cannot be used"),
         ('{"weight": null}', "the recipe quantizes nothing"),

@@ -104,7 +104,7 @@ def test_versions_by_their_beginning() -> None:
 
 
 def test_no_name_no_profile() -> None:
-    with pytest.raises(TypeError, match="profile, found a int"):
+    with pytest.raises(TypeError, match="profile, found an int"):
         bs.profile(8)  # type: ignore[arg-type]
 
 
