@@ -35,7 +35,7 @@ def test_tuning_asks_for_every_shape_of_the_run():
 
 def test_the_cpu_has_choices_of_its_own(monkeypatch):
     asked = []
-    monkeypatch.setattr("blockscale.bench.tune.tune", asked.append)
+    monkeypatch.setattr("blockscale.bench.tune.tune_cpu", asked.append)
     tune(SETTINGS, print)
     assert asked == [print]
 
