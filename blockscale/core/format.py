@@ -13,7 +13,7 @@ from blockscale.core.element import Element
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, FloatScale, Levels, PowerOfTwo
-from blockscale.core.scales import CodeScale, Offset, TwoLevel
+from blockscale.core.scales import FOUR_SIX, CodeScale, Offset, TwoLevel
 from blockscale.core.untrusted import QUOTED, shown
 
 Scale: TypeAlias = "FloatScale | PowerOfTwo | CodeScale | TwoLevel[Format]"
@@ -66,6 +66,9 @@ class Format:
             self._refuse("recip changes nothing under a power-of-two scale: leave it out")
         if isinstance(self.scale, TwoLevel):
             self._check_inner("the scale", self.scale.inner)
+            fits = self.element.name == "e2m1" and self.scale.inner.element.name == "e4m3"
+            if self.scale.compares and not (fits and self.offset is None):
+                self._refuse(f"{FOUR_SIX} needs e2m1 under scales in e4m3, without an offset")
         if self.offset is not None:
             self._check_offset(self.offset)
 
@@ -190,6 +193,13 @@ class Format:
         if not isinstance(self.scale, TwoLevel) or not self.scale.given:
             return self
         return replace(self, scale=replace(self.scale, given=False))
+
+    @property
+    def plain(self) -> "Format":
+        """The same without a rule by which blocks compare scales; what is stored means the same."""
+        if not isinstance(self.scale, TwoLevel) or not self.scale.compares:
+            return self
+        return replace(self, scale=self.scale.plain)
 
     @property
     def fraction_bits(self) -> int:

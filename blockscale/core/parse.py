@@ -11,7 +11,7 @@ from blockscale.core.elements import read_element
 from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
-from blockscale.core.scales import SHORT_INNER, CodeScale, Offset, TwoLevel
+from blockscale.core.scales import FOUR_SIX, SHORT_INNER, CodeScale, Offset, TwoLevel
 from blockscale.core.untrusted import QUOTED, kind_of, quoted, shown
 
 # what spellings are made of, to guess what a wrong one means
@@ -20,7 +20,7 @@ WORDS = (
     "int", "uint", "int8", "int4", "uint8", "uint4", "ternary", "binary", "nf4", "fp4", "iq4_nl",
     "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "ue5m3", "ue4m3", "fp32", "fp16", "bf16",
     "e8m0", "pow2",
-    "floor", "ceil", "rceil", "even", "tosa", "nearest", "given", "inv",
+    "floor", "ceil", "rceil", "even", "tosa", "nearest", "given", "inv", "four_six",
     "asym", "full", "half", "signed", "recip", "offset",
     "nearest_even", "nearest_away", "toward_zero", "down", "up", "stochastic",
 )  # fmt: skip
@@ -224,7 +224,7 @@ def _split(text: str) -> list[str]:
 
 def _well_formed(part: str) -> bool:
     """Whether there are parentheses around all of a part, or around what follows its name."""
-    return bool(re.fullmatch(r"[^()]+|[^()]*\(.*\)(/[a-z]+)*", part))
+    return bool(re.fullmatch(r"[^()]+|[^()]*\(.*\)(/[a-z_]+)*", part))
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -256,19 +256,20 @@ def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
     levels = text.removesuffix(f"/{GIVEN}")
-    given, levels = levels != text, levels.removesuffix("/inv")
-    inverse = text.startswith(f"{levels}/inv")
+    given, ruled = levels != text, levels.removesuffix(f"/{FOUR_SIX}")
+    rule, levels = FOUR_SIX if ruled != levels else "", ruled.removesuffix("/inv")
+    inverse = levels != ruled
     if levels in SHORT_INNER:
-        return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, given)
+        return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, given, rule)
     if levels.startswith("(") and levels.endswith(")"):
-        return TwoLevel(spell(levels[1:-1]), inverse, given)
+        return TwoLevel(spell(levels[1:-1]), inverse, given, rule)
     if re.fullmatch(r"ue[0-9]+m[0-9]+(?:r[0-9]+)?", text):
         return CodeScale(read_element(text))
     kind, slash, rule = text.partition("/")
     if kind not in ("e8m0", "pow2"):
         kinds = (
             f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, ueXmY, e8m0[/RULE], pow2/RULE, "
-            "(FORMAT)[/inv][/given]"
+            "(FORMAT)[/inv][/four_six][/given]"
         )
         raise ValueError(f"unknown scale {quoted(text)}; choose from {kinds}")
     if kind == "e8m0" and not slash:

@@ -4,6 +4,7 @@
 All arithmetic is float32 whatever the input's dtype. Nothing here is fast; everything is exact.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def widen(x: Tensor) -> Tensor:
 def choose_qparams(x: Tensor, fmt: Format) -> QParams:
     """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
     if not fmt.element.learned:
-        return qparams_from_range(*ranges(x, fmt), fmt)
+        return settled(x, chosen := ranges(x, fmt), qparams_from_range(*chosen, fmt), fmt)
     qparams = _of_ranges(*ranges(x, fmt), fmt)
     book = clusters.learn(in_steps(x, qparams, fmt), 2**fmt.bits)
     return qparams._replace(book=book.to(x.device))
@@ -108,6 +109,7 @@ def qparams_from_range(
     """Each block's range [scale's shape], as in `Ranges` -> its scale and what goes with it.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
+        Of blocks that compare two scales it is the one for 6: `settled` sees numbers.
     outer: the outer scale of two levels where it is given, such as that of layers which share one;
         else the ranges choose it.
     Raises ValueError for a format whose scales, offsets or values are not chosen from ranges.
@@ -131,6 +133,32 @@ def _of_ranges(
         low = low.clamp(max=0.0)  # such offsets are at most 0
     scale, outer = _store(low, high, fmt, poisoned, outer)
     return with_zero(low, QParams(scale, outer), fmt)
+
+
+RoundTrip = Callable[[Tensor, QParams, Format], Tensor]
+
+
+def settled(
+    x: Tensor, found: Ranges, qparams: QParams, fmt: Format, trip: RoundTrip | None = None
+) -> QParams:
+    """What x's ranges chose -> the same where they decide; of blocks that compare two scales, the
+    better one (docs/numerics.md, 3.5).
+
+    trip: x in float32, scales and a format -> x after a round trip; by the reference if it is None
+    """
+    scale = fmt.scale
+    if not isinstance(scale, TwoLevel) or not scale.compares:
+        return qparams
+    plain, wide = fmt.plain.deterministic, widen(x)
+    a = numerator(found.low, found.high, fmt)
+    other = qparams._replace(scale=scale.wider(a, fmt.levels, found.poisoned, qparams.outer))
+
+    def error(some: QParams) -> Tensor:
+        lost = (trip or fake_quantize)(wide, some, plain).double() - wide.double()
+        return Blocks(lost * lost, fmt.block).sum()
+
+    better = error(other) < error(qparams)
+    return qparams._replace(scale=torch.where(better, other.scale, qparams.scale))
 
 
 def with_zero(low: Tensor, qparams: QParams, fmt: Format) -> QParams:

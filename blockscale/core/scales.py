@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Scales and offsets that are codes: of a small float, or of a format with a scale of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -75,6 +75,9 @@ class CodeScale:
 
 # Scales of two levels: codes of a small format that has a scale of its own (numerics.md, 3.5).
 
+FOUR_SIX = "four_six"  # the rule of `e4m3/four_six`
+_WIDER = 1.5  # a block whose largest number becomes 4 and not 6 has a step so many times as large
+_TOP = 256.0  # the largest scale of a block for 6 under that rule: 1.5 times as much is a scale too
 SHORT_INNER = ("e4m3", "e5m2")  # `e4m3` is short for `(e4m3:tensor:fp32)`
 
 
@@ -106,11 +109,14 @@ class TwoLevel(Generic[Inner]):
     reciprocal: the outer scale is stored as its reciprocal, and codes are divided by it
     given: the outer scale comes from elsewhere, as that of a calibrated input; inner ones are
         chosen beside it
+    rule: "" for the scale that the largest magnitude of a block asks for, or FOUR_SIX for that or
+        1.5 times as much, whichever leaves less error (Cook et al. 2025, arXiv 2512.02010)
     """
 
     inner: Inner
     reciprocal: bool = False
     given: bool = False
+    rule: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,12 +138,28 @@ class TwoLevel(Generic[Inner]):
         element, rest = plain.split(":", 1)
         short = rest == "tensor:fp32" and element in SHORT_INNER
         levels = element if short else f"({plain})"
-        return levels + "/inv" * self.reciprocal + f"/{GIVEN}" * self.given
+        rule = f"/{self.rule}" if self.rule else ""
+        return levels + "/inv" * self.reciprocal + rule + f"/{GIVEN}" * self.given
+
+    @property
+    def compares(self) -> bool:
+        """Whether the numbers of a block decide about its scale, and not its range alone."""
+        return self.rule == FOUR_SIX
+
+    @property
+    def plain(self) -> "TwoLevel[Inner]":
+        """The same without a rule: what codes and scales mean is equal."""
+        return replace(self, rule="")
 
     @property
     def largest(self) -> float:
         """Lc, the largest value of the scales' own element."""
         return self.inner.element.limits(False)[1]
+
+    @property
+    def top(self) -> float:
+        """The scale that the largest block of all gets, in units of the outer scale."""
+        return _TOP if self.compares else self.largest
 
     @property
     def outer_type(self) -> FloatScale:
@@ -169,7 +191,7 @@ class TwoLevel(Generic[Inner]):
     def outer_of(self, tops: Tensor, levels: Levels) -> Tensor:
         """The largest numerator A of each outer scale -> the outer scale, as it is stored."""
         # one division by the product, as torchao does (448 * 6 = 2688)
-        divisor = torch.full((), levels.value * self.largest, dtype=tops.dtype, device=tops.device)
+        divisor = torch.full((), levels.value * self.top, dtype=tops.dtype, device=tops.device)
         return self.outer_type.store(divisor / tops if self.reciprocal else tops / divisor)
 
     def in_outer(self, step: Tensor, outer: Tensor) -> Tensor:
@@ -184,6 +206,13 @@ class TwoLevel(Generic[Inner]):
         which is given or one that a chooses."""
         ratio, outer = self.ratio(a, levels, poisoned, outer)
         return self.encode(ratio), outer
+
+    def wider(
+        self, a: Tensor, levels: Levels, poisoned: Tensor, outer: Tensor | None = None
+    ) -> Tensor:
+        """As `store`, for blocks whose largest number becomes 4 and not 6: codes alone."""
+        ratio = self.ratio(a, levels, poisoned, outer)[0]
+        return self.poison(self.encode(ratio * _WIDER), poisoned)
 
     def encode(self, ratio: Tensor) -> Tensor:
         """Block scales in units of their outer scale [...] float32 -> inner codes [...]."""

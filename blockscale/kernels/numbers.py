@@ -111,7 +111,7 @@ class FormatNumbers:
         sign of the largest value), "given" (one that cannot be chosen), "inner" (scales of two
         levels beyond those of unsigned integers and minifloats under a float32), "flat" (blocks
         over the flattened tensor), "nd" (blocks along more than two dimensions) and "code" (a scale
-        that is the code of a float)
+        that is the code of a float) and "compares" (one that a block's numbers decide about)
     offset: how offsets are stored: "fp32", "fp16", "bf16", or "" where a format has none
     zero: the same of zero points that are no integers, else ""
     """
@@ -159,7 +159,7 @@ def _lower(spelling: str) -> FormatNumbers | None:
     outer_levels = 0.0
     if isinstance(scale, TwoLevel):
         inner = scale.inner.element.numbers(False)
-        outer_levels = fmt.levels.value * scale.largest
+        outer_levels = fmt.levels.value * scale.top
     if element is None or (inner is None and isinstance(scale, TwoLevel)):
         return None
     rule = scale.rule if isinstance(scale, PowerOfTwo) else ""
@@ -204,6 +204,7 @@ def _features(fmt: Format) -> tuple[str, ...]:
         "flat": fmt.block.flat > 0,
         "nd": fmt.block.name.startswith("block"),
         "code": isinstance(scale, CodeScale),
+        "compares": fmt != fmt.plain,
     }
     return tuple(name for name, there in has.items() if there)
 

@@ -11,6 +11,7 @@ kernels of the format that is left:
     int4:group32:fp16:signed                                       int4:group32:fp16:full
     int8:group32:e8m0/given                                        int8:group32:e8m0/floor
     e2m1:group16:ue5m3                                             e2m1:group16:fp32
+    e2m1:group16:e4m3/four_six                                     e2m1:group16:e4m3
 """
 
 from collections.abc import Callable, Sequence
@@ -56,10 +57,11 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     scale, offset = fmt.scale, fmt.offset
     levels = isinstance(scale, TwoLevel)
     given = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
-    coded = isinstance(scale, CodeScale) or (levels and not plain_levels(scale))
+    other = isinstance(scale, TwoLevel) and not plain_levels(scale)
+    coded = other or isinstance(scale, CodeScale)
     told = offset is not None and (offset.inner is not None or offset.block is not None)
     if not (given or told or fmt.span == "signed" or fmt.block.flat or coded):
-        return None
+        return None if fmt == fmt.plain else fmt.plain
     if told and not _even(fmt):
         return None
     if encode and fmt.recip and _own_reciprocal(fmt):
@@ -118,7 +120,9 @@ def restated_parts(qparams: QParams, fmt: Format, plain: Format, shape: Sequence
     """What stands beside the codes of a tensor of `shape` in `fmt` -> the same for `plain`, whose
     blocks are those of `in_rows`."""
     parts = {"scale": qparams.scale, "zero_point": qparams.zero_point}
-    if plain.scale != fmt.scale and not isinstance(fmt.scale, PowerOfTwo):
+    if isinstance(plain.scale, TwoLevel):  # without its rule
+        parts["outer"] = qparams.outer
+    elif plain.scale != fmt.scale and not isinstance(fmt.scale, PowerOfTwo):
         parts["scale"] = _steps(qparams, fmt)
     if fmt.offset is not None and qparams.offset is not None:
         parts["offset"] = qparams.offset
@@ -253,15 +257,18 @@ def _one_each(split: Sequence[int]) -> list[int]:
 Extremes = Callable[[Tensor, Format], Tensor]  # as `chosen` takes it
 
 
-def chosen(x: Tensor, fmt: Format, scale_of: Extremes) -> QParams:
+def chosen(
+    x: Tensor, fmt: Format, scale_of: Extremes, trip: reference.RoundTrip | None = None
+) -> QParams:
     """x [...] -> the scales that the reference chooses, from ranges that kernels find.
 
-    scale_of: gives the scale of x in a format, by a kernel
+    scale_of: gives the scale of x in a format, by a kernel; trip: as `reference.settled` takes it
     """
     ranges = _ranges(x, fmt, scale_of)
     if ranges is None:
         return reference.choose_qparams(x, fmt)
-    return reference.qparams_from_range(*ranges, fmt)
+    qparams = reference.qparams_from_range(*ranges, fmt)
+    return reference.settled(x, ranges, qparams, fmt, trip)
 
 
 def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | None:

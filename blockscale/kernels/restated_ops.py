@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.format import Format
-from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.operand import listed, strided_like
@@ -160,7 +160,14 @@ class RestatedOps:
             scales: list[Tensor] = found.run(x, plain.spelling)
             return scales[0]
 
-        return chosen(x, fmt, scale_of)
+        def trip(x: Tensor, qparams: QParams, plain: Format) -> Tensor:
+            again = for_encoding(plain) or plain
+            by = quantizer(qparams, plain)
+            by = by if again == plain else restated_quantizer(qparams, by, again, x.shape)
+            rounded: Tensor = self._run("fake_quantize", x, by)
+            return rounded
+
+        return chosen(x, fmt, scale_of, trip)
 
     def _given(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
         """The scale of x in a format that kernels know: the given one, else the one of x."""

@@ -203,6 +203,7 @@ def coded(
         return quantize(stored, fmt, seed=seed), notes
     with subnormals_kept():
         qparams = reference.qparams_from_range(*ranges, fmt, outer)
+        qparams = reference.settled(stored, ranges, qparams, fmt)
     draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
     packed = primitives.quantize(stored, quantizer(qparams, fmt, draws))
     return QTensor(packed, qparams, fmt, stored.shape[-1]), notes

@@ -40,7 +40,9 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
 def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
     """x [...] and an outer scale that is given -> [scale, and what else the format has]."""
     form = parse(fmt)
-    qparams = reference.qparams_from_range(*reference.ranges(x, form), form, outer)
+    ranges = reference.ranges(x, form)
+    qparams = reference.qparams_from_range(*ranges, form, outer)
+    qparams = reference.settled(x, ranges, qparams, form)
     return to_list(qparams._replace(outer=None))
 
 

@@ -39,7 +39,7 @@ Any other combination is spelled out: `element:block:scale[:option…]`.
 
 * elements: {elements}
 * blocks: `tensor`, `channelA`, `token`, `groupN`, `groupN@A`, `tileRxC`
-* scales: `fp32`, `fp16`, `bf16`, `pow2/RULE`, `e8m0/RULE` (`e8m0` is `e8m0/floor`), `e4m3`, `e5m2`, `ueXmY` (one level, as `ue5m3`), or a format in parentheses
+* scales: `fp32`, `fp16`, `bf16`, `pow2/RULE`, `e8m0/RULE` (`e8m0` is `e8m0/floor`), `e4m3`, `e5m2`, `ueXmY` (one level, as `ue5m3`), or a format in parentheses; behind `e4m3` the rule `/four_six`
 * rules: {rules}
 * options: `asym`, `full`, `half`, `recip`, and a rounding ({roundings})
 * shorthand: `bfpM` and `bfpMxN` for M-bit mantissas in groups of N (64), `BFP[8|8]{{64}}(SN)` as hardware people write it (symmetric S, else N or _; rounding N, U, D, S), and `MXFP8[E4M3]{{32}}`, `MXINT8{{32}}`

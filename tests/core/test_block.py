@@ -256,3 +256,24 @@ def test_a_block_beyond_its_dimension_takes_no_memory() -> None:
         expected = Blocks(x, whole).range()
         assert torch.equal(low, expected[0]) and torch.equal(high, expected[1])
     assert Blocks(x[:, :0], read_block("group1073741824")).range()[0].shape == (64, 0)
+
+
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [("group5", (3, 13)), ("tile2x3", (5, 7)), ("tensor", (4, 3)), ("tensor", ()),
+     ("channel0", (3, 4)), ("flat6", (4, 5)), ("token", (2, 1)), ("group4", (2, 0))],
+)  # fmt: skip
+def test_sums_by_halves(block: str, shape: tuple[int, ...]) -> None:
+    x = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).double()
+    found = Blocks(x, each := read_block(block))
+    expected = torch.zeros(each.scale_shape(shape), dtype=torch.float64)
+    places = torch.arange(expected.numel()).reshape(expected.shape)
+    owners = each.expand(places, shape).expand(shape)
+    expected.view(-1).index_add_(0, owners.reshape(-1), x.reshape(-1))
+    assert torch.equal(found.sum().double(), expected)
+
+
+def test_the_order_of_a_sum() -> None:
+    """Halves: (a + c) + (b + d)."""
+    x = torch.tensor([1.0, 2.0**60, 1.0, -(2.0**60)], dtype=torch.float64)
+    assert Blocks(x, read_block("tensor")).sum().item() == 2.0

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Scales that are codes (numerics.md, 3.3, 3.5) and offsets of blocks (3.8)."""
 
+import copy
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -252,3 +254,102 @@ def test_spellings_of_scales_without_a_sign() -> None:
         parse("e2m1:group16:ue9m3")
     with pytest.raises(ValueError, match="half needs an fp32"):
         parse("int4:group16:ue5m3:half")
+
+
+FOUR_SIX = "e2m1:group16:e4m3/four_six"
+RECIPE = bs.Recipe(FOUR_SIX, FOUR_SIX)
+
+
+def four_six(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """4/6 from its description (Cook et al. 2025, section 3), by ml_dtypes' casts: blocks [n, 16]
+    float32 -> the outer scale, bytes of scales and codes."""
+    amax = np.abs(x).max(1)
+    outer = (amax.max() / np.float32(6 * 256)).astype(np.float32)
+    found = []
+    for wider in (np.float32(1), np.float32(1.5)):
+        ratio = np.clip(amax / np.float32(6) / outer * wider, np.float32(2.0**-6), np.float32(448))
+        scale = ratio.astype(ml_dtypes.float8_e4m3fn)
+        step = (outer * scale.astype(np.float32))[:, None]
+        codes = np.clip(x / step, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+        values = (codes.astype(np.float32) * step).astype(np.float64)
+        found.append(((values - x) ** 2, scale.view(np.uint8), codes.view(np.uint8)))
+    (lost, scale, codes), (other_lost, other_scale, other_codes) = found
+    better = other_lost.sum(1) < lost.sum(1)
+    codes = np.where(better[:, None], other_codes, codes)
+    return outer, np.where(better, other_scale, scale), codes
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_blocks_choose_between_6_and_4_as_numpy_says(backend: str, spread: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(4096, 16, generator=generator)
+    x *= torch.exp(spread * torch.randn(4096, 1, generator=generator))
+    outer, scale, codes = four_six(x.numpy())
+    with bs.use(backend):
+        q = bs.quantize(x, FOUR_SIX)
+    assert q.qparams.outer is not None and q.qparams.outer.item() == outer
+    np.testing.assert_array_equal(q.qparams.scale.numpy()[:, 0], scale)
+    np.testing.assert_array_equal(q.codes.numpy(), codes)
+    six = bs.quantize(x, "nvfp4").dequantize()
+    ratio = float((q.dequantize() - x).square().sum() / (six - x).square().sum())
+    assert ratio < (0.99 if spread else 0.86)
+
+
+def test_every_scale_of_4_and_6_is_numpys() -> None:
+    """Blocks whose largest numbers ask for each code of e4m3, and for what lies between two."""
+    sizes = torch.arange(1, 257, dtype=torch.float32)[:, None] * 6
+    x = torch.cat([sizes / 2**k for k in (0, 4, 8, 12)]) * torch.linspace(-1, 0.9, 16)
+    outer, scale, codes = four_six(x.numpy())
+    q = bs.quantize(x, FOUR_SIX)
+    assert outer == 1.0 and len(np.unique(scale)) > 110
+    np.testing.assert_array_equal(q.qparams.scale.numpy()[:, 0], scale)
+    np.testing.assert_array_equal(q.codes.numpy(), codes)
+
+
+def test_what_four_six_stores_is_read_as_nvfp4() -> None:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(7))
+    q = bs.quantize(x, FOUR_SIX)
+    plain = bs.QTensor(q.packed, q.qparams, bs.parse("nvfp4"), 64)
+    assert torch.equal(plain.dequantize(), q.dequantize())
+    assert parse(FOUR_SIX).plain == parse("nvfp4") and parse("nvfp4").plain == parse("nvfp4")
+
+
+def test_inputs_and_weights_of_layers_choose_between_6_and_4() -> None:
+    torch.manual_seed(8)
+    layer, x = torch.nn.Linear(64, 32), torch.randn(16, 64)
+    expected = torch.nn.functional.linear(
+        bs.quantize(x, FOUR_SIX).dequantize(),
+        bs.quantize(layer.weight.detach(), FOUR_SIX).dequantize(),
+        layer.bias,
+    )
+    trained = bs.prepare_qat(torch.nn.Sequential(copy.deepcopy(layer)), RECIPE)
+    model = torch.nn.Sequential(layer)
+    bs.quantize_(model, RECIPE)
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(trained(x), expected)
+    trained(x).sum().backward()
+    assert trained[0].weight.grad is not None and bool(trained[0].weight.grad.any())
+
+
+def test_poisoned_blocks_and_zeros_of_four_six() -> None:
+    x = torch.ones(3, 16)
+    x[0], x[1, 3] = 0.0, math.nan
+    q = bs.quantize(x, FOUR_SIX)
+    # the last block has no error under 256 (0x78) nor under 384: of equal ones 6 wins
+    assert q.qparams.scale.flatten().tolist() == [8, 0x7F, 0x78]
+    assert bool((q.dequantize()[0] == 0).all()) and bool(q.dequantize()[1].isnan().all())
+
+
+@pytest.mark.parametrize("text", ["e4m3", "e4m3/inv", "(e4m3:token:fp32)"])
+def test_spellings_of_four_six(text: str) -> None:
+    fmt = parse(f"e2m1:group16:{text}/four_six")
+    assert str(fmt) == f"e2m1:group16:{text}/four_six" and str(fmt.plain.scale) == text
+    given = parse(f"e2m1:group16:{text}/four_six/given")
+    assert given.choosing == fmt and given.unchosen
+
+
+@pytest.mark.parametrize("text", ["int4:group16:e4m3", "e2m1:group16:e5m2", "e3m0:group16:e4m3"])
+def test_other_grids_have_no_4_and_6(text: str) -> None:
+    with pytest.raises(ValueError, match="four_six needs e2m1 under scales in e4m3"):
+        parse(f"{text}/four_six")

@@ -126,7 +126,14 @@ def test_what_cannot_hold_codes_is_dequantized_and_named(path) -> None:
         bs.load(model, path)
 
 
-FORMATS = ["mxfp4", "nvfp4", "int8_channel", "int4:group32:fp32"]
+FORMATS = [
+    "mxfp4",
+    "nvfp4",
+    "int8_channel",
+    "nvfp4_e5m3",
+    "e2m1:group16:e4m3/four_six",
+    "int4:group32:fp32",
+]
 
 
 # a format for each model in the fast tests, all of them in the slow ones

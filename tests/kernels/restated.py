@@ -27,6 +27,8 @@ FORMATS = (
     "int4:flat4@0:fp32",
     "ternary:flat32:fp32",
     "e2m1:group16:ue5m3",
+    "e2m1:group16:e4m3/four_six",
+    "e2m1:flat16:e4m3/inv/four_six:recip",
     "int4:group32:ue4m4:asym:recip",
     "e4m3:flat16:ue6m2r0",
     # and with kernels that know codebooks or offsets

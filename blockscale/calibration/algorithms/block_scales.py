@@ -20,7 +20,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
-from blockscale.core.scales import TwoLevel
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
@@ -44,6 +44,8 @@ def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
         nearest = PowerOfTwo("nearest", fmt.scale.byte)
         numerator = (step * fmt.levels.value).clamp(max=FLT_MAX)
         return nearest.store(numerator, fmt.levels, fmt.fraction_bits)
+    if isinstance(fmt.scale, CodeScale):
+        return fmt.scale.store(step)
     return (fmt.scale.store_signed if fmt.span == "signed" else fmt.scale.store)(step)
 
 

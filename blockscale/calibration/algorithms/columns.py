@@ -58,8 +58,9 @@ class Columns:
         at = slice(block, block + 1)
         outer = None if self._outer is None else self._outer[:, at].contiguous()
         if self._importance is None:
-            low, high, _ = reference.ranges(x, self.single)
-            qparams = choose_scales(low, high, self.single, outer)
+            ranges = reference.ranges(x, self.single)
+            qparams = choose_scales(ranges.low, ranges.high, self.single, outer)
+            qparams = reference.settled(x, ranges, qparams, self.single)
         else:
             importance = self._importance[self.columns_of(block)]
             qparams = search(x, self.single, outer, importance, spacing=self._spacing)

@@ -126,7 +126,8 @@ class Profile:
             self._refuse(f"scales and codes of {fmt} cannot be chosen by a profile's rules")
         if not fmt.element.ranged or fmt.offset or fmt.zero:
             self._refuse(f"a profile has no rules for the scales, zero points and offsets of {fmt}")
-        if isinstance(scale, CodeScale) and not self.contract:
+        coded = isinstance(scale, CodeScale) or fmt != fmt.plain
+        if coded and not self.contract:
             self._refuse(f"a profile has no rules for scales in {scale}: leave them to the format")
         if fmt.span == "signed" or fmt.recip:
             self._refuse(

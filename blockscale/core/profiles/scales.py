@@ -46,6 +46,7 @@ def choose(x: Tensor, profile: Profile, fmt: Format) -> Chosen:
         return _float(x, profile, fmt)
     if isinstance(fmt.scale, PowerOfTwo):
         return _power(ranges, profile, fmt)
+    assert isinstance(fmt.scale, TwoLevel)  # `Profile` refuses others
     return _two_level(ranges, profile, fmt, fmt.scale)
 
 

@@ -128,7 +128,9 @@ class TensorQuantizer:
         cuts = self._cuts
         spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
         if spans and ("scale" in spans or "offset_outer" in spans or cuts.dim):
-            qparams, done = self._choose_all(self._all_ranges())
+            ranges = self._all_ranges()
+            qparams, done = self._choose_all(ranges)
+            self._settle(ranges, qparams)
             yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
@@ -140,9 +142,31 @@ class TensorQuantizer:
         """A slab that shares nothing with the others but an outer scale."""
         x = self._read(self._cuts, slab)
         outer = None if self._outer is None else self._outer[self._outers(slab)]
-        qparams, done = self._choose(reference.ranges(x, self._fmt), outer)
+        ranges = reference.ranges(x, self._fmt)
+        qparams, done = self._choose(ranges, outer)
+        qparams = reference.settled(x, ranges, qparams, self._fmt)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return done._replace(pieces=pieces, odd=not_finite(x))
+
+    def _settle(self, ranges: Ranges, qparams: QParams) -> None:
+        """Choose again, in place, between two scales of each block of a format that compares them.
+
+        Raises ValueError where slabs cut blocks, whose error no slab knows.
+        """
+        if self._fmt == self._fmt.plain:
+            return
+        if self._cuts.spans(self._scale):
+            raise ValueError(
+                f"{self._fmt}: blocks {self._fmt.block} of a weight {list(self._shape)} do not lie "
+                f"in slabs of rows, as files are quantized: use {self._fmt.plain}, or quantize the "
+                "model in memory"
+            )
+        for slab in self._cuts.slabs:
+            at, own = self._cuts.region(slab, self._scale), self._outers(slab)
+            parts = QParams(qparams.scale[at], qparams.outer[own])  # type: ignore[index]
+            some = Ranges(*(part[at] for part in ranges))
+            x = self._read(self._cuts, slab)
+            qparams.scale[at] = reference.settled(x, some, parts, self._fmt).scale
 
     def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
         """A slab that takes its part of the scales of the whole tensor."""

@@ -48,6 +48,8 @@ MORE = [
     "uint4:group8@0:fp32:offset(uint6:tensor:fp16)",
     "int4:group8:(int6:group4:fp16)",
     "e2m1:group8:e4m3/inv",
+    "e2m1:group8:e4m3/four_six",
+    "e2m1:group16:(e4m3:channel0:fp32)/four_six",
     "uint4:group16:fp16:asym(fp16)",
     "int4:group8:fp16:signed",
     "int8:block2x*:fp32",

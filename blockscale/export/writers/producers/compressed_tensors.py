@@ -38,7 +38,7 @@ class CompressedTensors(Writer):
         """As it is; else with zero points, or with a float scale in the place of two levels."""
         del shape
         yield str(fmt)
-        if str(fmt.scale) == "e4m3":
+        if str(fmt.plain.scale) == "e4m3":
             yield f"{fmt.element.name}:{fmt.block}:e4m3/inv"
         if fmt.element.integer or fmt.element.name == "ternary":
             kinds = [str(fmt.scale)] if str(fmt.scale) in FLOAT_SCALES else []
@@ -55,7 +55,7 @@ class CompressedTensors(Writer):
             found = scheme(fmt, None, static=False)
         except UnsupportedError as error:
             return str(error)
-        if found.layout == "nvfp4-pack-quantized" and not str(fmt.scale).endswith("/inv"):
+        if found.layout == "nvfp4-pack-quantized" and not str(fmt.plain.scale).endswith("/inv"):
             return f"{fmt}: compressed-tensors divides by the outer scale (e4m3/inv)"
         group = found.weights.get("group_size", 1)
         if shape[-1] % group:
