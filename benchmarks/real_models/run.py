@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Quantize a real model by each recipe, evaluate it beside itself in float, and write figures down.
+"""Quantize real models by each recipe, evaluate them beside themselves in float, write figures.
 
-    python -m benchmarks.real_models.run OUT.jsonl [--device cuda] [--only WORDS] [--tokens FILE]
+    python -m benchmarks.real_models.run OUT.jsonl [--models NAMES] [--device cuda] [--only WORDS]
 
-A line a recipe; recipes that have their line are not measured again. Calibration sees other
-sequences of the first text than those that are evaluated; the second text is kept aside.
+A line a model and recipe; those that have their line are not measured again. Models whose packages
+are not installed are left out, with a word. Calibration sees other sequences of the first text than
+those that are evaluated; the second text is kept aside.
 """
 
 import argparse
 import copy
-import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import blockscale as bs
-from benchmarks.real_models import smollm2
+from benchmarks.real_models import packages, smollm2, subjects
 from benchmarks.real_models.recipes import CASES, Case
-from blockscale.bench.machine import commit, hardware, versions
 from blockscale.evaluation.texts import held_out, windows
 
 SEQUENCES, LENGTH, CALIBRATION = 16, 512, 32
+SMOLLM2 = "SmolLM2-135M"
+MODELS = (SMOLLM2, *subjects.SUBJECTS)
 
 
 def sequences(file: str | None) -> dict[str, Tensor]:
@@ -62,10 +64,53 @@ def measured(
     return line
 
 
-def held(path: Path) -> Iterator[str]:
-    """The cases that a file has already."""
-    for text in path.read_text().splitlines() if path.exists() else ():
-        yield json.loads(text).get("case", "")
+def language_model(given: Any, known: set[str], write: Any) -> None:
+    """SmolLM2's lines."""
+    model = smollm2.twin(smollm2.load(given.model)).to(given.device)
+    texts = sequences(given.tokens)
+
+    def one(case: Case) -> dict[str, Any]:
+        return measured(case, model, texts, given.device, given.batch)
+
+    for case in wanted(CASES, given, "", known):
+        line = tried(case.name, partial(one, case))
+        write(line)
+        added = {t: round(line[t]["loss added"]["mean"], 4) for t in texts if t in line}
+        print(case.name, line.get("error") or added, line.get("seconds"), file=sys.stderr)
+
+
+def other_model(name: str, given: Any, known: set[str], write: Any) -> None:
+    """The lines of one of SUBJECTS."""
+    kind = subjects.SUBJECTS[name]
+    cases = wanted(kind.cases, given, f"{name}: ", known)  # type: ignore[attr-defined]
+    if not cases:
+        return
+    subject = kind()
+    for case in cases:
+        line = tried(f"{name}: {case.name}", partial(subjects.line, name, subject, case))
+        write(line)
+        means = {k: round(v["mean"], 4) for k, v in line.get("figures", {}).items()}
+        print(line["case"], line.get("error") or means, line.get("seconds"), file=sys.stderr)
+
+
+def wanted(cases: list[Case], given: Any, before: str, known: set[str]) -> list[Case]:
+    """The cases that were asked for and have no line."""
+    return [
+        case
+        for case in cases
+        if before + case.name not in known
+        and given.only in case.name
+        and (given.leave is None or given.leave not in case.name)
+        and time.monotonic() < given.until
+    ]
+
+
+def tried(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A line; a recipe that fails is a finding, and others go on."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"case": name, "error": f"{type(error).__name__}: {error}"[:400]}
 
 
 def main() -> None:
@@ -78,27 +123,22 @@ def main() -> None:
     parser.add_argument("--model", help="the GGUF file, where its package is not installed")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after these")
+    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
     given = parser.parse_args()
+    given.until = time.monotonic() + given.seconds
+    names = [name.strip() for name in given.models.split(",")]
+    if unknown := sorted(set(names) - set(MODELS)):
+        parser.error(f"unknown models {', '.join(unknown)}; choose from {', '.join(MODELS)}")
     warnings.simplefilter("ignore")
-    began, model = time.monotonic(), smollm2.twin(smollm2.load(given.model)).to(given.device)
-    texts, known = sequences(given.tokens), set(held(given.out))
-    with given.out.open("a") as file:
-        if not known:
-            about = {"commit": commit(), "hardware": hardware(), "versions": versions()}
-            file.write(json.dumps({"case": "", "about": about}) + "\n")
-        for case in CASES:
-            late = time.monotonic() - began > given.seconds
-            left = given.leave is not None and given.leave in case.name
-            if case.name in known or given.only not in case.name or late or left:
-                continue
+    with packages.lines(given.out) as (known, write):
+        for name in names:
             try:
-                line = measured(case, model, texts, given.device, given.batch)
-            except Exception as error:  # a recipe that fails is a finding, and others go on
-                line = {"case": case.name, "error": f"{type(error).__name__}: {error}"[:400]}
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            added = {t: round(line[t]["loss added"]["mean"], 4) for t in texts if t in line}
-            print(case.name, line.get("error") or added, line.get("seconds"), file=sys.stderr)
+                if name == SMOLLM2:
+                    language_model(given, known, write)
+                else:
+                    other_model(name, given, known, write)
+            except ModuleNotFoundError as error:
+                print(f"{name}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

