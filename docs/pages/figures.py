@@ -8,7 +8,7 @@ from blockscale.bench.results import newest_full
 from blockscale.cli.comparing import pages
 from blockscale.reporting import accuracy as accuracy_page
 from blockscale.reporting.ledger import searched_tables
-from docs.pages import DOCS
+from docs.pages import DOCS, real_models
 
 ACCURACY = DOCS / "accuracy.json"  # python -m benchmarks.language_model.gather
 RELIABILITY = DOCS / "reliability.json"  # make attack
@@ -37,6 +37,7 @@ def performance() -> dict[str, str]:
 def accuracy() -> dict[str, str]:
     """{path below docs: content} of the page about a language model's accuracy."""
     notes = (DOCS / "accuracy_notes.md").read_text()
+    notes = notes.replace("{keys_values}", real_models.keys_values())
     earlier = json.loads((DOCS / "accuracy_earlier.json").read_text())
     return accuracy_page.pages(notes, json.loads(ACCURACY.read_text()), earlier=earlier)
 
