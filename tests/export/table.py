@@ -61,6 +61,7 @@ def _short(text: str) -> str:
         ": integers must have ",
         "unknown element of compressed-tensors; choose from",
         "scales of this element must be",
+        "an ONNX file cannot quantize to ",
     ):
         line = line[line.index(spelled) :].removeprefix(": ") if spelled in line else line
     return line.partition(";")[0].strip()
