@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from blockscale.core.torch_private import FakeTensorMode, pytree
+from blockscale.graph.lowering.lone import around
 from blockscale.graph.lowering.way import Way, by_overload, of_ours, way
 from blockscale.kernels.registry import Choice, as_chosen, supporting
 from blockscale.ops.fused import FUSED
@@ -67,22 +68,22 @@ def kernel_way(node: fx.Node, backend: str) -> Way:
     assert op is not None
     if has_kernel(node, backend):
         return way(
-            node, "kernel", _conv_told(op, own_arguments(node, op)) if backend == "cpu" else ""
+            node,
+            "kernel",
+            _conv_told(op, own_arguments(node, op), around(node)) if backend == "cpu" else "",
         )
     reason = misses(node, backend)
     if reason is None:
-        return way(
-            node,
-            "composed",
-            f"no {backend} kernel: dequantized, computed by torch, quantized again",
-        )
+        text = f"no {backend} kernel: dequantized, computed by torch, quantized again"
+        return way(node, "composed", "; ".join(filter(None, (text, around(node)))))
     left = way(node, "reference", reason, left=True)
     node.target = pinned(node.target)
     return left
 
 
-def _conv_told(op: Op, own: tuple[Any, ...]) -> str:
-    """How a convolution runs on the CPU, and whether that is slow; empty for other ops."""
+def _conv_told(op: Op, own: tuple[Any, ...], copies: str) -> str:
+    """How a convolution runs on the CPU, whether that is slow, and what is copied beside it; empty
+    for other ops."""
     if op.name not in ("conv", "fused_conv"):
         return ""
     from blockscale.kernels.cpu import _native  # there is one: it has this kernel
@@ -91,9 +92,8 @@ def _conv_told(op: Op, own: tuple[Any, ...]) -> str:
     x, weight, _, shape, *_ = own
     fused = op.name == "fused_conv"
     groups, fmt = own[7], x.fmt if fused else own[8].fmt
-    return "; ".join(
-        filter(None, told(shape, groups, fmt, weight.fmt, _native.isa(), channels_last=fused))
-    )
+    texts = told(shape, groups, fmt, weight.fmt, _native.isa(), channels_last=fused)
+    return "; ".join(filter(None, (*texts, copies)))
 
 
 def has_kernel(node: fx.Node, backend: str) -> bool:

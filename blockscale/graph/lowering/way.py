@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from blockscale.graph.nodes import described, op_name, scope
+from blockscale.graph.passes.merge_products import layer_of
 from blockscale.ops.fused import FUSED
 from blockscale.ops.fused.plan import RESIDUAL
 from blockscale.ops.op import OPS, Op
@@ -43,7 +44,14 @@ class Way:
 
 def way(node: fx.Node, name: str, why: str = "", *, left: bool = False) -> Way:
     """What became of a node that still stands in the graph."""
-    return Way(node.name, described(node), scope(node), op_name(node), name, why, left)
+    layer = scope(node) or _layer(node)
+    return Way(node.name, described(node), layer, op_name(node), name, why, left)
+
+
+def _layer(node: fx.Node) -> str:
+    """The layer whose weight a node reads: of a model that is one layer, which has no name."""
+    codes = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    return next((layer_of(each) for each in codes if each.endswith(".codes")), "")
 
 
 def ways(graph: fx.GraphModule) -> tuple[Way, ...]:

@@ -3,7 +3,7 @@
 
 from torch import fx
 
-from blockscale.graph.lowering import residual
+from blockscale.graph.lowering import lone, residual
 from blockscale.graph.lowering import residual as attention
 from blockscale.graph.lowering.kernels import kernel_way, misses
 from blockscale.graph.lowering.products.choose import Times, choose
@@ -37,6 +37,7 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
     """
     attention.lower_attention(graph, "cpu")
     residual.lower_residual_norms(graph, "cpu")
+    lone.lower_lone_convolutions(graph)
     found: list[Way] = []
     quantized: Quantized = {}
     times: dict[Product, Times] = {}
