@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kernels of the integer ops: files named after what they compute; `ending` is what they share."""
+"""Kernels of the integer ops: files named after what they compute."""
 
 from blockscale.core.discover import import_all
 

@@ -11,7 +11,6 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.integer.ending import under_one
 from blockscale.kernels.cpu.native import threads
 from blockscale.kernels.cpu.quantize import quantize as quantize_by
 from blockscale.kernels.operand import in_order, new
@@ -54,11 +53,20 @@ def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
 
 
 @lru_cache(256)
+def _under_one(fmt: str) -> str:
+    """The format of the same codes with one float scale, which will be 1."""
+    form: Format = parse(fmt)
+    options = ["asym"] if form.asym else ["full"] if form.span else []
+    options += [form.rounding] if form.rounding != "nearest_even" else []
+    return ":".join([form.element.name, "tensor", "fp32", *options])
+
+
+@lru_cache(256)
 def _quantizer(exponent: int, zero: int, fmt: str, rank: int) -> Quantizer:
     """Under the scale 2^exponent."""
     ones = (1,) * rank
     point = torch.full(ones, zero, dtype=torch.int32) if parse(fmt).asym else None
-    return Quantizer(torch.full(ones, 2.0**exponent), point, None, under_one(fmt))
+    return Quantizer(torch.full(ones, 2.0**exponent), point, None, _under_one(fmt))
 
 
 def _supports_dequantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:

@@ -1,34 +1,260 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Products of codes: linear layers and convolutions in integer instructions (`shifted`); what they
-do not take, by floats that hold the sums."""
+"""Products of codes in integer instructions: linear layers, matrices and convolutions, which
+`shifted` multiplies: those in groups and transposed ones in pieces that are ordinary ones.
 
-from math import prod
-from typing import Any
+Groups: so many side by side as a panel of the kernels has outputs, with zeros where an output does
+not see a channel: panels are that wide anyway. Transposed: results that lie a stride apart see the
+same cells of the kernel, so each such set is a convolution with stride 1 of x by those cells, in
+reverse (Dumoulin and Visin 2016, sec. 4.6, less the products of its zeros). Each result is the sum
+of one product, and ends once.
+"""
+
+from functools import cache, lru_cache
+from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
-from blockscale.core.pack import from_stored, grouped_layout
-from blockscale.kernels.cpu.conv import CONV
-from blockscale.kernels.cpu.integer import shifted
-from blockscale.kernels.cpu.integer.ending import ended, holds, supports_sums, unshifted
+from blockscale.core.operand import Operand
+from blockscale.kernels.cpu.integer.shifted import (
+    PANEL,
+    End,
+    Multipliers,
+    guard_of,
+    guarded,
+    kept_of,
+    key_of,
+    multiplies,
+    run,
+    stacked,
+    takes,
+)
+from blockscale.kernels.cpu.integer.shifted import linear as run_linear
+from blockscale.kernels.cpu.integer.shifted import matmul as run_matmul
+from blockscale.kernels.cpu.prepack import fingerprint
+from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
+from blockscale.kernels.resident import Residents
+
+Sizes = tuple[int, ...]
 
 
-def _sixteen_bits(x: Tensor, weight: Tensor) -> bool:
-    small = x.dtype in (torch.int8, torch.uint8, torch.int16) and weight.dtype in (
-        torch.int8,
-        torch.int16,
-    )
-    return small and x.numel() > 0 and weight.numel() > 0
+class CodedConvolution(NamedTuple):
+    """A convolution.
+
+    sizes: of its kernel; each: channels and outputs of a group; more: output padding
+    """
+
+    sizes: Sizes
+    each: tuple[int, int]
+    groups: int
+    transposed: bool
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    more: Sizes
+
+
+class _Line(NamedTuple):
+    """One dimension of a piece: every `step`-th result from `first` on, by these cells of the
+    kernel; stride, padding (of the beginning, negative where x is cut off) and dilation of x."""
+
+    first: int
+    step: int
+    cells: Sizes
+    stride: int
+    padding: int
+    dilation: int
+
+
+class _InPieces(NamedTuple):
+    """all: the lines and weights of each piece, of groups in stacks
+    guard: as `Multipliers` has it, of the whole weight; memory: what it reads
+    """
+
+    all: tuple[tuple[tuple[_Line, ...], Multipliers], ...]
+    guard: Any
+    memory: tuple[Any, ...]
+
+
+@lru_cache(256)
+def layer_of(
+    shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, transposed: bool,
+    more: Sizes,
+) -> CodedConvolution:  # fmt: skip
+    """The arguments are those of ops.integer.products.conv."""
+    each = (shape[0] // groups, shape[1]) if transposed else (shape[1], shape[0] // groups)
+    more = more or (0,) * len(stride)
+    return CodedConvolution(shape[2:], each, groups, transposed, stride, padding, dilation, more)
+
+
+@lru_cache(256)
+def sizes_after(of: CodedConvolution, size: Sizes) -> Sizes:
+    """The sizes of the result of x [batch, *size, channels]; below 1: there is none."""
+    dims = zip(size, of.sizes, of.stride, of.padding, of.dilation, of.more, strict=True)
+    if of.transposed:
+        return tuple((n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, d, m in dims)
+    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in dims)
+
+
+def fits(of: CodedConvolution, x: Tensor, weight: Tensor) -> bool:
+    """Whether x and a weight as stored are of these sizes, and there is a result."""
+    channels, outputs = of.each
+    cells = torch.Size(of.sizes).numel()
+    if x.ndim != len(of.sizes) + 2 or x.shape[-1] != channels * of.groups:
+        return False
+    if weight.shape != (outputs * of.groups, cells * channels):
+        return False
+    return min(sizes_after(of, tuple(x.shape[1:-1]))) > 0
+
+
+def in_pieces(
+    of: CodedConvolution,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_zero: int,
+    largest: int,
+    end: End,
+) -> Tensor:
+    """Codes x [batch, *size, c] that `fits`, a weight [n, k] as stored -> codes or sums."""
+    size, n = tuple(x.shape[1:-1]), weight.shape[0]
+    whole = (x.shape[0], *sizes_after(of, size), n)
+    if of.groups == 1 and not of.transposed:  # the weight as it is
+        (lines,) = _sets(of)
+        numbers = _numbers(lines, size, whole[1:-1], x.shape[-1])
+        kept = kept_of(x, weight, bias, largest, end, x.shape[-1])
+        return run(kept, x, x_zero, numbers, whole, end)
+    ready = _ready(of)[Operand(weight, end[0], bias, None, key_of(x, largest, end[4]), 0)]
+    stacks, each = _stacks(of), [count * _together(of) for count in of.each]
+    x = _apart(x, stacks, each[0], x_zero)
+    y = None
+    for lines, kept in ready.all:
+        out = tuple(
+            len(range(line.first, n, line.step)) for line, n in zip(lines, whole[1:-1], strict=True)
+        )
+        if 0 in out:
+            continue
+        shape = (stacks, whole[0], *out, each[1])
+        made = run(kept, x, x_zero, _numbers(lines, size, out, each[0]), shape, end)
+        y = new((*whole[:-1], stacks, each[1]), made.dtype) if y is None else y
+        y[(slice(None), *(slice(line.first, None, line.step) for line in lines))] = made.movedim(
+            0, -2
+        )
+    assert y is not None
+    y = y.flatten(-2)
+    return y if y.shape[-1] == n else y[..., :n].contiguous()
+
+
+def _apart(x: Tensor, stacks: int, channels: int, zero: int) -> Tensor:
+    """Codes x [..., c] -> [stacks, ..., channels], behind the last of c the zero point."""
+    missing = stacks * channels - x.shape[-1]
+    if missing:
+        x = pad(x, (0, missing), value=zero)
+    return x.unflatten(-1, (stacks, channels)).movedim(-2, 0)
+
+
+def _stacks(of: CodedConvolution) -> int:
+    """How many panels of groups there are."""
+    return -(-of.groups // max(1, PANEL // of.each[1]))
+
+
+def _together(of: CodedConvolution) -> int:
+    """How many groups are side by side in each; in the last one fewer."""
+    return -(-of.groups // _stacks(of))
+
+
+@lru_cache(1024)
+def _numbers(lines: tuple[_Line, ...], size: Sizes, out: Sizes, channels: int) -> Sizes:
+    """As `window` of src/bind_linear.cpp takes them."""
+    kernel = (len(line.cells) or 1 for line in lines)
+    stride, padding, dilation = zip(*(line[3:] for line in lines), strict=True)
+    return (*kernel, *size, *out, *stride, *padding, *dilation, channels)
+
+
+@cache
+def _ready(of: CodedConvolution) -> Residents[_InPieces]:
+    """Weights as stored, in pieces."""
+    return Residents(lambda given: _make(of, given), fingerprint, guarded)
+
+
+def _make(of: CodedConvolution, given: Operand) -> _InPieces:
+    """given: as `make` of `shifted` takes it, but for the size."""
+    codes = in_order(given.codes)
+    guard, memory = guard_of(codes)
+    memory = memory if codes is given.codes else (*memory, codes)
+    channels, outputs = of.each
+    stacks, together = _stacks(of), _together(of)
+    missing = stacks * together - of.groups
+    stored = codes.reshape(of.groups, outputs, *of.sizes, channels)
+    if missing:
+        stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
+    bias, shift = given.zero_point, given.scale
+    if bias is not None:
+        bias = pad(bias, (0, missing * outputs)).view(stacks, -1)
+    if shift.numel() > 1:
+        shift = pad(shift, (0, missing * outputs)).view(stacks, -1)
+    found = []
+    for lines in _sets(of):
+        cells = _picked(stored, lines).unflatten(0, (stacks, together))
+        matrices = torch.stack([_side_by_side(each) for each in cells])
+        kept = stacked(matrices, bias, shift, given.fmt, together * channels)
+        found.append((lines, kept))
+    return _InPieces(tuple(found), guard, memory)
+
+
+def _picked(stored: Tensor, lines: tuple[_Line, ...]) -> Tensor:
+    """Of a weight [groups, outputs, *sizes, channels] the cells of a piece; where there are none,
+    one of zeros."""
+    for at, line in enumerate(lines, 2):
+        if line.cells:
+            stored = stored.index_select(at, torch.tensor(line.cells))
+        else:
+            stored = torch.zeros_like(stored.narrow(at, 0, 1))
+    return stored
+
+
+def _side_by_side(stored: Tensor) -> Tensor:
+    """A weight [groups, outputs, *sizes, channels] -> [groups * outputs, k], of all channels."""
+    groups, outputs, *sizes, channels = stored.shape
+    y = stored.new_zeros(groups, outputs, *sizes, groups, channels)
+    for group in range(groups):
+        y[group, ..., group, :] = stored[group]
+    return y.reshape(groups * outputs, -1)
+
+
+@lru_cache(256)
+def _sets(of: CodedConvolution) -> list[tuple[_Line, ...]]:
+    """The pieces along the sizes of x: one, if transposed one for each place within a stride."""
+    made: list[tuple[_Line, ...]] = [()]
+    for k, s, p, d in zip(of.sizes, of.stride, of.padding, of.dilation, strict=True):
+        lines = [_Line(0, 1, tuple(range(k)), s, p, d)]
+        if of.transposed:
+            lines = [_line(place, k, s, p, d) for place in range(s)]
+        made = [(*before, line) for before in made for line in lines]
+    return made
+
+
+def _line(place: int, k: int, s: int, p: int, d: int) -> _Line:
+    """Of a transposed convolution: result o = i s - p + j d is of cell i of x and j of the kernel.
+
+    Those at o = s q + place take every (s / gcd(s, d))-th cell j, and i goes down as j goes up.
+    """
+    far = d // gcd(s, d)
+    cells = [j for j in range(k) if (place + p - j * d) % s == 0]
+    if not cells:
+        return _Line(place, s, (), 1, 0, 1)
+    back = (len(cells) - 1) * far - (place + p - cells[0] * d) // s
+    return _Line(place, s, (*reversed(cells),), 1, back, far)
 
 
 def _supports_linear(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     x, weight, _bias, x_zero, *_, fmt = arguments
-    return x.shape[-1] == weight.shape[1] and shifted.takes(x, weight, x_zero, fmt)
+    return x.shape[-1] == weight.shape[1] and takes(x, weight, x_zero, fmt)
 
 
 @kernel("integer_linear", backend="cpu", supports=_supports_linear)
@@ -37,21 +263,13 @@ def linear(
     zero: int, low: int, high: int, fmt: str,
 ) -> Tensor:  # fmt: skip
     """As ops.integer.products.linear."""
-    return shifted.linear(x, weight, bias, x_zero, largest, (shift, zero, low, high, fmt))
+    return run_linear(x, weight, bias, x_zero, largest, (shift, zero, low, high, fmt))
 
 
 def _supports_conv(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
-    x, weight, _, shape, *_, groups, transposed, _, x_zero, largest, shift, _, _, _, fmt = arguments
-    if not transposed and groups == 1 and _by_shifts(x, weight, shape, x_zero, fmt):
-        return True
-    return _sixteen_bits(x, weight) and supports_sums(largest, shift, fmt)
-
-
-def _by_shifts(x: Tensor, weight: Tensor, shape: list[int], x_zero: int, fmt: str) -> bool:
-    """Whether patches of x are rows of a product in integer instructions."""
-    fits = x.ndim == len(shape) and x.shape[-1] == shape[1] and weight.shape[1] == prod(shape[1:])
-    return fits and shifted.takes(x, weight, x_zero, fmt)
+    x, weight, _, *settings, x_zero, _, _, _, _, _, fmt = arguments
+    return takes(x, weight, x_zero, fmt) and fits(_layer(*settings), x, weight)
 
 
 @kernel("integer_conv", backend="cpu", supports=_supports_conv)
@@ -63,38 +281,22 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """As ops.integer.products.conv."""
     end = (shift, zero, low, high, fmt)
-    if not transposed and groups == 1 and _by_shifts(x, weight, shape, x_zero, fmt):
-        settings = (stride, padding, dilation)
-        made = shifted.conv(x, weight, bias, shape, settings, x_zero, largest, end)
-        if made is not None:
-            return made
-    float_ = holds(unshifted(largest, shift, fmt))
-    values = (x.to(float_) - x_zero).movedim(-1, 1)
-    offset = None if bias is None else bias.to(float_)
-    stored = weight.to(float_)
-    with float32_inside(x):
-        if transposed:
-            dense = from_stored(stored, grouped_layout(groups), shape)
-            more = [*output_padding] or [0] * len(stride)
-            run = _TRANSPOSED[len(shape) - 2]
-            y = run(values, dense, offset, stride, padding, more, groups, dilation)
-        else:
-            dense = from_stored(stored, "channels_last", shape)
-            y = CONV[len(shape) - 2](values, dense, offset, stride, padding, dilation, groups)
-    return ended(y.movedim(1, -1).contiguous(), shift, zero, low, high, fmt, largest)
+    of = _layer(shape, stride, padding, dilation, groups, transposed, output_padding)
+    return in_pieces(of, x, weight, bias, x_zero, largest, end)
 
 
-_TRANSPOSED = {
-    1: torch.nn.functional.conv_transpose1d,
-    2: torch.nn.functional.conv_transpose2d,
-    3: torch.nn.functional.conv_transpose3d,
-}
+def _layer(
+    shape: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    transposed: bool, output_padding: list[int],
+) -> CodedConvolution:  # fmt: skip
+    each = (tuple(numbers) for numbers in (shape, stride, padding, dilation))
+    return layer_of(*each, groups, transposed, tuple(output_padding))
 
 
 def _supports_matmul(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
-    a, b, _a_zero, _b_zero, largest, shift, *_, fmt = arguments
-    return a.numel() > 0 and b.numel() > 0 and supports_sums(largest, shift, fmt)
+    a, b, a_zero, b_zero, *_, fmt = arguments
+    return multiplies(a, b, a_zero, b_zero, fmt)
 
 
 @kernel("integer_matmul", backend="cpu", supports=_supports_matmul)
@@ -103,7 +305,4 @@ def matmul(
     low: int, high: int, fmt: str,
 ) -> Tensor:  # fmt: skip
     """As ops.integer.products.matmul."""
-    float_ = holds(unshifted(largest, shift, fmt))
-    with float32_inside(a):
-        acc = torch.matmul(a.to(float_) - a_zero, b.to(float_) - b_zero)
-    return ended(acc, shift, zero, low, high, fmt, largest)
+    return run_matmul(a, b, a_zero, b_zero, largest, (shift, zero, low, high, fmt))

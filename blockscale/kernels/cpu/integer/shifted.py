@@ -17,10 +17,11 @@ from torch import Tensor
 from blockscale.core.arithmetic.sums import FARTHEST_LEFT, accumulator
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cpu.conv import window
+from blockscale.core.reference import QParams
+from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.integer.whole import TYPES
-from blockscale.kernels.cpu.native import native, threads
-from blockscale.kernels.cpu.prepack import fingerprint, ready_of
+from blockscale.kernels.cpu.native import addresses, native, threads
+from blockscale.kernels.cpu.prepack import fingerprint
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.resident import Residents
 
@@ -29,7 +30,7 @@ OF_X = (torch.int8, torch.uint8, torch.int16)
 OF_WEIGHT = (torch.int8, torch.int16)
 # as `Rounding` of src/spec.h counts them
 _ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up")
-_PANEL = 32  # outputs that lie together: `kPanel` of src/linear.h
+PANEL = 32  # outputs that lie together: `kPanel` of src/linear.h
 _BEYOND = 17  # bits to the left after which anything but 0 is more than any code of 16 bits
 # codes whose products int32 holds: 2^16 · 255 · 128 < 2^31, of a weight's low half 2^15 · 255 · 255
 _LONGEST = {torch.int8: 2**16, torch.int16: 2**15}
@@ -42,17 +43,17 @@ class _Step(NamedTuple):
 
     half:     of x: 0 is all of it or the high one
     channels: of x, from and to
-    weight:   a _native.LinearWeight
+    weights:  a _native.LinearWeight for each matrix of a batch; one of a layer
     left:     by what the sums so far are shifted before its own are added
     """
 
     half: int
     channels: tuple[int, int]
-    weight: Any
+    weights: tuple[Any, ...]
     left: int
 
 
-class _Kept(NamedTuple):
+class Multipliers(NamedTuple):
     """What is made of a weight, its bias and its shifts.
 
     steps:  of halves and pieces, in order
@@ -73,10 +74,17 @@ class _Kept(NamedTuple):
 
 def takes(x: Tensor, weight: Tensor, x_zero: int, fmt: str) -> bool:
     """Whether the kernels multiply these, and end in codes of fmt or in sums."""
-    if x.dtype not in OF_X or weight.dtype not in OF_WEIGHT or not x.numel() * weight.numel():
+    if weight.dtype not in OF_WEIGHT or not x.numel() * weight.numel():
+        return False
+    return is_code(x, x_zero) and (not fmt or ends_in(fmt))
+
+
+def is_code(x: Tensor, zero: int) -> bool:
+    """Whether the kernels multiply codes of this dtype, with this zero point."""
+    if x.dtype not in OF_X:
         return False
     range_ = torch.iinfo(x.dtype)
-    return range_.min <= x_zero <= range_.max and (not fmt or ends_in(fmt))
+    return range_.min <= zero <= range_.max
 
 
 @lru_cache(256)
@@ -91,35 +99,61 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, x_zero: int, largest: int, end: End
 ) -> Tensor:
     """Codes x [..., k] that `takes` has seen, weight [n, k], bias [n] -> codes or sums [..., n]."""
-    kept = _kept(x, weight, bias, largest, end, weight.shape[1])
-    return _run(kept, x, x_zero, (), (*x.shape[:-1], weight.shape[0]), end)
+    kept = kept_of(x, weight, bias, largest, end, weight.shape[1])
+    return run(kept, x, x_zero, (), (*x.shape[:-1], weight.shape[0]), end)
 
 
-def conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int],
-    settings: tuple[list[int], list[int], list[int]], x_zero: int, largest: int, end: End,
-) -> Tensor | None:  # fmt: skip
-    """The same of x [batch, *size, c], and a weight [n, k] stored channels last; None where there
-    are no places.
-
-    settings: stride, padding, dilation
-    """
-    places = window(x.shape, shape, settings, "uint8:tensor:fp32:asym", always=True)
-    if places is None:
-        return None
-    kept = _kept(x, weight, bias, largest, end, shape[1])
-    return _run(kept, x, x_zero, tuple(places.numbers), places.shape, end)
+def multiplies(a: Tensor, b: Tensor, a_zero: int, b_zero: int, fmt: str) -> bool:
+    """Whether `matmul` takes these."""
+    if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2] or not a.numel() * b.numel():
+        return False
+    batches = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
+    if any(m != n and 1 not in (m, n) for m, n in batches):
+        return False
+    return is_code(a, a_zero) and is_code(b, b_zero) and (not fmt or ends_in(fmt))
 
 
-def _run(
-    kept: _Kept, x: Tensor, x_zero: int, places: tuple[int, ...], shape: tuple[int, ...], end: End
+def matmul(a: Tensor, b: Tensor, a_zero: int, b_zero: int, largest: int, end: End) -> Tensor:
+    """Codes a [..., m, k] and b [..., k, n] that `multiplies` has seen -> codes or sums
+    [..., m, n]: the columns of a matrix are a weight's rows, for this call alone."""
+    (k, n), batch = b.shape[-2:], torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if b.numel() > k * n:
+        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, k, n)
+    key = key_of(a, largest, end[4])
+    ends = _ENDS[Operand(end[0], end[0], None, None, key, n)]
+    columns = _turned(b)
+    steps, memory = _steps(columns, k, b_zero, ends.wide, "halves" in key)
+    kept = ends._replace(steps=steps, memory=(*memory, columns))
+    return run(kept, a, a_zero, (), (*batch, a.shape[-2], n), end)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """x [..., k, n] of one or two bytes -> [matrices, n, k] in order."""
+    if x.mT.is_contiguous():
+        return x.mT.reshape(-1, *x.mT.shape[-2:])
+    whole = in_order(x).reshape(-1, *x.shape[-2:])
+    matrices, k, n = whole.shape
+    y = new((matrices, n, k), x.dtype)
+    _native.transpose(x.itemsize, whole.data_ptr(), matrices, k, n, y.data_ptr(), threads())
+    return y
+
+
+def run(
+    kept: Multipliers,
+    x: Tensor,
+    x_zero: int,
+    places: tuple[int, ...],
+    shape: tuple[int, ...],
+    end: End,
 ) -> Tensor:
     """places: of a convolution, as `window` of src/bind_linear.cpp takes them; () without."""
     _, zero, low, high, fmt = end
     sums = torch.int64 if kept.wide else torch.int32
     y = new(shape, _code_dtype(fmt) if fmt else sums)
     before = None if len(kept.steps) == 1 else new(shape, sums)
-    halves, channels, rows = _halves(x, x_zero), x.shape[-1], y.numel() // shape[-1]
+    halves, channels = _halves(x, x_zero), x.shape[-1]
+    matrices = len(kept.steps[0].weights)
+    rows, stacked = y.numel() // (shape[-1] * matrices), kept.ends.ndim == 3
     for i, step in enumerate(kept.steps):
         codes, point = halves[step.half]
         first, last = step.channels
@@ -127,16 +161,24 @@ def _run(
         numbers = (*places[:-1], last - first) if places else ()
         final = i + 1 == len(kept.steps)
         to = y if final or before is None else before
-        of = (fmt, zero, low, high) if final else ("", 0, 0, 0)
-        ends = kept.ends if final else kept.sums
-        so_far = 0 if i == 0 or before is None else before.data_ptr()
-        done = step.weight.shifts(
-            _form(part.dtype).handle, part.data_ptr(), rows, point, numbers, to.data_ptr(),
-            (ends.data_ptr(), so_far), kept.wide, step.left,
-            _ending(*of, kept.wide), threads(),
-        )  # fmt: skip
-        assert done, "int8 by int8 under the scale 1"
+        ending = _ending(*((fmt, zero, low, high) if final else ("", 0, 0, 0)), kept.wide)
+        ends, size = kept.ends if final else kept.sums, part.numel() // matrices
+        so_far = None if i == 0 else before
+        for matrix, weight in enumerate(step.weights):
+            at = matrix * rows  # the first of this one's
+            own = ends[matrix] if final and stacked else ends
+            done = weight.shifts(
+                _form(part.dtype).handle, part.data_ptr() + matrix * size, rows, point,
+                numbers, _address(to, at), (own.data_ptr(), _address(so_far, at)), kept.wide,
+                step.left, ending, threads(),
+            )  # fmt: skip
+            assert done, "int8 by int8 under the scale 1"
     return y
+
+
+def _address(y: Tensor | None, row: int) -> int:
+    """Where a row of y [..., n] begins, in order; 0 for none."""
+    return 0 if y is None else y.data_ptr() + row * y.shape[-1] * y.itemsize
 
 
 def _halves(x: Tensor, zero: int) -> list[tuple[Tensor, int]]:
@@ -170,43 +212,96 @@ def _ending(fmt: str, zero: int, low: int, high: int, wide: bool) -> tuple[int, 
     return TYPES[torch.int32], 0, 0, max(low, ends.min), min(high, ends.max)
 
 
-def _kept(
+def kept_of(
     x: Tensor, weight: Tensor, bias: Tensor | None, largest: int, end: End, channels: int
-) -> _Kept:
+) -> Multipliers:
     """channels: of a cell, of which the rows of the weight have several one after another."""
-    key = _key(accumulator(largest) == torch.int64, x.dtype == torch.int16, not end[4])
+    key = key_of(x, largest, end[4])
     return _READY[Operand(weight, end[0], bias, None, key, channels)]
+
+
+def key_of(x: Tensor, largest: int, fmt: str) -> str:
+    """What a weight is made ready for, beside its tensors."""
+    return _key(accumulator(largest) == torch.int64, x.dtype == torch.int16, not fmt)
 
 
 @lru_cache(8)
 def _key(wide: bool, halves: bool, sums: bool) -> str:
-    """What a weight is made ready for, beside its tensors."""
     return " ".join(("wide" * wide, "halves" * halves, "sums" * sums))
 
 
-def _make(given: Operand) -> _Kept:
-    """given: a weight [n, k] as codes; the shift as scale; the bias as zero_point; what `_key`
+def make(given: Operand) -> Multipliers:
+    """given: a weight [n, k] as codes; the shift as scale; the bias as zero_point; what `key`
     says as fmt; channels of a cell as size."""
-    weight, shift, bias, channels = given.codes, given.scale, given.zero_point, given.size
-    n, one = weight.shape[0], torch.ones(weight.shape[0], 1)
-    sums = "sums" in given.fmt
-    wide = "wide" in given.fmt or (not sums and int(shift.max()) > FARTHEST_LEFT)
-    codes = in_order(weight)
-    guard, memory = _weight(codes.view(torch.int8), one)
-    memory += (one, codes) if codes is not weight else (one,)
-    made, parts = {}, _parts(codes)
-    cells = weight.shape[1] // channels
-    most = max(_LONGEST[weight.dtype] // cells, 1) if wide else channels
-    for half, part in enumerate(parts):
+    codes = in_order(given.codes)
+    kept = _without_steps(given.scale, given.zero_point, given.fmt, codes.shape[0])
+    steps, memory = _steps(codes[None], given.size, None, kept.wide, "halves" in given.fmt)
+    guard, read = guard_of(codes)
+    memory += read if codes is given.codes else (*read, codes)
+    return kept._replace(steps=steps, guard=guard, memory=memory)
+
+
+def stacked(
+    codes: Tensor, bias: Tensor | None, shift: Tensor, key: str, channels: int
+) -> Multipliers:  # fmt: skip
+    """Weights [matrices, n, k] in order, of so many channels a cell, bias and shift [matrices, n]
+    (or shift [1]), as `Multipliers` without a guard: x and what comes out are as many stacks."""
+    matrices, n, _ = codes.shape
+    kept = _without_steps(shift.max()[None], None, key, n)
+    steps, memory = _steps(codes, channels, None, kept.wide, "halves" in key)
+    each = [
+        _ends(n, None if bias is None else bias[i], shift if shift.numel() == 1 else shift[i],
+              kept.wide, "sums" in key)
+        for i in range(matrices)
+    ]  # fmt: skip
+    return kept._replace(steps=steps, ends=torch.stack(each), memory=(*memory, codes))
+
+
+def guard_of(codes: Tensor) -> tuple[Any, tuple[Tensor, ...]]:
+    """What sees changes of a weight [n, k] in order that torch does not count, and its memory."""
+    (guard,), memory = _weights(codes.view(torch.int8)[None], None)
+    return guard, memory
+
+
+def guarded(kept: Any) -> bool:
+    """Whether the guard of what is kept sees no change."""
+    return bool(kept.guard.unchanged())
+
+
+def _without_steps(shift: Tensor, bias: Tensor | None, key: str, n: int) -> Multipliers:
+    """How n outputs end."""
+    sums = "sums" in key
+    wide = "wide" in key or (not sums and int(shift.max()) > FARTHEST_LEFT)
+    none = torch.zeros(1, dtype=torch.int32)
+    ends = _ends(n, bias, shift, wide, sums)
+    return Multipliers((), wide, _ends(n, None, none, wide, True), ends, None, ())
+
+
+def _steps(
+    codes: Tensor, channels: int, zero: int | None, wide: bool, halves: bool
+) -> tuple[tuple[_Step, ...], tuple[Tensor, ...]]:
+    """Codes [matrices, n, k] in order -> their products in order, and memory beside the codes.
+
+    zero: the zero point of codes that have one; halves: whether x has two
+    """
+    matrices, n, k = codes.shape
+    cells = k // channels
+    longest = _LONGEST[codes.dtype if zero is None else torch.int16]
+    most = max(longest // cells, 1) if wide else channels
+    made: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+    memory: tuple[Tensor, ...] = ()
+    for half, (part, point) in enumerate(_parts(codes, zero)):
         for first in range(0, channels, most):
             last = min(first + most, channels)
             piece = part
             if last - first != channels:
-                piece = part.reshape(n, cells, channels)[..., first:last].reshape(n, -1)
-            made[half, first, last], kept = _weight(piece, one)
-            memory += kept if piece is weight else (*kept, piece)
-    of_x = (0, 1) if "halves" in given.fmt else (0,)
-    order = sorted(((x, *key) for x in of_x for key in made), key=lambda each: each[0] + each[1])
+                piece = part.reshape(matrices, n, cells, channels)[..., first:last]
+                piece = piece.reshape(matrices, n, -1).contiguous()
+            made[half, first, last], read = _weights(piece, point)
+            memory += read if piece is codes else (*read, piece)
+    order = sorted(
+        ((x, *each) for x in range(1 + halves) for each in made), key=lambda each: each[0] + each[1]
+    )
     levels = [x + half for x, half, *_ in order]
     steps = tuple(
         _Step(x, (first, last), made[half, first, last], 8 * (level - before))
@@ -214,31 +309,35 @@ def _make(given: Operand) -> _Kept:
             order, [levels[0], *levels], levels, strict=False
         )
     )
-    none = torch.zeros(1, dtype=torch.int32)
-    return _Kept(
-        steps, wide, _ends(n, None, none, wide, True), _ends(n, bias, shift, wide, sums), guard,
-        memory,
-    )  # fmt: skip
+    return steps, memory
 
 
-def _parts(codes: Tensor) -> list[Tensor]:
-    """A weight in 8 bits: itself, or its high and its low half."""
-    if codes.dtype == torch.int8:
-        return [codes]
-    return [(codes >> 8).to(torch.int8), codes.to(torch.uint8)]
+def _parts(codes: Tensor, zero: int | None) -> list[tuple[Tensor, int | None]]:
+    """Codes in 8 bits and their zero point: themselves, or the high and the low half."""
+    if codes.dtype != torch.int16:
+        return [(codes, zero)]
+    high, low = (None, None) if zero is None else (zero >> 8, zero & 255)
+    return [((codes >> 8).to(torch.int8), high), (codes.to(torch.uint8), low)]
 
 
-def _weight(codes: Tensor, one: Tensor) -> tuple[Any, tuple[Any, ...]]:
-    """Codes [n, k] as a _native.LinearWeight, and memory of its own. one: [n, 1], the scale."""
-    fmt = f"{CODES[codes.dtype]}:channel0:fp32" + ":full" * (codes.dtype == torch.int8)
-    return ready_of(Operand(codes, one, None, None, fmt, codes.shape[1]))
+def _weights(codes: Tensor, zero: int | None) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+    """Codes [matrices, n, k] in order as _native.LinearWeights, and memory beside the codes."""
+    matrices, n, k = codes.shape
+    one, kind = torch.ones(n, 1), "full" if codes.dtype == torch.int8 else ""
+    parts = QParams(one)
+    if zero is not None:
+        kind, parts = "asym", QParams(one, None, torch.full((n, 1), zero, dtype=torch.int32))
+    form = native(":".join((CODES[codes.dtype], "channel0", "fp32", *filter(None, [kind]))))
+    at, size, there = codes.data_ptr(), n * k, addresses(parts)
+    made = (_native.LinearWeight(form.handle, n, k, at + i * size, there) for i in range(matrices))
+    return tuple(made), tuple(part for part in parts if part is not None)
 
 
 def _ends(n: int, bias: Tensor | None, shift: Tensor, wide: bool, sums: bool) -> Tensor:
     """bias [n], shift [n] or [1] -> `ends` of `Shifts` of src/linear.h."""
     dtype = torch.int64 if wide else torch.int32
     top = torch.iinfo(dtype).max
-    ends = torch.zeros(5, -(-n // _PANEL) * _PANEL, dtype=dtype)
+    ends = torch.zeros(5, -(-n // PANEL) * PANEL, dtype=dtype)
     ends[2], ends[3] = 1, top
     each = shift.to(torch.int64).expand(n)
     right, left = each.clamp(min=0), (-each).clamp(0, FARTHEST_LEFT if sums else _BEYOND)
@@ -251,4 +350,6 @@ def _ends(n: int, bias: Tensor | None, shift: Tensor, wide: bool, sums: bool) ->
     return ends
 
 
-_READY = Residents(_make, fingerprint, lambda kept: bool(kept.guard.unchanged()))
+_READY = Residents(make, fingerprint, guarded)
+# of products of two tensors, beside their shift
+_ENDS = Residents(lambda of: _without_steps(of.codes, None, of.fmt, of.size), fingerprint)

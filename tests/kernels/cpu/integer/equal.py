@@ -4,6 +4,8 @@
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockscale as bs
 from blockscale.kernels.registry import supporting
@@ -18,3 +20,13 @@ def equal(name: str, *args: Any) -> None:
         expected = op(*args)
     found = op(*args)
     assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+class Floats(TorchDispatchMode):
+    """Fails where torch computes with floats."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in (*args, made):
+            assert not (isinstance(each, Tensor) and each.is_floating_point()), func
+        return made

@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 
+import blockscale as bs
+from blockscale.kernels.cpu.integer.look_up import _under_one
 from blockscale.kernels.registry import supporting, unavailable
 from tests.kernels.cpu.integer.equal import equal
 from tests.support.integer_oracle import INT8, INT16, UINT8, whole
@@ -58,3 +60,10 @@ def test_dequantize(dtype):
     )
     for exponent in (-126, -9, 0, 90):
         equal("integer_dequantize", x, 0 if dtype == torch.int32 else 77, exponent)
+
+
+def test_formats_keep_their_codes():
+    for fmt in (INT8, UINT8, "int8:tensor:e8m0/rceil:full:down", "int16:tensor:pow2/ceil"):
+        mine, theirs = bs.parse(_under_one(fmt)), bs.parse(fmt)
+        assert mine.rounding == theirs.rounding and str(mine.scale) == "fp32"
+        assert mine.element.limits(mine.wide) == theirs.element.limits(theirs.wide)

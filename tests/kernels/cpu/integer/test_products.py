@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockscale.kernels.cpu.integer.shifted import _READY
-from blockscale.kernels.registry import supporting, unavailable
+from blockscale.kernels.registry import unavailable
 from blockscale.ops.integer import INTEGER_OPS
 from tests.kernels.cpu.integer.equal import equal
 from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, shifts, whole
@@ -86,13 +86,32 @@ def test_large_sums_of_eight_bits(largest):
           INT16)  # fmt: skip
 
 
-def test_beyond_2_53_no_float_holds_a_product_of_tensors():
-    """The reference runs; a linear layer's sums are integers at any bound."""
-    x, w = torch.zeros(1, 4, dtype=torch.int8), torch.zeros(2, 4, dtype=torch.int8)
-    end = (shifts(1), 0, -127, 127, INT8)
-    assert supporting("integer_matmul", "cpu", (), (x, w.t(), 0, 0, 2**53, *end)) is not None
-    assert supporting("integer_matmul", "cpu", (), (x, w.t(), 0, 0, 2**53 + 1, *end)) is None
-    assert supporting("integer_linear", "cpu", (), (x, w, None, 0, 2**53 + 1, *end)) is not None
+def test_products_beyond_2_53():
+    """No float holds such sums; int64 does, of 16 bits with zero points on both sides."""
+    a = whole(-(2**15), 2**15 - 1, 2, 3, 70, dtype=torch.int16)
+    b = whole(-(2**15), 2**15 - 1, 2, 70, 33, dtype=torch.int16)
+    for zeros in ((0, 0), (-7, 300), (2**15 - 1, -(2**15))):
+        equal("integer_matmul", a, b, *zeros, 2**53 + 1, shifts(22), 0, *LIMITS[INT16], INT16)
+        equal("integer_matmul", a, b, *zeros, 2**53 + 1, shifts(0), 0, 0, 0, "")
+
+
+@pytest.mark.parametrize("a", [(4, 9), (1, 4, 9), (3, 4, 9), (2, 1, 4, 9), (1, 9)])
+@pytest.mark.parametrize("b", [(9, 5), (3, 9, 5), (2, 3, 9, 5), (1, 1, 9, 5)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_batches_of_matrices(a, b, turned):
+    """Broadcast, one matrix for all, and rows or columns side by side in memory."""
+    left, right = whole(-128, 127, *a, dtype=torch.int8), whole(0, 255, *b, dtype=torch.uint8)
+    right = right.mT.contiguous().mT if turned else right
+    equal("integer_matmul", left, right, 5, 128, 2**21, shifts(7), 0, *LIMITS[INT8], INT8)
+
+
+def test_a_long_sum_of_two_tensors_is_cut_into_pieces():
+    """Of the largest products of 8 bits: a piece of 2^15 is what int32 holds."""
+    k = 2**15 + 300
+    a, b = torch.full((1, k), 255, dtype=torch.uint8), torch.full((k, 2), 255, dtype=torch.uint8)
+    op = INTEGER_OPS["integer_matmul"]
+    found = op(a, b, 0, 0, k * 255 * 255, shifts(0), 0, 0, 0, "")
+    assert found.dtype == torch.int64 and found.tolist() == [[k * 255 * 255] * 2]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockscale as bs
 from blockscale.kernels.cpu.integer import shifted
 from blockscale.kernels.registry import supporting, unavailable
 from blockscale.ops.integer import INTEGER_OPS
-from tests.kernels.cpu.integer.equal import equal
+from tests.kernels.cpu.integer.equal import Floats, equal
 from tests.support.integer_oracle import INT8, INT16, LIMITS, UINT8, ended, shifts, whole
 
 pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unavailable("cpu")))
@@ -167,16 +166,6 @@ def test_convolutions(isa, dtype, largest):
         where = ([33, channels, *kernel], *settings, 1, False, [])
         ends = (whole(-1, 20, 33), zero, *LIMITS[fmt], fmt)
         equal("integer_conv", x, w, whole(-9, 9, 33), *where, 9, largest, *ends)
-
-
-class Floats(TorchDispatchMode):
-    """Fails where torch computes with floats."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for each in (*args, made):
-            assert not (isinstance(each, Tensor) and each.is_floating_point()), func
-        return made
 
 
 @pytest.mark.parametrize("largest", [2**24, 2**24 + 1, 2**31, 2**53 + 1])
