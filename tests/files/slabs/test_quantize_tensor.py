@@ -210,3 +210,10 @@ def test_the_means_are_those_of_the_whole(block: str, rows: int, scale: float) -
 def test_nothing_finite_has_the_mean_zero() -> None:
     x = torch.full((4, 3), torch.nan)
     assert streamed(x, "channel1", 2).mean_magnitude().tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_blocks_that_slabs_cut_cannot_compare_two_scales():
+    fmt = parse("e2m1:channel1:e4m3/four_six")
+    check(torch.randn(12, 8), fmt, 10**6)
+    with pytest.raises(ValueError, match=r"do not lie in slabs of rows.*in memory"):
+        check(torch.randn(12, 8), fmt, 8)
