@@ -49,9 +49,8 @@ def onnx(
     graph: what bs.graph.convert, bs.graph.to_integer or bs.graph.lower(…, "integer") gives, a model
         of layers in evaluation mode, an exported program, or what others quantized
     example: what a model is called with, as in bs.export.program; a graph or program has its own
-    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2.
-        onnxruntime 1.31 runs up to 25. With 28 (IR version 14) e2m3, e3m2 and e2m1 are stored in
-        ONNX's own types and read by DequantizeLinear, for what will; below by operators on bits.
+    opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2;
+        28, which onnxruntime (1.31) does not run, has types for e2m1, e2m3 and e3m2
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
     overwrite: replace a file that is there
 
@@ -64,22 +63,23 @@ def onnx(
     FileExistsError, and ValueError for a graph that is prepared, fused or lowered to floats, an
     example that does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
-    path = check_place(path, "model.onnx")
-    _check(path, opset, overwrite)
+    path = _checked(path, opset, overwrite)
     program, pieces = _marked(graph, example, dynamic_batch)
     if example is not None:
         tried(program.module(), *arguments(example))
     model = write.translated(program)
     if halves := widened(model):
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
-    pieces = pieces_widened(pieces)
-    write.stamp(model, _enough(opset, write.filled(model, pieces, opset or 0).needs))
+    needs = write.filled(model, pieces_widened(pieces), opset or 0).needs
+    write.stamp(model, _enough(opset, needs))
     if write.is_large(model):
         check_new(write.beside(path), overwrite)
     write.save(model, path)
 
 
-def _check(path: Path, opset: int | None, overwrite: bool) -> None:
+def _checked(path: str | Path, opset: int | None, overwrite: bool) -> Path:
+    """The place of the file. Raises where it is taken, and for opsets that cannot be had."""
+    path = check_place(path, "model.onnx")
     check_new(path, overwrite)
     if opset is not None and not LOWEST <= opset <= HIGHEST:
         raise ValueError(
@@ -95,6 +95,7 @@ def _check(path: Path, opset: int | None, overwrite: bool) -> None:
             f"onnx {__version__} has opsets up to {defs.onnx_opset_version()}, got {opset}: "
             "install a newer onnx, or leave opset out"
         )
+    return path
 
 
 def _enough(opset: int | None, needs: Needs) -> int:
