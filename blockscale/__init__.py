@@ -17,9 +17,12 @@ from blockscale.core.ledger import Ledger as Ledger
 from blockscale.core.ledger import SkippedError as SkippedError
 from blockscale.core.parse import formats as formats
 from blockscale.core.parse import parse as parse
+from blockscale.core.presets import Preset as Preset
+from blockscale.core.presets import presets as presets
 from blockscale.core.profiles import Profile as Profile
 from blockscale.core.profiles import profile as profile
 from blockscale.core.recipe import Recipe as Recipe
+from blockscale.core.recipe import preset as preset
 from blockscale.evaluation.evaluate import evaluate as evaluate
 from blockscale.export.checkpoints.loading import load as load
 from blockscale.export.checkpoints.opening import checkpoint as checkpoint

@@ -6,11 +6,13 @@ and the newest full run of `blockscale bench` that git tracks; in docs/design.md
 house, from the folders of the package and the first sentence of what each says of itself; in
 docs/graph.md the graphs; docs/models.md from docs/models.json; docs/accuracy.md and its plots from
 docs/accuracy_notes.md, docs/accuracy.json and docs/accuracy_earlier.json; the figures of
-docs/search.md; in docs/webgpu.md the table of ops; docs/real_models.md's; docs/reliability.md from
+docs/search.md; in docs/webgpu.md the table of ops; docs/real_models.md's; blockscale/core/
+preset_figures.json from docs/real_models.json and docs/preset_families.json, and docs/defaults.md's
+table from that; docs/reliability.md from
 docs/reliability_notes.md and the figures of the last campaign.
 """
 
-from docs.pages import DOCS, figures, formats, graphs, house, models, real_models, webgpu
+from docs.pages import DOCS, figures, formats, graphs, house, models, presets, real_models, webgpu
 
 
 def made() -> dict[str, str]:
@@ -24,6 +26,8 @@ def made() -> dict[str, str]:
         "models.md": models.models(),
         "webgpu.md": webgpu.webgpu(),
         "real_models.md": real_models.real_models(),
+        presets.NAME: presets.measured(),
+        "defaults.md": presets.defaults(),
         **figures.performance(),
         **figures.accuracy(),
     }

@@ -2,7 +2,7 @@
 """Pages that are generated from the code are up to date."""
 
 import blockscale as bs
-from docs.pages import DOCS, figures, formats, graphs, models, webgpu
+from docs.pages import DOCS, figures, formats, graphs, models, presets, webgpu
 
 
 def test_formats_page_is_up_to_date():
@@ -25,6 +25,11 @@ def test_the_page_on_accuracy_is_up_to_date():
 
 def test_the_page_on_reliability_is_up_to_date():
     assert figures.reliability() == (DOCS / "reliability.md").read_text(), "run: make docs"
+
+
+def test_the_figures_of_presets_are_up_to_date():
+    assert presets.measured() == (DOCS / presets.NAME).read_text(), "run: make docs"
+    assert presets.defaults() == (DOCS / "defaults.md").read_text(), "run: make docs"
 
 
 def same(path, text):

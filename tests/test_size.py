@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "four fifths are its signature and the docstring of its seventeen options",
     ),
     "layers/apply.py:quantize_": (
-        51,
+        54,
         "three quarters are its signature and the docstring of its nine options",
     ),
     "selection/search.py:search": (
@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "two thirds are its signature: typer's options with their help",
     ),
     "graph/preparation.py:prepare": (
-        48,
+        49,
         "two thirds are its signature and the docstring of its options",
     ),
     "cli/commands/bench.py:bench": (
@@ -64,7 +64,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/quantize.py:quantize": (
-        65,
+        80,
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/convert.py:convert": (

@@ -11,7 +11,7 @@ from torch import nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.blocks.calls import BlockAlgorithm
-from blockscale.calibration.learn import Data, Methods, chosen
+from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.rotations.rotated import check_rotatable, rotated
 from blockscale.calibration.session import Session
@@ -57,7 +57,9 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
 
     batches: an iterable of mappings (keyword arguments), tuples or lists (positional arguments) or
         single arguments. What can be read only once, such as a generator, will do for one pass.
-    recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows.
+    recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows. Where it
+        says how it is calibrated, as presets do (`bs.preset`), that holds for each of observer,
+        weight and transform that is None.
     observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
         None is "mse".
     weight: "absmax", which None is, as `quantize_` does; "mse", "search", "hqq", "gptq",
@@ -105,8 +107,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     if recipe is None:
         raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
     check_whole(model, "bs.calibrate")
-    recipe = Recipe.read(recipe)
-    methods = _methods(observer, weight, transform, source)
+    recipe, methods = _methods(Recipe.read(recipe), observer, weight, transform, source)
     methods.check_profiles(recipe)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
         with (
@@ -135,12 +136,15 @@ def _read(sequential: bool | str) -> bool | str:
     return sequential
 
 
-def _methods(observer: Any, weight: Any, transform: Any, source: Source | None) -> Methods:
-    """The methods, read. Raises ValueError for unknown ones and what cannot be streamed."""
-    methods = Methods.read(observer or "mse", weight or "absmax", transform)
+def _methods(
+    recipe: Recipe, observer: Any, weight: Any, transform: Any, source: Source | None
+) -> tuple[Recipe, Methods]:
+    """The recipe as it is carried out, and its methods. Raises ValueError for unknown ones and what
+    cannot be streamed."""
+    recipe, methods = read_methods(recipe, observer, weight, transform)
     if source is not None:
         check_rotatable(methods.transform, _STREAMED)
-    return methods
+    return recipe, methods
 
 
 _STREAMED = (
@@ -200,4 +204,4 @@ def told_by(ledger: Ledger, session: Session) -> Ledger:
             told = "; ".join(filter(None, [_READ, entry.details]))
             entry = replace(entry, details=told)  # noqa: PLW2901
         entries.append(entry)
-    return Ledger(entries, ledger.unmatched)
+    return replace(ledger, entries=entries)

@@ -2,6 +2,7 @@
 """What can be learned from batches: block by block where there are blocks, or in whole passes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -26,6 +27,7 @@ from blockscale.calibration.session import Session, has_rows, nbytes_of, static_
 from blockscale.calibration.walk.resume import Finished, told_apart
 from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
 from blockscale.calibration.walk.weights import Options, Settler
+from blockscale.core.presets import Calibration
 from blockscale.core.recipe import Recipe
 from blockscale.core.work import Progress
 from blockscale.layers.plan import Decision, Plan
@@ -190,6 +192,28 @@ class Methods(NamedTuple):
                     f"{method.name} chooses or changes weights itself: use a plain format "
                     "instead of the profile, or leave out weight and transform"
                 )
+
+
+def read_methods(
+    recipe: Recipe, observer: Any, weight: Any, transform: Any
+) -> tuple[Recipe, Methods]:
+    """The methods of arguments, else of the recipe's own calibration, else none; and the recipe,
+    whose calibration is what is done now. Raises ValueError for what there is not."""
+    own = recipe.calibration
+    given = {"weight": weight, "transform": transform, "observer": observer}
+    if own is None:
+        return recipe, Methods.read(observer or "mse", weight or "absmax", transform)
+    done = {part: getattr(own, part) if each is None else each for part, each in given.items()}
+    methods = Methods.read(done["observer"] or "mse", done["weight"] or "absmax", done["transform"])
+    names = {part: _name_of(each) for part, each in done.items()}
+    return replace(recipe, calibration=Calibration(**names)), methods
+
+
+def _name_of(method: Any) -> str | None:
+    """A method's name; of an instance its class's, without its settings."""
+    if method is None or isinstance(method, str):
+        return method
+    return str(getattr(method, "name", None) or getattr(method, "__name__", type(method).__name__))
 
 
 class _Steps:

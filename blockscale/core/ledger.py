@@ -59,10 +59,14 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 @dataclass
 class Ledger:
-    """Entries in the model's order, and the recipe's patterns that matched nothing."""
+    """Entries in the model's order, and the recipe's patterns that matched nothing.
+
+    notes: what to know of the whole, such as that a recipe's calibration did not happen
+    """
 
     entries: list[Entry] = field(default_factory=list)
     unmatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -119,7 +123,8 @@ class Ledger:
 
     def warn(self, stacklevel: int = 3) -> None:
         """One warning that names what was skipped, noted or unmatched, if anything was."""
-        lines = [f"{shown(e.name)}: skipped, {shown(e.reason, TEXT)}" for e in self.skipped]
+        lines = [shown(note, TEXT) for note in self.notes]
+        lines += [f"{shown(e.name)}: skipped, {shown(e.reason, TEXT)}" for e in self.skipped]
         lines += [f"{shown(e.name)}: {shown(note, TEXT)}" for e in self.entries for note in e.notes]
         lines += [f"pattern {quoted(p)} of the recipe matches nothing" for p in self.unmatched]
         if lines:
@@ -127,10 +132,12 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
+        notes = {"notes": list(self.notes)} if self.notes else {}
         return {
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "unmatched": list(self.unmatched),
+            **notes,
             "entries": [_plain(entry) for entry in self.entries],
         }
 
@@ -148,6 +155,7 @@ class Ledger:
         ]
         notes = [(e.name, note) for e in self.entries for note in e.notes]
         lines += [f"note  {shown(name)}: {shown(note, TEXT)}" for name, note in notes]
+        lines += [f"note  {shown(note, TEXT)}" for note in self.notes]
         lines += [f"pattern {quoted(pattern)} matches nothing" for pattern in self.unmatched]
         counts = (
             f"{len(self.quantized)} quantized, {len(self.kept)} kept, {len(self.skipped)} skipped"

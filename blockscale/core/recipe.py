@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,13 @@ from typing import Any
 from blockscale.core import rules as patterns
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import Fused, read_fused
+from blockscale.core.presets import (
+    Calibration,
+    own_patterns,
+    preset_data,
+    presets,
+    read_calibration,
+)
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.rules import OpScheme, names_op
 from blockscale.core.rules import matches as matches
@@ -27,6 +34,11 @@ from blockscale.core.weight_scheme import (
 from blockscale.core.weight_scheme import BiasFormat as BiasFormat
 from blockscale.core.weight_scheme import Scheme as Scheme
 from blockscale.core.weight_scheme import read_bias as read_bias
+
+_ROUNDED = (
+    "there is no data, so weights are rounded plainly and scales are dynamic. Call "
+    "bs.calibrate(model, batches, recipe), or `blockscale quantize --calibrate TEXT`"
+)
 
 
 @dataclass(frozen=True, init=False)
@@ -53,6 +65,11 @@ class Recipe:
         Any other name or spelling is a format with a scale of its own, as for a weight ("int16"
         too: the integers of 16 bits in steps of the sums are "int16:sums"). None leaves biases in
         float; layers without a bias need nothing.
+    calibration: how `bs.calibrate` chooses weights and scales where its arguments do not say: a
+        Calibration, or a mapping with some of "weight", "transform" and "observer". Where there is
+        no data (`quantize_`, directories, `from_pretrained`) weights are rounded instead, and the
+        ledger says so.
+    preset: the name of the preset that it was made of (`bs.preset`), a name and no more here.
 
     A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular
     expression after `re:`, matched in bounded time and without references to groups
@@ -71,6 +88,8 @@ class Recipe:
     bias: BiasFormat | None = None
     profile: Profile | None = None
     fused: Fused = True
+    calibration: Calibration | None = None
+    preset: str | None = None
 
     def __init__(  # noqa: PLR0913 - one argument a part
         self,
@@ -82,6 +101,8 @@ class Recipe:
         bias: BiasLike = None,
         profile: Profile | None = None,
         fused: bool | Sequence[str] = True,
+        calibration: Calibration | Mapping[str, Any] | None = None,
+        preset: str | None = None,
     ):
         given = {"weight": weight, "input": input, "output": output, "bias": bias}
         default = read_parts(given, Scheme())
@@ -93,7 +114,9 @@ class Recipe:
             raise TypeError(f"skip must be a list of patterns, such as ['lm_head'], got {skip!r}")
         if not isinstance(rules or {}, Mapping):
             raise TypeError(f"rules must map patterns to formats, got {rules!r}")
-        joined = read_fused(fused)
+        joined, method = read_fused(fused), read_calibration(calibration)
+        if preset is not None and not isinstance(preset, str):
+            raise TypeError(f"preset must be a name, got {preset!r}")
         for pattern in (*(rules or {}), *skip):
             patterns.check(pattern)
         read = {
@@ -101,18 +124,20 @@ class Recipe:
             for p, rule in (rules or {}).items()
         }
         frozen = MappingProxyType(read)
-        more = {"rules": frozen, "skip": tuple(skip), "fused": joined}
+        more: dict[str, Any] = {"rules": frozen, "skip": tuple(skip), "fused": joined}
+        more |= {"calibration": method, "preset": preset}
         for name, value in (vars(default) | more).items():
             object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        return hash((self.default, tuple(self.rules.items()), self.skip, self.fused))
+        parts = (self.default, tuple(self.rules.items()), self.skip, self.fused)
+        return hash((*parts, self.calibration, self.preset))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any(self.profiles()):  # a producer's functions are found again by their profile's name
             return Recipe.from_dict, (self.to_dict(),)
         parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
-        return Recipe, (*parts, None, self.fused)
+        return Recipe, (*parts, None, self.fused, self.calibration, self.preset)
 
     @property
     def layer_rules(self) -> dict[str, Scheme]:
@@ -173,10 +198,26 @@ class Recipe:
         return any(scheme.bias for scheme in (self.default, *self.layer_rules.values()))
 
     def unmatched(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The patterns that match none of these names of layers; those for ops match none."""
-        names = list(names)
+        """The patterns that match none of these names of layers; those for ops match none.
+
+        What stands in its preset is not named: it is for any model.
+        """
+        names, known = list(names), own_patterns(self.preset)
         every = (*self.skip, *self.rules, *(self.fused if isinstance(self.fused, tuple) else ()))
-        return tuple(p for p in every if not any(matches(p, name) for name in names))
+        own = tuple(p for p in every if p not in known)
+        return tuple(p for p in own if not any(matches(p, name) for name in names))
+
+    def uncalibrated(self, instead: str = _ROUNDED) -> tuple["Recipe", tuple[str, ...]]:
+        """The same formats where nothing is calibrated; and a sentence for the ledger, if that is
+        less than the recipe asks for.
+
+        instead: what is done in the place of calibration, and what to do
+        """
+        if self.calibration is None:
+            return self, ()
+        told = "the recipe" if self.preset is None else f"preset {self.preset}"
+        note = f"{told} asks for a calibration ({self.calibration}) that did not happen: {instead}"
+        return replace(self, calibration=None), (note,)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
@@ -187,6 +228,10 @@ class Recipe:
         extra = {"rules": rules, "skip": list(self.skip)}
         default = {part: text for part, text in self._spell(self.default).items() if text}
         told = default | {key: value for key, value in extra.items() if value}
+        if self.preset is not None:
+            told = {"preset": self.preset} | told
+        if self.calibration is not None:
+            told |= {"calibration": self.calibration.to_dict()}
         if self.fused is True:  # release 0.1.0 knows no such key, and can read it then
             return told
         return told | {"fused": list(self.fused) if self.fused else False}
@@ -206,14 +251,20 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `to_dict` describes. Raises ValueError for unknown keys."""
-        known = {*PARTS, "rules", "skip", "fused"}
+        """The recipe that `to_dict` describes. Raises ValueError for unknown keys.
+
+        {"preset": NAME} without a format is what the preset is today; "skip" and "rules" come
+        before its own. With formats it is those, and NAME says where they came from.
+        """
+        known = {*PARTS, "rules", "skip", "fused", "calibration", "preset"}
         if not isinstance(data, Mapping):
             raise ValueError(f"a recipe must be a JSON object, found {kind_of(data)}")
         if unknown := sorted(set(data) - known):
             raise ValueError(
                 f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(known))}"
             )
+        if "preset" in data and not set(data) & set(PARTS):
+            data = _of_preset(data)
         return cls(**data)
 
     @classmethod
@@ -223,8 +274,8 @@ class Recipe:
 
     @classmethod
     def read(cls, source: "str | Path | Format | Profile | Mapping[str, Any] | Recipe") -> "Recipe":
-        """A Recipe from itself; a Format, Profile, name or spelling (weights only); JSON, or its
-        file."""
+        """A Recipe from itself; a preset's name; a Format, Profile, name or spelling (weights
+        only); JSON, or its file."""
         if isinstance(source, Recipe):
             return source
         if isinstance(source, Format | Profile):
@@ -241,7 +292,47 @@ class Recipe:
             if not Path(text).exists():
                 raise ValueError(f"the recipe file {text!r} does not exist")
             return cls.from_dict(read_json(text))
-        return cls(weight=text)
+        return _of_name(text)
+
+
+def _of_name(text: str) -> Recipe:
+    """A preset by its name, or the recipe of a weight's format."""
+    if text in presets():
+        return preset(text)
+    try:
+        return Recipe(weight=text)
+    except ValueError as error:
+        if ":" in text:
+            raise
+        raise ValueError(f"{error}; presets are {', '.join(presets())}") from None
+
+
+def preset(
+    name: str, *, skip: Sequence[str] = (), rules: Mapping[str, Rule] | None = None
+) -> Recipe:
+    """A recipe by name, with the calibration that it was measured with (docs/defaults.md).
+
+    name: one of `bs.presets()`, such as "w4a16" or "w4a4-nvfp4"
+    skip: patterns of layers to leave in float, besides the preset's own (heads of decoders)
+    rules: as in Recipe; they come before the preset's own
+
+    Raises ValueError, with the names that there are, for another name; and as Recipe.
+    """
+    if isinstance(skip, str):
+        raise TypeError(f"skip must be a list of patterns: write [{skip!r}]")
+    return Recipe.from_dict({"preset": name, "skip": list(skip), "rules": rules or {}})
+
+
+def _of_preset(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's data that names a preset, with all that the preset stands for."""
+    whole = preset_data(data["preset"])
+    skip, own = data.get("skip") or (), whole.get("skip", ())
+    if isinstance(skip, list | tuple):
+        skip = [*skip, *(pattern for pattern in own if pattern not in skip)]
+    rules = data.get("rules") or {}
+    if isinstance(rules, Mapping):
+        rules = {**rules, **{p: r for p, r in whole.get("rules", {}).items() if p not in rules}}
+    return {**whole, **data, "skip": skip, "rules": rules}
 
 
 def _with_profile(default: Scheme, profile: Profile) -> Scheme:

@@ -97,7 +97,10 @@ def read_scheme(pattern: str, rule: object) -> OpScheme:
         raise ValueError(
             f"rule {pattern!r}: unknown key {unknown[0]!r}; choose from {', '.join(KEYS)}"
         )
-    formats = {p: None if rule.get(p) is None else parse(rule[p]) for p in ("input", "output")}
+    try:
+        formats = {p: None if rule.get(p) is None else parse(rule[p]) for p in ("input", "output")}
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"rule {pattern!r}: {error}") from None
     shared = rule.get("shared", False)
     if not isinstance(shared, bool):
         raise TypeError(f"rule {pattern!r}: shared must be true or false, got {shared!r}")

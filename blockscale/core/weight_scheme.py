@@ -121,14 +121,17 @@ def read_rule(pattern: str, rule: object, default: Scheme) -> Scheme:
     if isinstance(rule, Scheme):
         return rule
     if isinstance(rule, str | Format | Profile):
-        return read_parts({"weight": rule}, default)
+        rule = {"weight": rule}
     if not isinstance(rule, Mapping):
         raise TypeError(f"rule {pattern!r} must be a format, an object or null, got {rule!r}")
     if unknown := sorted(set(rule) - set(PARTS)):
         raise ValueError(
             f"rule {pattern!r}: unknown key {unknown[0]!r}; choose from {', '.join(PARTS)}"
         )
-    return read_parts(rule, default)
+    try:
+        return read_parts(rule, default)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"rule {pattern!r}: {error}") from None
 
 
 def read_bias(text: str | Format | SumInteger) -> BiasFormat:

@@ -89,6 +89,12 @@ def reproduce(
         recipe, seed = Recipe.from_dict(told["recipe"]), told["seed"]
     except (KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path / LEDGER} has no recipe and seed ({error!r})") from None
+    if recipe.calibration is not None:
+        raise FileError(
+            f"{path} was calibrated ({recipe.calibration}), which its recipe and the float model "
+            "do not repeat by themselves: run the same `blockscale quantize --calibrate` again, "
+            "and compare with `blockscale compare`"
+        )
     if type(seed) is not int:
         raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is not an integer")
     folder = again_path(path.absolute())

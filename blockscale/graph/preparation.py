@@ -14,7 +14,7 @@ from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference
 from blockscale.calibration.input_stats import Callback, InputStatsCollector, watch
-from blockscale.calibration.learn import Data, Methods, chosen
+from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.rotations.rotated import check_rotatable
@@ -134,7 +134,7 @@ def prepare(
     recipe: Recipe | Format | str | Path,
     *,
     observer: observers.Spec | None = None,
-    weight: str | WeightAlgorithm = "absmax",
+    weight: str | WeightAlgorithm | None = None,
     transform: str | Transform | None = None,
     qat: bool = False,
     learn: Learn = None,
@@ -156,10 +156,11 @@ def prepare(
     `bs.graph.ledger(p)` says what becomes of each layer; one warning names what is skipped.
     Raises TypeError for what is no program, ValueError for a recipe that does not fit.
     """
-    recipe = Recipe.read(recipe)
-    methods = Methods.read(observer or ("moving_average" if qat else "mse"), weight, transform)
+    recipe, notes = Recipe.read(recipe).uncalibrated(_TRAINED) if qat else (Recipe.read(recipe), ())
+    own = observer or ("moving_average" if qat else None)
+    recipe, methods = read_methods(recipe, own, weight, transform)
     methods.check_profiles(recipe, PROFILED if qat else "")
-    _check_training(qat, plain=weight == "absmax" and transform is None)
+    _check_training(qat, plain=weight in (None, "absmax") and transform is None)
     check_rotatable(methods.transform, _EXPORTED)
     graph = _float(program)
     _layered(graph, qat=qat)
@@ -170,13 +171,16 @@ def prepare(
         ledger = _prepared_for_training(made, recipe, methods, learn, strict=strict)
     else:
         ledger = _watched(made, recipe, strict=strict)
-    left = [p for p in ledger.unmatched if not p.startswith("op:")]
-    told = Ledger([*ledger.entries, *edges], (*left, *unmatched))
+    left = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unmatched)
+    told = Ledger([*ledger.entries, *edges], left, notes=notes)
     if strict:
         told.raise_if_skipped()
     told.warn()
     set_state(made, replace(state(graph), stage="prepared", ledger=told, recipe=recipe))
     return made
+
+
+_TRAINED = "training chooses in its place"
 
 
 def _check_training(qat: bool, plain: bool) -> None:

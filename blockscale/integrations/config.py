@@ -21,10 +21,11 @@ _KNOWN = {"quant_method", "method", "version", "recipe", *_OPTIONS}
 class RecipeConfig:
     """A recipe, as a `quantization_config` of transformers or diffusers.
 
-    recipe: what `bs.quantize_` takes: a Recipe, a Format, a name or spelling, JSON, the path of a
-        JSON file, or a mapping as of `Recipe.to_dict`.
+    recipe: what `bs.quantize_` takes: a Recipe, a preset's name, a Format, a name or spelling,
+        JSON, the path of a JSON file, or a mapping as of `Recipe.to_dict`. There is no data to
+        calibrate with: a warning says so where the recipe asks for it.
     strict: raise SkippedError, before any weight is read, if something that the recipe covers
-        cannot be quantized or a pattern matches nothing.
+        cannot be quantized, a pattern matches nothing or a calibration is asked for.
     seed: for stochastic rounding of weights.
 
     Raises ValueError for a recipe that does not parse.

@@ -20,7 +20,7 @@ from blockscale.layers.guards import ordinary_tensors, replacing, tried
 from blockscale.layers.joined import disagreeing, parameter_tops, settle_top
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.ledger import ledger_of
+from blockscale.layers.ledger import ledger_of, without_data
 from blockscale.layers.model import build, tell_names, unwrapped
 from blockscale.layers.model import swap as swap
 from blockscale.layers.parameters import (
@@ -60,10 +60,12 @@ def quantize_(
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
     float weight's shape and dtype (layers.reading).
 
-    recipe: a Recipe or the path of its JSON; a Format, name, spelling or Profile: weights only.
+    recipe: a Recipe, a preset's name, or the path of its JSON; a Format, name, spelling or Profile:
+        weights only. Of a recipe that asks for a calibration (`bs.preset`) weights are rounded
+        plainly here, which the ledger and a warning say.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized or has NaN or infinite weights, or a pattern matches nothing. Otherwise
-        one warning names them.
+        one warning names them. Also raised for a recipe that asks for a calibration.
     input_scales, output_scales: {layer: stored scale, or (scale, zero point), or (scale, zero
         point, offset)}, for static ones.
     weights: {layer: its weight's codes, in the stored layout (blockscale.core.pack)}.
@@ -80,6 +82,7 @@ def quantize_(
     """
     check_whole(model, "bs.quantize_")
     recipe, weights = read_recipe(model, recipe, weights, before)
+    recipe, notes = without_data(recipe, strict=strict)
     with (
         unwrapped(model) as plain,
         ordinary_tensors(),
@@ -90,7 +93,7 @@ def quantize_(
         plans = plans_for(plain, recipe)
         places = supplied(plans, input_scales, output_scales, weights, before)
         ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
-    ledger = folding.told(ledger)
+    ledger = replace(folding.told(ledger), notes=notes)
     ledger.warn()
     return ledger
 

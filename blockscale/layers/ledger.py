@@ -4,9 +4,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.ledger import Entry, Ledger, SkippedError
 from blockscale.core.recipe import Recipe
 from blockscale.layers.plan import Decision, Plan
+
+
+def without_data(recipe: Recipe, *, strict: bool) -> tuple[Recipe, tuple[str, ...]]:
+    """What a recipe is where there is no data, and notes for the ledger.
+
+    Raises SkippedError where `strict` and the recipe asks for a calibration.
+    """
+    recipe, notes = recipe.uncalibrated()
+    if strict and notes:
+        raise SkippedError(f"strict: {notes[0]}; nothing was changed")
+    return recipe, notes
 
 
 def ledger_of(

@@ -69,7 +69,7 @@ def _convert(model: nn.Module) -> list[Entry]:
         noted += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0], quantized)
-    model._qat_ledger = Ledger(list(entries.values()), ledger(model).unmatched)  # type: ignore[assignment]
+    model._qat_ledger = replace(ledger(model), entries=list(entries.values()))  # type: ignore[assignment]
     tell_names(model)
     sent_by_no_forward(model)
     announce(model)

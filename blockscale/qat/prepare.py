@@ -178,6 +178,12 @@ def prepare_qat(
     return model
 
 
+_TRAINED = (
+    "training chooses in its place, and nothing is transformed. To begin from calibrated weights, "
+    "name the formats without a preset, and call bs.calibrate after training"
+)
+
+
 def _prepare(
     model: nn.Module,
     recipe: Recipe,
@@ -188,6 +194,7 @@ def _prepare(
     observer: observers.Spec | None,
 ) -> None:
     """What `prepare_qat` does, to the plain model."""
+    recipe, notes = recipe.uncalibrated(_TRAINED)
     decisions, others = _decisions(model, recipe)
     pairs, note = _foldable(model, decisions, fuse)
     decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
@@ -200,7 +207,8 @@ def _prepare(
         layer = _prepared(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    model._qat_ledger = ledger_of(decisions, others, recipe, entries)  # type: ignore[assignment]
+    told = ledger_of(decisions, others, recipe, entries)
+    model._qat_ledger = replace(told, notes=notes)  # type: ignore[assignment]
 
 
 def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:

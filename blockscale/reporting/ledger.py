@@ -137,7 +137,8 @@ def ledger_notes(ledger: Ledger) -> list[str]:
     unmatched = (
         f"note: pattern {quoted(p)} of the recipe matches nothing" for p in ledger.unmatched
     )
-    return [*notes, *unmatched]
+    whole = (f"note: {shown(note, TEXT)}" for note in ledger.notes)
+    return [*whole, *notes, *unmatched]
 
 
 def ledger_summary(ledger: Ledger) -> str:

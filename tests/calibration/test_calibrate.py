@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """bs.calibrate quantizes the whole model, or leaves it as it was."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,3 +186,118 @@ def test_words_that_sequential_has_not(sequential: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         bs.calibrate(model, [torch.randn(2, 8)], "int8_channel", sequential=sequential)
     assert type(model[0]) is torch.nn.Linear
+
+
+# A recipe that says how it is calibrated, as presets do.
+
+
+@pytest.fixture(scope="module")
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=32,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    return BertModel(config).eval()
+
+
+def tokens() -> list[dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(0, 64, (4, 16), generator=draw)} for _ in range(2)]
+
+
+def first(given: Any) -> Tensor:
+    return given[0] if not hasattr(given, "logits") else given.logits
+
+
+LEAST = {4: 12.0, 8: 25.0}  # dB of what the float model gives, of tiny models of random weights
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("name", [name for name in bs.presets() if name != "edge-int8"])
+def test_each_preset_on_a_model_of_its_family(
+    name: str, family: str, request: pytest.FixtureRequest
+) -> None:
+    model = copy.deepcopy(request.getfixturevalue(family))
+    recipe, batches = bs.preset(name), tokens()
+    with torch.no_grad():
+        expected = first(model(**batches[0]))
+    ledger = quietly(model, batches, name)
+    with torch.no_grad():
+        got = first(model(**batches[0]))
+    sqnr = 10 * torch.log10(expected.square().sum() / (got - expected).square().sum())
+    assert sqnr > LEAST[recipe.weight.bits]
+    assert ledger.notes == ()
+    layers = [entry for entry in ledger if entry.kind == "Linear" and entry.status == "quantized"]
+    assert len(layers) >= 6
+    for entry in layers:
+        assert (entry.weight, entry.input or None) == (
+            str(recipe.weight), None if recipe.input is None else str(recipe.input)
+        )  # fmt: skip
+        how = bs.presets()[name].calibration
+        if how is not None and how.weight is not None:
+            assert f"weight by {how.weight.partition(':')[0]}" in entry.details
+        if how is not None and how.transform is not None:
+            assert how.transform in entry.details
+    ends = [e.name for e in ledger.quantized if "lm_head" in e.name or "embed_tokens" in e.name]
+    assert ends == []
+
+
+def test_edge_int8_on_a_small_cnn_is_integers_alone() -> None:
+    from blockscale.graph import to_integer, with_integer_bias
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10),
+    ).eval()  # fmt: skip
+    images = torch.randn(32, 1, 8, 8)
+    ledger = quietly(model, [images], "edge-int8")
+    assert all("mse" in entry.details for entry in ledger if entry.status == "quantized")
+    integer = to_integer(model, images)
+    assert integer.exact
+    with torch.no_grad():
+        assert torch.equal(integer(images), with_integer_bias(model)(images))
+
+
+def test_arguments_come_before_the_recipes_own_and_stand_in_it(llama: nn.Module) -> None:
+    from transformers import LlamaForCausalLM  # noqa: F401 - saves know its class
+
+    model = copy.deepcopy(llama)
+    ledger = quietly(model, tokens(), "w4a16", weight="hqq")
+    assert "weight by hqq" in ledger["model.layers.0.mlp.up_proj"].details
+    assert "awq" in ledger["model.layers.0.mlp.up_proj"].details
+    held = model.hf_quantizer.quantization_config.recipe
+    assert held.preset == "w4a16"
+    assert held.calibration.to_dict() == {"transform": "awq", "weight": "hqq"}
+
+
+def test_a_preset_is_what_its_parts_are(llama: nn.Module) -> None:
+    one, other = copy.deepcopy(llama), copy.deepcopy(llama)
+    quietly(one, tokens(), "w4a4-nvfp4")
+    plain = bs.Recipe("nvfp4", "nvfp4", skip=["lm_head", "model.embed_tokens"])
+    quietly(other, tokens(), plain, weight="gptq:absmax", transform="smoothquant")
+    a, b = one.state_dict(), other.state_dict()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k], b[k]) for k in a if isinstance(a[k], Tensor))
+
+
+def test_unknown_methods_of_a_recipe_are_named() -> None:
+    recipe = bs.Recipe("int8", calibration={"weight": "gtpq"})
+    with pytest.raises(ValueError, match="unknown weight algorithm 'gtpq'; choose from absmax"):
+        bs.calibrate(net(), [ids()], recipe)

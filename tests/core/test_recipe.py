@@ -175,7 +175,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
     [
         (
             {"weigth": "int8"},
-            "unknown recipe key 'weigth'; choose from bias, fused, input, output, rules, skip",
+            "unknown recipe key 'weigth'; choose from bias, calibration, fused, input, output, ",
         ),
         ({"weight": "int99"}, "unknown format 'int99': did you mean"),
         ({"weight": "int8:tensor:fp33"}, "unknown scale 'fp33'; choose from fp32"),
@@ -183,7 +183,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
             {"rules": {"a": {"wieght": "int8"}}},
             "rule 'a': unknown key 'wieght'; choose from weight",
         ),
-        ({"rules": {"a": "int99"}}, "unknown format 'int99'"),
+        ({"rules": {"a": "int99"}}, "rule 'a': unknown format 'int99'"),
         ({"skip": ["re:("]}, r"pattern 're:\(' is not a regular expression"),
         ({"rules": {"re:[": None}}, r"pattern 're:\[' is not a regular expression"),
         ({"skip": "lm_head"}, r"skip must be a list of patterns: write \['lm_head'\]"),
@@ -194,7 +194,7 @@ def test_a_dict_is_read_or_refused_as_a_dict() -> None:
             "bias: unknown format 'bf16': .*; a bias can also be 'int32', short for",
         ),
         ({"bias": "int40:sums"}, "int40:sums: a bias must have 2 to 32 bits"),
-        ({"rules": {"a": {"bias": "int32:tensor"}}}, "bias: 'int32:tensor'"),
+        ({"rules": {"a": {"bias": "int32:tensor"}}}, "rule 'a': bias: 'int32:tensor'"),
         ([], "a recipe must be a JSON object, found a list"),
         (None, "a recipe must be a JSON object, found None"),
     ],

@@ -202,3 +202,21 @@ def test_parameters_of_no_layer() -> None:
     told = "  q (parameter of Own): 1024 of 1024 weights are NaN or infinite\n"
     with pytest.raises(bs.SkippedError, match=re.escape(told)):
         bs.quantize_(Own(), "int8", strict=True)
+
+
+def test_a_calibration_that_does_not_happen_is_told_once_or_refused() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 8))
+    plain = copy.deepcopy(model)
+    with pytest.raises(bs.SkippedError, match="strict: preset w8a8 asks for a calibration"):
+        bs.quantize_(model, "w8a8", strict=True)
+    assert not [m for m in model.modules() if type(m).__name__ == "QLinear"]
+    with pytest.warns(UserWarning, match="preset w8a8 asks for a calibration") as caught:
+        ledger = bs.quantize_(model, "w8a8")
+    assert len(caught) == 1
+    assert ledger.notes == bs.preset("w8a8").uncalibrated()[1]
+    assert str(ledger).count("that did not happen") == 1
+    assert ledger.to_dict()["notes"] == list(ledger.notes)
+    bs.quantize_(plain, bs.Recipe("int8_channel", "int8_token"))
+    x = torch.randn(4, 32)
+    assert torch.equal(model(x), plain(x))
+    assert "notes" not in bs.quantize_(nn.Sequential(nn.Linear(8, 8)), "w8a16").to_dict()

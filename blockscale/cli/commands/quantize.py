@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from blockscale.cli.calibrating import Calibrating, calibrated_directory
 from blockscale.cli.progress import Bar
+from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown, shown_lines
 from blockscale.files.directory.plan import DirectoryLedger
@@ -34,13 +36,19 @@ def quantize(  # noqa: PLR0913 - one argument an option
         typer.Option(
             "--recipe",
             "-r",
-            help="A format, a recipe's JSON or its file.",
+            help="A preset, a format, a recipe's JSON or its file.",
         ),
     ],
     skip: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Leave these layers in float. Repeatable."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="TEXT", help="Calibrate on this text ('-': Python's help texts)."),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Of the text.")] = 32,
+    tokens: Annotated[int, typer.Option(min=2, help="Per sequence.")] = 512,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Fail if a layer of the recipe is skipped."),
@@ -63,12 +71,22 @@ def quantize(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Quantize a model's directory.
 
-    The recipe is a format (a name or a spelling), a recipe's JSON, or a .json file with one.
-    Tensors are streamed, so a model may be larger than memory. OUT_DIR appears when it is complete;
-    to continue a run that was stopped or killed, give the same command again.
+    The recipe is a preset (blockscale presets), a format (a name or a spelling), a recipe's JSON,
+    or a .json file with one. Tensors are streamed, so a model may be larger than memory. OUT_DIR
+    appears when it is complete; to continue a run that was stopped or killed, give the same command
+    again. With --calibrate the whole model is read and run by transformers.
     """
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()
+    if calibrate is not None:
+        if dry_run:
+            raise ValueError("--dry-run shows what is decided without data: leave out --calibrate")
+        how = Calibrating(calibrate, tokens, sequences, strict, seed)
+        found = calibrated_directory(model, out, chosen, how, force=force, quiet=quiet or as_json)
+        _show(found, as_json, quiet, {"seconds": time.monotonic() - began})
+        if not as_json and not quiet:
+            print(f"wrote {out} in {time.monotonic() - began:.1f} s")
+        return
     if dry_run:
         plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
         check_output(out, plan, force)
@@ -98,7 +116,7 @@ def _recipe(text: str, skip: list[str]) -> Recipe:
     return replace(recipe, skip=(*recipe.skip, *skip))
 
 
-def _show(ledger: DirectoryLedger, as_json: bool, quiet: bool, more: dict[str, Any]) -> None:
+def _show(ledger: Ledger, as_json: bool, quiet: bool, more: dict[str, Any]) -> None:
     """The ledger on stdout; with `quiet`, only what a user should know, on stderr."""
     if as_json:
         print(json.dumps(ledger.to_dict() | more, indent=2))
@@ -108,6 +126,7 @@ def _show(ledger: DirectoryLedger, as_json: bool, quiet: bool, more: dict[str, A
             typer.echo(shown_lines(line), err=True)
     else:
         print(ledger_table(ledger))
-        for name, why in ledger.left_out.items():
-            print(f"left out: {shown(name)}: {shown(why)}")
-        print(f"copied: {', '.join(map(shown, ledger.copied)) or 'nothing'}")
+        if isinstance(ledger, DirectoryLedger):
+            for name, why in ledger.left_out.items():
+                print(f"left out: {shown(name)}: {shown(why)}")
+            print(f"copied: {', '.join(map(shown, ledger.copied)) or 'nothing'}")

@@ -84,12 +84,12 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
         raise ValueError(f"names must be 'auto' or 'keep', got {names!r}")
     one_file = is_one_file(writer.one_file, shard_size)
     check_target(target, source, one_file, force)
-    recipe = None if requantize is None else Recipe.read(requantize).refuse_profiles(_PROFILED)
+    recipe, told = _requantize(requantize)
     progress = progress or Progress()
     with checkpoint(source) as opened:
         found = source_of(opened, writer.one_file, names, None if config is None else Path(config))
         steps = make_plan(found, writer, recipe, tuple(floats))
-        done = _conversion(found, target, writer, steps)
+        done = _conversion(found, target, writer, steps, told)
         metadata, extra = _metadata(found, writer, steps, done)
         progress.start(total_bytes(steps))
         if dry_run:
@@ -101,9 +101,18 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
     return done
 
 
-def _conversion(found: Source, target: Path, writer: Writer, steps: list[Step]) -> Conversion:
+def _requantize(given: Recipe | str | None) -> tuple[Recipe | None, tuple[str, ...]]:
+    """The recipe for what cannot be written as it is, which is rounded; and notes on that."""
+    if given is None:
+        return None, ()
+    return Recipe.read(given).refuse_profiles(_PROFILED).uncalibrated()
+
+
+def _conversion(
+    found: Source, target: Path, writer: Writer, steps: list[Step], told: tuple[str, ...]
+) -> Conversion:
     others = [] if writer.one_file else [file.name for file in found.other_files()]
-    notes = []
+    notes = list(told)
     if not writer.one_file and isinstance(found.checkpoint, GGUF) and not others:
         notes.append("no tokenizer is written: copy its files from the original model's directory")
     opened = found.checkpoint

@@ -104,8 +104,10 @@ def stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
-    """Decide about every tensor of the model in `source`.
+def make_plan(
+    source: Path, recipe: Recipe, seed: int, notes: tuple[str, ...] = ()
+) -> DirectoryPlan:
+    """Decide about every tensor of the model in `source`; notes are for the ledger.
 
     Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized,
     and for a format whose scales are not chosen (Format.unchosen).
@@ -122,7 +124,7 @@ def make_plan(source: Path, recipe: Recipe, seed: int) -> DirectoryPlan:
     _check_names(files, shards)
     others = [name for tied in known.tied.values() for name in tied]
     unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed, *others])
-    ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out)
+    ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out, notes=notes)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
         raise ValueError(

@@ -40,6 +40,7 @@ from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.metadata import KEY, VERSION, FileError
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.stored_model import INDEX
+from blockscale.layers.ledger import without_data
 
 
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options
@@ -117,7 +118,8 @@ def plan_directory(
     source, goal = Path(source), absolute(target)
     check_apart(source, goal)
     check_names(goal, ())
-    plan = make_plan(source, Recipe.read(recipe), seed)
+    recipe, notes = without_data(Recipe.read(recipe), strict=strict)
+    plan = make_plan(source, recipe, seed, notes)
     if strict:
         plan.ledger.raise_if_skipped()
     return plan

@@ -32,6 +32,9 @@ from blockscale.layers.supplied import supplied
 _ORIGIN = "blockscale_origin"
 
 
+_OBSERVED = "torchao's prepare_pt2e chooses scales by the observer, and nothing else is chosen"
+
+
 class RecipeQuantizer(Quantizer):
     """See blockscale.graph.pt2e_quantizer. `ledger` is there after prepare_pt2e."""
 
@@ -69,7 +72,8 @@ class RecipeQuantizer(Quantizer):
             entries.append(asked.op(place))
         names = [e.name for e in entries] + [name for plan in plans for name in plan.names]
         unmatched = [p for p in self.recipe.unmatched(names) if not p.startswith("op:")] + unused
-        self.ledger = Ledger(entries, tuple(unmatched))
+        notes = self.recipe.uncalibrated(_OBSERVED)[1]
+        self.ledger = Ledger(entries, tuple(unmatched), notes=notes)
         self._biases = asked.biases
         asked.write()
         self.ledger.warn()

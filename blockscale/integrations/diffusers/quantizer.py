@@ -90,6 +90,7 @@ class BlockscaleQuantizer(DiffusersQuantizer):
         if self._source is None:
             config = self.quantization_config
             self.ledger = quantize_(model, config.recipe, strict=config.strict, seed=config.seed)
+            config.recipe = config.recipe.uncalibrated()[0]  # what config.json will say was done
         else:
             fill(model, self._source)
         self._source = None

@@ -32,6 +32,7 @@ from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import Computed, Folding, evaluating, folded
 from blockscale.layers.joined import largest, top_of
+from blockscale.layers.ledger import without_data
 from blockscale.layers.model import weight_in_codes
 from blockscale.layers.parameters import ParameterPlan, entries_of, plan_parameters, quantized
 from blockscale.layers.plan import Decision, Plan
@@ -51,7 +52,9 @@ class Quantizing:
     def __init__(self, model: nn.Module, config: BlockscaleConfig, files: Sequence[str] | None):
         _refuse_ours(files or ())
         self._files, self._freed = real_paths(files or ()), 0
-        self._recipe, self._strict, self._seed = config.recipe, config.strict, config.seed
+        self._strict, self._seed = config.strict, config.seed
+        self._recipe, self._notes = without_data(config.recipe, strict=config.strict)
+        config.recipe = self._recipe  # what config.json will say was done
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
         self._arrived: dict[str, tuple[QWeight, list[str]]] = {}
@@ -157,7 +160,7 @@ class Quantizing:
         model._weight_conversions = kept  # type: ignore[assignment]
         with folded(model, self._recipe) as folding:  # those whose weight was computed by now
             ledger = self._finish()
-        ledger = self._folding.told(folding.told(ledger))
+        ledger = replace(self._folding.told(folding.told(ledger)), notes=self._notes)
         give_back(_ALL)
         ledger.warn(stacklevel=6)
         return ledger

@@ -86,9 +86,12 @@ def _ledger(found: Mapping[str, Any], place: Path) -> Ledger:
     entries, unmatched = found.get("entries"), found.get("unmatched", [])
     if not isinstance(entries, list) or not isinstance(unmatched, list):
         raise FileError(f"{place} lists no entries: blockscale did not write this ledger")
+    told = found.get("notes", [])
+    whole = tuple(str(note) for note in told) if isinstance(told, list) else ()
     return Ledger(
-        [_entry(each, place) for each in entries], tuple(str(pattern) for pattern in unmatched)
-    )
+        [_entry(each, place) for each in entries],
+        tuple(str(pattern) for pattern in unmatched), notes=whole,
+    )  # fmt: skip
 
 
 def _entry(given: Any, place: Path) -> Entry:

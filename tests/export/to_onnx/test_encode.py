@@ -162,3 +162,8 @@ def test_what_no_file_chooses():
         parse("uint4:group32:(uint6:group8:fp16)")
     )
     assert scales_refused(parse("nvfp4")) is None
+
+
+def test_a_file_cannot_compare_two_scales() -> None:
+    reason = scales_refused(parse("e2m1:group16:e4m3/four_six"))
+    assert reason == "no operator compares the errors of two scales: use e2m1:group16:e4m3"

@@ -339,3 +339,23 @@ def test_other_memory_stays(tmp_path: Path) -> None:
 def test_memory_is_given_back_now_and_then() -> None:
     assert quantizing.give_back(100) == 100
     assert quantizing.give_back(1 << 26) == 0
+
+
+def test_a_preset_is_rounded_while_loading_and_says_so(tmp_path: Path) -> None:
+    kind: Any = saved(tied_llama, tmp_path / "float")
+    config = BlockscaleConfig("w8a8")
+    with pytest.warns(UserWarning, match="preset w8a8 asks for a calibration") as caught:
+        found = kind.from_pretrained(tmp_path / "float", quantization_config=config)
+    assert len([each for each in caught if "blockscale" in str(each.message)]) == 1
+    assert found.hf_quantizer.ledger.notes
+    found.save_pretrained(tmp_path / "out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        again = kind.from_pretrained(tmp_path / "out")
+    held = again.hf_quantizer.quantization_config.recipe
+    assert (held.preset, held.calibration) == ("w8a8", None)  # what was done
+    assert held.weight == bs.preset("w8a8").weight
+    with pytest.raises(bs.SkippedError, match="asks for a calibration"):
+        kind.from_pretrained(
+            tmp_path / "float", quantization_config=BlockscaleConfig("w8a8", strict=True)
+        )

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Presets: recipes by name, each with how it is calibrated and the figures that it reached."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from blockscale.core.untrusted import quoted
+
+MEASURED = Path(__file__).with_name("preset_figures.json")  # written by `python -m docs.generate`
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How data chooses what a recipe leaves open: names, as arguments of `bs.calibrate` have them.
+
+    weight: the weight algorithm, transform and observer; None is what `bs.calibrate` does by itself
+
+    Raises TypeError for what is no text: a recipe is plain data, an instance is none.
+    """
+
+    weight: str | None = None
+    transform: str | None = None
+    observer: str | None = None
+
+    def __post_init__(self) -> None:
+        for part, name in vars(self).items():
+            if name is not None and not isinstance(name, str):
+                raise TypeError(
+                    f"calibration: {part} must be a name, such as 'gptq', got {name!r}: pass an "
+                    "instance to bs.calibrate"
+                )
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {name}" for part, name in self.to_dict().items())
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data that `read_calibration` reads back."""
+        parts = ("transform", "weight", "observer")
+        return {part: getattr(self, part) for part in parts if getattr(self, part) is not None}
+
+
+def read_calibration(given: "Calibration | Mapping[str, Any] | None") -> Calibration | None:
+    """A Calibration from itself or what `to_dict` gave; None where it says nothing.
+
+    Raises TypeError and ValueError that say what is wrong in it.
+    """
+    if given is None or isinstance(given, Calibration):
+        return given or None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"calibration must be an object with weight, transform, observer, got {given!r}"
+        )
+    known = [each.name for each in fields(Calibration)]
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(
+            f"calibration: unknown key {quoted(unknown[0])}; choose from {', '.join(known)}"
+        )
+    return Calibration(**given) or None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a preset reached on one model: means, with standard errors of the loss over sequences.
+
+    family: of models, such as "decoder"; model, text, hardware and date: what was measured, when
+    added, error: nats a token of cross entropy above the float model's; kl: nats a token
+    agreement: share of positions whose likeliest class is the float model's
+    cosine: mean cosine with the float model's embeddings; figures that the family lacks are None
+    """
+
+    family: str
+    model: str
+    text: str
+    date: str
+    hardware: str = ""
+    added: float | None = None
+    error: float | None = None
+    kl: float | None = None
+    agreement: float | None = None
+    cosine: float | None = None
+
+    def __str__(self) -> str:
+        told = {
+            "loss added": _told(self.added, ".4f"), "KL": _told(self.kl, ".4f"),
+            "agreement": _told(self.agreement, ".1%"), "cosine": _told(self.cosine, ".4f"),
+        }  # fmt: skip
+        return ", ".join(f"{name} {figure}" for name, figure in told.items() if figure)
+
+
+def _told(figure: float | None, how: str) -> str:
+    return "" if figure is None else format(figure, how)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A recipe by name, which `bs.preset(name)` gives.
+
+    what: one line on what it is for; data: the recipe as `Recipe.to_dict` has it
+    """
+
+    name: str
+    what: str
+    data: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """How it is calibrated; None where its weights and scales need no data."""
+        return read_calibration(self.data.get("calibration"))
+
+    @property
+    def figures(self) -> tuple[Reached, ...]:
+        """What it reached, a family of models each; empty where it was not measured."""
+        return tuple(Reached(**each) for each in _measured().get(self.name, ()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: name, what, recipe and figures."""
+        figures = [
+            {k: v for k, v in vars(each).items() if v not in (None, "")} for each in self.figures
+        ]
+        return {
+            "name": self.name, "what": self.what, "recipe": dict(self.data), "figures": figures,
+        }  # fmt: skip
+
+
+def presets() -> dict[str, Preset]:
+    """{name: Preset} of all there are, fewer bits first."""
+    return dict(_TABLE)
+
+
+def preset_data(name: str) -> dict[str, Any]:
+    """The recipe of a preset, as `Recipe.to_dict` has it.
+
+    Raises ValueError, with the names that there are, for another one.
+    """
+    if not isinstance(name, str) or name not in _TABLE:
+        raise ValueError(f"unknown preset {quoted(name)}; choose from {', '.join(_TABLE)}")
+    return {"preset": name, **_TABLE[name].data}
+
+
+def own_patterns(name: str | None) -> frozenset[str]:
+    """The patterns that stand in a preset, which need not match anything in a given model."""
+    data = _TABLE[name].data if name in _TABLE else {}
+    return frozenset([*data.get("skip", ()), *data.get("rules", {})])
+
+
+@cache
+def _measured() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads(MEASURED.read_text())
+    return found
+
+
+# What there is. Heads and tables of decoders stay in float, as in what was measured (they are tied
+# there). Formats and methods are the best of docs/real_models.md; docs/defaults.md says why.
+
+_ENDS = ("*lm_head", "embed_out", "proj_out", "*embed_tokens", "*embed_in", "*wte", "*wpe")
+_TOSA = "e2m1:group32:e8m0/tosa"
+_INT4 = "int4:group32:fp16"
+_POW2 = "int8:tensor:pow2/nearest"
+
+
+def _preset(name: str, what: str, formats: str, *methods: str) -> tuple[str, Preset]:
+    """formats: "WEIGHT" or "WEIGHT x INPUT"; methods: "transform=NAME", "weight=NAME", ..."""
+    pair = dict(zip(("weight", "input"), formats.split(" x "), strict=False))
+    skip = {} if name.startswith("edge-") else {"skip": list(_ENDS)}
+    calibration = dict(each.split("=") for each in methods)
+    more = {"calibration": calibration} if methods else {}
+    return name, Preset(name, what, MappingProxyType({**pair, **skip, **more}))
+
+
+_TABLE = dict(
+    [
+        _preset("w4a16", "weights in 4 bits: memory, and a few rows at a time",
+                _INT4, "transform=awq", "weight=gptq"),
+        _preset("w4a16-nvfp4", "NVFP4 weights alone",
+                "nvfp4", "transform=awq"),
+        _preset("w4a4-mxfp4", "MXFP4 pairs, for hardware that multiplies them",
+                f"{_TOSA} x {_TOSA}", "transform=awq", "weight=gptq"),
+        _preset("w4a4-nvfp4", "NVFP4 pairs, for hardware that multiplies them",
+                "nvfp4 x nvfp4", "transform=smoothquant", "weight=gptq:absmax"),
+        _preset("w8a16", "weights in 8 bits, without data",
+                "int8_channel"),
+        _preset("w8a8", "8-bit integers times 8-bit integers, a scale for each token",
+                "int8_channel x int8_token", "transform=smoothquant"),
+        _preset("w8a8-fp8", "FP8 (E4M3) pairs, a scale for each channel and each token",
+                "e4m3:channel0:fp32 x e4m3:token:fp32"),
+        _preset("w8a8-mxfp8", "MXFP8 pairs",
+                "mxfp8 x mxfp8"),
+        _preset("edge-int8", "static 8-bit integers under powers of two, nothing but integers from "
+                "input to output (bs.qat.to_integer)",
+                f"int8:channel0:pow2/nearest x {_POW2}", "observer=mse"),
+    ]
+)  # fmt: skip

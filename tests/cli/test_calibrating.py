@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`blockscale quantize` with presets: on a text, and without one."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import blockscale as bs
+from blockscale.cli.app import app
+from blockscale.cli.model_directory import read_model
+from tests.support.cli_model_directory import tiny, tokenizer
+
+TEXT = "the a on for in the the for a in on on the a " * 40
+SHORT = ("--tokens", "16", "--sequences", "4")
+
+
+def run(command, *args):
+    return CliRunner().invoke(app, [command, *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tokenizer(tiny(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=False))
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_a_preset_is_calibrated_on_a_text(model, text, tmp_path):
+    out = tmp_path / "out"
+    result = run("quantize", model, out, "-r", "w4a4-nvfp4", "--calibrate", text, *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "weight by gptq" in result.stdout
+    assert "did not happen" not in result.stdout
+    recipe = json.loads((out / "config.json").read_text())["quantization_config"]["recipe"]
+    assert bs.Recipe.from_dict(recipe) == bs.preset("w4a4-nvfp4")
+    ledger = json.loads((out / "blockscale_ledger.json").read_text())
+    assert bs.Recipe.from_dict(ledger["recipe"]) == bs.preset("w4a4-nvfp4")
+    told = ledger["calibrated_with"]
+    assert (told["text"], told["sequences"], told["length"]) == ("text.txt", 4, 16)
+    assert (out / "tokenizer.json").is_file()
+    assert run("verify", out).exit_code == 0
+
+    read, ours = read_model(model)
+    assert not ours
+    rows = [{"input_ids": x[None], "attention_mask": torch.ones(1, 16)} for x in rows_of(model)]
+    bs.calibrate(read, rows, "w4a4-nvfp4", progress=False, seed=0)
+    again, ours = read_model(out)
+    assert ours
+    with torch.no_grad():
+        assert torch.equal(read(**rows[0]).logits, again(**rows[0]).logits)
+
+
+def rows_of(model):
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(model)(TEXT, add_special_tokens=False)["input_ids"]
+    return torch.tensor(ids[:64]).view(4, 16)
+
+
+def test_without_a_text_it_is_rounded_and_says_so(model, tmp_path):
+    result = run("quantize", model, tmp_path / "out", "--recipe", "w8a8")
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.stdout.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert "preset w8a8 asks for a calibration (transform smoothquant)" in notes[0]
+    assert "`blockscale quantize --calibrate TEXT`" in notes[0]
+    ledger = json.loads((tmp_path / "out/blockscale_ledger.json").read_text())
+    assert ledger["notes"] == [notes[0].removeprefix("note: ")]
+    recipe = bs.Recipe.from_dict(ledger["recipe"])
+    assert (recipe.preset, recipe.calibration) == ("w8a8", None)
+    assert run("verify", tmp_path / "out", "--reproduce", model).exit_code == 0
+    strict = run("quantize", model, tmp_path / "strict", "--recipe", "w8a8", "--strict")
+    assert strict.exit_code == 1
+    assert "strict: preset w8a8 asks for a calibration" in strict.stderr
+    assert not (tmp_path / "strict").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--dry-run",), "--dry-run shows what is decided without data: leave out --calibrate"),
+        (("--tokens", "64", "--sequences", "9999", "--skip", "*"), "the recipe quantizes nothing"),
+    ],
+)
+def test_what_cannot_be(model, text, tmp_path, more, words):
+    result = run("quantize", model, tmp_path / "out", "-r", "w8a8", "--calibrate", text, *more)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_come_before_the_work(model, text, tmp_path):
+    (tmp_path / "short.txt").write_text("the")
+    out = tmp_path / "out"
+    short = run("quantize", model, out, "-r", "w8a8", "--calibrate", tmp_path / "short.txt")
+    assert short.exit_code == 1
+    assert "short.txt has 1 tokens: expected at least 64" in short.stderr
+    out.mkdir()
+    (out / "mine").touch()
+    taken = run("quantize", model, out, "-r", "w8a8", "--calibrate", text)
+    assert taken.exit_code == 1
+    assert "exists: choose another output" in taken.stderr
+    assert [file.name for file in out.iterdir()] == ["mine"]
+
+
+def test_what_was_calibrated_is_not_made_again(model, text, tmp_path):
+    out = tmp_path / "out"
+    run("quantize", model, out, "-r", "w8a8", "--calibrate", text, *SHORT, "--quiet")
+    result = run("verify", out, "--reproduce", model)
+    assert result.exit_code == 1
+    assert "was calibrated (transform smoothquant), which its recipe and the float" in result.stderr
+    again = run("quantize", out, tmp_path / "again", "-r", "w8a8", "--calibrate", text)
+    assert again.exit_code == 1
+    assert "is quantized already: name the float model's directory" in again.stderr

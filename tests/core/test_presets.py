@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Presets as values: what they stand for, both ways, and words for every mistake."""
+
+import copy
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+
+import blockscale as bs
+from blockscale.core.parse import is_spelling
+from blockscale.core.presets import Calibration, own_patterns, preset_data, read_calibration
+from blockscale.core.recipe import Recipe
+
+NAMES = list(bs.presets())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_reads_back_as_itself(name):
+    recipe = bs.preset(name, skip=["model.layers.0"], rules={"*.v_proj": "mxfp8"})
+    assert recipe.preset == name
+    for back in (
+        Recipe.from_json(recipe.to_json()),
+        Recipe.read(recipe.to_dict()),
+        pickle.loads(pickle.dumps(recipe)),
+        copy.deepcopy(recipe),
+        replace(recipe),
+    ):
+        assert back == recipe
+        assert hash(back) == hash(recipe)
+    assert Recipe.read(name) == bs.preset(name)
+    assert not is_spelling(name)  # a format's name would hide it
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_saved_form_says_everything(name):
+    told = bs.preset(name).to_dict()
+    assert {"preset": name, **bs.presets()[name].data} == told | {
+        part: bs.presets()[name].data[part]
+        for part in ("weight", "input")
+        if part in told  # spelled out there
+    }
+    del told["preset"]
+    assert replace(bs.preset(name), preset=None) == Recipe.from_dict(told)
+
+
+def test_a_name_alone_is_what_the_preset_is_and_formats_stand_for_themselves():
+    short = Recipe.from_dict({"preset": "w4a16", "skip": ["head"], "rules": {"a": "int8"}})
+    assert short == bs.preset("w4a16", skip=["head"], rules={"a": "int8"})
+    assert short.skip == ("head", *bs.preset("w4a16").skip)
+    old = {"preset": "gone in this release", "weight": "int8"}
+    assert Recipe.from_dict(old) == Recipe("int8", preset="gone in this release")
+    other = Recipe.from_dict({"preset": "w4a16", "calibration": {"weight": "hqq"}})
+    assert other.calibration == Calibration(weight="hqq")
+    assert other.weight == bs.preset("w4a16").weight
+
+
+def test_own_patterns_need_not_match():
+    recipe = bs.preset("w8a8", skip=["nothing"])
+    assert recipe.unmatched(["model.layers.0"]) == ("nothing",)
+    assert own_patterns("w8a8") >= {"*lm_head", "*embed_tokens"}
+    assert own_patterns("no such") == own_patterns(None) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "name", ["lm_head", "model.lm_head", "model.embed_tokens", "transformer.wte", "embed_out"]
+)
+def test_the_ends_of_decoders_stay_in_float(name):
+    scheme, pattern = bs.preset("w4a16").decide(name)
+    assert not scheme
+    assert pattern in own_patterns("w4a16")
+
+
+def test_without_calibration():
+    recipe, notes = bs.preset("w4a16").uncalibrated()
+    assert recipe == replace(bs.preset("w4a16"), calibration=None)
+    assert notes[0].startswith(
+        "preset w4a16 asks for a calibration (transform awq, weight gptq) that did not happen: "
+        "there is no data"
+    )
+    assert recipe.uncalibrated() == (recipe, ())
+    named = Recipe("int4", calibration={"weight": "gptq"}).uncalibrated("because")[1]
+    assert named == (
+        "the recipe asks for a calibration (weight gptq) that did not happen: because",
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: bs.preset("w4a17"), r"unknown preset 'w4a17'; choose from w4a16, w4a16-nvfp4, w"),
+        (lambda: preset_data(4), r"unknown preset 4; choose from w4a16"),
+        (lambda: bs.preset("w8a8", skip="lm_head"), r"skip must be a list .*: write \['lm_head'\]"),
+        (
+            lambda: bs.preset("w8a8", rules={"fc*": "int99"}),
+            r"rule 'fc\*': unknown format 'int99'",
+        ),
+        (lambda: Recipe.read("w4a17"), "unknown format 'w4a17': .*; presets are w4a16, w4a16-nv"),
+        (
+            lambda: Recipe("int8", calibration={"wieght": "gptq"}),
+            "calibration: unknown key 'wieght'; choose from weight, transform, observer",
+        ),
+        (
+            lambda: Recipe("int8", calibration={"weight": 3}),
+            "calibration: weight must be a name, such as 'gptq', got 3: pass an instance to bs",
+        ),
+        (
+            lambda: Recipe("int8", calibration="gptq"),
+            "calibration must be an object with weight, transform, observer, got 'gptq'",
+        ),
+        (lambda: Recipe("int8", preset=3), "preset must be a name, got 3"),
+    ],
+)
+def test_mistakes(build, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        build()
+
+
+def test_nothing_to_calibrate_is_none():
+    assert read_calibration({}) is None
+    assert Recipe("int8", calibration={}) == Recipe("int8")
+    assert str(Calibration("gptq", "awq")) == "transform awq, weight gptq"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_are_measurements(name):
+    told = bs.presets()[name].to_dict()
+    assert json.loads(json.dumps(told))["name"] == name
+    for figure in bs.presets()[name].figures:
+        assert figure.family in ("decoder", "encoder", "convolutions")
+        assert figure.date
+        assert str(figure)
+
+
+def test_what_the_twin_reached():
+    """The targets of docs/real_models.md, read from where they were measured."""
+    most = {"w8a8": 0.015, "w4a16": 0.12, "w4a4-nvfp4": 0.30, "w4a4-mxfp4": 0.60}
+    for name, bound in most.items():
+        (figure,) = (f for f in bs.presets()[name].figures if f.family == "decoder")
+        assert figure.added < bound
