@@ -118,7 +118,7 @@ def test_symbolic_sizes_are_those_that_were_traced() -> None:
     assert shape_of(value) == shape_of(codes) == (5, 8)
     plain = (torch.float32, y)
     assert fused_rows._supports_layer((), (value, [8], None, None, 1e-5, *plain))
-    assert fused_tables.supports((parse(UINT8),), (codes, value, *plain))
+    assert fused_tables.supports_two((parse(UINT8),), (codes, value, *plain))
     assert fused_tables.supports((parse(UINT8),), (codes, torch.float32, fixed(UINT8, 2)))
     heads = Value(fake.new_empty(fake.shape[0], 2, 3, 16))
     attended = (heads, heads, heads, fake.new_ones(3, 3), False, None, False)

@@ -200,7 +200,7 @@ def test_pairs_of_formats(isa: str, op: str, shape: tuple[int, ...]) -> None:
 
 def _supports(a: Value, b: Value, y: Quantizer, *settings: float) -> bool:
     formats = tuple(parse(each.fmt) for each in (a, b, y) if each.fmt)
-    return fused_tables.supports(formats, (a, b, *settings, torch.float32, y))
+    return fused_tables.supports_two(formats, (a, b, *settings, torch.float32, y))
 
 
 def test_threads() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Codes of rows that end within a byte take a second kernel, which packs them."""
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,7 +41,8 @@ def test_which_codes_are_packed_later(
     later = kernels.pack_patterns
 
     def watched(f, patterns):
-        packed.append(patterns.shape)
+        if sys._getframe(1).f_code.co_name != "pack":  # the op, which the comparison calls
+            packed.append(patterns.shape)
         return later(f, patterns)
 
     monkeypatch.setattr(kernels, "pack_patterns", watched)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.reference import QParams, Ranges
-from blockscale.kernels.cuda.primitives import encoding, extremes
+from blockscale.kernels.cuda.primitives import encoding, ranges
 from blockscale.kernels.cuda.primitives.extremes import NOTHING
 from blockscale.kernels.cuda.primitives.plan import Form, Plan, one_pass, plan
 from blockscale.kernels.cuda.replay.direct import cdiv, direct
@@ -52,7 +52,7 @@ def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
     planned = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
     assert planned is not None
     work = torch.zeros(outer_count(fmt, x), dtype=torch.int32, device=x.device)
-    launch(extremes.largest_numerator, planned, x, x, work, planned.row)
+    launch(ranges.largest_numerator, planned, x, x, work, planned.row)
     return work
 
 
@@ -71,7 +71,7 @@ def _merged(fmt: Form, x: Tensor) -> Tensor:
         work = torch.full((3, count), NOTHING.value, dtype=torch.int32, device=x.device)
     else:
         work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
-    launch(extremes.merge_extremes, planned, x, x, work, count)
+    launch(ranges.merge_extremes, planned, x, x, work, count)
     return work
 
 
@@ -85,7 +85,7 @@ def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
         return reference.qparams_from_range(*of_blocks, fmt.format)
     parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
-        direct(extremes.finish)[(cdiv(count, 256),)](
+        direct(ranges.finish)[(cdiv(count, 256),)](
             work, parts.scale, parts.zero_point, parts.offset, count, spec=fmt.spec, columns=256,
             enable_fp_fusion=False,
         )  # fmt: skip
