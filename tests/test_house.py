@@ -19,9 +19,9 @@ from tests.support.house_figures import (
     figures,
     folders,
     small_folders,
-    syntax_tree,
     with_one_importer,
 )
+from tests.support.syntax import tree
 
 
 def circles(imports: Imports) -> list[tuple[str, ...]]:
@@ -129,7 +129,7 @@ def typed(function: ast.FunctionDef) -> bool:
 def test_public_functions_are_typed() -> None:
     untyped, count = [], 0
     for path in sorted(PACKAGE.rglob("*.py")):
-        for function in public_functions(syntax_tree(path)):
+        for function in public_functions(tree(path.read_text())):
             count += 1
             if not typed(function):
                 untyped.append(f"{path.relative_to(PACKAGE)}:{function.name}")

@@ -81,7 +81,7 @@ def rows_in_order(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     if not rows.shape[0]:
         return F.linear(x, weight, bias)
-    each = [F.linear(row.clone(), weight, bias) for row in rows.split(1)]
+    each = [F.linear(row[None].clone(), weight, bias) for row in rows.unbind()]
     return torch.cat(each).reshape(*x.shape[:-1], weight.shape[0])
 
 

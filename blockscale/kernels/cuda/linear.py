@@ -63,8 +63,8 @@ def _how_exact(
     """What `pair` and `_how_read` decide by, beside a call's arguments."""
     del x, bias
     hides = rounded.least_rows(weight.fmt, weight.size) is not None  # tables are among these
-    said = ((hides and exact_products()) or "", (input.fmt and float8_sums()) or "")
-    said += ("rows" * batch_invariant(),)
+    exact, sums = (hides and exact_products()) or "", (input.fmt and float8_sums()) or ""
+    said = (exact, sums, "rows" * batch_invariant())
     return " ".join(said) if any(said) else None
 
 
