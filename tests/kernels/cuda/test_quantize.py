@@ -59,7 +59,7 @@ def test_outer_scales_of_rows_are_chosen_by_kernels(
     fmt: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not by the reference, from ranges; each from its own row alone."""
-    x = torch.randn(shape)
+    x = torch.randn(shape, device=DEVICE)
     x.view(-1)[3], x[0] = torch.nan, x[0] * 1000
     fmt = str(parse(fmt))
     assert wrong(x, fmt) == []
@@ -91,7 +91,9 @@ def test_scales(fmt: str, shape: tuple[int, int]) -> None:
 
 
 def test_every_named_format_is_taken() -> None:
-    assert all(known((fmt,), ()) for fmt in bs.formats().values())
+    """But for those that are restated with float scales (kernels/restate.py)."""
+    unknown = {name for name, fmt in bs.formats().items() if not known((fmt,), ())}
+    assert unknown == {"nvfp4_e5m3"}
 
 
 @pytest.mark.some(4)

@@ -16,7 +16,8 @@ from blockscale.kernels.numbers import lower
 
 def test_what_is_read() -> None:
     """The tests of products would pass with everything dequantized to float32."""
-    assert all(reading(str(f), 4096) for n, f in CATALOG.items() if parse(f).bits in (1, 4))
+    fmts = [parse(f) for name, f in CATALOG.items() if name != "nvfp4_e5m3"]  # which is restated
+    assert all(reading(str(fmt), 4096) for fmt in fmts if fmt.bits in (1, 4))
     assert reading("e4m3:group32:e8m0/floor", 4096).fold == "bytes"
     assert reading("e2m1:group16:e4m3", 4096).fold == "codes"
     assert reading("int4:group128:fp32", 4096).per_block
