@@ -14,7 +14,7 @@ from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import FLOATS, QParams
 from blockscale.core.scales import TwoLevel
-from blockscale.kernels.cuda import interpreting
+from blockscale.kernels.cuda import interpreting, takes
 from blockscale.kernels.cuda.device.lanes import NO_NARROWING, narrowing
 from blockscale.kernels.cuda.primitives.tiling import (
     Blocks,
@@ -96,7 +96,7 @@ def floats(x: Tensor) -> Tensor:
 
 def on_device(x: Tensor) -> None:
     """Raises ValueError if the kernels cannot reach x's memory."""
-    if not (x.is_cuda or (interpreting() and x.is_cpu)):
+    if not (x.is_cuda or takes(x.device.type)):
         raise ValueError(f"expected a tensor on a CUDA device, found one on {x.device}")
 
 

@@ -13,7 +13,6 @@ def settings_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from blockscale.kernels.cuda.primitives.plan import plan
 
     monkeypatch.setattr(plans, "interpreting", lambda: False)
-    monkeypatch.setattr(plans, "on_device", lambda x: None)  # it asks the same
     plan.cache_clear()
     yield
     plan.cache_clear()
