@@ -2,7 +2,7 @@
 """The way "blocks": codes become bfloat16 in memory, and the sums of blocks meet their scales.
 
 As "dense" where scales are floats that no bfloat16 holds together with a code: the library has no
-product for it, so codes_kernel.py multiplies.
+product for it, so the kernel of codes.py multiplies.
 """
 
 from collections.abc import Sequence

@@ -240,7 +240,7 @@ def _products(
     x: Tensor, weight: Tensor, steps: Tensor, ends: Ends, settings: CodesSettings,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """By codes_kernel.py. steps: float32 [n] or [1], the factors of the outputs."""
+    """By `multiply_codes`. steps: float32 [n] or [1], the factors of the outputs."""
     (rows, k), n = x.shape, weight.shape[0]
     y = torch.empty((rows, n), dtype=dtype, device=x.device)
     grid = (cdiv(rows, settings.rows) * cdiv(n, settings.outputs),)

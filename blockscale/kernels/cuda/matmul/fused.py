@@ -287,7 +287,7 @@ def cut(
 # The way "fused": for more rows of x, codes are decoded while the tensor cores multiply others.
 #
 # It needs a Hopper (hopper/available.py), where the copy engine can read the weight. The device
-# code is hopper/fused*.py, and what it is compiled for fused_work.py.
+# code is hopper/fused*.py; what it is compiled for stands above.
 
 _UNFLUSHED = 1024  # products that a tensor core, which truncates, adds up where more bits show
 _TAIL_LINES = 16  # rows of a tile that a program of `add_tail` has

@@ -219,7 +219,7 @@ def multiply(
 
 # The way "tile": words go to registers as the tensor core reads them, and are decoded there.
 #
-# It needs no Hopper, and codes that lie in whole words. The device code is tile_kernel.py.
+# It needs no Hopper, and codes that lie in whole words. The device code stands above.
 
 
 class TileSettings(NamedTuple):
