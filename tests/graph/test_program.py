@@ -77,7 +77,7 @@ def test_copies_do_not_change_what_they_are_of():
 
 @pytest.mark.parametrize("wrong", [nn.Linear(2, 2), "model.pt2", None])
 def test_what_is_no_program(wrong):
-    with pytest.raises(TypeError, match=r"expected a program, found a .*: export the model first"):
+    with pytest.raises(TypeError, match=r"expected a program, found .*: export the model first"):
         bs.graph.prepare(wrong, "int8")
 
 

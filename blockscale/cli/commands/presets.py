@@ -20,7 +20,7 @@ def presets(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets, which --recipe takes, with the figures that they reached.
+    """List the presets that --recipe takes, and what they reached.
 
     Loss added and KL are nats a token; agreement is how often the likeliest class is the float
     model's; cosine is of embeddings with the float model's.

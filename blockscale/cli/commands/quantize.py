@@ -36,7 +36,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
         typer.Option(
             "--recipe",
             "-r",
-            help="A preset, a format, a recipe's JSON or its file.",
+            help="A preset, a format, or a recipe (JSON).",
         ),
     ],
     skip: Annotated[
@@ -47,8 +47,8 @@ def quantize(  # noqa: PLR0913 - one argument an option
         Path | None,
         typer.Option(metavar="TEXT", help="Calibrate on this text ('-': Python's help texts)."),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Of the text.")] = 32,
-    tokens: Annotated[int, typer.Option(min=2, help="Per sequence.")] = 512,
+    sequences: Annotated[int, typer.Option(metavar="N", min=1, help="Of the text.")] = 32,
+    tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Per sequence.")] = 512,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Fail if a layer of the recipe is skipped."),

@@ -27,13 +27,17 @@ def test_it_writes_one_file(tmp_path):
 def test_json_says_what_was_written(tmp_path):
     out = tmp_path / "page.html"
     told = json.loads(run("webgpu-page", out, "--formats", "int8", "--json").stdout)
-    assert told == {"path": str(out), "formats": ["int8"], "bytes": out.stat().st_size}
+    size = out.stat().st_size
+    assert told == {"path": str(out), "formats": ["int8"], "bytes": size, "left_out": {}}
 
 
 def test_every_named_format_by_default(tmp_path):
     from blockscale.core.parse import formats
 
-    assert f"{len(formats())} formats" in run("webgpu-page", tmp_path / "page.html").output
+    said = run("webgpu-page", tmp_path / "page.html").output
+    assert f"{len(formats()) - 2} formats" in said
+    assert "left out nvfp4_token: e2m1:group16:(e4m3:token:fp32): a page knows" in said
+    assert "left out nvfp4_e5m3: e2m1:group16:ue5m3 has no shaders" in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from blockscale.export.to_onnx.activation import activation, refused
 from tests.export.to_onnx.running import EDGES, made, run, same
 
 DYNAMIC = [
-    *CATALOG.values(),
+    *(fmt for name, fmt in CATALOG.items() if name != "nvfp4_token"),  # outer scales of rows
     *(
         "int8:token:fp32:full",
         "int8:group5:fp32",

@@ -94,7 +94,7 @@ def test_what_no_file_can_round_to():
 
 RULES = ("floor", "ceil", "rceil", "even", "tosa", "nearest")
 SPELLINGS = [
-    *CATALOG.values(),
+    *(fmt for name, fmt in CATALOG.items() if name != "nvfp4_token"),  # outer scales of rows
     *(f"{e}:group8:e8m0/{rule}" for rule in RULES for e in ("int8", "e4m3", "e2m1")),
     *(f"{e}:group8:pow2/{rule}" for rule in RULES for e in ("int8", "e4m3", "e2m1")),
     *("int8:group8:fp16", "int8:group8:bf16", "int8:token:fp32:full", "int8:token:fp32:half"),

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from blockscale.kernels.cpu.integer import products
 from blockscale.kernels.cpu.integer.shifted import _READY
 from blockscale.kernels.registry import unavailable
 from blockscale.ops.integer import INTEGER_OPS
@@ -98,8 +99,11 @@ def test_products_beyond_2_53():
 @pytest.mark.parametrize("a", [(4, 9), (1, 4, 9), (3, 4, 9), (2, 1, 4, 9), (1, 9)])
 @pytest.mark.parametrize("b", [(9, 5), (3, 9, 5), (2, 3, 9, 5), (1, 1, 9, 5)])
 @pytest.mark.parametrize("turned", [False, True])
-def test_batches_of_matrices(a, b, turned):
-    """Broadcast, one matrix for all, and rows or columns side by side in memory."""
+@pytest.mark.parametrize("small", [0, 64**3])
+def test_batches_of_matrices(a, b, turned, small, monkeypatch):
+    """Broadcast, one matrix for all, and rows or columns side by side in memory: a product for each
+    matrix, or one of all."""
+    monkeypatch.setattr(products, "_SMALL", small)
     left, right = whole(-128, 127, *a, dtype=torch.int8), whole(0, 255, *b, dtype=torch.uint8)
     right = right.mT.contiguous().mT if turned else right
     equal("integer_matmul", left, right, 5, 128, 2**21, shifts(7), 0, *LIMITS[INT8], INT8)
