@@ -3,7 +3,7 @@
 
 The sentences are of list 1 to 4 of IEEE's Harvard sentences (IEEE Recommended Practice for Speech
 Quality Measurements, 1969). Piper speaks phonemes, which espeak-ng makes of text; its answers
-(version 1.52, voice en-us) are recorded here, so that no phonemizer is needed. Noise is 0: the
+(voice en-us) are recorded here, so that no phonemizer is needed. Noise is 0: the
 same sounds each time.
 """
 
