@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import DTYPES, NO_PARTS, Native, addresses, native
+from blockscale.kernels.cpu.native import DTYPES, NO_PARTS, NativeFormat, addresses, native
 
 
 class Call(NamedTuple):
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 class Held(NamedTuple):
     """A tensor in a format."""
 
-    form: Native
+    form: NativeFormat
     shape: tuple[int, ...]
     x: Tensor
     parts: Any
