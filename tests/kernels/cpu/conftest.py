@@ -9,7 +9,7 @@ import torch
 from blockscale.kernels.cpu import load
 
 native = load()
-collect_ignore_glob = ["test_*.py", "fused/*.py"] if isinstance(native, str) else []
+collect_ignore_glob = ["test_*.py"] if isinstance(native, str) else []
 ISAS = [] if isinstance(native, str) else native.isas()
 
 
