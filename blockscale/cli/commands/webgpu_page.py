@@ -43,16 +43,8 @@ def webgpu_page(
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "path": str(path),
-                    "formats": list(wanted),
-                    "bytes": path.stat().st_size,
-                    "left_out": left_out,
-                }
-            )
-        )
+        told = {"path": str(path), "formats": list(wanted), "bytes": path.stat().st_size}
+        print(json.dumps(told | {"left_out": left_out}))
         return
     for name, why in left_out.items():
         print(f"left out {name}: {why}")
