@@ -25,6 +25,7 @@ from blockscale.files.directory.swap import restore, whole_folder
 from blockscale.files.metadata import VERSION
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json")
+_NO_TOKENIZER = "put the model's there (tokenizer.json), which --calibrate reads the text with"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Calibrating:
     def rows(self, model: nn.Module, path: Path) -> Tensor:
         """int64 [sequences, tokens]. Raises ValueError for a text that fills none."""
         length = fitting(model, self.length)
-        return windows(self.source, tokenizer_of(path), length, self.count)
+        return windows(self.source, tokenizer_of(path, _NO_TOKENIZER), length, self.count)
 
 
 def calibrated_directory(

@@ -51,10 +51,14 @@ def open_model(path: Path, device: str) -> nn.Module:
     return model.to(place)
 
 
-def tokenizer_of(path: Path) -> Callable[[str], Sequence[int]]:
+_ELSEWHERE = "name a directory that has, with --tokenizer"
+
+
+def tokenizer_of(path: Path, instead: str = _ELSEWHERE) -> Callable[[str], Sequence[int]]:
     """What makes a text the tokens of a model, without marks of its beginning and end.
 
     path: the directory of a tokenizer, or a GGUF file, which carries its own (the extra `gguf`)
+    instead: what to do where a directory has none, for the error
     Raises ValueError where there is none.
     """
     from transformers import AutoTokenizer
@@ -66,7 +70,7 @@ def tokenizer_of(path: Path) -> Callable[[str], Sequence[int]]:
     if not where and not any(
         (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
     ):
-        raise ValueError(f"{folder} has no tokenizer: name a directory that has, with --tokenizer")
+        raise ValueError(f"{folder} has no tokenizer: {instead}")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, **where)
     except ImportError as error:

@@ -118,3 +118,12 @@ def test_what_was_calibrated_is_not_made_again(model, text, tmp_path):
     again = run("quantize", out, tmp_path / "again", "-r", "w8a8", "--calibrate", text)
     assert again.exit_code == 1
     assert "is quantized already: name the float model's directory" in again.stderr
+
+
+def test_a_directory_without_a_tokenizer(text, tmp_path):
+    """The command has no --tokenizer, which `eval` names."""
+    bare = tiny(tmp_path / "bare")
+    result = run("quantize", bare, tmp_path / "out", "-r", "w4a16", "--calibrate", text, *SHORT)
+    assert result.exit_code != 0 and not (tmp_path / "out").exists()
+    said = " ".join(result.output.split())
+    assert "has no tokenizer: put the model's there (tokenizer.json)" in said
