@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Device functions called on tensors, by a kernel of one program."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -34,3 +37,17 @@ def result(function: Any, *tensors: Tensor, dtype: torch.dtype) -> Tensor:
     size = triton.next_power_of_2(n)
     kernel[(1,)](*given, out, function=function, n=n, size=size, enable_fp_fusion=False)
     return out.cpu()
+
+
+@contextmanager
+def refused(reason: str) -> Iterator[None]:
+    """A kernel is not to be compiled, for this reason: the interpreter raises what the kernel does,
+    the compiler one error for each call on the way, whose cause is the next."""
+    with pytest.raises(Exception) as raised:
+        yield
+    error: BaseException | None = raised.value
+    messages = []
+    while error is not None:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    assert any(reason in each for each in messages), messages

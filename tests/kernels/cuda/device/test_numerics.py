@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from blockscale.kernels.cuda.device import numerics
-from tests.kernels.cuda.device.calls import result
+from tests.kernels.cuda.device.calls import refused, result
+from tests.support.cuda_equal import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -92,8 +93,8 @@ def test_magnitudes_become_integers(rounding: str) -> None:
     negative = (torch.arange(128) % 2).to(torch.int32)
     u = torch.randint(0, 2**24, (128,)).float()
     u[:8] = torch.tensor([0, 2**22, 2**23, 3 * 2**22] * 2).float()
-    out = torch.empty(128)
-    _rounded[(1,)](m, negative, u, out, rounding=rounding, n=128)
+    out = torch.empty(128, device=DEVICE)
+    _rounded[(1,)](m.to(DEVICE), negative.to(DEVICE), u.to(DEVICE), out, rounding=rounding, n=128)
     wanted = [
         expected(rounding, Fraction(float(a)), bool(s), int(r))
         for a, s, r in zip(m, negative, u, strict=True)
@@ -102,6 +103,6 @@ def test_magnitudes_become_integers(rounding: str) -> None:
 
 
 def test_an_unknown_rounding_is_refused() -> None:
-    x = torch.zeros(4)
-    with pytest.raises(Exception, match="unknown rounding"):
+    x = torch.zeros(4, device=DEVICE)
+    with refused("unknown rounding"):
         _rounded[(1,)](x, x.int(), x, x, rounding="to_odd", n=4)
