@@ -78,7 +78,7 @@ class OnWebGPU:
     def _work(self) -> None:
         """Work that only takes time."""
         buffers = {"result": _buffers(256)[0]}
-        launch(Shader("kernels/probe_busy"), buffers, {"turns": self._turns}, 2048, baked=False)
+        launch(Shader("kernels/probe/busy"), buffers, {"turns": self._turns}, 2048, baked=False)
 
     def awake(self) -> None:
         """Work until that is as fast as it ever was: after a pause, while shaders were compiled."""
@@ -118,7 +118,7 @@ def copying(nbytes: int) -> Call:
     """A WGSL copy that reads and writes `nbytes` in all."""
     half = max(nbytes // 2 // 16, 1) * 16
     source, result = _buffers(1 << (half - 1).bit_length())
-    shader, count = Shader("kernels/copy"), half // 16
+    shader, count = Shader("kernels/copies/words"), half // 16
     bound: dict[str, Memory | Window] = {
         "source": Window(source, 0, half), "result": Window(result, 0, half)
     }  # fmt: skip
@@ -274,7 +274,9 @@ def floor(shape: tuple[int, int], clock: OnWebGPU) -> dict[str, float]:
     count = x.numel() // 4
     result = allocate(x.numel())
     bound = {"source": y.memory, "result": result}
-    moving = partial(launch, Shader("kernels/narrow"), bound, {"count": count}, -(-count // 256))
+    moving = partial(
+        launch, Shader("kernels/copies/bytes"), bound, {"count": count}, -(-count // 256)
+    )
     calls: dict[str, list[float]] = {"ours": [], "floor": []}
     for _ in range(9):
         for name, call in (("ours", given), ("floor", moving)):

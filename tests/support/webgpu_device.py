@@ -4,7 +4,7 @@
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.shader import Shader
 
-COPY = Shader("kernels/copy")
+COPY = Shader("kernels/copies/words")
 
 
 def copy(source, result, words=64):

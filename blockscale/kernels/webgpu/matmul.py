@@ -153,7 +153,7 @@ def product_shader(
 @cache
 def cast_shader(dtype: torch.dtype) -> Shader:
     """float32 to a type of 16 bits."""
-    return Shader("kernels/cast", (("RESULT_STORAGE", storage(dtype)),))
+    return Shader("kernels/copies/cast", (("RESULT_STORAGE", storage(dtype)),))
 
 
 def rows_shader(

@@ -242,7 +242,7 @@ def widened_exactly() -> bool:
     patterns = torch.arange(_COUNT, dtype=torch.int32).to(torch.int16)
     result = allocate(4 * _COUNT)
     launch(
-        Shader("kernels/widen"),
+        Shader("kernels/copies/widen"),
         {"source": upload(patterns), "result": result},
         {"count": _COUNT // 2},
         _COUNT // 2 // 256,

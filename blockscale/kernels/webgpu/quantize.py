@@ -191,7 +191,7 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
         return moved(packing.unpack(packed.cpu(), element, shape).clone(), packed)
     items = allocate(count * element.code_dtype.itemsize)
     launch(
-        Shader("kernels/unpack", f.item_constants),
+        Shader("kernels/codes/unpack", f.item_constants),
         {"items": whole(items), "codes": whole(memory_of(packed))},
         {"count": count, "row": size, "row_bytes": f.row_bytes(size)},
         -(-items.nbytes // 1024),

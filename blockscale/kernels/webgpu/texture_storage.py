@@ -139,7 +139,7 @@ _TOGETHER = 256  # rows: as many of any length begin at a multiple of 256 bytes
 
 
 @dataclass(frozen=True)
-class TextureFill(Kernel, part="kernels/texture_fill"):
+class TextureFill(Kernel, part="kernels/texture/fill"):
     """Texels of packed elements. texel: texture/texel/{texel}"""
 
     texel: str
@@ -236,7 +236,7 @@ def fill(target: Texture, packed: Memory) -> None:
 
 def _read(source: Texture, at: Layout, row_bytes: int, packed: Memory) -> None:
     unit = 32 if row_bytes % 4 == 0 else 8
-    shader = Shader("kernels/texture_read", (("BITS", source.bits), ("UNIT", unit)))
+    shader = Shader("kernels/texture/read", (("BITS", source.bits), ("UNIT", unit)))
     for first, rows in _chunks(at, row_bytes):
         words = -(-rows * row_bytes // 4)
         sizes = {
@@ -273,7 +273,7 @@ Three = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class TextureMap(Kernel, part="kernels/texture_map"):
+class TextureMap(Kernel, part="kernels/texture/map"):
     """Texels of texels. texel: texture/texel/{texel}; op: texture/ops/{op}
 
     texels, blocks: how a texel's blocks are found, texture/blocks/{texels} and blocks/{blocks}

@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.spec import Coding, known, shader_of
 
 
 @dataclass(frozen=True)
-class BoxRanges(Kernel, part="kernels/box_ranges"):
+class BoxRanges(Kernel, part="kernels/boxes/ranges"):
     """What scales are chosen from. statistic: boxes/{statistic}"""
 
     coding: Coding
@@ -22,14 +22,14 @@ class BoxRanges(Kernel, part="kernels/box_ranges"):
 
 
 @dataclass(frozen=True)
-class BoxScales(Kernel, part="kernels/box_scales"):
+class BoxScales(Kernel, part="kernels/boxes/scales"):
     """The scale of each block."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class BoxCodes(Kernel, part="kernels/box_codes"):
+class BoxCodes(Kernel, part="kernels/boxes/codes"):
     """The code of each number, and its value."""
 
     coding: Coding

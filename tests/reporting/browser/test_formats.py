@@ -55,7 +55,7 @@ def test_declarations_are_those_that_shaders_call():
     texts = {}
     codes = told("a", parse("mxfp4"), texts)["shaders"]["codes"]
     few = "\n".join(texts)
-    assert "fn main" in few and "//# kernels/box_codes" in few
+    assert "fn main" in few and "//# kernels/boxes/codes" in few
     assert "boxes/mean" not in few
     assert "CODEBOOK" not in codes["constants"] and codes["tables"] == {}
     before = len(texts)

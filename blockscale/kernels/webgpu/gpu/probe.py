@@ -19,7 +19,7 @@ from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles, Shader
 
-OPERATIONS = (  # the columns of kernels/probe_arithmetic
+OPERATIONS = (  # the columns of kernels/probe/arithmetic
     "multiplication from integers",
     "division from integers",
     "addition from integers",
@@ -54,7 +54,7 @@ EXACT = DeviceArithmetic()  # right on every device
 
 
 @dataclass(frozen=True)
-class ProbeArithmetic(Kernel, part="kernels/probe_arithmetic"):
+class ProbeArithmetic(Kernel, part="kernels/probe/arithmetic"):
     """What a device makes of floats."""
 
     device: DeviceArithmetic

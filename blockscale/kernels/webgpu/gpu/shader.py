@@ -111,10 +111,11 @@ def reached(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]
 
 # Shaders are composed of named parts of WGSL: kernels, and variants of roles.
 #
-# `wgsl/kernels/quantize.wgsl` is the part `kernels/quantize`, which has an entry point. The other
-# files below `wgsl/` are roles: `wgsl/rounding.wgsl` has the part `rounding/up` under the line
-# `//# up`. A kernel's file may go on with parts of its own under such lines
-# (`kernels/one_pass/means`).
+# Files below `wgsl/` are roles: `wgsl/rounding.wgsl` has the part `rounding/up` under the line
+# `//# up`. Those of `wgsl/kernels/` are families of kernels, which have an entry point each:
+# `wgsl/kernels/codes.wgsl` has `kernels/codes/quantize` under `//# quantize`. What stands before
+# all such lines is the part of the file's own name (`kernels/one_pass`), and a kernel may have
+# further parts of its own (`kernels/one_pass/means`).
 #
 # A shader has what `main` calls, directly or through others, of the parts that its kernel needs,
 # and of its constants; the rest is left out.
@@ -199,7 +200,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Kernel(Roles):
-    """The roles of a kernel, by a subclass of its own: class Spread(Kernel, part="kernels/spread").
+    """The roles of a kernel, by a subclass: class Pack(Kernel, part="kernels/codes/pack").
 
     part: the part with the entry point `main`
     """

@@ -48,7 +48,7 @@ class Writing(Roles):
 
 
 @dataclass(frozen=True)
-class Finish(Kernel, part="kernels/finish"):
+class Finish(Kernel, part="kernels/choose/finish"):
     """The scale of each block, of what was found in it."""
 
     coding: Coding
@@ -59,7 +59,7 @@ class Finish(Kernel, part="kernels/finish"):
 
 
 @dataclass(frozen=True)
-class Numerators(Kernel, part="kernels/numerators"):
+class Numerators(Kernel, part="kernels/choose/numerators"):
     """The largest numerators of the blocks that share an outer scale."""
 
     coding: Coding
@@ -69,7 +69,7 @@ class Numerators(Kernel, part="kernels/numerators"):
 
 
 @dataclass(frozen=True)
-class Outer(Kernel, part="kernels/outer"):
+class Outer(Kernel, part="kernels/choose/outer"):
     """Outer scales, of those."""
 
     coding: Coding
@@ -186,7 +186,7 @@ def outer_of(f: Form, largest: Memory, count: int) -> Memory:
 
 
 @dataclass(frozen=True)
-class ExtremesKernel(Kernel, part="kernels/extremes"):
+class ExtremesKernel(Kernel, part="kernels/choose/extremes"):
     """Extremes of blocks. reading: "quads" or "ones" of numbers; team: how they are merged"""
 
     coding: Coding
@@ -198,7 +198,7 @@ class ExtremesKernel(Kernel, part="kernels/extremes"):
 
 
 @dataclass(frozen=True)
-class SumsKernel(ExtremesKernel, part="kernels/sums"):
+class SumsKernel(ExtremesKernel, part="kernels/choose/sums"):
     """Sums of magnitudes. least: of which, statistics/{least}"""
 
     least: str

@@ -43,7 +43,7 @@ def pack_items(f: Form, items: Memory, count: int, row: int, item_bits: int) -> 
     nbytes = count // row * f.row_bytes(row)
     packed = allocate(nbytes)
     launch(
-        Shader("kernels/pack", tuple(constants.items())),
+        Shader("kernels/codes/pack", tuple(constants.items())),
         {"items": whole(items), "codes": whole(packed)},
         {"bytes": nbytes, "row_bytes": f.row_bytes(row), "row": row},
         -(-nbytes // 1024),
@@ -57,7 +57,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class QuantizeKernel(Kernel, part="kernels/quantize"):
+class QuantizeKernel(Kernel, part="kernels/codes/quantize"):
     """What a stored scale makes of numbers.
 
     result: "codes", "values", or the "gradient" that passes where numbers are in range, whose
@@ -185,7 +185,7 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True)
-class DequantizeKernel(Kernel, part="kernels/dequantize"):
+class DequantizeKernel(Kernel, part="kernels/codes/dequantize"):
     """Values of codes. codes: in a "stream", or in "rows" with gaps"""
 
     coding: Coding

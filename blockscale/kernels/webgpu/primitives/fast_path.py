@@ -178,7 +178,7 @@ _FORMATS = ("int8:group4:e8m0/floor", "e4m3:group4:e8m0/floor")  # of each way t
 
 
 @dataclass(frozen=True)
-class ProbeFastPath(Kernel, part="kernels/probe_fast_path"):
+class ProbeFastPath(Kernel, part="kernels/probe/fast_path"):
     """What numbers are rounded to. family, scaled: as those of FastParts"""
 
     coding: Coding
@@ -234,7 +234,7 @@ _GROUP = 256  # invocations of a workgroup
 
 
 @dataclass(frozen=True)
-class FastDequantize(Kernel, part="kernels/fast_path_dequantize"):
+class FastDequantize(Kernel, part="kernels/fast_path/dequantize"):
     """Values of codes, several units an invocation. narrow: fast_path_memory/narrow/{narrow}"""
 
     coding: Coding

@@ -338,7 +338,7 @@ class Stored(Roles):
 
 
 @dataclass(frozen=True)
-class Spread(Kernel, part="kernels/spread"):
+class Spread(Kernel, part="kernels/choose/spread"):
     """The outer scale of each block."""
 
     blocks: str

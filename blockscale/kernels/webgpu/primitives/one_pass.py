@@ -52,7 +52,7 @@ _HELD = 8  # fours of numbers that an invocation of a team keeps in registers
 
 
 @dataclass(frozen=True)
-class FastOuter(Kernel, part="kernels/fast_path_outer"):
+class FastOuter(Kernel, part="kernels/fast_path/outer"):
     """The largest numerator of all blocks.
 
     find:  fast_path_choose/find/{find}; team: how neighbours merge what they found

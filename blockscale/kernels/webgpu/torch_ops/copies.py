@@ -109,7 +109,7 @@ THREADS = 256  # invocations of a workgroup, one a word
 
 
 @dataclass(frozen=True)
-class Widen(Kernel, part="kernels/torch_widen"):
+class Widen(Kernel, part="kernels/torch_copies/widen"):
     """float32 of other numbers. numbers: torch/{numbers}; float: memory/float/{float}"""
 
     numbers: str
@@ -118,7 +118,7 @@ class Widen(Kernel, part="kernels/torch_widen"):
 
 
 @dataclass(frozen=True)
-class Convert(Kernel, part="kernels/torch_convert"):
+class Convert(Kernel, part="kernels/torch_copies/convert"):
     """Narrower floats of float32."""
 
     float: str
@@ -162,7 +162,9 @@ def _gather(x: WebGPUTensor, made: WebGPUTensor) -> None:
             encoder.copy_buffer_to_buffer(x.memory.buffer, 0, made.memory.buffer, 0, size)
         return
     at = addresses(tuple(x.shape), [x], always=True)
-    shader = Shader("kernels/torch_gather", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants))
+    shader = Shader(
+        "kernels/torch_copies/gather", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
+    )
     buffers = {"x": x.memory, "result": made.memory, **at.buffers}
     launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
 
@@ -180,7 +182,9 @@ def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
         _gather(x, into)
         return
     at = addresses(tuple(into.shape), [into, x], always=True)
-    shader = Shader("kernels/torch_scatter", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants))
+    shader = Shader(
+        "kernels/torch_copies/scatter", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
+    )
     buffers = {"x": x.memory, "result": into.memory, **at.buffers}
     count = into.numel()
     groups = -(-count * max(x.dtype.itemsize // 4, 1) // THREADS)
@@ -322,7 +326,7 @@ def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
         ("ITEM_BITS", table.dtype.itemsize * 8),
         ("INDEX_WORDS", _INDICES[indices.dtype]),
     )
-    shader = Shader("kernels/torch_choose_rows", constants)
+    shader = Shader("kernels/torch_copies/choose_rows", constants)
     buffers = {"table": table.memory, "indices": indices.memory, "result": made.memory}
     sizes = {"count": made.numel(), "row": table.numel() // max(table.shape[0], 1)}
     launch(shader, buffers, sizes, words(made), baked=False)

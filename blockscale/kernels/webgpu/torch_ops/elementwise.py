@@ -29,7 +29,7 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
 
 
 @dataclass(frozen=True)
-class IntegerKernel(Kernel, part="kernels/torch_integers"):
+class IntegerKernel(Kernel, part="kernels/torch_elementwise/integers"):
     """A function of two whole numbers, torch_functions/integers/{function}."""
 
     function: str
@@ -128,7 +128,7 @@ _COMPARE = {
 
 
 @dataclass(frozen=True)
-class Unary(Kernel, part="kernels/torch_unary"):
+class Unary(Kernel, part="kernels/torch_elementwise/unary"):
     """A function of numbers, torch_functions/unary/{function}; float: memory/float/{float}"""
 
     function: str
@@ -138,7 +138,7 @@ class Unary(Kernel, part="kernels/torch_unary"):
 
 
 @dataclass(frozen=True)
-class BinaryKernel(Kernel, part="kernels/torch_binary"):
+class BinaryKernel(Kernel, part="kernels/torch_elementwise/binary"):
     """A function of two numbers, torch_functions/binary/{function}.
 
     second: the other one is of a "tensor", or the same "number" for all
@@ -152,12 +152,12 @@ class BinaryKernel(Kernel, part="kernels/torch_binary"):
 
 
 @dataclass(frozen=True)
-class Compare(BinaryKernel, part="kernels/torch_compare"):
+class Compare(BinaryKernel, part="kernels/torch_elementwise/compare"):
     """A comparison of two numbers, torch_functions/compare/{function}."""
 
 
 @dataclass(frozen=True)
-class Where(Kernel, part="kernels/torch_where"):
+class Where(Kernel, part="kernels/torch_elementwise/where"):
     """Elements of one of two tensors."""
 
     address: str

@@ -32,7 +32,7 @@ _SPAN = 1 << 13  # elements that one workgroup takes
 
 
 @dataclass(frozen=True)
-class Reduce(Kernel, part="kernels/torch_reduce"):
+class Reduce(Kernel, part="kernels/torch_reductions/reduce"):
     """Numbers joined, two at a time, by torch_functions/binary/{joining}."""
 
     joining: str
@@ -140,7 +140,7 @@ def _as_list(dims: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Softmax(Kernel, part="kernels/torch_softmax"):
+class Softmax(Kernel, part="kernels/torch_reductions/softmax"):
     """softmax of rows. float: memory/float/{float}"""
 
     float: str
@@ -148,7 +148,7 @@ class Softmax(Kernel, part="kernels/torch_softmax"):
 
 
 @dataclass(frozen=True)
-class LayerNorm(Softmax, part="kernels/torch_layer_norm"):
+class LayerNorm(Softmax, part="kernels/torch_reductions/layer_norm"):
     """layer_norm of rows."""
 
 

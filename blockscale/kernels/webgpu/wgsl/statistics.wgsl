@@ -200,7 +200,7 @@ fn counted(x: u32, field: u32, least: u32, strictly: bool) -> Sum {
 }
 
 //# block_stats/extremes
-// The range of a block from what kernels/extremes left.
+// The range of a block from what kernels/choose/extremes left.
 // needs: statistics/{statistic}
 @group(0) @binding(work) var<storage, read> work: array<u32>;
 
@@ -209,7 +209,7 @@ fn range_at(block: u32) -> Range {
 }
 
 //# block_stats/means
-// The mean magnitude of a block from what kernels/extremes and kernels/sums left.
+// The mean magnitude of a block from what kernels/choose/extremes and kernels/choose/sums left.
 // needs: statistics/{statistic}, statistics/sum, choose/{rule}
 @group(0) @binding(work) var<storage, read> work: array<u32>;
 @group(0) @binding(totals) var<storage, read> totals: array<u32>;

@@ -30,7 +30,7 @@ fn given_offset(block: u32) -> u32 {
 }
 
 //# outer_each
-// An outer scale for each block (kernels/spread).
+// An outer scale for each block (kernels/choose/spread).
 @group(0) @binding(outers) var<storage, read> outers: array<u32>;
 
 fn given_outer(block: u32) -> u32 {

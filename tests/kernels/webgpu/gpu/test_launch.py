@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.gpu.launch import Stopwatch, Window, grid, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload, zeros
 from blockscale.kernels.webgpu.gpu.shader import Shader
 
-COPY = Shader("kernels/copy")
+COPY = Shader("kernels/copies/words")
 LIMITS = {"max-compute-workgroups-per-dimension": 65535}
 
 
@@ -136,7 +136,7 @@ WORDS = 1 << 20
 
 def copy(source: Memory, result: Memory) -> None:
     launch(
-        Shader("kernels/copy"),
+        Shader("kernels/copies/words"),
         {"source": source, "result": result},
         {"count": WORDS // 4},
         WORDS // 1024,

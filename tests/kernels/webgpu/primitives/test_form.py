@@ -110,7 +110,7 @@ def test_constants_of_a_kernel_come_before_those_of_a_format() -> None:
     kernel = Outer(coding(f), "plain")
     assert dict(shader(f, kernel, {"BITS": 9}).constants)["BITS"] == 9
     made = shader(f, kernel, {"SCALE_BITS": 16, "POISONS": False})
-    assert (made.part, dict(made.constants)["BITS"]) == ("kernels/outer", 4)
+    assert (made.part, dict(made.constants)["BITS"]) == ("kernels/choose/outer", 4)
     assert "const SCALE_BITS: u32 = 16u;" in source(made, ("outers",), None).text
 
 

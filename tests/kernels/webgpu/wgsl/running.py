@@ -15,21 +15,21 @@ from tests.support.same import bits
 
 
 @dataclass(frozen=True)
-class ProbeCode(Kernel, part="kernels/probe_code"):
+class ProbeCode(Kernel, part="kernels/probe/code"):
     """Codes and values of four numbers with a step."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class ProbeChoose(Kernel, part="kernels/probe_choose"):
+class ProbeChoose(Kernel, part="kernels/probe/choose"):
     """Scales of extremes."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class ProbeRandom(Kernel, part="kernels/probe_random"):
+class ProbeRandom(Kernel, part="kernels/probe/random"):
     """Random numbers."""
 
     random: str
@@ -37,7 +37,7 @@ class ProbeRandom(Kernel, part="kernels/probe_random"):
 
 
 @dataclass(frozen=True)
-class ProbeMeans(Kernel, part="kernels/probe_means"):
+class ProbeMeans(Kernel, part="kernels/probe/means"):
     """Means, and floats of 16 bits. float: memory/float/{float}"""
 
     float: str
