@@ -216,7 +216,7 @@ def onnx_file(path: pathlib.Path, layer: str) -> pathlib.Path:
     """Codes of int4 [8, 32], scales by blocks of 16, and a bias, under a layer's names."""
     from onnx import helper
 
-    from tests.export.checkpoints.onnx import files
+    from tests.export.checkpoints import onnx_files as files
 
     codes, scale, bias = (f"{layer}.{part}" for part in ("weight.codes", "weight.scale", "bias"))
     tensors = [
@@ -230,7 +230,7 @@ def onnx_file(path: pathlib.Path, layer: str) -> pathlib.Path:
 
 def test_an_onnx_file(tmp_path):
     """Of any writer, where its tensors have the model's names."""
-    from tests.export.checkpoints.onnx.files import run, same
+    from tests.export.checkpoints.onnx_files import run, same
 
     path, model = onnx_file(tmp_path / "m.onnx", "0"), nn.Sequential(nn.Linear(32, 8))
     bs.load(model, path)

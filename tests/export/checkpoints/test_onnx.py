@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 import blockscale as bs
-from tests.export.checkpoints.onnx.files import (
+from tests.export.checkpoints.onnx_files import (
     TYPES,
     floats,
     random_bytes,
@@ -20,8 +20,8 @@ from tests.export.checkpoints.onnx.files import (
     scales,
     tensor,
 )
-from tests.export.checkpoints.onnx.files import scales as any_scales
-from tests.export.checkpoints.onnx.files import tensor as stored
+from tests.export.checkpoints.onnx_files import scales as any_scales
+from tests.export.checkpoints.onnx_files import tensor as stored
 
 BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "int16": 16, "uint16": 16, "float4e2m1": 4}
 KINDS = ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2", "float8e4m3fn",

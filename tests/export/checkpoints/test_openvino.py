@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import blockscale as bs
 from tests.support.openvino_ir import every, same, write
 
-RECORDED = Path(__file__).parents[3] / "recorded" / "openvino"
+RECORDED = Path(__file__).parents[2] / "recorded" / "openvino"
 MODES, ANY = load_file(RECORDED / "values.safetensors"), load_file(RECORDED / "any.safetensors")
 FORMATS = {
     "INT8_SYM": "int8:channel0:fp16:full", "INT8_ASYM": "uint8:channel0:fp16:asym",

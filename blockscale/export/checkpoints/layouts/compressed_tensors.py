@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which tensors of a directory are compressed-tensors' weights.
+"""compressed-tensors: llm-compressor, vLLM, RedHat AI (0.20.0: compressors/, quantization/).
 
 Told by `quant_method`, or by names that end in `.weight_packed`. Bits come from the shapes; what
 these do not tell (codes of 7 bits in the packing of 2025, groups that do not divide a row) from the
@@ -12,18 +12,199 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from blockscale.core.pack import pack, unpack
 from blockscale.core.parse import parse
-from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layout import Found, Input, Kinds, Parts, Read, Weight
-from blockscale.export.checkpoints.layouts.compressed_tensors.groups import (
-    Arguments,
-    arguments,
-    groups_of,
-    number,
+from blockscale.core.untrusted_patterns import full_match
+from blockscale.export.checkpoints.assembling import (
+    BYTES,
+    FLOATS,
+    assembled,
+    block_of,
+    columns,
+    flipped,
+    kept,
+    little_endian,
 )
-from blockscale.export.checkpoints.layouts.compressed_tensors.integers import integers
+from blockscale.export.checkpoints.layout import Found, Input, Kinds, Parts, Read, Weight
+from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
+
+# Which group of a compressed-tensors configuration a module is of, and what it says of weights.
+
+Arguments = Mapping[str, Any]  # of a group's weights: num_bits, group_size, strategy, …
+
+
+def groups_of(config: Mapping[str, Any], of: str = "weights") -> list[tuple[list[str], Arguments]]:
+    """(targets, what is said of weights, or of `of`) of each group. Raises FileError for other
+    JSON."""
+    found = config.get("config_groups", {})
+    if not isinstance(found, dict):
+        raise FileError("config_groups of the quantization_config is not a JSON object")
+    groups = []
+    for name, group in found.items():
+        weights = group.get(of) if isinstance(group, dict) else None
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if not isinstance(targets, list) or not isinstance(weights or {}, dict):
+            raise FileError(f"group {name!r} of the quantization_config has no targets or weights")
+        groups.append(([each for each in targets if isinstance(each, str)], weights or {}))
+    return groups
+
+
+def arguments(module: str, groups: list[tuple[list[str], Arguments]]) -> list[Arguments]:
+    """What groups say of a module's weight: those that name it first, then by class of module.
+
+    Several may: which of them it is of, its tensors decide.
+    """
+    named = [weights for targets, weights in groups if any(_names(t, module) for t in targets)]
+    by_class = [w for targets, w in groups if any(_is_class(t) for t in targets)]
+    return named + [each for each in by_class if all(each is not other for other in named)]
+
+
+def _names(target: str, module: str) -> bool:
+    if not target.startswith("re:"):
+        return target == module
+    try:
+        return full_match(f"(?:{target[3:]}).*", module)  # re.match: a beginning is enough
+    except ValueError as error:
+        raise FileError(f"a target of the quantization_config: {error}") from None
+
+
+def _is_class(target: str) -> bool:
+    return not target.startswith("re:") and "." not in target
+
+
+def number(arguments: list[Arguments], key: str) -> list[int]:
+    """The whole numbers that groups give for a key."""
+    return [value for each in arguments if type(value := each.get(key)) is int]
+
+
+# compressed-tensors' pack-quantized: codes of 1 to 8 bits in int32 words along each row.
+#
+# Stored is code + 2^(bits-1). Zero points lie likewise, but along the rows: [words, groups].
+# Releases of 2025 put 32 // bits codes in a word; since 2026 codes are one stream over all words.
+
+_WORD = 32
+Shape = tuple[int, ...]
+
+
+def integers(
+    parts: Mapping[str, str], kinds: Kinds, small: Mapping[str, Tensor], groups: list[Arguments]
+) -> Weight:
+    """A weight of which `parts` are stored; small: its weight_shape and weight_g_idx, read."""
+    words, shape = kinds[parts["codes"]][1], _shape(parts, small)
+    if shape is None or len(shape) != len(words) or shape[:-1] != words[:-1]:
+        return _unread(parts, words, f"its weight_shape does not match its codes {list(words)}")
+    bits = _bits(shape, words, number(groups, "num_bits"))
+    if not bits:
+        return _unread(parts, shape, f"no width from 1 to 8 bits fills {words[-1]} words")
+    dense = _dense(shape, words, bits) is True
+    dtype, scale = kinds.get(parts.get("scale", ""), (None, ()))
+    group = next(iter(number(groups, "group_size")), 0)
+    block = block_of(shape, scale, group)
+    if dtype not in FLOATS or block is None:
+        return _unread(parts, shape, f"its scales are {dtype} {list(scale)}, which match no block")
+    asym = "zero_point" in parts
+    element = f"uint{bits}" if asym or bits == 1 else f"int{bits}"  # there is no int1
+    spelling = f"{element}:{block}:{FLOATS[dtype]}" + (":full" if element[0] == "i" else ":asym")
+    order = _order(parts, small, shape[-1])
+    decode = partial(_decode_integers, spelling, shape, bits, dense)
+    kind = f"pack-quantized int{bits}" + ("" if dense else ", whole codes in each word")
+    return Weight(
+        kind, shape, parts, str(parse(spelling)), decode=decode,
+        order=None if order is None else lambda _: order,
+    )  # fmt: skip
+
+
+def _shape(parts: Mapping[str, str], small: Mapping[str, Tensor]) -> Shape | None:
+    stored = small.get(parts.get("shape", ""))
+    if stored is None or stored.dtype.is_floating_point or stored.ndim != 1:
+        return None
+    shape = tuple(int(n) for n in stored.tolist())
+    return shape if len(shape) > 1 and all(0 < n < 2**40 for n in shape) else None
+
+
+def _bits(shape: Shape, words: Shape, told: list[int]) -> int:
+    """The width that fills such words: one of those told, else one of a dense stream; or 0."""
+    fits = {bits: _dense(shape, words, bits) for bits in (*told, *range(1, 9))}
+    by_rank = [bits for bits in told if fits[bits] is not None]
+    by_rank += [bits for bits in range(1, 9) if fits[bits]]
+    by_rank += [bits for bits in range(1, 9) if fits[bits] is False]
+    return next(iter(by_rank), 0)
+
+
+def _dense(shape: Shape, words: Shape, bits: int) -> bool | None:
+    """Whether rows of such codes are one stream; False if each word has whole codes; or None."""
+    if not 1 <= bits <= 8:
+        return None
+    if words[-1] == -(-shape[-1] * bits // _WORD):
+        return True
+    return False if words[-1] == -(-shape[-1] // (_WORD // bits)) else None
+
+
+def _unread(parts: Mapping[str, str], shape: Shape, reason: str) -> Weight:
+    return Weight("pack-quantized", shape, parts, None, reason)
+
+
+def _order(parts: Mapping[str, str], small: Mapping[str, Tensor], size: int) -> Tensor | None:
+    """The columns in the order in which they share scales; None if that is theirs."""
+    places = small.get(parts.get("order", ""))
+    if places is None or places.numel() != size or places.dtype.is_floating_point:
+        return None
+    if bool((places.flatten() == -1).all()):  # not initialized: no order
+        return None
+    order = places.flatten().argsort(stable=True)
+    return None if torch.equal(order, torch.arange(size)) else order
+
+
+def _decode_integers(spelling: str, shape: Shape, bits: int, dense: bool, parts: Parts) -> QTensor:
+    fmt = parse(spelling)
+    rows = _stream(parts["codes"], bits, shape[-1]) if not dense else little_endian(parts["codes"])
+    signed = fmt.element.name.startswith("int")
+    codes = flipped(rows, fmt.element, shape[-1]) if signed else kept(rows, fmt.element, shape[-1])
+    order = _order({"order": "order"}, parts, shape[-1])
+    if order is not None:
+        codes = columns(codes, fmt, shape[-1], order)
+    held = {"codes": codes, "scale": parts["scale"]}
+    if fmt.asym:
+        held["zero_point"] = _zeros(parts, bits, dense, fmt.stored(shape)["scale"][1])
+    return assembled(spelling, shape, held)
+
+
+def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
+    if "zero_point" not in parts:
+        return torch.full(shape, 1 << (bits - 1), dtype=torch.int32)
+    stored = parts["zero_point"]
+    if stored.dtype != torch.int32:  # whole numbers around 0
+        return stored.to(torch.int32) + (1 << (bits - 1))
+    by_row = stored.mT.contiguous()  # [groups, words]: rows of the weight lie in the words
+    count = shape[-2]
+    rows = little_endian(by_row) if dense else _stream(by_row, bits, count)
+    element = parse(f"uint{bits}:tensor:fp32").element
+    needed = -(-count * bits // 8)
+    if rows.shape[-1] < needed or prod(by_row.shape[:-1]) * count != prod(shape):
+        raise ValueError(
+            f"its zero points have shape {list(stored.shape)}, expected that of the scales, "
+            f"{list(shape)}"
+        )
+    cut = kept(rows, element, count)
+    return unpack(cut, element, (*by_row.shape[:-1], count)).mT.to(torch.int32)
+
+
+def _stream(words: Tensor, bits: int, size: int) -> Tensor:
+    """Words with 32 // bits whole codes each -> bytes of one stream."""
+    shifts = torch.arange(0, _WORD - bits + 1, bits, dtype=torch.int32)
+    codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    element = parse(f"uint{bits}:tensor:fp32").element
+    return pack(codes.flatten(-2)[..., :size].to(torch.uint8), element)
+
+
+# Which tensors of a directory are compressed-tensors' weights.
+#
+# Told by `quant_method`, or by names that end in `.weight_packed`. Bits come from the shapes; what
+# these do not tell (codes of 7 bits in the packing of 2025, groups that do not divide a row) from
+# the configuration of the module's group.
 
 PRODUCER = "compressed-tensors"
 METHODS = ("compressed-tensors", "compressed_tensors")
@@ -104,7 +285,6 @@ def _sparse(module: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | Non
 
 _ELEMENTS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _INNER = (torch.float8_e4m3fn, torch.uint8)
-Shape = tuple[int, ...]
 
 
 def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
@@ -125,7 +305,7 @@ def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
     else:
         return Weight("packed floats", bytes_, parts, None, f"{told}, of an unknown format")
     whole = (*bytes_[:-1], shape)
-    decode = partial(_decode, spelling, whole)
+    decode = partial(_decode_floats, spelling, whole)
     return Weight(kind, whole, parts, str(parse(spelling)), decode=decode)
 
 
@@ -149,11 +329,11 @@ def one_an_element(
         kind = "mxfp8-quantized"
     option = (":asym" if "zero_point" in parts else ":full") if integer else ""
     spelling = f"{_ELEMENTS[dtype]}:{block}:{token}{option}"
-    decode = partial(_decode, spelling, shape)
+    decode = partial(_decode_floats, spelling, shape)
     return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)
 
 
-def _decode(spelling: str, shape: Shape, parts: Parts) -> QTensor:
+def _decode_floats(spelling: str, shape: Shape, parts: Parts) -> QTensor:
     held = {"codes": parts["codes"], "scale": parts["scale"]}
     if "/inv" in spelling:
         held["outer"] = parts["global_scale"]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import blockscale as bs
-from blockscale.export.checkpoints.layouts.torchao.classes import count, matrix
+from blockscale.export.checkpoints.layouts.torchao import count, matrix
 
 BF16 = torch.bfloat16
 

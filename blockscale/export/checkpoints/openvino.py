@@ -14,14 +14,14 @@ from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import FileError
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.openvino.constants import (
+from blockscale.export.checkpoints.openvino_graph import (
     DTYPES,
     Constant,
     constant,
     packed_codes,
+    read_graph,
 )
-from blockscale.export.checkpoints.openvino.graph import read_graph
-from blockscale.export.checkpoints.openvino.weights import Weight, find_weights
+from blockscale.export.checkpoints.openvino_weights import Weight, find_weights
 from blockscale.export.checkpoints.places import Files, check_apart, fields
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -193,3 +193,6 @@ def _stored(name: str, each: Constant) -> Stored:
     unread = "" if each.type in DTYPES else f"{each.type} is not a dtype of torch"
     nbytes, dtype = each.place.nbytes, DTYPES.get(each.type)
     return Stored(name, each.type, each.shape, nbytes, None, unread, dtype=dtype)
+
+
+reader = OpenVINO

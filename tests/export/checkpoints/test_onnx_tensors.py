@@ -8,9 +8,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import blockscale as bs
-from blockscale.export.checkpoints.onnx.tensors import read_model
+from blockscale.export.checkpoints.onnx_tensors import read_model
 from blockscale.files.metadata import FileError
-from tests.export.checkpoints.onnx.files import floats, random_bytes, save, tensor
+from tests.export.checkpoints.onnx_files import floats, random_bytes, save, tensor
 
 IDENTITY = helper.make_node("Identity", ["a"], ["y"])
 

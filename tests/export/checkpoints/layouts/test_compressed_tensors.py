@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is taken for compressed-tensors', and what is left to others."""
+"""Which group of a configuration a module is of."""
 
+import itertools
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -13,8 +15,14 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.checkpoints.contents import inspect
 from blockscale.export.checkpoints.layout import Found, Weight
-from blockscale.export.checkpoints.layouts.compressed_tensors.finding import find_inputs
-from tests.export.checkpoints.layouts.compressed_tensors.oracle import (
+from blockscale.export.checkpoints.layouts.compressed_tensors import (
+    arguments,
+    find_inputs,
+    groups_of,
+    number,
+)
+from blockscale.files.metadata import FileError
+from tests.export.checkpoints.layouts.compressed_tensors_oracle import (
     E4M3,
     any_bytes,
     any_scales,
@@ -23,6 +31,176 @@ from tests.export.checkpoints.layouts.compressed_tensors.oracle import (
     directory,
     same,
 )
+
+
+def config(**groups):
+    keys = ("targets", "weights")
+    told = {name: dict(zip(keys, each, strict=True)) for name, each in groups.items()}
+    return {"config_groups": told}
+
+
+def test_names_come_before_classes():
+    groups = groups_of(config(
+        a=(["Linear"], {"num_bits": 4}), b=(["re:.*down_proj$"], {"num_bits": 8}),
+        c=(["model.head"], {"num_bits": 6}),
+    ))  # fmt: skip
+    assert number(arguments("m.0.down_proj", groups), "num_bits") == [8, 4]
+    assert number(arguments("model.head", groups), "num_bits") == [6, 4]
+    assert number(arguments("m.0.up_proj", groups), "num_bits") == [4]
+    assert number([{"num_bits": True}, {"num_bits": "4"}, {}], "num_bits") == []
+    assert groups_of({}) == []
+
+
+@pytest.mark.parametrize(
+    "found", [[], {"a": 3}, {"a": {"targets": 3}}, {"a": {"targets": [], "weights": [1]}}]
+)
+def test_other_json(found):
+    with pytest.raises(FileError, match="of the quantization_config"):
+        groups_of({"config_groups": found})
+
+
+def test_a_pattern_that_takes_for_ever():
+    groups = groups_of(config(a=(["re:(a+)+b(?=c)\\1"], {})))
+    with pytest.raises(FileError, match="a target of the quantization_config: pattern"):
+        arguments("a" * 40, groups)
+
+
+I32 = torch.int32
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = [(72, 64, 32), (6, 96, 32), (5, 50, 0), (7, 33, 0), (40, 64, 16)]  # out, in, group
+
+
+def packed(bits, rows, columns, group, asym=False, dtype=torch.float32):
+    """(arguments, what is stored) of any codes, scales and zero points."""
+    groups = columns // group if group else 1
+    words = any_bytes(rows, math.ceil(columns * bits / 32) * 4).view(I32)
+    stored = {"weight_packed": words, "weight_scale": any_scales(rows, groups, dtype=dtype)}
+    stored["weight_shape"] = torch.tensor([rows, columns])
+    if asym:
+        zeros = any_bytes(math.ceil(rows * bits / 32), groups * 4, seed=9).view(I32)
+        stored["weight_zero_point"] = zeros
+    arguments = {"num_bits": bits, "type": "int", "symmetric": not asym}
+    arguments["strategy"] = "group" if group else "channel"
+    return arguments | ({"group_size": group} if group else {}), stored
+
+
+def read(path):
+    with bs.checkpoint(path) as model:
+        assert model.producer == "compressed-tensors"
+        q = model["m.weight"]
+        assert str(q.format) == model.stored["m.weight"].format
+        return q
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_width(bits, tmp_path):
+    for sizes, asym, dtype in itertools.product(SIZES, (False, True), FLOATS):
+        arguments, stored = packed(bits, *sizes, asym, dtype)
+        if asym and stored["weight_zero_point"].shape[0] == 1 < sizes[1] // max(sizes[2], 1):
+            continue  # compressed-tensors 0.20 cannot read one row of words itself
+        expected = decompressed("pack-quantized", arguments, stored)
+        for config in (configuration("pack-quantized", arguments), None):
+            q = read(directory(tmp_path / "d", stored, config))
+            assert same(q.dequantize(dtype), expected), (sizes, asym, dtype)
+
+
+def codes_of(words, bits, size):
+    """The stream of a row, taken apart as an integer."""
+    rows = []
+    for row in words.tolist():
+        whole = sum((word % 2**32) << 32 * i for i, word in enumerate(row))
+        rows.append([whole >> i * bits & 2**bits - 1 for i in range(size)])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(("bits", "asym"), [(4, False), (3, True), (1, False), (7, False)])
+def test_by_hand(bits, asym, tmp_path):
+    arguments, stored = packed(bits, 6, 50, 0, asym)
+    q = read(directory(tmp_path / "d", stored, configuration("pack-quantized", arguments)))
+    codes, middle = codes_of(stored["weight_packed"], bits, 50), 2 ** (bits - 1)
+    zeros = torch.full((6, 1), middle)
+    if asym:
+        zeros = codes_of(stored["weight_zero_point"].mT, bits, 6).mT
+    assert same(q.dequantize(), (codes - zeros).float() * stored["weight_scale"])
+    assert torch.equal(q.codes.long() + (0 if asym or bits == 1 else middle), codes)
+
+
+def test_whole_codes_in_each_word(tmp_path):
+    """Releases of 2025 left bits of each word unused where a width does not divide 32."""
+    codes = torch.randint(0, 8, (4, 320))
+    words = torch.zeros(4, 32, dtype=torch.int64)
+    for i in range(320):
+        words[:, i // 10] |= codes[:, i] << 3 * (i % 10)
+    stored = {"weight_packed": words.to(I32), "weight_scale": any_scales(4, 1)}
+    stored["weight_shape"] = torch.tensor([4, 320])
+    q = read(directory(tmp_path / "d", stored, None))
+    assert same(q.dequantize(), (codes - 4).float() * stored["weight_scale"])
+
+
+def test_a_width_that_shapes_do_not_tell(tmp_path):
+    """7 bits of 2025 fill as many words as 8 of today: the configuration decides."""
+    arguments, stored = packed(8, 4, 32, 0)
+    words = stored["weight_packed"]
+    assert read(directory(tmp_path / "d", stored, None)).format.bits == 8
+    config = configuration("pack-quantized", arguments | {"num_bits": 7})
+    q = read(directory(tmp_path / "d", stored, config))
+    codes = torch.stack([words >> 7 * i & 127 for i in range(4)], -1).flatten(-2)
+    assert same(q.dequantize(), (codes - 64).float() * stored["weight_scale"])
+
+
+def test_groups_of_columns_in_another_order(tmp_path):
+    arguments, stored = packed(4, 6, 64, 16)
+    places = torch.arange(64).remainder(4).to(I32)  # column c is of group c mod 4
+    stored["weight_g_idx"] = places
+    codes = codes_of(stored["weight_packed"], 4, 64)
+    expected = (codes - 8).float() * stored["weight_scale"][:, places.long()]
+    path = directory(tmp_path / "d", stored, configuration("pack-quantized", arguments))
+    with bs.checkpoint(path) as model:
+        order = model.order("m.weight")
+        assert torch.equal(model["m.weight"].dequantize(), expected[:, order])
+    stored["weight_g_idx"] = torch.arange(64, dtype=I32) // 16
+    assert bs.checkpoint(directory(path, stored, None)).order("m.weight") is None
+    stored["weight_g_idx"] = torch.full((64,), -1, dtype=I32)
+    assert bs.checkpoint(directory(path, stored, None)).order("m.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"weight_shape": torch.tensor([6, 640])}, "no width from 1 to 8 bits fills 8 words"),
+        ({"weight_shape": torch.tensor([7, 64])}, "its weight_shape does not match"),
+        ({"weight_shape": torch.tensor([6, -64])}, "its weight_shape does not match"),
+        ({"weight_shape": torch.tensor([6, 2**62])}, "its weight_shape does not match"),
+        ({"weight_shape": torch.tensor([6.0, 64.0])}, "its weight_shape does not match"),
+        ({"weight_shape": None}, "its weight_shape does not match"),
+        ({"weight_scale": torch.ones(6, 5)}, "match no block"),
+        ({"weight_scale": torch.ones(6, 4).int()}, "match no block"),
+        ({"weight_scale": None}, "match no block"),
+        ({"meta": torch.zeros(3).short()}, "marlin-24"),
+    ],
+)
+def test_what_is_no_such_weight(change, reason, tmp_path):
+    arguments, stored = packed(4, 6, 64, 16)
+    stored = {name: each for name, each in (stored | change).items() if each is not None}
+    path = directory(tmp_path / "d", stored, configuration("pack-quantized", arguments))
+    with bs.checkpoint(path) as model, pytest.raises(bs.FileError, match=reason):
+        model["m.weight"]
+
+
+def test_zero_points_of_another_size(tmp_path):
+    _, stored = packed(4, 72, 64, 16, asym=True)
+    stored["weight_zero_point"] = stored["weight_zero_point"][:5]
+    path = directory(tmp_path / "d", stored, None)
+    with (
+        bs.checkpoint(path) as model,
+        pytest.raises(
+            bs.FileError,
+            match=r"its zero points have shape .5, 4., expected that of the scales, .72, 4.",
+        ),
+    ):
+        model["m.weight"]
+
 
 PACKED = {"weight_packed": torch.zeros(4, 4, dtype=torch.int32), "weight_scale": torch.ones(4, 1),
           "weight_shape": torch.tensor([4, 32])}  # fmt: skip
@@ -94,7 +272,7 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def read(path, layout=None):
+def read_in_layout(path, layout=None):
     with bs.checkpoint(path) as model:
         assert layout is None or model.stored["m.weight"].kind == layout
         return model["m.weight"]
@@ -106,11 +284,11 @@ def test_blocks(layout, tmp_path):
     arguments, stored = PACKED_of_floats[layout]
     expected = decompressed(layout, arguments, stored)
     path = directory(tmp_path / "d", stored, configuration(layout, arguments))
-    q = read(path, layout)
+    q = read_in_layout(path, layout)
     assert str(q.format) == FORMATS[layout]
     assert same(q.dequantize(expected.dtype), expected)
     if layout.endswith("pack-quantized"):  # told by names and shapes alone
-        q = read(directory(tmp_path / "d", stored, None), layout)
+        q = read_in_layout(directory(tmp_path / "d", stored, None), layout)
         assert same(q.dequantize(expected.dtype), expected)
 
 
@@ -129,13 +307,13 @@ def test_one_code_an_element(kind, tmp_path):
                 layout = f"{kind}-quantized"
                 expected = decompressed(layout, arguments | more, stored)
                 config = configuration(layout, arguments | more)
-                q = read(directory(tmp_path / "d", stored, config), layout)
+                q = read_in_layout(directory(tmp_path / "d", stored, config), layout)
                 assert same(q.dequantize(dtype), expected), (strategy, dtype)
 
 
 def test_nvfp4_divides_by_its_global_scale(tmp_path):
     _, stored = PACKED_of_floats["nvfp4-pack-quantized"]
-    q = read(directory(tmp_path / "d", stored, None))
+    q = read_in_layout(directory(tmp_path / "d", stored, None))
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     table = torch.cat([table, -table])
     codes = stored["weight_packed"]
@@ -155,7 +333,7 @@ def test_nvfp4_divides_by_its_global_scale(tmp_path):
         ("mxfp8-quantized", {"weight_scale": torch.ones(16, 2).double()}, "match no block"),
     ],
 )
-def test_what_is_no_such_weight(layout, change, reason, tmp_path):
+def test_what_is_no_weight_of_floats(layout, change, reason, tmp_path):
     arguments, stored = PACKED_of_floats[layout]
     stored = {name: each for name, each in (stored | change).items() if each is not None}
     path = directory(tmp_path / "d", stored, configuration(layout, arguments))

@@ -9,8 +9,7 @@ products are float32 (seen in OpenVINO 2026.4 on a CPU with the precision hint f
 
 from dataclasses import dataclass
 
-from blockscale.export.checkpoints.openvino.constants import Constant
-from blockscale.export.checkpoints.openvino.graph import Graph, Layer
+from blockscale.export.checkpoints.openvino_graph import Constant, Graph, Layer
 
 Shape = tuple[int, ...]
 _CODES = (

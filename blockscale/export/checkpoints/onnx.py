@@ -12,9 +12,8 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.onnx.scales import DTYPES, ScaleParts
-from blockscale.export.checkpoints.onnx.tensors import Model, Tensor, read_model
-from blockscale.export.checkpoints.onnx.weights import Weight, find_weights
+from blockscale.export.checkpoints.onnx_tensors import Model, Tensor, read_model
+from blockscale.export.checkpoints.onnx_weights import DTYPES, ScaleParts, Weight, find_weights
 from blockscale.export.checkpoints.places import Files, check_apart, fields, packed_rows
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -215,3 +214,6 @@ def too_new(model: Model) -> list[str]:
         for what, since in found.items()
         if since > opset
     ]
+
+
+reader = ONNX

@@ -2,9 +2,18 @@
 """The XML of an IR: what is taken of it, and what is refused."""
 
 import pytest
+import torch
 
-from blockscale.export.checkpoints.openvino import graph as graphs
-from blockscale.export.checkpoints.openvino.graph import number, read_graph, sizes
+from blockscale.core.pack import unpack
+from blockscale.core.parse import parse
+from blockscale.export.checkpoints import openvino_graph as graphs
+from blockscale.export.checkpoints.openvino_graph import (
+    number,
+    packed_codes,
+    read_graph,
+    sizes,
+    stored_bytes,
+)
 from blockscale.files.metadata import FileError
 from tests.support.openvino_ir import write
 
@@ -39,7 +48,7 @@ def test_deep_and_many(tmp_path, monkeypatch):
             patch.setattr(graphs, name, 3)
             with pytest.raises(FileError, match=told):
                 read_graph(path)
-    monkeypatch.setattr(graphs, "LARGEST", 100)
+    monkeypatch.setattr(graphs, "LARGEST_FILE", 100)
     with pytest.raises(FileError, match="at most 100"):
         read_graph(path)
 
@@ -57,3 +66,29 @@ def test_numbers(text):
         number(text)
     assert number(" 12 ") == 12 and number("-1") == -1
     assert sizes("2, 3,4") == (2, 3, 4) and sizes(" ") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "size"),
+    [("u1", 9, 2), ("u3", 8, 3), ("u3", 9, 6), ("u6", 4, 3), ("u6", 5, 6), ("u4", 3, 2),
+     ("i8", 3, 3), ("f16", 3, 6), ("string", 3, None)],
+)  # fmt: skip
+def test_bytes(kind, count, size):
+    assert stored_bytes(kind, count) == size
+
+
+def test_split_bits():
+    """u3: two low bits of eight elements, then their high bits, the first in the highest place."""
+    codes = [0b101, 0b010, 0b111, 0b000, 0b011, 0b100, 0b110, 0b001]
+    low = [sum((c & 3) << 6 - 2 * i for i, c in enumerate(codes[k : k + 4])) for k in (0, 4)]
+    high = sum((c >> 2) << 7 - i for i, c in enumerate(codes))
+    element = parse("uint3:tensor:fp32").element
+    data = torch.tensor([*low, high], dtype=torch.uint8)
+    packed = packed_codes(data, "u3", element, (1, 8))
+    assert unpack(packed, element, (8,)).tolist() == codes
+
+
+def test_one_bit():
+    element = parse("uint1:tensor:fp32").element
+    packed = packed_codes(torch.tensor([0b10110000], dtype=torch.uint8), "u1", element, (5,))
+    assert unpack(packed, element, (5,)).tolist() == [1, 0, 1, 1, 0]
