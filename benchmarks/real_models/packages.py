@@ -5,6 +5,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def lines(path: Path) -> Iterator[tuple[set[str], Callable[[dict[str, Any]], Non
             file.flush()
 
         if not known:
-            about = {"commit": commit(), "hardware": hardware(), "versions": versions()}
+            about = {"when": f"{date.today()}", "commit": commit()}
+            about |= {"hardware": hardware(), "versions": versions()}
             write({"case": "", "about": about})
         yield known, write

@@ -21,6 +21,24 @@ def _mx(rule: str) -> str:
     return f"e2m1:group32:e8m0/{rule}"
 
 
+E5M3, FOUR_SIX, TOKEN = "nvfp4_e5m3", "e2m1:group16:e4m3/four_six", "nvfp4_token"
+SMOOTH = {"transform": "smoothquant", "weight": "gptq:absmax"}  # what w4a4-nvfp4 is made by
+
+
+def _relatives() -> list[Case]:
+    """NVFP4's relatives of 4.5 bits: other scales, and inputs whose rows know no other."""
+    awq = {"transform": "awq"}
+    cases = [Case(fmt, fmt) for fmt in (E5M3, FOUR_SIX)]
+    cases += [Case(f"{fmt} awq", fmt, None, awq) for fmt in (E5M3, FOUR_SIX)]
+    pairs = [("nvfp4", TOKEN), (E5M3, E5M3), (FOUR_SIX, FOUR_SIX), ("nvfp4", FOUR_SIX)]
+    cases += [Case(f"{weight} × {taken}", weight, taken) for weight, taken in pairs]
+    cases += [
+        Case(f"{weight} × {taken} smoothquant gptq:absmax", weight, taken, SMOOTH)
+        for weight, taken in pairs
+    ]
+    return cases
+
+
 def _pairs() -> list[Case]:
     cases = []
     for rule in ("floor", "tosa", "even", "rceil"):
@@ -69,8 +87,7 @@ CASES = [
     Case("nvfp4 pair hadamard:16", "nvfp4", "nvfp4", {"transform": "hadamard:16"}),
     Case("nvfp4 pair hadamard:16 gptq", "nvfp4", "nvfp4",
          {"transform": "hadamard:16", "weight": "gptq"}),
-    Case("nvfp4 × token scales gptq", "nvfp4", "e2m1:group16:(e4m3:token:fp32)",
-         {"weight": "gptq"}),
+    *_relatives(),
     Case("nvfp4 × mxfp8 gptq", "nvfp4", "mxfp8", {"weight": "gptq"}),
     *_pairs(),
     Case("mxfp4 floor", "mxfp4"),

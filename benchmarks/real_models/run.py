@@ -5,11 +5,13 @@
 
 A line a model and recipe; those that have their line are not measured again. Models whose packages
 are not installed are left out, with a word. Calibration sees other sequences of the first text than
-those that are evaluated; the second text is kept aside.
+those that are evaluated; the second text is kept aside. `--gather` puts a file's lines of SmolLM2
+into docs/real_models.json, each with its day, commit and device.
 """
 
 import argparse
 import copy
+import json
 import sys
 import time
 import warnings
@@ -28,6 +30,7 @@ from blockscale.evaluation.texts import held_out, windows
 
 SEQUENCES, LENGTH, CALIBRATION = 16, 512, 32
 SMOLLM2 = "SmolLM2-135M"
+FIGURES = Path(__file__).parents[2] / "docs" / "real_models.json"
 MODELS = (SMOLLM2, *subjects.SUBJECTS)
 
 
@@ -99,7 +102,7 @@ def wanted(cases: list[Case], given: Any, before: str, known: set[str]) -> list[
         case
         for case in cases
         if before + case.name not in known
-        and given.only in case.name
+        and any(words in case.name for words in given.only.split(","))
         and (given.leave is None or given.leave not in case.name)
         and time.monotonic() < given.until
     ]
@@ -113,18 +116,36 @@ def tried(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"case": name, "error": f"{type(error).__name__}: {error}"[:400]}
 
 
+def gather(out: Path, into: Path) -> list[str]:
+    """Put a file's lines of SmolLM2 into the page's figures, in the place of older ones; their
+    names. A line without figures, of a recipe that failed, stays out."""
+    data = json.loads(into.read_text())
+    head, *lines = (json.loads(text) for text in out.read_text().splitlines())
+    about = {key: head["about"][key] for key in ("when", "commit")}
+    about["device"] = head["about"]["hardware"]["devices"][0]["name"]
+    new = {line["case"]: line | about for line in lines if "topics" in line}
+    names = list(new)
+    data["figures"] = [new.pop(each["case"], each) for each in data["figures"]] + [*new.values()]
+    into.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", default="", help="cases whose names hold this text")
+    parser.add_argument("--only", default="", help="cases that hold one of A,B,C in their names")
     parser.add_argument("--leave", default=None, help="leave out cases whose names hold this")
     parser.add_argument("--tokens", help="a file of tokens, where the package gguf is missing")
     parser.add_argument("--model", help="the GGUF file, where its package is not installed")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after these")
     parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between")
+    parser.add_argument("--gather", action="store_true", help="measure nothing: see above")
     given = parser.parse_args()
+    if given.gather:
+        print(", ".join(gather(given.out, FIGURES)) or "nothing new")
+        return
     given.until = time.monotonic() + given.seconds
     names = [name.strip() for name in given.models.split(",")]
     if unknown := sorted(set(names) - set(MODELS)):

@@ -29,6 +29,7 @@ def measured() -> str:
 def _decoder(data: dict[str, Any], recipe: Recipe) -> Iterator[dict[str, Any]]:
     """The figure of the row that has the recipe's formats and methods."""
     how = {} if recipe.calibration is None else recipe.calibration.to_dict()
+    device = data["hardware"]["devices"][0]["name"]
     for case in data["figures"]:
         row = Recipe(case["weight"], case["input"])
         if (row.weight, row.input) == (recipe.weight, recipe.input) and case["settings"] == how:
@@ -36,7 +37,7 @@ def _decoder(data: dict[str, Any], recipe: Recipe) -> Iterator[dict[str, Any]]:
             yield {
                 "family": "decoder", "model": data["model"].split(",")[0] + ", a twin",
                 "text": f"{data['sequences']} × {data['length']} tokens of Python's help texts",
-                "date": data["when"], "hardware": data["hardware"]["devices"][0]["name"],
+                "date": case.get("when", data["when"]), "hardware": case.get("device", device),
                 "added": told["loss added"]["mean"], "error": told["loss added"]["error"],
                 "kl": told["kl"]["mean"], "agreement": told["top-1 agreement"]["mean"],
             }  # fmt: skip

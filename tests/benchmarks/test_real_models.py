@@ -55,3 +55,33 @@ def test_what_was_measured_is_known(tmp_path):
     assert set(packages.held(path)) == set()
     path.write_text('{"case": ""}\n{"case": "a", "topics": {}}\n')
     assert set(packages.held(path)) == {"", "a"}
+
+
+def test_lines_are_gathered_into_the_page_in_the_place_of_older_ones(tmp_path):
+    about = {"when": "2026-11-27", "commit": "abc", "hardware": {"devices": [{"name": "GPU"}]}}
+    page = tmp_path / "page.json"
+    page.write_text(
+        json.dumps({"figures": [{"case": "a", "topics": 1}, {"case": "b", "topics": 2}]})
+    )
+    lines = [
+        {"case": "", "about": about}, {"case": "b", "topics": 3}, {"case": "c", "topics": 4},
+        {"case": "d", "error": "out of memory"},
+    ]  # fmt: skip
+    out = tmp_path / "out.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run.gather(out, page) == ["b", "c"]
+    more = {"when": "2026-11-27", "commit": "abc", "device": "GPU"}
+    assert json.loads(page.read_text())["figures"] == [
+        {"case": "a", "topics": 1}, {"case": "b", "topics": 3} | more,
+        {"case": "c", "topics": 4} | more,
+    ]  # fmt: skip
+
+
+def test_a_line_is_asked_for_by_one_of_several_words():
+    import argparse
+    import math
+
+    given = argparse.Namespace(only="e5m3,four_six", leave="awq", until=math.inf)
+    names = {case.name for case in run.wanted(recipes.CASES, given, "", {"nvfp4_e5m3"})}
+    assert {"nvfp4_e5m3 × nvfp4_e5m3", "e2m1:group16:e4m3/four_six"} < names
+    assert not {name for name in names if "awq" in name} | ({"nvfp4_e5m3", "nvfp4"} & names)
