@@ -27,12 +27,13 @@ from blockscale.calibration.session import Session, has_rows, nbytes_of, static_
 from blockscale.calibration.walk.resume import Finished, told_apart
 from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
 from blockscale.calibration.walk.weights import Options, Settler
-from blockscale.core.presets import Calibration
+from blockscale.core.presets import Calibration, closest_preset, presets
 from blockscale.core.recipe import Recipe
 from blockscale.core.work import Progress
 from blockscale.layers.plan import Decision, Plan
 
 _MANY = 4  # passes that are not worth a word
+AUTO = "auto"  # the weight algorithm and the transform that the recipe's formats are best served by
 
 
 class Data(NamedTuple):
@@ -199,6 +200,8 @@ def read_methods(
 ) -> tuple[Recipe, Methods]:
     """The methods of arguments, else of the recipe's own calibration, else none; and the recipe,
     whose calibration is what is done now. Raises ValueError for what there is not."""
+    if weight == AUTO:
+        recipe, weight = _with_closest(recipe), None
     own = recipe.calibration
     given = {"weight": weight, "transform": transform, "observer": observer}
     if own is None:
@@ -207,6 +210,15 @@ def read_methods(
     methods = Methods.read(done["observer"] or "mse", done["weight"] or "absmax", done["transform"])
     names = {part: _name_of(each) for part, each in done.items()}
     return replace(recipe, calibration=Calibration(**names)), methods
+
+
+def _with_closest(recipe: Recipe) -> Recipe:
+    """The recipe with the calibration that its formats are best served by, if it says none."""
+    if recipe.calibration is not None or any(recipe.profiles()):
+        return recipe
+    schemes = [recipe.default, *recipe.layer_rules.values()]
+    name = closest_preset((each.weight, each.input) for each in schemes if each.weight is not None)
+    return recipe if name is None else replace(recipe, calibration=presets()[name].calibration)
 
 
 def _name_of(method: Any) -> str | None:

@@ -71,8 +71,9 @@ def calibrated_directory(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown
         ledger = calibrate(
-            model, batches, recipe, strict=how.strict, seed=how.seed, progress=not quiet
-        )
+            model, batches, recipe, weight="auto", strict=how.strict, seed=how.seed,
+            progress=not quiet,
+        )  # fmt: skip
     if not ledger.quantized:
         raise ValueError(f"the recipe quantizes nothing in {path}")
     with whole_folder(goal, bool(force)) as folder:

@@ -2,13 +2,16 @@
 """Presets: recipes by name, each with how it is calibrated and the figures that it reached."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from blockscale.core.format import Format
+from blockscale.core.scale import PowerOfTwo
+from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.core.untrusted import quoted
 
 MEASURED = Path(__file__).with_name("preset_figures.json")  # written by `python -m docs.generate`
@@ -149,6 +152,44 @@ def own_patterns(name: str | None) -> frozenset[str]:
     """The patterns that stand in a preset, which need not match anything in a given model."""
     data = _TABLE[name].data if name in _TABLE else {}
     return frozenset([*data.get("skip", ()), *data.get("rules", {})])
+
+
+Pair = tuple[Format, Format | None]
+
+
+def closest_preset(pairs: Iterable[Pair]) -> str | None:
+    """The preset whose calibration was measured to serve such formats best (docs/defaults.md).
+
+    pairs: formats of weights and of their inputs, None for floats; where they are served
+        differently, the fewest bits decide
+    Returns None where rounding serves as well, nothing was measured, or the weight algorithms of
+    presets cannot choose one of the weights.
+    """
+    known = list(pairs)
+    if not all(_chosen_by_columns(weight) for weight, _ in known):
+        return None
+    names = (_closest(*pair) for pair in sorted(known, key=lambda pair: pair[0].bits))
+    return next((name for name in names if name is not None), None)
+
+
+def _closest(weight: Format, taken: Format | None) -> str | None:
+    if weight.bits > _FEW:
+        integers = taken is not None and weight.element.integer and taken.element.integer
+        powers = taken is not None and isinstance(taken.scale, PowerOfTwo)  # integers throughout
+        return "w8a8" if integers and not powers and weight.bits <= _MANY else None
+    if taken is None or taken.bits > _FEW:  # beside 8 bits the weight loses most
+        return "w4a16-nvfp4" if isinstance(weight.scale, TwoLevel | CodeScale) else "w4a16"
+    return "w4a4-mxfp4" if isinstance(weight.scale, PowerOfTwo) else "w4a4-nvfp4"
+
+
+_FEW, _MANY = 4, 8  # bits: most of what presets call w4, and of w8
+
+
+def _chosen_by_columns(fmt: Format) -> bool:
+    """Whether the weight algorithms of presets can choose its codes (`gptq` refuses others)."""
+    coded = fmt.offset is not None and fmt.offset.inner is not None
+    chosen = fmt.element.ranged and not fmt.element.learned and fmt.unchosen is None
+    return chosen and not coded and fmt.rounding != "stochastic"
 
 
 @cache

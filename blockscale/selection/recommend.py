@@ -21,7 +21,7 @@ from blockscale.layers.model import unwrapped
 from blockscale.layers.processes import check_whole
 from blockscale.selection.advice import Advised, advised, claims_of
 from blockscale.selection.allocation import Budget
-from blockscale.selection.candidates import Candidate, Choice, choices, read
+from blockscale.selection.candidates import MXFP4, Candidate, Choice, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError
 from blockscale.selection.errors import Laboratory, float_bytes
 from blockscale.selection.objective import Output, TaskLoss
@@ -31,7 +31,7 @@ from blockscale.selection.result import Point, Search
 from blockscale.selection.search import POINTS, plain_hardware, search, versions
 
 # Where time counts: weights alone, and integers times integers, which processors are fastest at.
-TIMED = ("int8_channel x int8_token", "int8_channel", "nf4:group64:fp16", "mxfp4")
+TIMED = ("int8_channel x int8_token", "int8_channel", "nf4:group64:fp16", MXFP4)
 
 
 def recommend(  # noqa: PLR0913 - the first four are the call, the rest are options

@@ -127,3 +127,12 @@ def test_a_directory_without_a_tokenizer(text, tmp_path):
     assert result.exit_code != 0 and not (tmp_path / "out").exists()
     said = " ".join(result.output.split())
     assert "has no tokenizer: put the model's there (tokenizer.json)" in said
+
+
+def test_a_format_alone_is_calibrated_as_the_closest_preset(model, text, tmp_path):
+    out = tmp_path / "out"
+    result = run("quantize", model, out, "-r", "int4:group16:fp16", "--calibrate", text, *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "weight by gptq" in result.stdout
+    recipe = json.loads((out / "blockscale_ledger.json").read_text())["recipe"]
+    assert recipe["calibration"] == {"transform": "awq", "weight": "gptq"}

@@ -10,7 +10,13 @@ import pytest
 
 import blockscale as bs
 from blockscale.core.parse import is_spelling
-from blockscale.core.presets import Calibration, own_patterns, preset_data, read_calibration
+from blockscale.core.presets import (
+    Calibration,
+    closest_preset,
+    own_patterns,
+    preset_data,
+    read_calibration,
+)
 from blockscale.core.recipe import Recipe
 
 NAMES = list(bs.presets())
@@ -139,3 +145,40 @@ def test_what_the_twin_reached():
     for name, bound in most.items():
         (figure,) = (f for f in bs.presets()[name].figures if f.family == "decoder")
         assert figure.added < bound
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if bs.preset(name).calibration])
+def test_a_preset_is_the_closest_to_its_own_formats(name):
+    recipe = bs.preset(name)
+    if recipe.calibration.observer is None:  # all of it is the default anyhow
+        assert closest_preset([(recipe.weight, recipe.input)]) == name
+
+
+@pytest.mark.parametrize(
+    ("formats", "name"),
+    [
+        ([("int3:group32:fp16", None)], "w4a16"),
+        ([("uint4:group64:fp16:asym", "int8_token")], "w4a16"),
+        ([("nf4:group64:fp16", None)], "w4a16"),
+        ([("mxfp4", None)], "w4a16"),
+        ([("nvfp4_e5m3", "mxfp8")], "w4a16-nvfp4"),
+        ([("mxfp4", "mxfp4")], "w4a4-mxfp4"),
+        ([("nvfp4", "nvfp4_token")], "w4a4-nvfp4"),
+        ([("int4:group32:fp16", "int4:group32:fp16")], "w4a4-nvfp4"),
+        ([("int8:group64:fp16", "int8")], "w8a8"),
+        ([("int8_channel", None)], None),  # rounding loses .006
+        ([("int8_channel", "int8_channel"), ("int4:group32:fp16", None)], "w4a16"),
+        ([("int8_pow2", "int8_pow2")], None),  # integers throughout: no float factors between
+        ([("int16", "int16")], None),
+        ([("mxfp8", "mxfp8")], None),
+        ([("ternary:channel0:fp32", None)], None),
+        ([("book4:group64:fp16", None)], None),
+        ([("e2m1:group32:e8m0/given", None)], None),
+        ([("int4:group32:fp16", None), ("int4:group32:fp16:stochastic", None)], None),
+        ([("uint4:group32:(uint6:group8:fp16):offset(uint6:group8:fp16)", None)], None),
+        ([], None),
+    ],
+)
+def test_the_closest_preset(formats, name):
+    pairs = [(bs.parse(weight), taken and bs.parse(taken)) for weight, taken in formats]
+    assert closest_preset(pairs) == name

@@ -7,6 +7,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.recipe import Scheme
 from blockscale.selection.candidates import DEFAULT, choices, read
+from blockscale.selection.recommend import TIMED
 from tests.selection.models import Tied, mlp
 
 
@@ -16,6 +17,15 @@ def test_the_default_is_bounded_by_its_bits():
     bits = [each.scheme.weight.bits_per_element((768, 768)) for each in found]
     assert 2 < min(bits) < 3
     assert 8 < max(bits) < 8.3
+
+
+def test_no_rule_of_mxfp4_that_loses_a_nat_on_real_models_is_chosen_from():
+    """docs/defaults.md: tosa 1.640 where floor, which the name stands for, loses 1.962."""
+    for names in (DEFAULT, TIMED):
+        formats = [each.scheme.weight for each in read(names)]
+        assert bs.parse("e2m1:group32:e8m0/tosa") in formats
+        assert bs.parse("mxfp4") not in formats
+    assert bs.parse("mxfp4").spelling == "e2m1:group32:e8m0/floor"  # OCP's, bits and all
 
 
 def test_every_way_to_name_one():

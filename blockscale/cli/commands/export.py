@@ -70,7 +70,7 @@ def export(  # noqa: PLR0913 - one argument an option
         Path | None,
         typer.Option(help="Calibration sentences, one per line."),
     ] = None,
-    observer: Annotated[str, typer.Option(help="How to choose static scales.")] = "min_max",
+    observer: Annotated[str, typer.Option(help="How to choose static scales.")] = "mse",
     batch: Annotated[
         int | None,
         typer.Option(min=1, help="Most rows (default 8; c: 1)."),

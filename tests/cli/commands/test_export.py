@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`blockscale export`: a model's directory in, another runtime's file out, with its audit."""
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -242,3 +243,10 @@ def test_bad_options(model, tmp_path, options, why):
     result = run(model, tmp_path / "m.pt2", *options)
     assert result.exit_code == 1 and why in result.stderr
     assert not (tmp_path / "m.pt2").exists()
+
+
+def test_static_scales_are_chosen_as_everywhere_else():
+    """docs/defaults.md: `mse`, which bs.calibrate takes where nothing is named."""
+    from blockscale.cli.commands.export import export
+
+    assert inspect.signature(export).parameters["observer"].default == "mse"
