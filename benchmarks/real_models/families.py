@@ -107,7 +107,9 @@ def _figure(family: str, model: str, text: str, **figures: float) -> dict[str, A
 def main() -> None:
     warnings.simplefilter("ignore")
     found: dict[str, list[dict[str, Any]]] = {}
-    decoders = [name for name in bs.presets() if name != "edge-int8"]
+    decoders = [
+        name for name, each in bs.presets().items() if each.of == "recipe" and name != "edge-int8"
+    ]
     for made_by in (encoder(decoders), convolutions(["edge-int8", "w8a16"])):
         began = time.monotonic()
         for name, figure in made_by:

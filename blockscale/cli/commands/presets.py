@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from blockscale.core.parse import display_name
 from blockscale.core.presets import Preset
 from blockscale.core.presets import presets as every_preset
 from blockscale.core.recipe import preset
@@ -20,14 +19,15 @@ def presets(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets that --recipe takes, and what they reached.
+    """List the presets that --recipe takes, and what they reached; kv… are caches.
 
     Loss added and KL are nats a token; agreement is how often the likeliest class is the float
     model's; cosine is of embeddings with the float model's.
     """
     found = every_preset()
     if name is not None:
-        preset(name)  # raises for another one
+        if name not in found:
+            preset(name)  # raises with the names that there are
         found = {name: found[name]}
     if as_json:
         told = [each.to_dict() for each in found.values()]
@@ -36,25 +36,23 @@ def presets(
         print("\n".join(_one(found[name])))
     else:
         rows = [row for each in found.values() for row in _rows(each)]
-        print(aligned(("preset", "weights", "inputs", "calibrated by", "reached"), rows, "     "))
+        print(
+            aligned(("preset", "weights, keys", "inputs, values", "how", "reached"), rows, "     ")
+        )
 
 
 def _rows(each: Preset) -> Iterator[tuple[str, ...]]:
     """One line of formats, and the figures of one family a line."""
-    recipe = preset(each.name)
-    weight, taken = (
-        "float" if fmt is None else display_name(str(fmt)) for fmt in (recipe.weight, recipe.input)
-    )
-    how = str(each.calibration or "rounded")
     figures = [f"{figure.family}: {figure}" for figure in each.figures] or ["not measured"]
-    yield each.name, weight, taken, how, figures[0]
+    yield each.name, *each.formats, each.how, figures[0]
     for figure in figures[1:]:
         yield "", "", "", "", figure
 
 
 def _one(each: Preset) -> Iterator[str]:
     yield f"{each.name}: {each.what}"
-    yield json.dumps(preset(each.name).to_dict(), indent=2)
+    held = preset(each.name).to_dict() if each.of == "recipe" else dict(each.data)
+    yield json.dumps(held, indent=2)
     for figure in each.figures:
         where = f" on {figure.hardware}" if figure.hardware else ""
         yield f"{figure.family}: {figure}"

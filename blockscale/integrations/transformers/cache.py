@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A key-value cache for `generate` that keeps keys and values in any format."""
+"""A key-value cache for `generate` that keeps keys and values in any format, rotated or not."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer
 
+from blockscale.calibration.algorithms import transforms
+from blockscale.calibration.algorithms.hadamard import Hadamard
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
+from blockscale.core.presets import cache_preset
 from blockscale.core.reference import QParams
+from blockscale.layers.before.rotate import walsh_hadamard
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -31,9 +35,12 @@ class QuantizedLayer(DynamicLayer):
 
     is_croppable = False
 
-    def __init__(self, keys: Format, values: Format, keys_per: str, window: int):
+    def __init__(
+        self, keys: Format, values: Format, keys_per: str, window: int, rotated: int | None = None
+    ):
         super().__init__()
         self.formats, self.keys_per, self.window = (keys, values), keys_per, window
+        self.rotated = rotated  # how many of a key's features are rotated together
         block = _tokens_of_a_block(keys) if keys_per == "channel" else 1
         self.chunk = (CHUNK + block - 1) // block * block
         self.codes: list[QTensor | None] = [None, None]
@@ -77,14 +84,25 @@ class QuantizedLayer(DynamicLayer):
 
     def _quantized(self, tensor: Tensor, index: int) -> QTensor:
         """Codes of whole chunks of keys (0) or values (1)."""
+        if index == 0 and self.rotated:
+            tensor = walsh_hadamard(tensor.float(), self.rotated) * 2.0 ** -(self._power // 2)
         if self._per_channel(index):
             tensor = tensor.unflatten(-2, (-1, self.chunk)).mT
         return quantize(tensor.contiguous(), self.formats[index])
 
     def _past(self, index: int, codes: QTensor) -> Tensor:
         """Keys (0) or values (1) in codes, decoded [batch, heads, tokens, features]."""
-        decoded = codes.dequantize(self.dtype)
-        return decoded.mT.flatten(2, 3) if self._per_channel(index) else decoded
+        turned = index == 0 and self.rotated is not None
+        decoded = codes.dequantize(torch.float32 if turned else self.dtype)
+        decoded = decoded.mT.flatten(2, 3) if self._per_channel(index) else decoded
+        if index == 0 and self.rotated:  # H H is the number of features; halvings round nothing
+            back = walsh_hadamard(decoded, self.rotated)
+            return (back * 2.0 ** (self._power // 2 - self._power)).to(self.dtype)
+        return decoded
+
+    @property
+    def _power(self) -> int:
+        return (self.rotated or 1).bit_length() - 1
 
     @property
     def nbytes(self) -> int:
@@ -144,9 +162,18 @@ class QuantizedCache(Cache):
     window: the last tokens that stay in float, and up to a chunk less one more: chunks of 32
         tokens, or with keys_per="channel" of the fewest whole groups of as many, are quantized
         together. The last tokens that `update` was given are read in float once, however many
+    rotate: "hadamard", or "hadamard:N", as the transform of that name: keys are multiplied by a
+        Walsh-Hadamard matrix, for each N features (the largest power of two that divides a head's),
+        before they are rounded, and again when they are read, in float32. Outliers of a few
+        features are spread so, and attention reads the same keys but for rounding: QuaRot,
+        Ashkboos et al. 2024, arXiv 2404.00456, section 4 (which rotates queries instead)
 
-    Raises ValueError for formats whose scale is for more than one token, or chooses by chance, and
-    for models with layers that are no full attention.
+    A preset's name, such as "kv8" (`bs.presets()`), in the place of values stands for its formats
+    and for each of keys_per, window and rotate that is None; these are otherwise "token", 128 and
+    no rotation.
+
+    Raises ValueError for formats whose scale is for more than one token, or chooses by chance, for
+    models with layers that are no full attention, and for rotations that do not fit a head.
     """
 
     def __init__(
@@ -155,15 +182,21 @@ class QuantizedCache(Cache):
         values: str | Format,
         keys: str | Format | None = None,
         *,
-        keys_per: str = "token",
-        window: int = 128,
+        keys_per: str | None = None,
+        window: int | None = None,
+        rotate: str | None = None,
     ):
+        given = {"keys": keys, "keys_per": keys_per, "window": window, "rotate": rotate}
+        own = {"values": values} if isinstance(values, Format) else cache_preset(values)
+        how = _DEFAULTS | own | {name: each for name, each in given.items() if each is not None}
+        keys_per, window = how["keys_per"], how["window"]
         if keys_per not in PLACES or window < 0:
             raise ValueError(
                 f"keys_per must be one of {', '.join(PLACES)} and window >= 0, got "
                 f"{keys_per!r} and {window}"
             )
-        formats = [_one_token(parse(each)) for each in (values if keys is None else keys, values)]
+        both = (how["values"] if how["keys"] is None else how["keys"], how["values"])
+        formats = [_one_token(parse(each)) for each in both]
         if keys_per == "channel":
             _tokens_of_a_block(formats[0])
         text = config.get_text_config(decoder=True)
@@ -172,8 +205,9 @@ class QuantizedCache(Cache):
             raise ValueError(
                 f"only layers of full attention are supported, found {sorted(others) or 'windows'}"
             )
+        rotated = _rotated(how["rotate"], text)
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
-            QuantizedLayer(formats[0], formats[1], keys_per, window)
+            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated)
             for _ in range(text.num_hidden_layers)
         ]
         super().__init__(layers=layers)
@@ -182,6 +216,30 @@ class QuantizedCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all layers: codes, scales and recent floats."""
         return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedLayer))
+
+
+_DEFAULTS: dict[str, Any] = {"keys": None, "keys_per": "token", "window": 128, "rotate": None}
+
+
+def _rotated(spec: str | None, config: Any) -> int | None:
+    """How many features of a key are rotated together; None without a rotation."""
+    if spec is None:
+        return None
+    transform = transforms(spec) if isinstance(spec, str) else spec
+    if not isinstance(transform, Hadamard) or transform.seed is not None:
+        raise ValueError(
+            f"rotate must be 'hadamard' or 'hadamard:N' (N a power of two), got {spec!r}: keys "
+            "are not transformed in another way"
+        )
+    heads = config.num_attention_heads
+    features = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = transform.size or features & -features
+    if size < 2 or features % size:
+        raise ValueError(
+            f"a head's {features} features cannot be rotated {size} at a time: pass "
+            f"rotate='hadamard:N' with an N that divides them"
+        )
+    return int(size)
 
 
 def _of_parts(q: QTensor, change: Callable[..., Tensor], *others: QTensor) -> QTensor:

@@ -131,3 +131,77 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
     values, keys, per = (*arguments, None, "token")[:3] if len(arguments) < 3 else arguments
     with pytest.raises(ValueError, match=says):
         QuantizedCache(config, values, keys, keys_per=per)
+
+
+@pytest.mark.parametrize(("features", "size"), [(8, 8), (8, 2), (12, 4)])
+@pytest.mark.parametrize("per", ["token", "channel"])
+def test_rotated_keys_against_a_dense_matrix(per: str, features: int, size: int) -> None:
+    """Codes are those of keys times H of +1 and -1, halved as often as Rotate does; what attention
+    reads is turned back by its transpose."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 3, 32, features), torch.randn(2, 3, 32, features)
+    fmt = bs.parse(G)
+    layer = QuantizedLayer(fmt, fmt, per, 0, size)
+    layer.update(keys, values)
+    read, past = (x[..., :32, :] for x in layer.update(keys[..., :1, :], values[..., :1, :]))
+    one = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:  # Sylvester's construction
+        matrix = torch.kron(matrix, one)
+    power = size.bit_length() - 1
+    whole = torch.block_diag(*[matrix] * (features // size))
+    turned = (keys.double() @ whole.double() / 2 ** (power // 2)).float()
+    own = per_channel(turned, fmt, 4) if per == "channel" else one_by_one(turned, fmt)
+    torch.testing.assert_close(read, own @ whole.T / 2 ** (power - power // 2), rtol=0, atol=1e-6)
+    assert torch.equal(past, one_by_one(values, fmt))
+
+
+def test_outliers_of_one_feature_cost_less_when_keys_are_rotated() -> None:
+    keys, values = states(64)
+    keys[..., 3] *= 30
+    lost = []
+    for size in (None, 8):
+        layer = QuantizedLayer(
+            bs.parse("int4:token:fp32"), bs.parse("int4:token:fp32"), "token", 0, size
+        )
+        layer.update(keys, values)
+        read = layer.update(keys[..., :1, :], values[..., :1, :])[0]
+        lost.append(float((read[..., :64, :] - keys).square().mean()))
+    assert lost[1] < 0.6 * lost[0]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in bs.presets().items() if each.of == "cache"]
+)
+def test_a_preset_generates_as_what_it_stands_for(name: str) -> None:
+    model = decoder("qwen3", torch.float32)
+    model.config.use_cache = True
+    data = dict(bs.presets()[name].data)
+    short = QuantizedCache(model.config, name)
+    spelled = QuantizedCache(model.config, **data)
+    for one, other in zip(short.layers, spelled.layers, strict=True):
+        assert (one.formats, one.keys_per, one.window) == (other.formats, "token", 32)
+        assert one.rotated == other.rotated
+    kept = {"max_new_tokens": 70, "do_sample": False, "use_cache": True, "eos_token_id": None}
+    tokens = [
+        model.generate(torch.arange(9)[None], past_key_values=cache, **kept)
+        for cache in (short, spelled)
+    ]
+    assert torch.equal(*tokens)
+    assert short.get_seq_length() == 78 and short.layers[0].codes[0] is not None
+    assert QuantizedCache(model.config, name, window=0, rotate="hadamard:2").layers[0].rotated == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "says"),
+    [
+        ("w4a16", {}, "preset 'w4a16' is of weights; those of keys and values are kv8, kv4"),
+        (G, {"rotate": "hadamard:3"}, "size must be a power of two"),
+        (G, {"rotate": "hadamard:1024"}, "features cannot be rotated 1024 at a time"),
+        (G, {"rotate": "smoothquant"}, "rotate must be 'hadamard' or 'hadamard:N'"),
+        (G, {"rotate": "nothing"}, "unknown transform 'nothing'"),
+    ],
+)
+def test_rotations_and_presets_that_do_not_fit(values: str, more: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        QuantizedCache(decoder("qwen3", torch.float32).config, values, **more)
