@@ -182,6 +182,11 @@ def _block(sizes: list[str]) -> Block:
     return Block(f"block{'x'.join(sizes)}", tuple(zip(dims, numbers, strict=True)))
 
 
+def block_named(sizes: Sequence[int]) -> Block:
+    """The block of these sizes along the last dimensions, WHOLE for all of one."""
+    return _block(["*" if size == WHOLE else str(size) for size in sizes])
+
+
 def block_of(shape: Sequence[int], scale: Sequence[int]) -> Block:
     """The block whose scale of a tensor of `shape` has the shape `scale`, which divides it.
 
@@ -200,8 +205,9 @@ def block_of(shape: Sequence[int], scale: Sequence[int]) -> Block:
     whole = [count == 1 and n != 1 for n, count in zip(shape, scale, strict=True)]
     if sum(whole) == len(shape) - 1 and sizes[whole.index(False)] == 1:
         return read_block(f"channel{whole.index(False)}")
-    named = ["*" if all_of_it else str(size) for size, all_of_it in zip(sizes, whole, strict=True)]
-    return _block(named)
+    return block_named(
+        [WHOLE if all_of_it else size for size, all_of_it in zip(sizes, whole, strict=True)]
+    )
 
 
 # A tensor cut into blocks, and what their scales are chosen from (docs/numerics.md, 3.1, 3.2).
@@ -295,15 +301,23 @@ class Blocks:
         """
         if self._empty:
             return self._zeros()
+        power = unit_exponent(self._values.abs().amax(self._dims)).reshape(self.shape)
+        total, count = self.magnitudes(power, above)
+        return mean_of(total, count, power)
+
+    def magnitudes(self, power: Tensor, above: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The sum of |x| in each block, over |x| > `above` if given, and how many those are: int64.
+
+        power: of the unit that is counted in (core.arithmetic.sums), one per block
+        """
+        if self._empty:
+            return (none := torch.zeros_like(power, dtype=torch.int64)), none
         size = self._values.abs()
         chosen = self._finite
         if above is not None:
             chosen = chosen & (size > self._per_block(above))
-        largest = size.amax(self._dims, keepdim=True)
-        power = unit_exponent(largest)
-        total = torch.where(chosen, in_units(size, power), 0).sum(self._dims)
-        count = chosen.sum(self._dims)
-        return mean_of(total, count, power.reshape(total.shape)).reshape(self.shape)
+        total = torch.where(chosen, in_units(size, self._per_block(power)), 0).sum(self._dims)
+        return total.reshape(self.shape), chosen.sum(self._dims).reshape(self.shape)
 
     def sum(self) -> Tensor:
         """The sum of each block, by halves: the same additions in the same order on every device.

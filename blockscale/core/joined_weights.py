@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference, rules
-from blockscale.core.block import WHOLE, Block, read_block
+from blockscale.core.block import WHOLE, Block, block_named, read_block
 from blockscale.core.format import Format
 from blockscale.core.reference import Ranges
 from blockscale.core.scales import Offset, TwoLevel
@@ -284,12 +284,7 @@ def _stacked(block: Block, shape: Sequence[int], parts: int, fmt: Format) -> Blo
         )
     if high == WHOLE and parts > 1:
         high = rows
-    return _named(high, wide)
-
-
-def _named(high: int, wide: int) -> Block:
-    sizes = ["*" if size == WHOLE else str(size) for size in (high, wide)]
-    return read_block(f"block{'x'.join(sizes)}")
+    return block_named((high, wide))
 
 
 def _alone(block: Block, shape: Sequence[int]) -> Block:
@@ -302,4 +297,4 @@ def _alone(block: Block, shape: Sequence[int]) -> Block:
     )
     if (whole_rows or shape[-2] == 1) and whole_columns:
         return read_block("tensor")
-    return read_block("channel0") if high == 1 and wide == WHOLE else _named(high, wide)
+    return read_block("channel0") if high == 1 and wide == WHOLE else block_named((high, wide))

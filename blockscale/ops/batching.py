@@ -7,7 +7,7 @@ scale of a whole tensor, the index of an element in stochastic rounding and a ta
 chooses do: these see one slice at a time, as a loop over calls would.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,27 +15,12 @@ import torch
 from torch import Tensor
 
 from blockscale.core.block import Block, read_block
+from blockscale.core.cuts import blocks_of
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.scales import TwoLevel
 
 # Blocks over the flattened tensor, told as blocks within its rows where they are the same.
-
-
-def blocks_of(fmt: Format) -> Iterator[Block]:
-    """Of elements, of scales and of offsets."""
-    yield fmt.block
-    if isinstance(fmt.scale, TwoLevel):
-        inner = fmt.scale.inner
-        yield inner.block
-        if inner.offset is not None and inner.offset.block is not None:
-            yield inner.offset.block
-    if fmt.offset is not None:
-        if fmt.offset.block is not None:
-            yield fmt.offset.block
-        if fmt.offset.inner is not None:
-            yield fmt.offset.inner.block
 
 
 def within_rows(fmt: Format, shape: Sequence[int]) -> Format:

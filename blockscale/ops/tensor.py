@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core import cuts
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Value, operand
 from blockscale.core.pack import packed_dtype, packed_size
@@ -151,6 +152,16 @@ class QTensor:
     def clone(self) -> "QTensor":
         """A copy of codes and scales."""
         return self._each(Tensor.clone)
+
+    def narrow(self, dim: int, start: int, length: int) -> "QTensor":
+        """Indices start to start + length along `dim`, with the values that they have here.
+
+        Between blocks (`blockscale.core.cuts.unit`) the format stays; elsewhere it has smaller
+        blocks, whose scales are repeated. Raises ValueError where codes share a byte or blocks do
+        not lie along the dimension (docs/scale.md).
+        """
+        part = cuts.cut(self.operand, dim, start, start + length)
+        return QTensor(part.codes, part.qparams, part.format, part.size)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "QTensor":
         """With each of its tensors changed."""

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import blockscale as bs
+from blockscale.core.cuts import blocks_of
 from blockscale.core.parse import parse
 from blockscale.ops import batching
-from blockscale.ops.batching import blocks_of, in_blocks_of, within_rows
+from blockscale.ops.batching import in_blocks_of, within_rows
 
 X = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(0)) * torch.tensor(
     [1.0, 30.0, 0.01]

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core.cuts import block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.export.writers.writer import Planned, Writer
 from blockscale.files.directory.model_files import CONFIG
 from blockscale.files.header import StoredTensor, lay_out, sized
-from blockscale.files.slabs.cutting import block_sizes, can_be_cut, joined
 from blockscale.files.slabs.cutting import cut as cut_into_slabs
+from blockscale.files.slabs.cutting import joined
 from blockscale.files.stored_model import INDEX, SINGLE
 from blockscale.files.stream import Writer as File
 from blockscale.ops import pieces, primitives

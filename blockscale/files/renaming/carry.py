@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.block import WHOLE
+from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import of_matrix, of_stack
 from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming.moves import Move
-from blockscale.files.slabs.cutting import Sizes, block_sizes, can_be_cut
 from blockscale.ops.batching import within_rows
 
 

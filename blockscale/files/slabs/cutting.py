@@ -13,14 +13,12 @@ from typing import NamedTuple
 import torch
 
 from blockscale.core.block import WHOLE, Block
+from blockscale.core.cuts import Sizes, blocks_of, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.core.scales import TwoLevel
-from blockscale.ops.batching import blocks_of
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 
-Sizes = tuple[int, ...]  # of a block, along each dimension of a tensor; WHOLE for all of one
 Region = tuple[slice, ...]  # the first dimensions of a tensor that has one entry for each block
 
 
@@ -88,36 +86,6 @@ def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
     unit = lcm(*(sizes[dim] for sizes in blocks if sizes[dim] != WHOLE))
     rows = max(elements // max(prod(shape[dim + 1 :]), 1), 1)
     return Cuts(shape, dim, max(rows // unit, 1) * unit)
-
-
-def block_sizes(fmt: Format, rank: int) -> dict[str, Sizes]:
-    """{part: sizes of what shares one entry of it}, of all that stands beside the codes.
-
-    For formats that can be cut (`can_be_cut`).
-    """
-    own, scale, offset = fmt.block.sizes_for(rank), fmt.scale, fmt.offset
-    sizes = {"scale": own, "zero_point": own}
-    if isinstance(scale, TwoLevel):
-        inner = scale.inner
-        sizes["outer"] = _above(own, inner.block)
-        if inner.offset is not None:
-            sizes["scale_offset"] = _above(own, inner.offset.block or inner.block)
-    if offset is not None:
-        sizes["offset"] = (offset.block or fmt.block).sizes_for(rank)
-        if offset.inner is not None:
-            sizes["offset_outer"] = _above(sizes["offset"], offset.inner.block)
-    return {part: sizes[part] for part in fmt.parts}
-
-
-def _above(sizes: Sizes, block: Block) -> Sizes:
-    """Elements that share an entry where those of `sizes` share one, and these in blocks again."""
-    counts = block.sizes_for(len(sizes))
-    return tuple(a * b for a, b in zip(sizes, counts, strict=True))  # WHOLE is 0: it stays
-
-
-def can_be_cut(fmt: Format) -> bool:
-    """Whether a slab of a tensor has scales of its own: blocks have sizes along its dimensions."""
-    return not any(block.flat for block in blocks_of(fmt))
 
 
 def flat_shape(shape: tuple[int, ...], fmt: Format) -> tuple[int, ...]:

@@ -24,12 +24,13 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.arithmetic.sums import in_units, mean_of, unit_exponent
 from blockscale.core.block import WHOLE, Block, Blocks
+from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import outer_of
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.files.slabs import cutting
-from blockscale.files.slabs.cutting import Cuts, Region, Sizes, Slab
+from blockscale.files.slabs.cutting import Cuts, Region, Slab
 from blockscale.files.slabs.pool import Map
 from blockscale.layers.saturation import not_finite, saturates
 from blockscale.layers.signs import lost_signs
@@ -86,8 +87,8 @@ class TensorQuantizer:
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
         self._shape = cutting.flat_shape(shape, fmt)
-        if cutting.can_be_cut(fmt):
-            self._sizes = cutting.block_sizes(fmt, len(self._shape))
+        if can_be_cut(fmt):
+            self._sizes = block_sizes(fmt, len(self._shape))
             self._cuts = cutting.cut(self._shape, self._sizes.values(), elements)
         else:
             self._sizes = dict.fromkeys(fmt.parts, (WHOLE,) * len(shape))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.operand import operand
 from blockscale.core.pack import from_stored, inputs_first, stored_shape, to_stored
 from blockscale.core.parse import parse
@@ -19,10 +20,7 @@ from blockscale.files.metadata import TensorInfo
 from blockscale.files.slabs.cutting import (
     Cuts,
     Region,
-    Sizes,
     Slab,
-    block_sizes,
-    can_be_cut,
 )
 from blockscale.files.stored_model import StoredModel
 from blockscale.files.stream import Reader, Tensors

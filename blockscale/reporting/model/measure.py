@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from blockscale.core import integer_scales, reference
+from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.files.slabs.cutting import Cuts, Sizes, Slab, block_sizes, can_be_cut, cut
+from blockscale.files.slabs.cutting import Cuts, Slab, cut
 from blockscale.layers.before import Before
 from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.tensor import QTensor

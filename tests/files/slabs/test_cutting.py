@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from blockscale.core.cuts import block_sizes
 from blockscale.core.parse import formats, parse
-from blockscale.files.slabs.cutting import SLAB, block_sizes, cut, flat_shape
+from blockscale.files.slabs.cutting import SLAB, cut, flat_shape
 
 
 @pytest.mark.some(4)
