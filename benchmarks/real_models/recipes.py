@@ -22,19 +22,22 @@ def _mx(rule: str) -> str:
 
 
 E5M3, FOUR_SIX, TOKEN = "nvfp4_e5m3", "e2m1:group16:e4m3/four_six", "nvfp4_token"
+IF4, IF4_TOKEN = "if4:group16:e4m3", "if4:group16:(e4m3:token:fp32)"
 SMOOTH = {"transform": "smoothquant", "weight": "gptq:absmax"}  # what w4a4-nvfp4 is made by
 
 
 def _relatives() -> list[Case]:
     """NVFP4's relatives of 4.5 bits: other scales, and inputs whose rows know no other."""
     awq = {"transform": "awq"}
-    cases = [Case(fmt, fmt) for fmt in (E5M3, FOUR_SIX)]
-    cases += [Case(f"{fmt} awq", fmt, None, awq) for fmt in (E5M3, FOUR_SIX)]
+    cases = [Case(fmt, fmt) for fmt in (E5M3, FOUR_SIX, IF4)]
+    cases += [Case(f"{fmt} awq", fmt, None, awq) for fmt in (E5M3, FOUR_SIX, IF4)]
     pairs = [("nvfp4", TOKEN), (E5M3, E5M3), (FOUR_SIX, FOUR_SIX), ("nvfp4", FOUR_SIX)]
+    pairs += [(IF4, IF4), (IF4, IF4_TOKEN)]
     cases += [Case(f"{weight} × {taken}", weight, taken) for weight, taken in pairs]
     cases += [
         Case(f"{weight} × {taken} smoothquant gptq:absmax", weight, taken, SMOOTH)
         for weight, taken in pairs
+        if taken in (weight, TOKEN)
     ]
     return cases
 

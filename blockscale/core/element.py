@@ -120,6 +120,12 @@ class Element(ABC):
         """Whether its values are learned from each tensor and stored beside the codes."""
         return False
 
+    @property
+    def by_sign(self) -> bool:
+        """Whether the sign of a block's scale says which of two grids its codes are of; then it has
+        `bound`, which gives the element of a tensor (blockscale.core.elements.int_float)."""
+        return False
+
     def limits(self, wide: bool) -> tuple[float, float]:
         """The smallest and the largest value.
 

@@ -71,6 +71,21 @@ class Format:
                 self._refuse(f"{FOUR_SIX} needs e2m1 under scales in e4m3, without an offset")
         if self.offset is not None:
             self._check_offset(self.offset)
+        if self.element.by_sign:
+            self._check_by_sign()
+
+    def _check_by_sign(self) -> None:
+        """Refuse scales whose sign cannot say which grid a block has, or says something else."""
+        scale = self.scale
+        inner = scale.inner if isinstance(scale, TwoLevel) else None
+        has_sign = inner.element.signed if inner else isinstance(scale, FloatScale)
+        if not has_sign or (isinstance(scale, TwoLevel) and scale.compares):
+            self._refuse(
+                f"{self.element.name} needs scales with a sign, which says what a block's grid is: "
+                "fp32, fp16, bf16, e4m3 or another signed format, without a rule"
+            )
+        if self.offset is not None or (inner is not None and inner.offset is not None):
+            self._refuse(f"{self.element.name} takes no offset: leave that out")
 
     def _check_span(self) -> None:
         integer, float_scale = self.element.integer, isinstance(self.scale, FloatScale)
@@ -193,6 +208,13 @@ class Format:
         if not isinstance(self.scale, TwoLevel) or not self.scale.given:
             return self
         return replace(self, scale=replace(self.scale, given=False))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the numbers of a block decide about its scale, and not its range alone: which of
+        two scales it gets, or of which of two grids its codes are."""
+        rule = isinstance(self.scale, TwoLevel) and self.scale.compares
+        return rule or self.element.by_sign
 
     @property
     def plain(self) -> "Format":

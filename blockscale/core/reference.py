@@ -4,7 +4,7 @@
 All arithmetic is float32 whatever the input's dtype. Nothing here is fast; everything is exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from blockscale.core import integer_scales
 from blockscale.core.arithmetic import clusters, philox
 from blockscale.core.arithmetic.bits import FLT_MAX, divide
 from blockscale.core.block import Blocks
+from blockscale.core.element import Element
+from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
@@ -141,17 +143,15 @@ RoundTrip = Callable[[Tensor, QParams, Format], Tensor]
 def settled(
     x: Tensor, found: Ranges, qparams: QParams, fmt: Format, trip: RoundTrip | None = None
 ) -> QParams:
-    """What x's ranges chose -> the same where they decide; of blocks that compare two scales, the
-    better one (docs/numerics.md, 3.5).
+    """What x's ranges chose -> the same where they decide; of blocks that compare two scales, or
+    the two grids that the signs of one scale mean, the better one (docs/numerics.md, 3.5).
 
     trip: x in float32, scales and a format -> x after a round trip; by the reference if it is None
     """
-    scale = fmt.scale
-    if not isinstance(scale, TwoLevel) or not scale.compares:
+    if not fmt.compares:
         return qparams
     plain, wide = fmt.plain.deterministic, widen(x)
-    a = numerator(found.low, found.high, fmt)
-    other = qparams._replace(scale=scale.wider(a, fmt.levels, found.poisoned, qparams.outer))
+    other = qparams._replace(scale=_other_scale(found, qparams, fmt))
 
     def error(some: QParams) -> Tensor:
         lost = (trip or fake_quantize)(wide, some, plain).double() - wide.double()
@@ -159,6 +159,20 @@ def settled(
 
     better = error(other) < error(qparams)
     return qparams._replace(scale=torch.where(better, other.scale, qparams.scale))
+
+
+def _other_scale(found: Ranges, qparams: QParams, fmt: Format) -> Tensor:
+    """The scale that a block of a format which compares has besides that of its range."""
+    if fmt.element.by_sign:
+        return negated(qparams.scale, fmt)
+    assert isinstance(fmt.scale, TwoLevel)
+    a = numerator(found.low, found.high, fmt)
+    return fmt.scale.wider(a, fmt.levels, found.poisoned, qparams.outer)
+
+
+def negated(scale: Tensor, fmt: Format) -> Tensor:
+    """Stored scales with a sign -> those of the other sign, as stored."""
+    return fmt.scale.negated(scale) if isinstance(fmt.scale, TwoLevel) else -scale
 
 
 def with_zero(low: Tensor, qparams: QParams, fmt: Format) -> QParams:
@@ -264,6 +278,14 @@ def _points(y: Tensor, qparams: QParams, fmt: Format) -> tuple[Tensor, Tensor | 
     return torch.where(y.isnan(), 0.0, y) + zero, None  # added before rounding: it is no integer
 
 
+def element_for(qparams: QParams, fmt: Format, shape: Sequence[int]) -> Element:
+    """The element of a tensor of `shape`: with its table, or with the grids of its blocks."""
+    if isinstance(fmt.element, IntFloat):
+        steps = step_of(qparams, fmt)
+        return fmt.element.bound(fmt.block.expand(steps, shape).signbit())
+    return element_of(fmt.element, qparams.book)
+
+
 def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:
     """x [...] -> codes [...] of the element's code_dtype (docs/numerics.md, section 4).
 
@@ -277,12 +299,12 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
         return philox.uniform(x.shape, seed, x.device)
 
     mode = rounding(fmt.rounding, uniform)
-    return element_of(fmt.element, qparams.book).encode(y, mode, zero, fmt.wide)
+    return element_for(qparams, fmt, x.shape).encode(y, mode, zero, fmt.wide)
 
 
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
     """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
-    values = element_of(fmt.element, qparams.book).decode(codes)
+    values = element_for(qparams, fmt, codes.shape).decode(codes)
     zero = integer_scales.expand(qparams.zero_point, fmt, codes.shape)
     if zero is not None:
         values = values - zero
@@ -303,5 +325,5 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     )
     y = in_steps(x, qparams, fmt)
     points, zero = _points(y, qparams, fmt)
-    inside = element_of(fmt.element, qparams.book).in_range(points, mode, zero, fmt.wide)
+    inside = element_for(qparams, fmt, x.shape).in_range(points, mode, zero, fmt.wide)
     return inside & ~y.isnan()  # which a zero point that is no integer takes for 0

@@ -220,6 +220,11 @@ class TwoLevel(Generic[Inner]):
         ratio = ratio.clamp(element.smallest_normal, self.largest)
         return element.to_bits(element.encode(ratio, nearest_even, None, False))
 
+    def negated(self, codes: Tensor) -> Tensor:
+        """Inner codes [...] of an element with a sign -> those of the negative values."""
+        element = self.inner.element
+        return element.to_bits(element.encode(-self.values(codes), nearest_even, None, False))
+
     def poison(self, codes: Tensor, poisoned: Tensor) -> Tensor:
         """Inner codes [...] -> the NaN code where a block is poisoned, if there is such a code."""
         nan_code = self.inner.element.nan_code

@@ -204,7 +204,7 @@ def _features(fmt: Format) -> tuple[str, ...]:
         "flat": fmt.block.flat > 0,
         "nd": fmt.block.name.startswith("block"),
         "code": isinstance(scale, CodeScale),
-        "compares": fmt != fmt.plain,
+        "compares": fmt.compares,
     }
     return tuple(name for name, there in has.items() if there)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, repeated
+from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
@@ -37,10 +38,14 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         )
         return repeated(chosen, width, 1, size) if width > 1 else chosen
 
-    values = element_of(form.element, qparams.book).decode(codes)
+    steps = per_element(reference.step_of(qparams, form), form.block)
+    element = element_of(form.element, qparams.book)
+    if isinstance(element, IntFloat):
+        element = element.bound(steps.signbit())
+    values = element.decode(codes)
     if qparams.zero_point is not None:
         values = values - per_element(qparams.zero_point.to(torch.float32), form.block)
-    values = values * per_element(reference.step_of(qparams, form), form.block)
+    values = values * steps
     if form.offset is not None and qparams.offset is not None:
         offset = form.offset.value(qparams.offset, qparams.offset_outer)
         values = values + per_element(offset, form.offset.block or form.block)

@@ -283,4 +283,5 @@ def why_not(fmt: Format) -> str | None:
         return "asym has a zero point, which is not learned"
     if fmt.offset is not None:
         return "its offset is not learned"
-    return "the sign of its scale is not learned" if fmt.span == "signed" else None
+    signed = fmt.span == "signed" or fmt.element.by_sign
+    return "the sign of its scale is not learned" if signed else None

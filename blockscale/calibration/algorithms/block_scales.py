@@ -37,6 +37,13 @@ def nearest_scale(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
     Powers of two are chosen by their logarithm, whatever the format's rule: that rule says how far
     a largest magnitude may reach, and here the step itself is known.
     """
+    if fmt.element.by_sign:  # of the grid that the step's sign means
+        size = _nearest_size(step.abs(), outer, fmt)
+        return torch.where(step.signbit(), reference.negated(size, fmt), size)
+    return _nearest_size(step, outer, fmt)
+
+
+def _nearest_size(step: Tensor, outer: Tensor | None, fmt: Format) -> Tensor:
     if isinstance(fmt.scale, TwoLevel):
         assert outer is not None
         return fmt.scale.encode(fmt.scale.in_outer(step, outer))
@@ -109,6 +116,13 @@ def choose_scales(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None) 
     """
     nowhere = torch.zeros_like(low, dtype=torch.bool)
     return reference.qparams_from_range(low, high, nowhere, fmt, outer)
+
+
+def plain_scales(x: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
+    """x [n, k] -> the scale of each block that `bs.quantize` chooses, under a given outer scale."""
+    ranges = reference.ranges(x, fmt)
+    qparams = choose_scales(ranges.low, ranges.high, fmt, outer)
+    return reference.settled(x, ranges, qparams, fmt)
 
 
 def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blockscale.calibration.algorithms.block_scales import choose_scales, put, spread
+from blockscale.calibration.algorithms.block_scales import plain_scales, put, spread
 from blockscale.calibration.algorithms.mse import search
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, read_block
@@ -58,9 +58,7 @@ class Columns:
         at = slice(block, block + 1)
         outer = None if self._outer is None else self._outer[:, at].contiguous()
         if self._importance is None:
-            ranges = reference.ranges(x, self.single)
-            qparams = choose_scales(ranges.low, ranges.high, self.single, outer)
-            qparams = reference.settled(x, ranges, qparams, self.single)
+            qparams = plain_scales(x, self.single, outer)
         else:
             importance = self._importance[self.columns_of(block)]
             qparams = search(x, self.single, outer, importance, spacing=self._spacing)

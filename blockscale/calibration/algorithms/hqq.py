@@ -13,9 +13,9 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import (
     block_sums,
-    choose_scales,
     in_steps,
     nearest_scale,
+    plain_scales,
     quantized,
     round_trip,
     search_by_parts,
@@ -76,8 +76,7 @@ class HQQ:
     def _refine(self, x: Tensor, fmt: Format, outer: Tensor | None, columns: slice) -> QParams:
         """x [n, k] -> for each block the best of all steps."""
         del columns
-        low, high, _ = reference.ranges(x, fmt)
-        now = best = choose_scales(low, high, fmt, outer)
+        now = best = plain_scales(x, fmt, outer)
         error = least = self.error(x, best, fmt)
         beta = self.beta
         for _ in range(self.steps):

@@ -17,6 +17,7 @@ from blockscale.calibration.algorithms.block_scales import (
     choose_scales,
     in_steps,
     nearest_scale,
+    plain_scales,
     quantized,
     round_trip,
     search_by_parts,
@@ -113,7 +114,7 @@ def search(
     """
     count = Errors(x, fmt, importance, power)
     low, high, _ = reference.ranges(x, fmt)
-    best = choose_scales(low, high, fmt, outer)
+    best = plain_scales(x, fmt, outer)
     least = count.of(best)
     middle = low / 2 + high / 2 if fmt.offset is not None else torch.zeros_like(low)
     for factor in factors(fmt, spacing):
@@ -157,8 +158,9 @@ class Errors(NamedTuple):
 
 def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
     """A candidate, and it with the two zero points beside its own, or with its other sign."""
-    if fmt.span == "signed":
-        return [candidate, candidate._replace(scale=-candidate.scale)]
+    if fmt.span == "signed" or fmt.element.by_sign:
+        other = reference.negated(candidate.scale, fmt)
+        return [candidate, candidate._replace(scale=other)]
     if candidate.zero_point is None:
         return [candidate]
     low, high = (int(end) for end in fmt.element.limits(fmt.wide))

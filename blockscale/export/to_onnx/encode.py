@@ -183,8 +183,9 @@ def scales_refused(fmt: Format) -> str | None:
         return fmt.unchosen
     if fmt.offset is not None:
         return "dynamic offsets cannot be written: use asym"
-    if fmt != fmt.plain:
-        return f"no operator compares the errors of two scales: use {fmt.plain}"
+    if fmt.compares:
+        other = "nvfp4" if fmt == fmt.plain else str(fmt.plain)
+        return f"no operator compares the errors of two scales: use {other}"
     if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name != "tensor":
         return (
             f"the outer scales of {fmt.scale} are for parts of a tensor: use one for the "

@@ -154,12 +154,12 @@ class TensorQuantizer:
 
         Raises ValueError where slabs cut blocks, whose error no slab knows.
         """
-        if self._fmt == self._fmt.plain:
+        if not self._fmt.compares:
             return
         if self._cuts.spans(self._scale):
             raise ValueError(
                 f"{self._fmt}: blocks {self._fmt.block} of a weight {list(self._shape)} do not lie "
-                f"in slabs of rows, as files are quantized: use {self._fmt.plain}, or quantize the "
+                f"in slabs of rows, as files are quantized: use smaller blocks, or quantize the "
                 "model in memory"
             )
         for slab in self._cuts.slabs:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blockscale.core import integer_scales, reference
 from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
+from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
@@ -76,8 +77,11 @@ class Grid:
 
     @classmethod
     def of(cls, q: QTensor) -> "Grid":
-        """The grid of a tensor's format; a learned one is the tensor's own."""
+        """The grid of a tensor's format; a learned one is the tensor's own. Where the signs of
+        scales choose between two, that of scales above 0."""
         element = element_of(q.format.element, q.qparams.book)
+        if isinstance(element, IntFloat):
+            element = element.floats
         patterns = torch.arange(2 ** min(element.bits, _MOST_BITS))
         narrow = patterns.to(torch.uint8 if element.bits <= 8 else torch.int32)
         values = element.decode(element.from_bits(narrow)).double()

@@ -202,6 +202,11 @@ def grid_of(fmt: Format, book: Tensor | None, device: torch.device) -> Grid:
     Raises ValueError for elements of more than 8 bits that are no integers.
     """
     element = fmt.element
+    if element.by_sign:
+        raise ValueError(
+            f"{fmt}: each block has a grid of its own, and rounding is learned on one: choose "
+            "codes by 'gptq' or 'mse'"
+        )
     numbers = element.numbers(fmt.wide)
     if numbers is not None and numbers.family == "integer":
         return Integers(fmt)
