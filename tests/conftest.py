@@ -20,6 +20,7 @@ import torch
 
 from tests.support.durations import FILE, Durations
 from tests.support.read_once import read_once
+from tests.support.rewriting import rewrite_share
 from tests.support.schedule import Budget
 from tests.support.some import beyond_pairs, is_left_out, left_out_by, mark_slow
 
@@ -56,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     seconds = config.getoption("--budget")
     if seconds is not None:
         config.pluginmanager.register(Budget(seconds, config.getoption("--base")))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    rewrite_share(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
