@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.bench.case import Contestant
-from blockscale.bench.environment import every_core, start_again
 from blockscale.bench.groups.ceilings import copies
-from blockscale.bench.machine import commit, hardware, versions
+from blockscale.bench.machine import commit, every_core, hardware, start_again, versions
+from blockscale.bench.requests import Contestant
 from blockscale.bench.timing import Racer, clock, race
 from blockscale.files.whole import check_place, written_whole
 from blockscale.reporting.model.measure import measure

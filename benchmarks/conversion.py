@@ -26,8 +26,8 @@ import blockscale as bs
 from benchmarks.record import record
 from blockscale.core.parse import parse
 from blockscale.export.conversion.directory import Directory
+from blockscale.export.writers import Planned, writer_of
 from blockscale.export.writers.gguf_files.file import GGUFFile
-from blockscale.export.writers.writer import Planned, writer_of
 from blockscale.ops.tensor import QTensor, from_parts
 
 HIDDEN, INNER, KEYS = 2048, 8192, 512

@@ -21,7 +21,7 @@ from torch import nn
 
 import blockscale as bs
 from benchmarks.record import record
-from blockscale.bench.environment import start_again
+from blockscale.bench.machine import start_again
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.conv_way import way
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from benchmarks.integers import FLOAT, fused, times
 from benchmarks.record import record
-from blockscale.bench.environment import start_again
+from blockscale.bench.machine import start_again
 from blockscale.kernels.cpu import _native
 
 WIDE = "int16:tensor:pow2/ceil"

@@ -21,7 +21,7 @@ import blockscale as bs
 from benchmarks.record import record
 from blockscale.demo import minilm
 from blockscale.demo.graph import ROWS, TOKENS, program_of
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 from blockscale.kernels.cpu import _native
 
 POW2, FLOAT = "int8:tensor:pow2/nearest", "uint8:tensor:fp32:asym"

@@ -39,7 +39,7 @@ from blockscale.ops.quantize import quantize as quantize
 from blockscale.ops.tensor import QTensor as QTensor
 from blockscale.qat.conversion import convert as convert
 from blockscale.qat.prepare import prepare_qat as prepare_qat
-from blockscale.reporting.model.page import report as report
+from blockscale.reporting.model import report as report
 from blockscale.selection.recommend import recommend as recommend
 from blockscale.selection.result import read_search as read_search
 from blockscale.selection.search import search as search

@@ -15,7 +15,7 @@ import blockscale as bs
 from attack import models
 from attack.part import Case, Counts, Found, Part, is_told
 from blockscale.core.recipe import Recipe
-from blockscale.export.auditing.file_kinds import audit
+from blockscale.export.auditing import audit
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.header import parse_header
 from blockscale.files.inspect import inspect

@@ -25,7 +25,7 @@ from torch.fx.experimental.optimization import fuse
 import blockscale as bs
 from blockscale.bench.machine import hardware
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 CROPS, SIZE = 24, 224
 MEAN, STD = 127.0, 128.0  # of EfficientNet-Lite's inputs

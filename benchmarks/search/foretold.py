@@ -17,7 +17,7 @@ import blockscale as bs
 from benchmarks.search.minilm import DOCS, pooled
 from blockscale.bench.machine import commit
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 from blockscale.selection import times
 
 CASES: tuple[tuple[Any, tuple[str, ...] | None], ...] = (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.bench.machine import commit, hardware
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 DOCS = Path(__file__).parents[2] / "docs"
 BUDGET = 4.5

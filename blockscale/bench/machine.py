@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a figure was measured on: processor, versions, commit."""
+"""What a figure was measured on: processor, versions, commit, and the process that measures."""
 
+import os
 import pathlib
 import platform
 import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -12,6 +16,8 @@ from typing import Any
 import torch
 
 import blockscale as bs
+
+# What a figure was measured on: processor, versions, commit.
 
 PACKAGES = ("torch", "numpy", "torchao", "onnxruntime", "transformers", "triton")
 CHECKOUT = pathlib.Path(__file__).parents[2]
@@ -66,3 +72,44 @@ def commit() -> str:
         return "unknown"  # installed, perhaps inside somebody else's checkout
     changed = git("status", "--porcelain", "--", ":/", ":(exclude)benchmarks/results")
     return (git("rev-parse", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+# The process that measures: memory that stays, and every core.
+
+# glibc gives large blocks back to the system and asks for them again; the page faults of fresh
+# memory then hide all else on small virtual machines.
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_MMAP_THRESHOLD_": "8000000000"}
+GUARD = "BLOCKSCALE_BENCH_STARTED_AGAIN"
+WHY = "started again with " + " ".join(f"{k}={v}" for k, v in ALLOCATOR.items())
+
+
+def needed(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """The environment to start again with, or None if this process is as it should be."""
+    wanted = {**environment, **ALLOCATOR, GUARD: "1"}
+    settled = all(environment.get(name) == value for name, value in ALLOCATOR.items())
+    return None if settled or GUARD in environment or sys.platform != "linux" else wanted
+
+
+def start_again() -> None:
+    """Replace this process by itself with the allocator's settings, once."""
+    environment = needed()
+    if environment is not None:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def allocator() -> dict[str, str]:
+    """The settings that this process runs with."""
+    return {name: os.environ.get(name, "the system's default") for name in ALLOCATOR}
+
+
+@contextmanager
+def every_core() -> Iterator[None]:
+    """Torch uses all cores in here, and records no gradients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(bs.hardware().cores)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)

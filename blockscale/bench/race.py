@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockscale.bench.case import Case
-from blockscale.bench.environment import ALLOCATOR, GUARD
-from blockscale.bench.machine import CHECKOUT
+from blockscale.bench.machine import ALLOCATOR, CHECKOUT, GUARD
+from blockscale.bench.requests import Case
 from blockscale.bench.run import Watcher
 from blockscale.bench.settings import TINY, Settings
 from blockscale.core.work import Closing

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from blockscale.bench.environment import allocator
-from blockscale.bench.machine import CHECKOUT, commit, git, hardware, versions
+from blockscale.bench.machine import CHECKOUT, allocator, commit, git, hardware, versions
 from blockscale.bench.settings import Settings
 from blockscale.core.untrusted import read_json
 from blockscale.files.whole import written_whole

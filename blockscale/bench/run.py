@@ -8,11 +8,11 @@ from typing import Any
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Case, Contestant, Skipped
-from blockscale.bench.environment import every_core
 from blockscale.bench.groups import ceilings, linear, memory, model, overhead, primitives
+from blockscale.bench.machine import every_core
+from blockscale.bench.peers import told
+from blockscale.bench.requests import Case, Contestant, Skipped
 from blockscale.bench.results import Results
-from blockscale.bench.rivals import told
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Racer, Timing, clock, race
 

@@ -4,7 +4,7 @@
 import re
 from math import inf
 
-from blockscale.bench.case import Targets
+from blockscale.bench.requests import Targets
 from blockscale.core.format import Format
 
 MATRIX = (4096, 4096)  # the shape that promises are about

@@ -15,7 +15,7 @@ def serve(told: dict[str, Any], given: TextIO, answers: TextIO) -> None:
     """Answer until the input ends. told: the settings, by the names of `Settings`."""
     import blockscale
     from blockscale.bench import machine, settings
-    from blockscale.bench.environment import every_core
+    from blockscale.bench.machine import every_core
     from blockscale.bench.run import every_case, measure
 
     plain = {key: value for key, value in told.items() if key != "tiny"}

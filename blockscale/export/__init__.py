@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from blockscale.core.discover import import_all
-from blockscale.export.auditing.file_kinds import audit as audit
-from blockscale.export.conversion.convert_checkpoint import (
-    convert_checkpoint as convert_checkpoint,
-)
+from blockscale.export.auditing import audit as audit
+from blockscale.export.conversion import convert_checkpoint as convert_checkpoint
 
 
 class Target(NamedTuple):

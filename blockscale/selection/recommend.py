@@ -19,14 +19,13 @@ from blockscale.kernels.hardware import hardware as this_machine
 from blockscale.layers.guards import ordinary_tensors
 from blockscale.layers.model import unwrapped
 from blockscale.layers.processes import check_whole
-from blockscale.selection.advice import Advised, advised, claims_of
 from blockscale.selection.allocation import Budget
 from blockscale.selection.candidates import MXFP4, Candidate, Choice, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError
 from blockscale.selection.errors import Laboratory, float_bytes
 from blockscale.selection.objective import Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
-from blockscale.selection.recommendation import Recommendation
+from blockscale.selection.recommendation import Advised, Recommendation, advised, claims_of
 from blockscale.selection.result import Point, Search
 from blockscale.selection.search import POINTS, plain_hardware, search, versions
 

@@ -5,7 +5,7 @@ import json
 import re
 
 from blockscale.bench.results import newest_full
-from blockscale.cli.comparing import pages
+from blockscale.cli.commands.bench import pages
 from blockscale.reporting import accuracy as accuracy_page
 from blockscale.reporting.ledger import searched_tables
 from docs.pages import DOCS, real_models

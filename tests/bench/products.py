@@ -3,8 +3,8 @@
 
 import torch
 
+from blockscale.bench.peers import hushed
 from blockscale.bench.requests import Layer, Primitive
-from blockscale.bench.rivals import hushed
 
 
 def errors(module, skip=()):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from blockscale.bench.choices import QUESTIONS, Bound, asked, best_cut, gain
+from blockscale.bench.tune import QUESTIONS, Bound, asked, best_cut, gain
 from blockscale.kernels.cpu import _native
 
 

@@ -2,8 +2,10 @@
 """What a figure was measured on."""
 
 import json
+import os
 import platform
 import subprocess
+import sys
 
 import torch
 
@@ -71,3 +73,44 @@ def test_no_commit(tmp_path, monkeypatch):
     assert machine.commit() == "unknown"  # installed inside somebody else's checkout
     monkeypatch.setenv("PATH", "")
     assert machine.git("status") is None
+
+
+def test_starting_again(monkeypatch, capsys):
+    wanted = machine.needed({"A": "b"})
+    if sys.platform != "linux":
+        assert wanted is None
+        return
+    assert wanted == {"A": "b", **machine.ALLOCATOR, machine.GUARD: "1"}
+    assert machine.needed(wanted) is None
+    assert machine.needed({machine.GUARD: "1"}) is None  # once, whatever comes of it
+    started = []
+    monkeypatch.delenv(machine.GUARD, raising=False)
+    for name in machine.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "execve", lambda *args: started.append(args))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "blockscale", "bench", "--quick"])
+    machine.start_again()
+    [(program, arguments, given)] = started
+    assert (program, arguments[1:]) == (sys.executable, ["-m", "blockscale", "bench", "--quick"])
+    assert given[machine.GUARD] == "1"
+
+
+def test_the_settings_are_told(monkeypatch):
+    for name in machine.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert set(machine.allocator().values()) == {"the system's default"}
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "5")
+    assert machine.allocator()["MALLOC_TRIM_THRESHOLD_"] == "5"
+
+
+def test_every_core_and_no_gradients():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with machine.every_core():
+            assert torch.get_num_threads() == bs.hardware().cores
+            assert not torch.is_grad_enabled()
+        assert torch.get_num_threads() == 1
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_num_threads(before)

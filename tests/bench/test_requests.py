@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bytes that are counted are those that tensors have."""
 
+import warnings
+
 import pytest
 import torch
 
 import blockscale as bs
 from blockscale.bench.groups.primitives import MORE
-from blockscale.bench.requests import Layer, Primitive, moved, normal, reads, stored_bytes
+from blockscale.bench.requests import (
+    Contestant,
+    Layer,
+    Primitive,
+    best,
+    moved,
+    normal,
+    reads,
+    stored_bytes,
+)
+from blockscale.bench.timing import Racer, Timing, race
+from tests.support.bench_runs import ticking
 
 SPELLINGS = [*bs.formats(), *MORE, "int4:group32:(uint4:channel0:fp32)", "e2m1:tile2x8:bf16"]
 SPELLINGS += ["uint4:group32:fp16:offset", "uint4:group32:fp32:asym(fp16)", "nf4:flat64:fp32"]
@@ -91,3 +104,33 @@ def test_a_primitive():
     assert wanted.spelling == "e2m1:group32:e8m0/floor"
     assert wanted.bytes() == 4 * 64 * 2 + 4 * 32 + 4 * 2
     assert wanted.x.dtype == torch.bfloat16
+
+
+def test_warnings_of_peers_stay_inside():
+    def noisy():
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        race([Racer(Contestant("theirs", "peer", noisy), 0.0, ticking(1.0))])
+        with pytest.raises(DeprecationWarning):
+            Racer(Contestant("mine", "ours", noisy), 0.0, ticking(1.0))
+
+
+def test_a_missing_kernel_is_recorded_and_not_warned_of():
+    def slow():
+        warnings.warn("no cpu kernel runs pack for int8 on these tensors", stacklevel=1)
+
+    mine = Contestant("mine", "ours", slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mine.quiet():
+            mine.call()
+        with pytest.raises(UserWarning, match="no cpu kernel runs"):
+            mine.call()
+
+
+def test_the_best_of_some():
+    times = {n: Timing(s, s, 1, 1) for n, s in (("copy: a", 3.0), ("copy: b", 2.0), ("c", 1.0))}
+    assert best(times, "copy: ") == 2.0
+    assert best(times, "") == 1.0

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.bench.case import Contestant
+from blockscale.bench.requests import Contestant
 from blockscale.bench.timing import Racer, clock, race
 from tests.support.bench_runs import ticking
 

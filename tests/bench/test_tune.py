@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from blockscale.bench import tune as tuning
-from blockscale.bench.choices import Bound, Size
 from blockscale.bench.groups import linear
 from blockscale.bench.settings import GPU, Settings
-from blockscale.bench.tune import tune
+from blockscale.bench.tune import Bound, Size, tune
 from blockscale.kernels.cpu import _native
 from tests.support.bench_runs import SETTINGS
 

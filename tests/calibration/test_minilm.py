@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibration import observers
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 SYMMETRIC, ASYMMETRIC, CHANNEL = "int8", "int8:tensor:fp32:asym", "int8:channel-1:fp32"
 RANGES = [name for name in observers.names() if name != "mean"]  # means are for binary, ternary

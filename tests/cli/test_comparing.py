@@ -6,18 +6,18 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from blockscale.bench import environment, results
+from blockscale.bench import machine, results
 from blockscale.bench import run as measuring
 from blockscale.bench.settings import TINY
 from blockscale.cli.app import app
 from blockscale.cli.commands import bench
-from blockscale.cli.comparing import PLACES, pages, show_race, write_plots
+from blockscale.cli.commands.bench import PLACES, pages, show_race, write_plots
 from tests.support.invented_speed import invented
 
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch, tmp_path):
-    monkeypatch.setenv(environment.GUARD, "1")
+    monkeypatch.setenv(machine.GUARD, "1")
     monkeypatch.setattr(bench, "sizes", lambda device, quick: TINY)
     monkeypatch.setattr(results, "folder", lambda: tmp_path)
     monkeypatch.setattr(measuring, "_LONGEST", {True: 0.001, False: 0.001})

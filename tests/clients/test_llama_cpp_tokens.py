@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, 
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
+from blockscale.export.conversion import convert_checkpoint
 from blockscale.export.writers.gguf_files import pretokenizers
 from blockscale.export.writers.gguf_files.architectures import keys
 from blockscale.export.writers.gguf_files.file import encoded, lay_out

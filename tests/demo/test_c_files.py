@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.demo import c_files
-from blockscale.demo.c_files import compiled, compiler, with_occurring_words
+from blockscale.demo import exports
+from blockscale.demo.exports import compiled, compiler, with_occurring_words
 from tests.support.c_handmade import handmade
 from tests.support.integer_oracle import INT8, shifts, whole
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason=c_files.NO_COMPILER)
+needs_compiler = pytest.mark.skipif(compiler() is None, reason=exports.NO_COMPILER)
 
 
 @needs_compiler
@@ -41,7 +41,7 @@ def test_what_is_no_file_of_ours(tmp_path):
 
 
 def test_without_a_compiler(tmp_path, monkeypatch):
-    monkeypatch.setattr(c_files.shutil, "which", lambda name: None)
+    monkeypatch.setattr(exports.shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match="no C compiler is installed"):
         compiled(tmp_path / "model.c")
 

@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.demo import exports, minilm
 from blockscale.demo.exports import CASES, files
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 LEAST = {"program": 0.99, "onnx": 0.99, "executorch": 0.99, "compressed_tensors": 0.98, "c": 0.99}
 

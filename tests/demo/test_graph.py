@@ -5,7 +5,7 @@ import pytest
 
 from blockscale.demo import minilm
 from blockscale.demo.graph import RECIPES, steps
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 pytestmark = pytest.mark.slow  # half a minute, and `make demo` prints it
 

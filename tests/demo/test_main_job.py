@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 from blockscale.files.directory.quantize_directory import quantize_directory
 
 RECIPES = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from blockscale.demo import minilm
+from blockscale.demo.minilm import SENTENCES
 
 
 def test_without_its_package(monkeypatch):
@@ -37,3 +38,8 @@ def test_padding_changes_no_embedding():
 def test_without_weights():
     config = minilm.build(minilm.directory(), weights=False)
     assert sum(p.numel() for p in config.parameters()) == 22_713_216
+
+
+def test_they_differ():
+    assert len(SENTENCES) == 48 == len(set(SENTENCES))  # README: 1128 pairs
+    assert all(each.endswith(".") and each.isascii() for each in SENTENCES)

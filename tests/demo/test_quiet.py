@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from blockscale.demo.quiet import quiet
+from blockscale.demo.exports import quiet
 
 
 def test_nothing_is_seen(capfd):

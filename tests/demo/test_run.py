@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.demo import run
-from blockscale.demo.run import RECIPES, Demo, rank_correlation
+from blockscale.demo import RECIPES, Demo, _energy, _weight_bits, rank_correlation
 
 
 def test_rank_correlation_is_spearmans():
@@ -28,7 +27,7 @@ def test_the_correlation_is_of_ranks():
 def test_bits_are_those_that_are_stored():
     model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 64))
     bs.quantize_(model, bs.Recipe("mxfp4"))
-    assert run._weight_bits(model) == 4.25
+    assert _weight_bits(model) == 4.25
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +55,4 @@ def test_the_float_row(demo):
 
 def test_energy_is_summed_in_float64():
     x = torch.full((3 * 2**20,), 0.1)  # in float32 a sum of 3 million terms is 1e-6 off, or more
-    assert run._energy(x) == pytest.approx(3 * 2**20 * float(x[0]) ** 2, rel=1e-9)
+    assert _energy(x) == pytest.approx(3 * 2**20 * float(x[0]) ** 2, rel=1e-9)

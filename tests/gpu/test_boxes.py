@@ -151,7 +151,7 @@ def test_neighbours_move_together(fmt: str, shape: tuple[int, ...]) -> None:
     """One instruction loads 16 bytes, also where blocks are partial: what the compiler is told of
     boxes has reached it."""
     from blockscale.kernels.cuda.primitives.encoding import encode_tile
-    from blockscale.kernels.cuda.replay.direct import direct
+    from blockscale.kernels.cuda.relaunch import direct
 
     kernel = direct(encode_tile)
     kernel.compiled.clear()

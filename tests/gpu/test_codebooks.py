@@ -11,7 +11,7 @@ from torch import Tensor
 from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.kernels.cuda.matmul.composed import rounded
+from blockscale.kernels.cuda.matmul import composed
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import linear
 from tests.support.cuda_device_inputs import midpoints
@@ -138,7 +138,7 @@ def test_rounded_values(fmt: str) -> None:
     fmt, n, k = str(parse(fmt)), 200, 576
     stored, dense = weight_of(fmt, n, k)
     bias = torch.randn(n, device="cuda")
-    least = rounded.least_rows(fmt, k)
+    least = composed.least_rows(fmt, k)
     for m in {max(least - 1, 1), least, 1100}:
         x = torch.randn(m, k, device="cuda").bfloat16()
         y = linear(x, stored, bias, Quantizer(None, None, None, "", None))

@@ -9,9 +9,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import weighted
+from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import Choice
 from blockscale.kernels.cuda.matmul.few import FewSettings, takes, usual_words
-from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.operands import Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops import primitives as P
@@ -20,7 +20,7 @@ from tests.support.gpu_linear import excess
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or available.unusable(0) is not None,
+        not torch.cuda.is_available() or hopper.unusable(0) is not None,
         reason="needs a Hopper and a Triton that the kernel was tested with",
     ),
 ]
@@ -55,7 +55,7 @@ def test_every_format(name: str) -> None:
     """Outputs, rows and words that fill no tile; x in one, two and three parts."""
     fmt, n, k = str(parse(name)), 200, 1152
     weight, r = stored(n, k, fmt), reading(fmt, k)
-    assert available.can_run(weight.codes)
+    assert hopper.can_run(weight.codes)
     for i, settings in enumerate(SETTINGS):
         settings = settings._replace(words=usual_words(r)) if r.six_bits else settings
         assert takes(r, settings.words)

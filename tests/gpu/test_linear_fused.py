@@ -9,9 +9,9 @@ pytest.importorskip("triton")
 from blockscale.core.operand import Operand
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.linear import multiplied
+from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import Choice, rule
 from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
-from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.operands import Call, Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops import primitives as P
@@ -20,7 +20,7 @@ from tests.support.gpu_linear import excess, stored
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or available.unusable(0) is not None,
+        not torch.cuda.is_available() or hopper.unusable(0) is not None,
         reason="needs a Hopper and a Triton that the kernel was tested with",
     ),
 ]
@@ -57,7 +57,7 @@ def test_every_format_and_tile(fmt, m, k):
     if r is None or not takes(r):
         pytest.skip(f"{fmt} has no whole blocks in {k}")
     weight = stored(n, k, fmt)
-    if not available.can_run(weight[0]):
+    if not hopper.can_run(weight[0]):
         pytest.skip(f"rows of {k} codes of {fmt} begin anywhere")
     for i, (rows, outputs, shared) in enumerate(TILES):
         dtype = (torch.bfloat16, torch.float32, torch.float16)[i % 3]
@@ -106,7 +106,7 @@ def test_what_it_does_not_take_goes_another_way():
     k, n = 1160, 64  # 580 bytes of 4-bit codes: not a multiple of 16
     fmt = str(parse("e2m1:channel0:fp32"))
     weight = stored(n, k, fmt)
-    assert not available.can_run(weight[0])
+    assert not hopper.can_run(weight[0])
     x = torch.randn(100, k, device="cuda").bfloat16()
     y = multiplied(Values(x), Weight(*weight), fmt, None, x.dtype)
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1

@@ -27,7 +27,7 @@ LAYERS = [
 def decided():
     """A call's result as Python decides it; recordings are gone then."""
     assert registry.unavailable("cuda") is None
-    from blockscale.kernels.cuda.replay import replay
+    from blockscale.kernels.cuda import replay
 
     def call(run, *arguments):
         replay.forget()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
+from blockscale.export.conversion import convert_checkpoint
 
 
 def model() -> nn.Module:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import blockscale as bs
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 FOUR_BITS = ("int4", "uint4", "nf4", "log4", "mxfp4", "nvfp4", "e2m1:group32:e8m0/tosa")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.selection import advice as module
+from blockscale.selection import recommendation as module
 from blockscale.selection.candidates import read
 from blockscale.selection.recommend import by_weights
 from tests.selection.models import CANDIDATES, Tied, batches, mlp

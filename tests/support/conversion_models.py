@@ -8,7 +8,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.export.conversion.directory import Directory
-from blockscale.export.writers.writer import Planned, writer_of
+from blockscale.export.writers import Planned, writer_of
 
 H, INNER, VOCABULARY = 256, 512, 32
 CONFIG = {

@@ -3,7 +3,7 @@
 
 import pytest
 
-from blockscale.kernels.cpu import conv, conv_way, fused_conv
+from blockscale.kernels.cpu import conv, conv_way
 from blockscale.kernels.cpu.conv_way import Way
 
 
@@ -12,7 +12,7 @@ def always(monkeypatch: pytest.MonkeyPatch, chosen: Way = Way.PATCHES) -> None:
     patches, direct = (1 if chosen is each else 10**6 for each in (Way.PATCHES, Way.DIRECT))
     most = 10**6 if chosen in (Way.DIRECT, Way.PLANES) else 0
     planes = 10**6 if chosen is Way.PLANES else 0
-    for module in (conv, fused_conv):
+    for module in (conv, conv):
         monkeypatch.setattr(module, "chosen", conv_way.way)  # which remembers nothing
     for name in ("OUTPUTS", "OUTPUTS_OF_BLOCKS", "CHANNELS"):
         monkeypatch.setattr(conv_way, name, patches)

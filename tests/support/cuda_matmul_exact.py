@@ -6,8 +6,8 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
+from blockscale.kernels.cuda.matmul import composed
 from blockscale.kernels.cuda.matmul.codebook import parts_of
-from blockscale.kernels.cuda.matmul.composed import rounded
 from blockscale.ops import primitives as P
 from blockscale.ops.linear import quantized_input
 from blockscale.ops.op import OPS
@@ -19,7 +19,7 @@ NOTHING = (None, None, None)
 def ulps_of(x: Tensor, fmt: str) -> float:
     """The units of 2^-24 that sums and values lose at most (docs/numerics.md, section 7)."""
     k = x.shape[-1]
-    least = rounded.least_rows(fmt, k)
+    least = composed.least_rows(fmt, k)
     if x.dtype is torch.bfloat16 and least is not None and x.numel() >= least * k:
         return 2.0**15 + max(OPS["linear"].ulps, k / 8)
     element = parse(fmt).element.numbers(False)

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
+from blockscale.export.conversion import convert_checkpoint
 
 ROOT = Path(bs.__file__).resolve().parent
 Call = Callable[[], Any]

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockscale.bench.case import Call, Case, Contestant
-from blockscale.bench.requests import Layer, normal
+from blockscale.bench.requests import Call, Case, Contestant, Layer, normal
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 

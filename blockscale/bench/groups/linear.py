@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.bench import requests, targets
-from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best
 from blockscale.bench.groups.ceilings import PREFIX, copies
-from blockscale.bench.requests import Layer, normal
-from blockscale.bench.rivals import rivals
+from blockscale.bench.peers import rivals
+from blockscale.bench.requests import Call, Case, Contestant, Layer, Peer, Skipped, best, normal
 from blockscale.bench.settings import MIB, Settings
 from blockscale.bench.timing import Timing
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.bench import requests
-from blockscale.bench.case import Call, Case, Contestant
 from blockscale.bench.groups import primitives
-from blockscale.bench.requests import Layer, Primitive, normal
+from blockscale.bench.requests import Call, Case, Contestant, Layer, Primitive, normal
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 from blockscale.ops.tensor import QTensor

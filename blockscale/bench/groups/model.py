@@ -14,14 +14,12 @@ from torch import Tensor, fx, nn
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Case, Contestant, Peer, Skipped
-from blockscale.bench.peers import onnxruntime
-from blockscale.bench.requests import Encoder
-from blockscale.bench.rivals import hushed, rivals
+from blockscale.bench.peers import hushed, onnxruntime, rivals
+from blockscale.bench.requests import Case, Contestant, Encoder, Peer, Skipped
 from blockscale.bench.settings import FULL, Settings
 from blockscale.bench.timing import Timing
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 GROUP = "model"
 FP32 = "torch fp32"

@@ -9,8 +9,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Call, Case, Contestant
-from blockscale.bench.requests import normal
+from blockscale.bench.requests import Call, Case, Contestant, normal
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 

@@ -8,10 +8,9 @@ import torch
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.case import Call, Case, Contestant, Peer, Skipped, best
 from blockscale.bench.groups.ceilings import PREFIX, copies
-from blockscale.bench.requests import Primitive
-from blockscale.bench.rivals import rivals
+from blockscale.bench.peers import rivals
+from blockscale.bench.requests import Call, Case, Contestant, Peer, Primitive, Skipped, best
 from blockscale.bench.settings import Settings
 from blockscale.bench.timing import Timing
 

@@ -1,10 +1,63 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Other libraries, to race beside ours. One file a library, found by its name. Each defines
+"""The contestants of other libraries, found in blockscale/bench/peers/."""
 
-    unavailable()        why it cannot run here, or None
-    primitive(wanted)    Peers for a Primitive; `build` gives a function without arguments
-    linear(layer)        Peers for a Layer; `build` gives x -> a function without arguments
-    model(encoder)       Peers for an Encoder; `build` gives a model
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-of which the last three may be missing.
-"""
+from blockscale.bench import peers
+from blockscale.bench.requests import Contestant, Peer, Skipped
+from blockscale.core.discover import import_all
+
+Finish = Callable[[Peer, Any], Contestant]
+
+
+def rivals(
+    kind: str, wanted: Any, finish: Finish, made: dict[str, Any] | None = None
+) -> Iterator[Contestant | Skipped]:
+    """Everyone else for `wanted`, a request of `kind`; `finish` makes what a peer built race.
+
+    made: what peers built earlier for the same request, by name, which is used again.
+    """
+    made = {} if made is None else made
+    for module in import_all(peers.__name__, peers.__path__):
+        offer = getattr(module, kind, None)
+        library = module.__name__.rpartition(".")[2]
+        if offer is None:
+            continue
+        if reason := module.unavailable():
+            yield Skipped(library, reason)
+            continue
+        for peer in offer(wanted):
+            yield _built(peer, finish, made)
+
+
+def _built(peer: Peer, finish: Finish, made: dict[str, Any]) -> Contestant | Skipped:
+    try:
+        with hushed():
+            if peer.name not in made:
+                made[peer.name] = peer.build()
+            return finish(peer, made[peer.name])
+    except Exception as error:
+        return Skipped(peer.name, told(error))
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """No warnings and no log lines below errors, while another library is imported and set up."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from blockscale.bench.case import Call, Peer
-from blockscale.bench.requests import Encoder, Layer
+from blockscale.bench.requests import Call, Encoder, Layer, Peer
 
 _GROUP = 32
 _CONTRIB = "com.microsoft"

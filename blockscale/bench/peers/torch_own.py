@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.bench.case import Call, Peer
-from blockscale.bench.requests import Encoder, Layer, Primitive
+from blockscale.bench.requests import Call, Encoder, Layer, Peer, Primitive
 from blockscale.core.torch_private import int_mm
 
 _LIMIT = 4.0  # of normal numbers; a scale that is given need not fit exactly to be timed

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.bench.case import Call, Peer
-from blockscale.bench.requests import Encoder, Layer, Primitive
+from blockscale.bench.requests import Call, Encoder, Layer, Peer, Primitive
 
 _COMPILES = "the first call compiles, which is not counted"
 _MX = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}

@@ -11,7 +11,7 @@ import typer
 from blockscale.cli.progress import Bar
 from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, shown
-from blockscale.export.conversion.convert_checkpoint import convert_checkpoint
+from blockscale.export.conversion import convert_checkpoint
 from blockscale.export.conversion.proof import Conversion, Converted
 from blockscale.reporting.table import aligned, family, size
 from blockscale.selection.allocation import Budget

@@ -13,11 +13,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from blockscale.core.parse import display_name
+from blockscale.demo import RECIPES, Demo, Row
 from blockscale.demo.exports import CASES, File, files
 from blockscale.demo.graph import RECIPES as PROGRAMS
 from blockscale.demo.graph import ROWS, TOKENS, Step, steps
-from blockscale.demo.run import RECIPES, Demo, Row
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 from blockscale.kernels.registry import unavailable
 
 # Lines that are broken here leave 16 characters of 80 for the names, which need them.

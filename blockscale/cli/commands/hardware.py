@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.kernels.coverage import Coverage
-from blockscale.kernels.hardware import Device, Hardware, Native
+from blockscale.kernels.hardware import Coverage, Device, Hardware, Native
 from blockscale.kernels.processor import Cache
 from blockscale.kernels.rates import Rates
 from blockscale.reporting.table import aligned, size

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blockscale.cli.progress import Bar
-from blockscale.reporting.model.page import report as make
+from blockscale.reporting.model import report as make
 from blockscale.reporting.table import size
 
 

@@ -11,8 +11,7 @@ import blockscale
 from blockscale.core.parse import formats as catalogue
 from blockscale.core.parse import parse
 from blockscale.files.whole import check_place, written_whole
-from blockscale.reporting.browser.formats import refusal
-from blockscale.reporting.browser.page import page
+from blockscale.reporting.browser import page, refusal
 
 
 def webgpu_page(

@@ -26,13 +26,12 @@ from torch.ao.quantization import enable_observer as enable_observer
 
 from blockscale.compat.torch_ao.calibration import convert as convert
 from blockscale.compat.torch_ao.calibration import prepare as prepare
-from blockscale.compat.torch_ao.eager import prepare_qat as prepare_qat
-from blockscale.compat.torch_ao.eager import to_observer as to_observer
+from blockscale.compat.torch_ao.calibration import prepare_qat as prepare_qat
+from blockscale.compat.torch_ao.calibration import to_observer as to_observer
 from blockscale.compat.torch_ao.fake_quantize import FakeQuantize as FakeQuantize
 from blockscale.compat.torch_ao.fake_quantize import (
     FusedMovingAvgObsFakeQuantize as FusedMovingAvgObsFakeQuantize,
 )
-from blockscale.compat.torch_ao.formats import to_format as to_format
 from blockscale.compat.torch_ao.observers import HistogramObserver as HistogramObserver
 from blockscale.compat.torch_ao.observers import MinMaxObserver as MinMaxObserver
 from blockscale.compat.torch_ao.observers import (
@@ -56,6 +55,7 @@ from blockscale.compat.torch_ao.qconfig import (
     get_default_qconfig_mapping as get_default_qconfig_mapping,
 )
 from blockscale.compat.torch_ao.qconfig import power_of_2 as power_of_2
+from blockscale.compat.torch_ao.recipe import to_format as to_format
 from blockscale.compat.torch_ao.recipe import to_recipe as to_recipe
 from blockscale.core.integer_scales import round_to_power_of_2 as round_to_power_of_2
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.ao import quantization as ao
 
 from blockscale.calibration import observers
-from blockscale.compat.torch_ao.formats import to_format
+from blockscale.compat.torch_ao.recipe import to_format
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.integer_scales import with_power_of_2_scale

@@ -11,7 +11,7 @@ from blockscale.compat.torchao.choose import (
 )
 from blockscale.compat.torchao.dtypes import MappingType as MappingType
 from blockscale.compat.torchao.dtypes import ZeroPointDomain as ZeroPointDomain
-from blockscale.compat.torchao.formats import to_format as to_format
+from blockscale.compat.torchao.kernels import to_format as to_format
 from blockscale.compat.torchao.quantize import dequantize_affine as dequantize_affine
 from blockscale.compat.torchao.quantize import fake_quantize_affine as fake_quantize_affine
 from blockscale.compat.torchao.quantize import quantize_affine as quantize_affine

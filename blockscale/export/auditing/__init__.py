@@ -1,4 +1,127 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The audit: what in a file is really low-bit, read from its bytes; nothing of it is executed."""
 
-from blockscale.export.auditing.file_kinds import audit as audit
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+from blockscale.core.ledger import Entry, Ledger
+from blockscale.core.parse import parse
+from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
+from blockscale.export.auditing.entries import DamagedError, Stored, gathered, opened
+from blockscale.export.auditing.entries import entry as entry_of
+from blockscale.files.metadata import FileError
+
+# audit: a ledger of a file, made from the file alone.
+
+KINDS = ".onnx, .pt2, .pte, .safetensors, C of ours, or a directory with *.safetensors"
+
+
+def audit(path: str | Path, ledger: Ledger | None = None) -> Ledger:
+    """What is really low-bit in a file, from its bytes: no code of it runs, no pickle is opened.
+
+    path: an ONNX file, one of torch.export or ExecuTorch, a safetensors or C file of ours, or
+        a directory of such or in the layout of compressed-tensors or NVIDIA ModelOpt
+    ledger: what somebody says of the model (bs.graph.ledger, bs.quantize_); weights that are not
+        stored as it says become entries "skipped", with the reason
+
+    Entries: "quantized" for each weight in codes, with its stored type, real bytes and what
+    computes with it, and "kept" for every other tensor. `bytes_after` is what the file stores.
+    Raises FileError for a file of another kind, or one that is damaged, cut short or too large to
+    look at; OSError if it cannot be read.
+    """
+    path = Path(path)
+    try:
+        found = _entries(path)
+    except (DamagedError, MemoryError, OverflowError) as error:
+        raise FileError(f"{path} cannot be audited: {error}") from None
+    made = Ledger(found)
+    return made if ledger is None else compared(made, ledger)
+
+
+def _entries(path: Path) -> list[Entry]:
+    if path.is_dir() or path.suffix == ".safetensors":
+        return our_files.entries(path)
+    return [entry_of(each) for each in gathered(_tensors(path))]
+
+
+def _tensors(path: Path) -> list[Stored]:
+    with opened(path) as data:
+        start = bytes(data[:8])
+        if start[4:8] == pte_file.IDENTIFIER:
+            return pte_file.tensors(data)
+        if start[:2] == b"PK" or zipfile.is_zipfile(path):
+            return pt2_file.tensors(path)
+        if data[: len(c_file.HEAD)] == c_file.HEAD:
+            return c_file.tensors(data)
+        if path.suffix in (".pt2", ".pte"):
+            raise DamagedError(f"it does not begin as {path.suffix} files do")
+        if path.suffix == ".onnx":
+            return onnx_file.tensors(data, path)
+    raise FileError(f"{path}: unrecognised file format; an audit reads {KINDS}")
+
+
+# A ledger's words beside what a file holds.
+
+
+def compared(found: Ledger, told: Ledger) -> Ledger:
+    """The ledger of a file, where weights that are not as `told` says are "skipped".
+
+    Files without names (.pte) are compared by how many weights of a size are in codes.
+    """
+    entries = {entry.name: entry for entry in found}
+    wanted = [entry for entry in told.quantized if entry.weight]
+    if not any(_name(entry, entries) for entry in wanted):
+        return _by_size(found, wanted)
+    made = {entry.name: entry for entry in found}
+    for entry in wanted:
+        name = _name(entry, made)
+        if name is None:
+            made[entry.name] = _broken(entry, "the file has no weight of this name")
+        elif reason := _reason(entry, made[name]):
+            made[name] = replace(
+                made[name], status="skipped", reason=f"its ledger says {entry.weight}: {reason}"
+            )
+    return Ledger(list(made.values()), told.unmatched)
+
+
+def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
+    """What a file calls the weight of a layer: as its codes, or as the tensor that it is."""
+    names = (entry.name, f"{entry.name}.weight", f"{entry.name}.weight.codes")
+    return next((name for name in names if name in entries), None)
+
+
+def _reason(told: Entry, found: Entry) -> str:
+    """Why a weight of a file is not what is said of it, or nothing."""
+    if found.status != "quantized":
+        return found.reason
+    bits = parse(told.weight).bits
+    stored = 8 * found.bytes_after / max(told.elements or found.elements, 1)
+    if stored >= 32 or stored > max(2 * bits, 10) + 16:
+        return f"the file takes {stored:.1f} bits of an element"
+    return ""
+
+
+def _by_size(found: Ledger, wanted: list[Entry]) -> Ledger:
+    """Each weight that was promised takes one in codes of its size, as stored."""
+    left = sorted(entry.elements for entry in found.quantized)
+    missing = []
+    for entry in sorted(wanted, key=lambda entry: entry.elements):
+        bits = parse(entry.weight).bits
+        sizes = [entry.elements, entry.elements * bits // 8]  # one a code, or packed in bytes
+        size = next((each for each in left if any(_fits(each, size) for size in sizes)), None)
+        if size is not None:
+            left.remove(size)
+        elif entry.elements:
+            why = f"the file has no quantized weight of {entry.elements:,} elements"
+            missing.append(_broken(entry, f"its ledger says {entry.weight}: {why}"))
+    return Ledger([*found.entries, *missing])
+
+
+def _fits(stored: int, told: int) -> bool:
+    """Whether it may be the size of a weight: ledgers of layers count the bias, too."""
+    return 0 <= told - stored <= stored // 8
+
+
+def _broken(entry: Entry, reason: str) -> Entry:
+    return replace(entry, status="skipped", reason=reason, bytes_after=0)

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of other producers' weights -> QTensors: blocks from shapes, codes that lie otherwise.
+"""What producers' layouts are read with: streams of bits, and parts put together as QTensors."""
 
-What layouts/ share: nothing here knows any producer's names.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.pack import pack, packed_dtype, packed_size, unpack
 from blockscale.core.parse import parse
-from blockscale.ops.tensor import QTensor, from_parts
+from blockscale.export.checkpoints.layouts import Kinds, Weight
+from blockscale.ops import primitives
+from blockscale.ops.tensor import QTensor, dtype_name, from_parts
+
+# Blocks from shapes, and codes that lie otherwise. Nothing here knows any producer's names.
 
 Shape = tuple[int, ...]
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -99,3 +102,149 @@ def columns(codes: Tensor, fmt: Format, size: int, order: Tensor) -> Tensor:
     """Packed codes [..., bytes] of `size` columns -> packed, the columns in another order."""
     apart = unpack(codes, fmt.element, (*codes.shape[:-1], size))
     return pack(apart.index_select(-1, order), fmt.element)
+
+
+# Codes that lie in words as streams of bits.
+
+_SLAB = 1 << 18  # words that are turned at a time: what lies between stays in the cache
+
+
+def as_bytes(words: Tensor) -> Tensor:
+    """Words [..., n] of any dtype -> their bytes, uint8 [..., n * itemsize]."""
+    return words.contiguous().view(torch.uint8)
+
+
+def fields(words: Tensor, bits: int, count: int | None = None) -> Tensor:
+    """A dense stream along the last dimension -> codes uint8 [..., count]: by default, all."""
+    stream = as_bytes(words)
+    if count is None:
+        count = stream.shape[-1] * 8 // bits
+    used = stream[..., : -(-count * bits // 8)].contiguous()
+    codes: Tensor = primitives.unpack(used, f"uint{bits}:tensor:fp32", count)
+    return codes
+
+
+def packed(codes: Tensor, spelling: str) -> Tensor:
+    """Codes [..., n], uint8 -> as a format of unsigned codes stores them."""
+    stored: Tensor = primitives.pack(codes.contiguous(), spelling)
+    return stored
+
+
+def as_codes(stream: Tensor, spelling: str) -> Tensor:
+    """The bytes of a dense stream are how our formats store codes, too: no bit is moved."""
+    return as_bytes(stream).view(packed_dtype(parse(spelling).element))
+
+
+def quantized(spelling: str, shape: Sequence[int], parts: Mapping[str, Tensor]) -> QTensor:
+    """Codes as the format stores them, and its other parts, as a QTensor of `shape`.
+
+    Parts get the shape that the format has for them. Raises ValueError where their sizes or dtypes
+    are others.
+    """
+    fmt, held = parse(spelling), dict(parts)
+    for part, (dtype, wanted) in fmt.stored(shape).items():
+        found = held[part]
+        if found.numel() != prod(wanted) or found.dtype != dtype:
+            raise ValueError(
+                f"its {part} has {found.numel()} numbers of {dtype_name(found.dtype)}, "
+                f"expected {prod(wanted)} of {dtype_name(dtype)} ({spelling} of shape "
+                f"{list(shape)})"
+            )
+        held[part] = found.reshape(wanted).contiguous()
+    row = packed_size(fmt.element, shape[-1])
+    if held["codes"].numel() != row * prod(shape[:-1]):
+        raise ValueError(
+            f"its codes take {held['codes'].numel()} bytes, expected {row * prod(shape[:-1])} "
+            f"for a weight {list(shape)}"
+        )
+    held["codes"] = held["codes"].reshape(*shape[:-1], row)
+    return from_parts(fmt, shape[-1], held)
+
+
+def turned(words: Tensor, order: Sequence[int]) -> Tensor:
+    """Words int32 [n, m] of eight nibbles each -> packed rows of four bits, uint8 [8 * m, n / 2].
+
+    Nibble i of word w of row r is code r of row 8 * w + order[i]. Odd n: the last four bits are 0.
+    Eight words of a column are turned as a square of nibbles; words, not codes, are transposed.
+    """
+    rows, width = words.shape
+    if words.is_meta:  # only its shape is asked for
+        return words.new_empty((8 * width, (rows + 1) // 2), dtype=torch.uint8)
+    squares = F.pad(words, (0, 0, 0, -rows % 8)).reshape(-1, 8, width)
+    planes = torch.empty((8, squares.shape[0], width), dtype=torch.int32, device=words.device)
+    for start, stop in _slabs(*squares.shape):
+        planes[:, start:stop] = _turn(squares[start:stop]).transpose(0, 1)
+    found = torch.empty((width, 8, squares.shape[0]), dtype=torch.int32, device=words.device)
+    for i in range(8):
+        found[:, order[i]] = planes[i].mT.contiguous()
+    return found.view(torch.uint8).flatten(0, 1)[:, : (rows + 1) // 2].contiguous()
+
+
+def turned_back(packed: Tensor, order: Sequence[int], size: int) -> Tensor:
+    """What `turned` gives -> words int32 [size, m]. size: codes of a row; 8 * m rows."""
+    bytes_ = F.pad(packed, (0, -packed.shape[-1] % 4)).contiguous()
+    rows = bytes_.view(torch.int32).unflatten(0, (-1, 8))
+    shape = rows.shape[2], 8, rows.shape[0]
+    squares = torch.empty(shape, dtype=torch.int32, device=packed.device)
+    for i in range(8):
+        squares[:, i] = rows[:, order[i]].contiguous().mT.contiguous()
+    for start, stop in _slabs(*squares.shape):
+        squares[start:stop] = _turn(squares[start:stop])
+    return squares.flatten(0, 1)[:size].contiguous()
+
+
+def _slabs(count: int, eight: int, width: int) -> Iterator[tuple[int, int]]:
+    step = max(16, _SLAB // max(1, eight * width))
+    return ((start, min(start + step, count)) for start in range(0, count, step))
+
+
+def _turn(squares: Tensor) -> Tensor:
+    """Words int32 [n, 8, m], nibble j of word i of a square -> nibble i of word j.
+
+    Squares of 4, then of 2, then of 1 nibbles change places across the diagonal.
+    """
+    for half, mask in ((4, 0xFFFF), (2, 0xFF00FF), (1, 0xF0F0F0F)):
+        upper, lower = squares.unflatten(1, (-1, 2, half)).unbind(2)
+        moved = torch.empty_like(squares)
+        first, second = moved.unflatten(1, (-1, 2, half)).unbind(2)
+        torch.bitwise_or(upper & mask, (lower & mask) << 4 * half, out=first)
+        torch.bitwise_or((upper >> 4 * half) & mask, lower & ~mask, out=second)
+        squares = moved
+    return squares
+
+
+def scale_type(dtype: torch.dtype | None) -> str:
+    """How formats spell scales of this dtype. Raises ValueError for one that they have not."""
+    types = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    if dtype not in types:
+        raise ValueError(f"its scales are {dtype}, expected float32, float16 or bfloat16")
+    return types[dtype]
+
+
+def groups(size: int, inputs: int) -> str:
+    """How formats spell groups of so many along rows of `inputs`."""
+    return "channel0" if size == inputs else f"group{size}"
+
+
+# Weights of one code an element with scales beside them, which several producers store alike.
+
+_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
+    """A weight of float8 `codes` under `scale`; None where the codes are no float8.
+
+    The block is told by the shapes alone, never by a configuration.
+    """
+    (dtype, shape), (scale_dtype, scale) = kinds[parts["codes"]], kinds[parts["scale"]]
+    element = _FLOAT8.get(dtype) if dtype is not None else None
+    if element is None:
+        return None
+    block = block_of(shape, scale)
+    token = "e8m0/given" if scale_dtype in BYTES else FLOATS.get(scale_dtype or torch.bool)
+    if block is None or token is None:
+        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
+        return Weight(kind, shape, parts, None, f"{told} {list(shape)}: it fits no block")
+    spelling = f"{element}:{block}:{token}"
+    decode = partial(assembled, spelling, shape)
+    return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)

@@ -15,8 +15,8 @@ from blockscale.export.auditing.onnx_file import Node
 from blockscale.export.checkpoints.onnx_tensors import Model, Tensor
 
 # Scales: initializers, or what a few nodes make of them. Known are what torch.onnx, ModelOpt,
-# ONNX's opsets 23 and 24 and our own exporter write: a tensor as it is, a Cast of float8e8m0, fp16 or
-# bf16, and float8e4m3fn under another scale by DequantizeLinear or Mul.
+# ONNX's opsets 23 and 24 and our own exporter write: a tensor as it is, a Cast of float8e8m0, fp16
+# or bf16, and float8e4m3fn under another scale by DequantizeLinear or Mul.
 
 _FLOATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _BYTES = {"float8e8m0": "e8m0/given"}

@@ -15,7 +15,7 @@ from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.core.untrusted import json_object, read_json
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
-from blockscale.export.checkpoints.layout import Weight, find_weights
+from blockscale.export.checkpoints.layouts import Weight, find_weights
 from blockscale.files.header import begins
 from blockscale.files.metadata import FileError, Metadata
 from blockscale.files.stored_model import INDEX, StoredModel, open_stored_model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.core.cuts import block_sizes, can_be_cut
 from blockscale.core.format import Format
-from blockscale.export.writers.writer import Planned, Writer
+from blockscale.export.writers import Planned, Writer
 from blockscale.files.directory.model_files import CONFIG
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.slabs.cutting import cut as cut_into_slabs

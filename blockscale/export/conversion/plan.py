@@ -30,8 +30,8 @@ from blockscale.export.conversion.exact import (
 )  # fmt: skip
 from blockscale.export.conversion.same_numbers import meaning
 from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, settle_joined
+from blockscale.export.writers import Planned, Writer, layer_of
 from blockscale.export.writers.gguf_files.architectures import of_config
-from blockscale.export.writers.writer import Planned, Writer, layer_of
 from blockscale.files.slabs.pool import Pool
 from blockscale.layers.parameters import coded
 from blockscale.ops.tensor import QTensor

@@ -20,8 +20,8 @@ from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, to_gguf
 from blockscale.export.checkpoints.regrouped import Piece, Regrouped
 from blockscale.export.conversion.exact import CodesNeededError, carried
+from blockscale.export.writers import Writer, layer_of
 from blockscale.export.writers.gguf_files import architectures
-from blockscale.export.writers.writer import Writer, layer_of
 from blockscale.files.directory.model_files import CONFIG, LEDGER, OTHER_WEIGHTS
 from blockscale.files.stored_model import INDEX
 from blockscale.layers.joined import largest

@@ -2,15 +2,18 @@
 """The quantizer that transformers calls while it builds, fills and saves a model."""
 # ruff: noqa: ARG002 - the signatures are transformers'
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look for
-from blockscale.integrations.config import METHOD, with_method
-from blockscale.integrations.transformers.config import BlockscaleConfig
+from blockscale.core.recipe import Recipe
+from blockscale.files.save import describe
+from blockscale.integrations.config import METHOD, RecipeConfig, with_method
 from blockscale.integrations.transformers.placement import (
     check_one_process,
     dispatched,
@@ -19,6 +22,14 @@ from blockscale.integrations.transformers.placement import (
 from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
 from blockscale.integrations.transformers.reading import Reading
 from blockscale.integrations.transformers.saving import state_and_metadata
+
+# A recipe as transformers' `quantization_config`.
+
+
+class BlockscaleConfig(RecipeConfig, QuantizationConfigMixin):
+    """A recipe, as transformers' `quantization_config` (integrations.config.RecipeConfig)."""
+
+    quant_method: Any = METHOD
 
 
 class BlockscaleQuantizer(HfQuantizer):
@@ -148,3 +159,17 @@ def _read_method(module: Any) -> None:
     module.AutoHfQuantizer.supports_quant_method = staticmethod(
         lambda config: supports(with_method(config))
     )
+
+
+# Models that were not quantized by transformers are saved as if they were.
+#
+# `save_pretrained` writes the state that it finds. Of a quantized model that would be codes which
+# `from_pretrained` does not know, beside random numbers in the weights' places. With a quantizer in
+# the model's `hf_quantizer` it writes what `from_pretrained` reads.
+
+
+def attach(models: Iterable[Any], recipe: Recipe | None) -> None:
+    """Give each of these models that holds codes a quantizer, unless it has one."""
+    for model in models:
+        if getattr(model, "hf_quantizer", None) is None and describe(model).tensors:
+            model.hf_quantizer = BlockscaleQuantizer(BlockscaleConfig(recipe or Recipe()))

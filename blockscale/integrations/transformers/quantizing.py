@@ -26,8 +26,8 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
+from blockscale.integrations.config import RecipeConfig
 from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
-from blockscale.integrations.transformers.config import BlockscaleConfig
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import Computed, Folding, evaluating, folded
@@ -49,7 +49,7 @@ class Quantizing:
     whose scales are given, and SkippedError where the config is strict.
     """
 
-    def __init__(self, model: nn.Module, config: BlockscaleConfig, files: Sequence[str] | None):
+    def __init__(self, model: nn.Module, config: RecipeConfig, files: Sequence[str] | None):
         _refuse_ours(files or ())
         self._files, self._freed = real_paths(files or ()), 0
         self._strict, self._seed = config.strict, config.seed

@@ -21,11 +21,10 @@ from blockscale.core.reference import FLOATS
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.matmul import choice as ways
+from blockscale.kernels.cuda.matmul import composed, hopper
 from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
-from blockscale.kernels.cuda.matmul.composed import halves, offsets, rounded
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
-from blockscale.kernels.cuda.matmul.hopper import available
 from blockscale.kernels.cuda.matmul.operands import (
     Call,
     Codes,
@@ -42,10 +41,10 @@ from blockscale.kernels.cuda.matmul.reading import (
     reading_as_one,
     through_memory,
 )
-from blockscale.kernels.cuda.primitives.launch import guard
+from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_quantize, quantize
-from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.numbers import ACTIVATIONS
 from blockscale.kernels.registry import ByFormats, Formats, batch_invariant, kernel
@@ -62,7 +61,7 @@ def _how_exact(
 ) -> str | None:
     """What `pair` and `_how_read` decide by, beside a call's arguments."""
     del x, bias
-    hides = rounded.least_rows(weight.fmt, weight.size) is not None  # tables are among these
+    hides = composed.least_rows(weight.fmt, weight.size) is not None  # tables are among these
     exact, sums = (hides and exact_products()) or "", (input.fmt and float8_sums()) or ""
     said = (exact, sums, "rows" * batch_invariant())
     return " ".join(said) if any(said) else None
@@ -93,8 +92,8 @@ def linear(
 
 def _product(left: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """What was read of x with the weight, as is best for so many rows: [rows, n] of dtype."""
-    if isinstance(left, Values) and rounded.takes(left.x, w, dtype):
-        return rounded.rounded(left.x, w, Ends(left.row, bias), dtype)
+    if isinstance(left, Values) and composed.takes_rounded(left.x, w, dtype):
+        return composed.rounded(left.x, w, Ends(left.row, bias), dtype)
     if w.more or w.format.zero:  # parts that no way to multiply knows
         left = left.values() if isinstance(left, Codes) else left
         return _with_offsets(left, w, bias, dtype)
@@ -149,14 +148,14 @@ def _checked(weight: Operand, k: int) -> Operand:
 
 def _with_offsets(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x with a weight whose blocks have offsets, or zero points that are no integers: [rows, n]."""
-    other = offsets.with_zero_points(w.fmt, w.size)
+    other = composed.with_zero_points(w.fmt, w.size)
     if not other:
         return _in_float32(x, w, bias, dtype)
 
     def main(x: Values, weight: Weight, fmt: str, dtype: torch.dtype) -> Tensor:
         return weighted(x, weight, fmt, None, dtype)
 
-    return offsets.product(x, w, other, bias, dtype, main)
+    return composed.product(x, w, other, bias, dtype, main)
 
 
 def multiplied(
@@ -192,13 +191,13 @@ def weighted(
     r = _how_read(x.x, fmt, dtype)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
-    if r.further and rows >= _MORE and choice is None and halves.takes(x.x, dtype):
-        return halves.halves(x.x, Operand(*w, fmt, k), Ends(x.row, bias), dtype)
+    if r.further and rows >= _MORE and choice is None and composed.takes_halves(x.x, dtype):
+        return composed.halves(x.x, Operand(*w, fmt, k), Ends(x.row, bias), dtype)
     if r.planes and as_words(w.codes) is None:
         r = through_memory(r)
     if choice is None:
-        hopper = available.can_run(w.codes)
-        call = Call("weight", fmt, rows * PARTS[x.x.dtype], n, k, hopper)
+        on_hopper = hopper.can_run(w.codes)
+        call = Call("weight", fmt, rows * PARTS[x.x.dtype], n, k, on_hopper)
         choice = ways.choose(call, r, device_name(w.codes))
     if r.multiplier != 1.0:
         x = replace(x, row=_times_row(x, 1 / r.multiplier))
@@ -255,8 +254,8 @@ def _in_float32(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype) 
     bfloat16 each.
     """
     own = w.more or w.format.zero or spec(w.fmt).element.family == "codebook"
-    if own and x.x.shape[0] >= _MANY and halves.takes(x.x, dtype):
-        return halves.halves(x.x, w, Ends(x.row, bias), dtype)
+    if own and x.x.shape[0] >= _MANY and composed.takes_halves(x.x, dtype):
+        return composed.halves(x.x, w, Ends(x.row, bias), dtype)
     weight = dequantize(w, torch.float32)
     values = x.x.to(torch.float32)
     if x.row is not None:

@@ -8,9 +8,9 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.reference import FLOATS, QParams
-from blockscale.kernels.cuda.primitives import launch as launching
+from blockscale.kernels.cuda import primitives as launching
+from blockscale.kernels.cuda.primitives import choose, guard, launch
 from blockscale.kernels.cuda.primitives.decoding import decode_tile, pack_row, unpack_row
-from blockscale.kernels.cuda.primitives.launch import choose, guard, launch
 from blockscale.kernels.cuda.primitives.plan import (
     Form,
     Plan,
@@ -22,8 +22,8 @@ from blockscale.kernels.cuda.primitives.plan import (
     seed_numbers,
     with_scale,
 )
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
-from blockscale.kernels.cuda.replay.replay import replayed
+from blockscale.kernels.cuda.relaunch import cdiv, direct
+from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import listed, strided_like
 from blockscale.kernels.registry import kernel

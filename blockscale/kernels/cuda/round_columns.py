@@ -13,9 +13,9 @@ from blockscale.core.operand import Quantizer
 from blockscale.kernels.cuda.device.codes import code_of, value_of
 from blockscale.kernels.cuda.device.division import clamps_first, divisor
 from blockscale.kernels.cuda.device.scale import load_scale
-from blockscale.kernels.cuda.primitives.launch import guard
+from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import form, on_device
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.relaunch import cdiv, direct
 from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import ByFormats, Formats, kernel

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import triton
 
 from blockscale.kernels import rates
-from blockscale.kernels.cuda.replay import replay
+from blockscale.kernels.cuda import replay
 from blockscale.kernels.rates import Table
 
 Shape = tuple[int, int, int]  # rows of x, outputs, inputs

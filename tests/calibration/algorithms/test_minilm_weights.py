@@ -17,7 +17,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.demo import minilm
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 
 SYMMETRIC, ASYMMETRIC = "int4:group32:fp32", "uint4:group32:fp32:asym"
 ALGORITHMS = ("absmax", "mse", "mse:gram", "hqq", "gptq:absmax", "gptq")

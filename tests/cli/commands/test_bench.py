@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from blockscale.bench import environment, results
+from blockscale.bench import machine, results
 from blockscale.bench import run as measuring
 from blockscale.bench.settings import TINY
 from blockscale.cli.app import app
@@ -17,7 +17,7 @@ from tests.support.bench_runs import Heard
 @pytest.fixture(autouse=True)
 def _here(monkeypatch, tmp_path):
     """No new process, tiny shapes, results in a folder of the test's."""
-    monkeypatch.setenv(environment.GUARD, "1")
+    monkeypatch.setenv(machine.GUARD, "1")
     monkeypatch.setattr(bench, "sizes", lambda device, quick: TINY)
     monkeypatch.setattr(results, "folder", lambda: tmp_path)
     monkeypatch.setattr(measuring, "_LONGEST", {True: 0.001, False: 0.001})

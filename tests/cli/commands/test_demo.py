@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.commands import demo
+from blockscale.demo import RECIPES, Row
 from blockscale.demo.exports import File
 from blockscale.demo.graph import Step
-from blockscale.demo.run import RECIPES, Row
 
 STEPS = [
     Step("", "export", 1.84),

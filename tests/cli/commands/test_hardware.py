@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.kernels.coverage import Coverage
-from blockscale.kernels.hardware import Device, Native
+from blockscale.kernels.hardware import Coverage, Device, Native
 from blockscale.kernels.processor import Cache
 from blockscale.kernels.rates import Rates
 

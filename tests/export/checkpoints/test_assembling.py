@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Blocks from shapes, codes as two's complement, and parts put together."""
 
+import numpy as np
 import pytest
 import torch
 
 from blockscale.core.pack import pack, unpack
 from blockscale.core.parse import parse
+from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.assembling import (
     assembled,
     block_of,
     columns,
     flipped,
+    float8,
     kept,
     little_endian,
 )
+from tests.export.checkpoints.packing import stream
 
 
 @pytest.mark.parametrize(
@@ -69,3 +73,78 @@ def test_assembled():
     assert torch.equal(q.dequantize(), (codes - 1.0) * parts["scale"][:, None])
     with pytest.raises(ValueError, match=r"its zero_point has shape .3., expected .2, 1."):
         assembled("int8:channel0:fp32:asym", (2, 4), parts | {"zero_point": torch.ones(3)})
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_streams(bits):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (64, 5))
+    rows = stream(codes, bits).T
+    assert torch.equal(assembling.fields(rows, bits), torch.from_numpy(codes.T.astype(np.uint8)))
+    assert assembling.fields(rows, bits, 7).tolist() == codes.T[:, :7].tolist()
+    spelling = f"uint{bits}:tensor:fp32"
+    stored = assembling.as_codes(rows, spelling)
+    assert torch.equal(
+        stored, assembling.packed(torch.from_numpy(codes.T.astype(np.uint8)), spelling)
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 2, 4, 6, 1, 3, 5, 7), tuple(range(8))])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (8, 1), (24, 5), (130, 40), (4100, 80)])
+def test_words_turned_are_codes_taken_apart_and_put_together(shape, order):
+    """Against numpy, one code an element; 4100 rows are more than one slab."""
+    drawn = np.random.default_rng(shape[0]).integers(-(2**31), 2**31, shape).astype(np.int32)
+    nibbles = drawn.view(np.uint32)[:, :, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    codes = nibbles[:, :, np.argsort(order)].reshape(shape[0], -1).T.astype(np.uint8)
+    codes = np.pad(codes, ((0, 0), (0, shape[0] % 2)))
+    expected = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+    found = assembling.turned(torch.from_numpy(drawn), order)
+    assert found.is_contiguous() and torch.equal(found, expected)
+    assert torch.equal(assembling.turned_back(found, order, shape[0]), torch.from_numpy(drawn))
+
+
+def test_quantized():
+    parts = {"codes": torch.zeros(4, 8, dtype=torch.uint8), "scale": torch.ones(8)}
+    q = assembling.quantized("uint4:group8:fp32", (4, 16), parts)
+    assert q.scale.shape == (4, 2) and tuple(q.shape) == (4, 16)
+    for part, told in (
+        (
+            {"scale": torch.ones(7)},
+            r"7 numbers of float32, expected 8 of float32 \(uint4:group8:fp32 of shape",
+        ),
+        ({"scale": torch.ones(8).half()}, "its scale has 8 numbers of float16"),
+        ({"codes": torch.zeros(4, 7, dtype=torch.uint8)}, "its codes take 28 bytes"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            assembling.quantized("uint4:group8:fp32", (4, 16), parts | part)
+
+
+def test_scales_and_groups():
+    assert assembling.scale_type(torch.bfloat16) == "bf16"
+    with pytest.raises(ValueError, match=r"its scales are torch.float64, expected float32"):
+        assembling.scale_type(torch.float64)
+    assert (assembling.groups(32, 64), assembling.groups(64, 64)) == ("group32", "channel0")
+
+
+E4M3 = torch.float8_e4m3fn
+PARTS = {"codes": "w", "scale": "s"}
+
+
+@pytest.mark.parametrize(
+    ("scale", "fmt"),
+    [
+        ((torch.float32, ()), "e4m3:tensor:fp32"),
+        ((torch.bfloat16, (6, 1)), "e4m3:channel0:bf16"),
+        ((torch.uint8, (6, 2)), "e4m3:group32:e8m0/given"),
+        ((torch.float8_e8m0fnu, (6, 2)), "e4m3:group32:e8m0/given"),
+    ],
+)
+def test_formats(scale, fmt):
+    weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
+    assert weight.format == fmt and weight.kind == "fp8" and not weight.unread
+
+
+def test_others():
+    assert float8("fp8", PARTS, {"w": (torch.int8, (6, 64)), "s": (torch.float32, ())}) is None
+    for scale in ((torch.float32, (7, 9)), (torch.int32, (6, 1)), (None, (6, 1))):
+        weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
+        assert weight.format is None and weight.unread.startswith("s is ")

@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.export.conversion import directory
 from blockscale.export.conversion import directory as in_slabs
 from blockscale.export.conversion.directory import dequantized, requantized, rows_of_slab
-from blockscale.export.writers.writer import Planned, writer_of
+from blockscale.export.writers import Planned, writer_of
 from blockscale.ops.tensor import QTensor
 from tests.support.conversion_models import tensors, write
 from tests.support.same import same

@@ -16,7 +16,7 @@ from blockscale.export.conversion.plan import (
     no_place,
 )
 from blockscale.export.conversion.source import source_of
-from blockscale.export.writers.writer import writer_of, writers
+from blockscale.export.writers import writer_of, writers
 from tests.export.checkpoints.layouts.recorded import cases, directory
 from tests.support.conversion_models import tensors, write
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The quantizer as transformers sees it."""
+"""BlockscaleConfig: what it takes, and to and from JSON."""
 
 import json
 import subprocess
@@ -17,7 +17,52 @@ from transformers.quantizers import auto
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig, BlockscaleQuantizer, register
-from tests.support.transformers_models import same_bits
+from blockscale.integrations.transformers.quantizer import attach
+from tests.support import fresh
+from tests.support.transformers_models import gpt2, llama, same_bits
+
+RECIPE = bs.Recipe("mxfp4", rules={"lm_head": "int8"}, skip=["*.q_proj"])
+
+
+@pytest.mark.parametrize(
+    "given", [RECIPE, RECIPE.to_dict(), RECIPE.to_json(), "mxfp4", bs.parse("mxfp4")], ids=repr
+)
+def test_there_and_back(given: Any) -> None:
+    config = BlockscaleConfig(given, strict=True, seed=3)
+    data = json.loads(json.dumps(config.to_dict()))
+    back = BlockscaleConfig.from_dict(data)
+    assert back == config
+    assert hash(back) == hash(config)
+    assert back.recipe == bs.Recipe.read(given)
+    assert (back.strict, back.seed, back.quant_method) == (True, 3, "blockscale")
+    assert "mxfp4" in repr(back) or "e2m1" in repr(back)
+    assert BlockscaleConfig(given) != config
+
+
+def test_a_file(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(RECIPE.to_json())
+    assert BlockscaleConfig(tmp_path / "recipe.json").recipe == RECIPE
+
+
+def test_unused_arguments_come_back() -> None:
+    config, rest = BlockscaleConfig.from_dict({"recipe": "int8"}, return_unused_kwargs=True, a=1)
+    assert (config, rest) == (BlockscaleConfig("int8"), {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"recipe": "mxfp5"}, "mxfp5"),
+        ({"recipe": "mxfp4", "bits": 4}, "unknown key 'bits'"),
+        ({"recipe": "mxfp4", "version": 99}, "install a newer blockscale"),
+        ({"quant_method": "gptq", "recipe": "mxfp4"}, "'gptq'"),
+        ({}, "no recipe"),
+    ],
+)
+def test_refused(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BlockscaleConfig.from_dict(data)
+
 
 Checkpoints = Callable[[str], tuple[type, Path]]
 
@@ -124,3 +169,51 @@ def test_a_directory_says_it_as_before(checkpoints: Checkpoints, tmp_path: Path)
     told = [json.loads((tmp_path / each / "config.json").read_text()) for each in "ab"]
     assert told[0]["quantization_config"] == told[1]["quantization_config"]
     assert type(model) is kind
+
+
+def loaded(path: Path) -> Any:
+    model = llama()
+    bs.quantize_(model, "mxfp4")
+    bs.save(model, path / "file.safetensors")
+    return bs.load(llama(), path / "file.safetensors")
+
+
+def trained(path: Path) -> Any:
+    del path
+    model = llama()
+    bs.prepare_qat(model, "mxfp4")
+    return bs.convert(model)
+
+
+@pytest.mark.parametrize("make", [loaded, trained])
+def test_saved_as_from_pretrained_reads(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    model = make(tmp_path)
+    model.save_pretrained(tmp_path / "out")
+    same_bits(model, type(model).from_pretrained(tmp_path / "out"))
+
+
+def test_only_what_holds_codes_and_once() -> None:
+    model: Any = gpt2()
+    attach([model], None)
+    assert getattr(model, "hf_quantizer", None) is None
+    bs.quantize_(model, "int8")
+    assert model.hf_quantizer.quantization_config.recipe == bs.Recipe("int8")
+    assert model.transformer.hf_quantizer is not None
+    first = model.hf_quantizer
+    attach([model], bs.Recipe("int4"))
+    assert model.hf_quantizer is first
+    same_bits(model, deepcopy(model))
+
+
+QUANTIZE = """
+import sys
+import blockscale as bs, torch
+model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+bs.quantize_(model, "int8")
+assert not [name for name in sys.modules if name.partition(".")[0] == "transformers"]
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_for_other_models() -> None:
+    fresh.run(QUANTIZE, check=True)

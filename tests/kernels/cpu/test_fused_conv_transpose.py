@@ -9,8 +9,8 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
+from blockscale.kernels.cpu import conv_transpose as kernel
 from blockscale.kernels.cpu import conv_transpose as products
-from blockscale.kernels.cpu import fused_conv_transpose as kernel
 from blockscale.kernels.registry import supporting
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED

@@ -221,7 +221,7 @@ def _on_a_page(formats: Iterable[str]) -> None:
     from blockscale.core.parse import parse
     from blockscale.kernels.webgpu.gpu.launch import pipeline_of
     from blockscale.kernels.webgpu.gpu.shader import source
-    from blockscale.reporting.browser.formats import refusal, shaders
+    from blockscale.reporting.browser import refusal, shaders
 
     sizes = ("rows", "columns", "block_rows", "block_columns", "across", "blocks")
     for fmt in map(parse, formats):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "AWQ"
@@ -90,7 +90,7 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
         reason = f"its scales are {scale}, expected float16, bfloat16 or float32"
     if reason or scale is None:
         return Weight(kind, shape if any(shape) else (), parts, None, reason)
-    fmt = f"uint4:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"
+    fmt = f"uint4:{assembling.groups(size, shape[1])}:{assembling.scale_type(scale)}:asym"
     parting = _gemm if version == "gemm" else partial(_gemv, groups=groups)
     decode = partial(_decode, parting=parting, fmt=fmt, shape=shape)
     first, rows = None, min(_FIRST, shape[0])
@@ -101,18 +101,18 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
 
 
 def _decode(parts: Parts, *, parting: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    return words.quantized(fmt, shape, parting(parts))
+    return assembling.quantized(fmt, shape, parting(parts))
 
 
 def _outputs(stored: Tensor) -> Tensor:
     """Words [n, outputs / 8] in AWQ's order -> codes [n, outputs]."""
-    apart = words.fields(stored, 4).unflatten(-1, (-1, 8))
+    apart = assembling.fields(stored, 4).unflatten(-1, (-1, 8))
     return apart[..., list(_NIBBLE)].flatten(-2)
 
 
 def _gemm(parts: Parts) -> dict[str, Tensor]:
     return {
-        "codes": words.turned(parts["qweight"], ORDER),
+        "codes": assembling.turned(parts["qweight"], ORDER),
         "scale": parts["scales"].mT,
         "zero_point": _outputs(parts["qzeros"]).mT.to(torch.int32),
     }
@@ -126,7 +126,7 @@ def _few_of_gemm(parts: Parts, *, rows: int) -> dict[str, Tensor]:
 
 def _gemv(parts: Parts, *, groups: int) -> dict[str, Tensor]:
     return {
-        "codes": words.as_codes(parts["qweight"], _CODES),
+        "codes": assembling.as_codes(parts["qweight"], _CODES),
         "scale": parts["scales"][:, :groups],
-        "zero_point": words.fields(parts["qzeros"], 4, groups).to(torch.int32),
+        "zero_point": assembling.fields(parts["qzeros"], 4, groups).to(torch.int32),
     }

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from blockscale.core.elements.codebook import book, named
 from blockscale.core.untrusted import json_object, parse_json, quoted
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 
@@ -116,16 +116,16 @@ def _element(table: Tensor, count: int, known: tuple[str, ...]) -> str:
 
 
 def _decode(parts: Parts, *, fmt: str, shape: tuple[int, ...], offset: float | None) -> QTensor:
-    stored = words.as_bytes(parts["codes"].flatten())
+    stored = assembling.as_bytes(parts["codes"].flatten())
     codes = (stored >> 4) | (stored << 4)
     if shape[-1] % 2:  # rows of ours begin with a byte of their own
-        flat = words.fields(codes, 4, prod(shape))
-        codes = words.packed(flat.reshape(shape), "uint4:tensor:fp32")
+        flat = assembling.fields(codes, 4, prod(shape))
+        codes = assembling.packed(flat.reshape(shape), "uint4:tensor:fp32")
     held = {"codes": codes, "scale": parts["absmax"]}
     if "nested_absmax" in parts:
         held["outer"] = parts["nested_absmax"]
         held["scale_offset"] = torch.tensor(offset, dtype=torch.float32)
-    return words.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, held)
 
 
 def _int8(name: str, scb: str, kinds: Kinds, formats: Any) -> Weight:
@@ -146,7 +146,9 @@ def _int8(name: str, scb: str, kinds: Kinds, formats: Any) -> Weight:
 
 def _decode_int8(parts: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
     """Its product has three factors, which no format has: scales are fl(absmax * 1/127)."""
-    return words.quantized(fmt, shape, {"codes": parts["codes"], "scale": parts["absmax"] * _INT8})
+    return assembling.quantized(
+        fmt, shape, {"codes": parts["codes"], "scale": parts["absmax"] * _INT8}
+    )
 
 
 def _int8_values(parts: Parts) -> Tensor:

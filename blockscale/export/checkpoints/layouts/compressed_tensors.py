@@ -27,7 +27,7 @@ from blockscale.export.checkpoints.assembling import (
     kept,
     little_endian,
 )
-from blockscale.export.checkpoints.layout import Found, Input, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Input, Kinds, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 

@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.export.checkpoints.layout import Found, Kinds, Read
-from blockscale.export.checkpoints.plain_codes import float8
+from blockscale.export.checkpoints.assembling import float8
+from blockscale.export.checkpoints.layouts import Found, Kinds, Read
 
 PRODUCER = "FBGEMM"
 METHODS = ("fbgemm_fp8",)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from blockscale.export.checkpoints.assembling import BYTES, assembled
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "gpt-oss"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "GPTQ"
@@ -100,7 +100,7 @@ def _add(
         found.add(f"{base}.weight", Weight(kind, shape, parts, None, reason))
         return
     size = _group(config, shape[1], groups)
-    fmt = f"uint{bits}:{words.groups(size, shape[1])}:{words.scale_type(scale)}:asym"
+    fmt = f"uint{bits}:{assembling.groups(size, shape[1])}:{assembling.scale_type(scale)}:asym"
     order = None
     if index is not None and not torch.equal(index.to(torch.int64), _trivial(shape[1], size)):
         order, kind = partial(_order, size=size, groups=groups), f"{kind}, act-order"
@@ -163,13 +163,13 @@ def _decode(
     parts: Parts, *, fmt: str, shape: Sequence[int], bits: int, version: str, order: Any
 ) -> QTensor:
     """Down the inputs is, transposed, along a row: the bytes are ours as they are."""
-    stream = words.as_codes(parts["qweight"].mT, fmt)
+    stream = assembling.as_codes(parts["qweight"].mT, fmt)
     if order is not None:
-        codes = words.fields(parts["qweight"].mT, bits)
-        stream = words.packed(codes[:, order(parts)], fmt)
+        codes = assembling.fields(parts["qweight"].mT, bits)
+        stream = assembling.packed(codes[:, order(parts)], fmt)
     zeros = zero_points(parts["qzeros"], bits, version).mT
     held = {"codes": stream, "scale": parts["scales"].mT, "zero_point": zeros}
-    return words.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, held)
 
 
 def zero_points(stored: Tensor, bits: int, version: str) -> Tensor:
@@ -182,7 +182,7 @@ def zero_points(stored: Tensor, bits: int, version: str) -> Tensor:
         ones = sum(1 << bits * i for i in range(32 // bits))  # a one in each field
         total = (stored.to(torch.int64) + ones) & 0xFFFFFFFF
         stored = torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
-    zeros = words.fields(stored, bits).to(torch.int32)
+    zeros = assembling.fields(stored, bits).to(torch.int32)
     if version == "2" or (version == "1 of GPTQModel" and even):
         return zeros
     return (zeros + 1) % 2**bits if even or version == "1 of GPTQModel" else zeros + 1
@@ -219,7 +219,7 @@ def _seen(bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: R
     for base, bits in probed.items():
         zeros = stored[f"{base}.qzeros"]
         constant = zeros.numel() and (bits not in (2, 4, 8) or bool((zeros == zeros[0, 0]).all()))
-        values = words.fields(zeros, bits).unique().tolist() if constant else []
+        values = assembling.fields(zeros, bits).unique().tolist() if constant else []
         half = 2 ** (bits - 1)
         answers.add({(half,): "2", (half - 1,): "1"}.get(tuple(values), ""))
     return answers.pop() if len(answers) == 1 else ""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "HQQ"
@@ -65,7 +65,7 @@ def _weight(base: str, told: Mapping[str, Tensor], kinds: Kinds) -> Weight:
     reason = _refusal(told, name, bits, axis, size, shape)
     scale, zero = kinds[parts["scale"]][0], kinds[parts["zero_point"]][0]
     try:
-        of_scale, of_zero = words.scale_type(scale), words.scale_type(zero)
+        of_scale, of_zero = assembling.scale_type(scale), assembling.scale_type(zero)
     except ValueError as error:
         reason = reason or str(error)
     if reason or scale is None:
@@ -116,7 +116,7 @@ def _codes(
     """Words -> codes uint8 of HQQ's matrix. Raises ValueError for another number of words."""
     bits, dtype, count = packing
     part = -(-matrix[0] // count)
-    stored = words.as_bytes(stored.flatten()).view(dtype)  # view_as_float: the same bytes
+    stored = assembling.as_bytes(stored.flatten()).view(dtype)  # view_as_float: the same bytes
     if stored.numel() != part * matrix[1]:
         raise ValueError(
             f"its codes take {stored.numel()} words, expected {part} rows of {matrix[1]}"
@@ -127,11 +127,11 @@ def _codes(
 
 def _decode(parts: Parts, *, codes: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
     held = {
-        "codes": words.packed(codes(parts["codes"]).reshape(shape), fmt),
+        "codes": assembling.packed(codes(parts["codes"]).reshape(shape), fmt),
         "scale": parts["scale"],
         "zero_point": parts["zero_point"],
     }
-    return words.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, held)
 
 
 def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "MLX"
@@ -74,7 +74,8 @@ def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> 
         )
     elif affine:
         try:
-            fmt = f"uint{bits}:{words.groups(size, inputs)}:{words.scale_type(scale)}:offset"
+            block, scales_as = assembling.groups(size, inputs), assembling.scale_type(scale)
+            fmt = f"uint{bits}:{block}:{scales_as}:offset"
         except ValueError as error:
             reason = str(error)
     elif (size, bits) in _MODES and scale == torch.uint8:
@@ -93,15 +94,15 @@ def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> 
 
 
 def _decode(parts: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    held = dict(parts) | {"codes": words.as_codes(parts["codes"], fmt)}
+    held = dict(parts) | {"codes": assembling.as_codes(parts["codes"], fmt)}
     if fmt.endswith(":e4m3"):  # of two levels, of which MLX has the first
         held["outer"] = torch.ones(())
-    return words.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, held)
 
 
 def _values(parts: Parts, *, bits: int, shape: tuple[int, ...]) -> Tensor:
     """Its own arithmetic, in the dtype of scales: a product and a sum, each rounded."""
-    codes = words.fields(parts["codes"], bits).reshape(*parts["scale"].shape, -1)
+    codes = assembling.fields(parts["codes"], bits).reshape(*parts["scale"].shape, -1)
     scale, bias = parts["scale"].unsqueeze(-1), parts["offset"].unsqueeze(-1)
     found: Tensor = codes.to(scale.dtype) * scale + bias
     return found.reshape(shape)

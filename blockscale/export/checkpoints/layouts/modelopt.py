@@ -16,7 +16,7 @@ from torch import Tensor
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "NVIDIA ModelOpt"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints import words
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints import assembling
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "optimum-quanto"
@@ -72,7 +72,7 @@ def _packed(base: str, parts: Mapping[str, str], kinds: Kinds, told: Mapping[str
     bias = kinds.get(f"{base}.bias", (None, ()))[1]
     whole = len(bias) == 1 and bias[0] > 0 and groups % bias[0] == 0
     shape = (bias[0], groups // bias[0] * data[1]) if whole else (groups, data[1])
-    fmt = f"uint{bits}:{words.groups(data[1], shape[1])}:{words.scale_type(scale)}:offset"
+    fmt = f"uint{bits}:{assembling.groups(data[1], shape[1])}:{assembling.scale_type(scale)}:offset"
     codes = partial(_codes, bits=bits, groups=groups)
     decode = partial(_decode_packed, codes=codes, fmt=fmt, shape=shape)
     values = None if scale == torch.float32 else partial(_values, codes=codes, shape=shape)
@@ -92,11 +92,11 @@ def _codes(data: Tensor, *, bits: int, groups: int) -> Tensor:
 
 def _decode_packed(parts: Parts, *, codes: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
     held = {
-        "codes": words.packed(codes(parts["data"]).reshape(shape), fmt),
+        "codes": assembling.packed(codes(parts["data"]).reshape(shape), fmt),
         "scale": parts["scale"],
         "offset": -parts["shift"],
     }
-    return words.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, held)
 
 
 def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...]) -> Tensor:
@@ -116,11 +116,11 @@ def _bytes(parts: Mapping[str, str], kinds: Kinds) -> Weight:
         reason = f"its codes are {dtype} {list(shape)} and its scales {scale} {list(scales)}"
         return Weight(kind, shape, parts, None, f"{reason}, which match no qtype")
     block = f"channel{ones[0]}" if ones else "tensor"
-    fmt = f"{element}:{block}:{words.scale_type(scale)}{span}"
+    fmt = f"{element}:{block}:{assembling.scale_type(scale)}{span}"
     decode = partial(_decode_bytes, fmt=fmt, shape=shape)
     return Weight(kind, shape, parts, fmt, "", decode, None, scale)
 
 
 def _decode_bytes(parts: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    codes = words.as_codes(parts["data"], fmt)
-    return words.quantized(fmt, shape, {"codes": codes, "scale": parts["scale"]})
+    codes = assembling.as_codes(parts["data"], fmt)
+    return assembling.quantized(fmt, shape, {"codes": codes, "scale": parts["scale"]})

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.layout import Found, Kinds, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Kinds, Read, Weight
 
 PRODUCER = "an unsupported layout"
 METHODS = ()

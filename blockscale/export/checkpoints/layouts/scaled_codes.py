@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
 PRODUCER = "scaled codes"

@@ -13,7 +13,7 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layout import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from blockscale.export.checkpoints.gguf.records import GRIDS, PLAIN, TYPES, blocks_of
-from blockscale.export.writers.producers.gguf import kind_of
-from blockscale.export.writers.writer import Planned
+from blockscale.export.writers import Planned
+from blockscale.export.writers.gguf import kind_of
 from blockscale.files.stream import bytes_of
 from blockscale.ops.tensor import QTensor
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.export.writers import Planned
+from blockscale.export.writers.gguf import kind_of
 from blockscale.export.writers.gguf_files.architectures import keys, of_config, rope
 from blockscale.export.writers.gguf_files.architectures import kind_of as kind_of_positions
 from blockscale.export.writers.gguf_files.file import ALIGNMENT, Value, encoded, rope_factors
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
-from blockscale.export.writers.producers.gguf import kind_of
-from blockscale.export.writers.writer import Planned
 
 # general.file_type: what most weights are, llama.cpp's llama_ftype
 _FILE_TYPES = {

@@ -17,7 +17,7 @@ from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, result
 from blockscale.kernels.cuda.matmul.operands import Call, Weight, columns, tile_rows
 from blockscale.kernels.cuda.matmul.order import in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.relaunch import cdiv, direct
 
 
 class BlocksSettings(NamedTuple):

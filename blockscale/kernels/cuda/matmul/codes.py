@@ -38,7 +38,7 @@ from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.matmul.finish import Ends, times_outputs, write
 from blockscale.kernels.cuda.matmul.operands import Call, Codes, Weight, columns, worth_measuring
 from blockscale.kernels.cuda.matmul.tile import dot, place
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.relaunch import cdiv, direct
 
 
 @triton.jit

@@ -21,8 +21,8 @@ from blockscale.kernels.cuda.matmul.finish import Ends, add_up
 from blockscale.kernels.cuda.matmul.operands import OutputFactors, Weight, columns, output_factors
 from blockscale.kernels.cuda.matmul.order import PARTS, in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading
+from blockscale.kernels.cuda.primitives import launch
 from blockscale.kernels.cuda.primitives.decoding import decode_tile
-from blockscale.kernels.cuda.primitives.launch import launch
 from blockscale.kernels.cuda.primitives.plan import form, plan
 from blockscale.kernels.cuda.quantize import dequantize
 

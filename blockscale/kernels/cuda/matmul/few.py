@@ -26,7 +26,7 @@ from blockscale.kernels.cuda.matmul.operands import (
 )
 from blockscale.kernels.cuda.matmul.order import PARTS, for_few
 from blockscale.kernels.cuda.matmul.reading import WORD, Reading
-from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 
 
 class FewSettings(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockscale.kernels.cuda.device.numerics import narrow
 from blockscale.kernels.cuda.matmul.operands import OutputFactors
-from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 
 
 class Ends(NamedTuple):

@@ -28,7 +28,7 @@ from blockscale.kernels.cuda.matmul.operands import (
 from blockscale.kernels.cuda.matmul.order import PARTS, STEP_WORDS, for_fused
 from blockscale.kernels.cuda.matmul.reading import Reading
 from blockscale.kernels.cuda.matmul.tile import place
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.relaunch import cdiv, direct
 
 _REGISTERS = 65536  # of a processor
 _SHARED = 220 * 1024  # bytes of shared memory that a program may have, less some for what it writes

@@ -19,7 +19,7 @@ from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.kernels.cuda.matmul.reading import Reading, is_bfloat16
 from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_quantize, quantize
-from blockscale.kernels.cuda.replay.direct import power_of_2
+from blockscale.kernels.cuda.relaunch import power_of_2
 
 # What a linear layer multiplies the weight with: x itself, or what its input format leaves of it.
 #

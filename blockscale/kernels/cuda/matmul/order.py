@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.kernels.cuda.device.numerics import float_of, narrow
 from blockscale.kernels.cuda.matmul.reading import WORD, Reading
-from blockscale.kernels.cuda.replay.direct import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 
 PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # of x, each a bfloat16
 STEP_WORDS = 16  # words of a row that the fused kernel takes at a time

@@ -50,7 +50,7 @@ from blockscale.kernels.cuda.matmul.operands import (
 )
 from blockscale.kernels.cuda.matmul.order import by_planes
 from blockscale.kernels.cuda.matmul.reading import SMALLEST_TILE, Reading
-from blockscale.kernels.cuda.replay.direct import cdiv, direct
+from blockscale.kernels.cuda.relaunch import cdiv, direct
 
 GROUP: tl.constexpr = tl.constexpr(8)  # tiles of rows that share what they read of the weight
 

@@ -1,16 +1,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The range of each block, from which its scale is chosen, and the kernels that pass over it alone.
+"""The mean magnitude of a program's units, for binary and ternary scales (docs/numerics.md, 3.2).
 
 x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x
-does.
+does. The sum is one of integers: each magnitude is multiplied by a power of two, 2^shift, so that
+the largest one of its unit is below 2^31, and its fraction is dropped. A sum of up to 2^15 such
+integers is kept in two int32, one of their low 15 bits and one of those above.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
 from blockscale.kernels.cuda.device.division import chooses_means
-from blockscale.kernels.cuda.device.lanes import read, takes_pairs
-from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, narrow
+from blockscale.kernels.cuda.device.lanes import (
+    MAGNITUDES,
+    greater_in_pairs,
+    read,
+    rounded_down,
+    split_pairs,
+    spread_pairs,
+    takes_pairs,
+)
+from blockscale.kernels.cuda.device.numerics import (
+    EXPONENT,
+    INTERPRETED,
+    bits_of,
+    float_of,
+    narrow,
+    pow2,
+    widen,
+)
 from blockscale.kernels.cuda.device.scale import (
     block_offset,
     choose_step,
@@ -19,8 +38,185 @@ from blockscale.kernels.cuda.device.scale import (
     step_of,
     zero_point,
 )
-from blockscale.kernels.cuda.primitives.extremes import as_range, extremes, finite_extremes
-from blockscale.kernels.cuda.primitives.means import means
+from blockscale.kernels.cuda.device.tile import reduced, spread
+from blockscale.kernels.cuda.primitives.extremes import as_range, extremes, finite_extremes, peak
+
+HIGH: tl.constexpr = tl.constexpr(0x52800000)  # the bits of 2^38
+LOW: tl.constexpr = tl.constexpr(0x4B000000)  # the bits of 2^23
+
+
+@triton.jit
+def means(
+    x, found, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """A tile -> the mean magnitude of each unit, float32 [units]; or of what is above 0.7 of it.
+
+    found: its Extremes; mask: bool, which elements or pairs exist
+    finite: everything is finite, and 2^shift is a float32
+    """
+    paired: tl.constexpr = x.dtype == tl.int32
+    size = x & MAGNITUDES if paired else tl.abs(widen(x))
+    top = found.top
+    full: tl.constexpr = finite and tile.kind == "row" and tile.even
+    if full:
+        count = tl.zeros_like(top) + (2 * tile.columns if paired else tile.columns)
+    elif finite:
+        count = reduced(mask.to(tl.int32), "total", tile) * (2 if paired else 1)
+    else:
+        size, good = without_infinity(size, mask, dtype)
+        count = count_ones(good, dtype, tile)
+        top = peak(size, "both", dtype, tile)
+    power = tl.maximum(top >> 23, 1) - 127
+    mean = mean_of(total(size, 30 - power, finite, dtype, tile), count, power, full)
+    if spec.statistic == "mean_above":
+        least = mean * 0.699999988079071044921875
+        if paired:
+            first, second = spread_pairs(rounded_down(least, dtype), tile)
+            limit = tl.broadcast_to(first | (second << 16), size.shape)
+            kept = greater_in_pairs(size, limit, dtype)
+            size, count = size & kept, count_ones(kept, dtype, tile)
+        else:
+            kept = tl.where(size > spread(least, tile), 1.0, 0.0)
+            size, count = size * kept, reduced(kept, "total", tile)
+        if coarse(dtype, finite, tile):
+            sums = coarse_total(size, 30 - power, tile)
+        else:
+            sums = total(size, 30 - power, finite, dtype, tile)
+        mean = mean_of(sums, count, power, False)
+    return mean
+
+
+@triton.jit
+def without_infinity(size, mask, dtype: tl.constexpr):
+    """Magnitudes -> them with 0 for what is not finite, and masks of all ones for what is finite
+    and exists."""
+    if size.dtype == tl.int32:
+        one, two = split_pairs(size, dtype)
+        good = tl.where(mask & (bits_of(one) < EXPONENT), 0xFFFF, 0)
+        good = good | tl.where(mask & (bits_of(two) < EXPONENT), -0x10000, 0)
+        size = size & good
+    else:
+        good = tl.where(mask & (bits_of(size) < EXPONENT), -1, 0)
+        size = float_of(bits_of(size) & good)
+    return size, good
+
+
+@triton.jit
+def count_ones(ones, dtype: tl.constexpr, tile: tl.constexpr):
+    """Masks, or up to 2^15 pairs of them -> how many are all ones in each unit, int32 [units]."""
+    count = 0 - reduced(ones, "total", tile)
+    if dtype.primitive_bitwidth == 16 and tile.pairs:  # 2^16 seconds less 2^16 - 1 firsts
+        first = count & 0xFFFF
+        count = first + ((count - first) >> 16) + first
+    return count
+
+
+@triton.jit
+def total(size, shift, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
+    """Magnitudes -> the sum of each unit's integers, int64 [units]. shift: int32 [units]"""
+    factor = pow2(shift)
+    if not finite:  # two factors: 2^156 is not a float32
+        factor = pow2(shift >> 1)
+    other = pow2(shift - (shift >> 1))
+    paired: tl.constexpr = size.dtype == tl.int32
+    padded: tl.constexpr = tile.rows * tile.columns * (2 if paired else 1) // units_of(tile)
+    if paired:
+        one, two = split_pairs(size, dtype)
+        high, low = limbs(one, factor, other, finite, tile)
+        high_2, low_2 = limbs(two, factor, other, finite, tile)
+        high, low = high + high_2, low + low_2
+    else:
+        high, low = limbs(size, factor, other, finite, tile)
+    high, low = both_totals(high, low, tile)
+    high, low = high - wrapped(padded * HIGH), low - wrapped(padded * LOW)
+    return (high.to(tl.int64) << 15) + low
+
+
+@triton.jit
+def both_totals(high, low, tile: tl.constexpr):
+    """Two int32 [rows, columns] -> the totals of each unit; threads of a row meet once for both."""
+    if tile.kind == "row":
+        high, low = tl.split(tl.sum(tl.join(high, low), 1))
+    else:
+        high, low = reduced(high, "total", tile), reduced(low, "total", tile)
+    return high, low
+
+
+@triton.constexpr_function
+def coarse(dtype, finite, tile):
+    """Whether what is above 0.7 of a mean are multiples of 2^-22 of the largest number's binade: in
+    units of up to 2^14 the mean is at least 2^-14 of it, and a bfloat16 has 8 bits."""
+    paired = dtype == tl.bfloat16 and tile.pairs and tile.kind == "row"
+    return paired and finite and 4 <= tile.columns <= 2**13
+
+
+@triton.jit
+def coarse_total(size, shift, tile: tl.constexpr):
+    """As `total`, of pairs that are `coarse`: one sum rounds each to multiples of 2^8."""
+    factor = spread(pow2(shift), tile)
+    one, two = split_pairs(size, tl.bfloat16)
+    if INTERPRETED:
+        whole = ((one * factor).to(tl.int32) >> 8) + ((two * factor).to(tl.int32) >> 8)
+    else:
+        factor = tl.broadcast_to(factor, size.shape)
+        start = tl.zeros_like(one) + 2147483648.0
+        whole = bits_of(tl.fma(one, factor, start)) + bits_of(tl.fma(two, factor, start))
+        whole = whole - wrapped(2 * 0x4F000000)  # the bits of 2^31
+    whole = tl.sum(tl.reshape(whole, [tile.rows, tile.columns // 4, 4]), 2)  # below 2^27
+    high, low = both_totals(whole >> 13, whole & 0x1FFF, tile)
+    return (high.to(tl.int64) << 21) + (low.to(tl.int64) << 8)
+
+
+@triton.constexpr_function
+def units_of(tile):
+    """How many units a tile has."""
+    return {"row": tile.rows, "column": tile.columns}.get(tile.kind, tile.columns // tile.part)
+
+
+@triton.constexpr_function
+def wrapped(number):
+    """The low 32 bits of a whole number, as an int32."""
+    return (int(number) + 2**31) % 2**32 - 2**31
+
+
+@triton.jit
+def limbs(size, factor, other, finite: tl.constexpr, tile: tl.constexpr):
+    """Magnitudes -> HIGH + the bits of their integers from 15 on, LOW + those below: int32.
+
+    factor: 2^shift of each unit, or where it may be no float32 one factor of it, and `other` the
+    other one. Both are sums rounded down: beside 2^38 neighbours are 2^15 apart, and from 2^23 on
+    1. What libdevice's function flushes, subnormals, is less than 1.
+    """
+    factor = spread(factor, tile)
+    if not finite:
+        size, factor = size * factor, spread(other, tile)
+    if INTERPRETED:
+        whole = (size * factor).to(tl.int32)
+        high, low = (whole >> 15) + HIGH, (whole & 0x7FFF) + LOW
+    else:
+        factor = tl.broadcast_to(factor, size.shape)
+        above = libdevice.fma_rd(size, factor, tl.zeros_like(size) + 274877906944.0)  # 2^38
+        rest = 274886295552.0 - above  # and 2^23
+        high, low = bits_of(above), bits_of(libdevice.fma_rd(size, factor, rest))
+    return high, low
+
+
+@triton.jit
+def mean_of(sums, count, power, full: tl.constexpr):
+    """Sums over their count, times 2^(power - 30). full: the count is a power of two"""
+    sums, count = sums.to(tl.float32), tl.maximum(count, 1).to(tl.float32)
+    if full:
+        quotient = sums * float_of(0x7F000000 - bits_of(count))
+    else:
+        quotient = tl.div_rn(sums, count)
+    return quotient * 9.313225746154785e-10 * pow2(power)
+
+
+# The range of each block, from which its scale is chosen, and the kernels that pass over it alone.
+#
+# x are numbers [rows, columns] of one dtype, or pairs of it as int32 (lanes.py); `tile` counts as x
+# does.
 
 
 @triton.jit

@@ -16,8 +16,8 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.checkpoints.gguf import reading
 from blockscale.export.checkpoints.gguf.records import TYPES
+from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf_files.file import GGUFFile, Value, encoded
-from blockscale.export.writers.writer import Planned
 from tests.support.gguf_reading import RECORDED, SMALL, SPLIT
 
 VALUES = load_file(RECORDED / "gguf_values.safetensors")

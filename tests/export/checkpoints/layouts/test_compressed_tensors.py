@@ -14,7 +14,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.checkpoints.contents import inspect
-from blockscale.export.checkpoints.layout import Found, Weight
+from blockscale.export.checkpoints.layouts import Found, Weight
 from blockscale.export.checkpoints.layouts.compressed_tensors import (
     arguments,
     find_inputs,

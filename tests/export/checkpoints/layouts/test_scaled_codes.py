@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import blockscale as bs
 from blockscale.export.checkpoints.comparing import compare
-from blockscale.export.checkpoints.layout import find_weights
+from blockscale.export.checkpoints.layouts import find_weights
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
 

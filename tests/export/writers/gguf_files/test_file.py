@@ -9,6 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.export.checkpoints.gguf.container import read_container
+from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf_files.file import (
     GGUFFile,
     Place,
@@ -19,7 +20,6 @@ from blockscale.export.writers.gguf_files.file import (
     parted,
     rope_factors,
 )
-from blockscale.export.writers.writer import Planned
 
 
 def test_tensors_in_any_order(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 """Metadata of whole models: what most weights are, and what is said where names are kept."""
 
 from blockscale.core.parse import parse
+from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf_files.file import Value, encoded
 from blockscale.export.writers.gguf_files.model import metadata_for
-from blockscale.export.writers.writer import Planned
 from tests.support.conversion_models import CONFIG
 
 

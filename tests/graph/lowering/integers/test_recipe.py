@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.demo import minilm
 from blockscale.demo.graph import embedded, program_of
-from blockscale.demo.sentences import SENTENCES
+from blockscale.demo.minilm import SENTENCES
 from blockscale.graph.lowering.integers.recipe import integer_recipe
 
 

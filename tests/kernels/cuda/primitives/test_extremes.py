@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.primitives import launch
+from blockscale.kernels.cuda import primitives
 from blockscale.kernels.cuda.primitives.plan import form
 from tests.support.cuda_equal import DEVICE, DTYPES
 
@@ -20,7 +20,7 @@ def test_extremes_of_parts(fmt: str, dtype: torch.dtype) -> None:
     """Of what is finite; the largest magnitude tells whether something is not."""
     x = torch.randn(3, 40).to(dtype)
     x[0, 3], x[1, 7], x[2] = torch.nan, -torch.inf, -x[2].abs()
-    work = launch._merged(form(str(parse(fmt))), x.to(DEVICE)).cpu()
+    work = primitives._merged(form(str(parse(fmt))), x.to(DEVICE)).cpu()
     blocks = x.float() if "token" in fmt else x.float().t()
     finite = torch.where(blocks.isfinite(), blocks, 0.0)
     high, low, top = work

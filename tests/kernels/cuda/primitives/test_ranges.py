@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Blocks that are larger than a program, or lie across many rows, have the reference's scales."""
+"""Means of magnitudes are the reference's, whatever the sizes and how many there are."""
 
 import pytest
 import torch
 
-from tests.support.cuda_equal import wrong
+from tests.support.cuda_equal import DTYPES, wrong
 
 # numpy, in which the interpreter computes, tells of infinities and NaN
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def test_sums_of_many_bits() -> None:
+    """Means of numbers of all sizes, some of which are less than one in the sum; of long rows."""
+    for dtype in DTYPES:
+        size = 2.0 ** -torch.randint(0, 13 if dtype == torch.float16 else 40, (2, 4096)).float()
+        x = (size * torch.randn(2, 4096)).to(dtype)
+        x[1] = x[1].abs().clamp(max=1.0) if dtype != torch.float16 else 1.9375
+        for fmt in ("ternary:token:fp32", "binary:token:fp32"):
+            assert wrong(x, fmt) == [], (dtype, fmt)
+
+
+def test_least_numbers_above_a_mean() -> None:
+    """The largest number of a long row alone makes its mean; others lie about 0.7 of that."""
+    for largest in (1.0, 1.9921875):
+        x = torch.zeros(1, 2**14)
+        x[0, 77], x[0, 1000:1256] = largest, largest * 2.0**-15 * (1 + torch.arange(256) / 128)
+        for dtype in DTYPES[:2]:
+            assert wrong(x.to(dtype), "ternary:token:fp32") == [], (largest, dtype)
 
 
 @pytest.mark.slow

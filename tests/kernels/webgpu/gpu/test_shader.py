@@ -23,7 +23,7 @@ from blockscale.kernels.webgpu.gpu.shader import (
     reached,
     source,
 )
-from blockscale.reporting.browser import formats
+from blockscale.reporting import browser
 from tests.kernels.webgpu.wgsl import running
 
 MAIN = "fn main() {{ _ = {}; }}\n"
@@ -179,7 +179,7 @@ def own_roles(of: type) -> set[str]:
 
 
 def test_the_fields_of_a_kernel_are_the_roles_of_its_parts():
-    for package in (webgpu, primitives, textures, torch_ops, running, formats):
+    for package in (webgpu, primitives, textures, torch_ops, running, browser):
         import_all(package.__name__, getattr(package, "__path__", ()))
     ours = [each for each in kernels() if each.part.startswith("kernels/")]
     ours = [each for each in ours if each is not OfFile]
