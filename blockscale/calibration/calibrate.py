@@ -62,9 +62,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         weight and transform that is None.
     observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
         None is "mse".
-    weight: "absmax", which None is, as `quantize_` does; "mse", "search", "hqq", "gptq",
-        "signround", or an instance, also of a BlockAlgorithm. "auto": what the recipe says, else
-        weight and transform of the preset whose formats are the closest (docs/defaults.md).
+    weight: "absmax", which None is; "mse", "search", "hqq", "gptq", "signround", an instance, also
+        of a BlockAlgorithm; "auto": the recipe's own, else weight and transform of a close preset.
     transform: None, "smoothquant", "awq", "hadamard", "quarot", "spinquant", or an instance.
     strict: raise SkippedError, before anything is changed, if something that the recipe covers
         cannot be quantized, or saw no data. Otherwise one warning names them.

@@ -14,10 +14,10 @@ from blockscale.calibration.batches import Batches, call, inference
 from blockscale.calibration.comparison import LayerDifferences
 from blockscale.calibration.progress_bar import listener
 from blockscale.core.work import Progress
-from blockscale.evaluation.evaluation import Evaluation
-from blockscale.evaluation.figures import Accumulated, Parts, exponential
+from blockscale.evaluation.figures import Accumulated, Evaluation, Parts, exponential
 from blockscale.evaluation.journal import Journal, batch_digest, fingerprint
 from blockscale.evaluation.kinds import KINDS, Measured, given_of, kind_of, measure
+from blockscale.evaluation.stored import ReferenceFile, StoredReference, beside
 from blockscale.layers.guards import check_model
 from blockscale.layers.model import unwrapped
 
@@ -28,7 +28,7 @@ Figures = Callable[[nn.Module, Any], Mapping[str, Any]]
 def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
     model: nn.Module,
     batches: Iterable[Any],
-    reference: nn.Module | None = None,
+    reference: "nn.Module | StoredReference | str | Path | None" = None,
     *,
     kind: str | None = None,
     figures: Figures | None = None,
@@ -36,6 +36,8 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
     resume: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     progress: bool | Progress = False,
+    store: str | Path | None = None,
+    top: int | None = None,
 ) -> Evaluation:
     """Measure a model on data: what it loses, and how far it is from the model it was made of.
 
@@ -43,7 +45,8 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
     batches: as in `bs.calibrate`, gone through once; each has rows (sequences, images). A batch of
         tokens has `input_ids` [B, T] int64 (padding by `attention_mask`), or `labels` [B, T] with
         -100 where nothing is asked; a classifier's has `labels` [B], or is (inputs, labels)
-    reference: the float model, which sees the same batches; it may be on another device
+    reference: the float model, which sees the same batches; it may be on another device. Or the
+        file that `store` wrote of it, of the same batches
     kind: "next-token", "labels", "classes" or "outputs" (blockscale.evaluation.kinds); None finds
         it out from the first batch
     figures: instead, a function of your own (model, batch) -> {name: values}, for words,
@@ -55,6 +58,12 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
         models and batches goes on where it was stopped
     about: what the result says it was measured on
     progress: True shows a bar; or a Progress
+    store: a file to which the model's own logits are written for evaluations of other models, whose
+        reference it then is; batches are held meanwhile
+    top: keep the logarithms of so many likeliest classes' probabilities there (at least 10), and
+        not whole logits: losses and agreements stay exact, and `kl` is that between distributions
+        in which all other classes are one, at most the whole one. SmolLM2 takes 197 kB a token
+        whole, .8 with top=100.
 
     Nothing is kept of a batch but two numbers a row and figure. Both models end in the mode they
     were in. Standard errors are over rows, and those of differences over the rows' own differences.
@@ -62,17 +71,24 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
     Raises TypeError and ValueError for what is no model, batches that are empty or do not fit the
     kind, models of different outputs, and a file of another run; nothing is written then.
     """
-    _check(model, reference, kind, layers, resume)
+    stored = beside(reference)
+    other = reference if isinstance(reference, nn.Module) else None
+    if stored is None and reference is not other:
+        check_model(reference, "bs.evaluate")  # which says what it is
+    _check(model, other, kind, layers and stored is None, resume)
+    keep = _Keep(store, top, stored, other, figures, layers, resume)
     heard = listener(progress, "evaluating", "batches")
     journal = None
     if resume is not None:
         what = "figures" if figures is not None else kind
-        journal = Journal(resume, f"{fingerprint(model, reference)} {what}")
+        beside_it = "" if stored is None else f" {stored.run}"
+        journal = Journal(resume, f"{fingerprint(model, other)} {what}{beside_it}")
     with ExitStack() as ends:
         ends.callback(heard.close)
         first = ends.enter_context(unwrapped(model))
-        second = None if reference is None else ends.enter_context(unwrapped(reference))
-        run = _Run(first, second, kind, figures)
+        second = None if other is None else ends.enter_context(unwrapped(other))
+        batches, recording = keep.begun(batches, ends)
+        run = _Run(first, second, kind, figures, (stored, recording))
         if layers and second is not None:
             run.differences = LayerDifferences(second, first)
         ends.enter_context(inference(first, *([] if second is None else [second])))
@@ -98,6 +114,40 @@ def _check(
         raise ValueError("layers=True sees every batch in one run: leave resume out")
 
 
+class _Keep:
+    """The file that a model's logits are kept in, if any. Raises ValueError for what cannot be."""
+
+    def __init__(
+        self,
+        store: str | Path | None,
+        top: int | None,
+        stored: StoredReference | None,
+        *others: object,
+    ):
+        reference, figures, layers, resume = others
+        self._store, self._top = store, top
+        if top is not None and store is None:
+            raise ValueError("top says how many classes are stored: name the file, store=…")
+        if stored is not None and (layers or figures is not None):
+            what = "layers=True runs" if layers else "figures= runs"
+            raise ValueError(f"{what} the reference itself, and {stored.path} has its logits alone")
+        if store is not None and (figures is not None or resume is not None):
+            raise ValueError(
+                "store= writes the logits of every batch in one run: leave resume and figures out"
+            )
+        if store is not None and (stored is not None or reference is not None):
+            raise ValueError("store= is of the float model alone: leave the reference out")
+
+    def begun(
+        self, batches: Iterable[Any], ends: ExitStack
+    ) -> tuple[Iterable[Any], ReferenceFile | None]:
+        """The batches, all of them if they are counted, and the file, until `ends`."""
+        if self._store is None:
+            return batches, None
+        every = Batches(batches, 1, "", Progress()).whole()
+        return every, ends.enter_context(ReferenceFile(self._store, len(every), self._top))
+
+
 def _batch(run: "_Run", batch: Any, index: int, journal: Journal | None) -> Measured:
     """What one batch gives, measured or read. What a model raises says at which batch."""
     if journal is None:
@@ -120,9 +170,15 @@ class _Run:
     """What is measured of each batch, and what it adds up to."""
 
     def __init__(
-        self, model: nn.Module, reference: nn.Module | None, kind: str | None, own: Figures | None
+        self,
+        model: nn.Module,
+        reference: nn.Module | None,
+        kind: str | None,
+        own: Figures | None,
+        files: "tuple[StoredReference | None, ReferenceFile | None]" = (None, None),
     ):
         self._model, self._reference, self._kind, self._own = model, reference, kind, own
+        self._stored, self._recording = files
         self._sums, self._count = Accumulated(), 0
         self._positions: dict[str, tuple[Tensor, Tensor]] = {}
         self.differences: LayerDifferences | None = None
@@ -139,6 +195,10 @@ class _Run:
             mine = call(self._model, given)
             theirs = None if self._reference is None else call(self._reference, given)
         self._kind = self._kind or kind_of(self._model, batch, mine)
+        if self._recording is not None:
+            self._recording.add(batch, mine, self._kind)
+        if self._stored is not None:
+            theirs = self._stored.of(batch, self._kind)
         return replace(measure(self._kind, batch, mine, theirs), kind=self._kind)
 
     def add(self, measured: Measured) -> None:

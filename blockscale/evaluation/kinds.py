@@ -24,6 +24,73 @@ _TOP = 10
 
 
 @dataclass(frozen=True)
+class TopLogits:
+    """What is kept of a reference's logits [..., V]: enough for all figures, and a bound of `kl`.
+
+    ids: int32 [..., k], the likeliest classes, the likeliest first; logs: float32, the logarithms
+    of their probabilities; rest: float32 [...], that of all other classes together; target: float32
+    [...], that of what is asked for at its place
+    """
+
+    ids: Tensor
+    logs: Tensor
+    rest: Tensor
+    target: Tensor
+
+    def __getitem__(self, at: Any) -> "TopLogits":
+        return TopLogits(self.ids[at], self.logs[at], self.rest[at], self.target[at])
+
+    def rows(self) -> "TopLogits":
+        """All places in one dimension."""
+        rest, target = self.rest.flatten(), self.target.flatten()
+        return TopLogits(self.ids.flatten(0, -2), self.logs.flatten(0, -2), rest, target)
+
+    def to(self, device: torch.device) -> "TopLogits":
+        """The same on a device."""
+        parts = (self.ids, self.logs, self.rest, self.target)
+        return TopLogits(*(part.to(device) for part in parts))
+
+    def divergence(self, found: Tensor) -> Tensor:
+        """Float64 [N], of rows: the KL divergence of log probabilities `found` [N, V] from these,
+        where all classes but the kept ones are taken for one."""
+        ids = self.ids.long()
+        own = torch.cat([found.gather(1, ids), _others(found, ids)[:, None]], 1).double()
+        true = torch.cat([self.logs, self.rest[:, None]], 1).double()
+        return torch.where(true == -torch.inf, 0.0, true.exp() * (true - own)).sum(1)
+
+
+def _others(logs: Tensor, ids: Tensor) -> Tensor:
+    """Of rows of logarithms [N, V] of probabilities: that of all classes but these [N, k]."""
+    return logs.scatter(1, ids, -torch.inf).logsumexp(1)
+
+
+def top_logits(kind: str, batch: Any, logits: Tensor, count: int) -> TopLogits:
+    """What is kept of a batch's logits [B, (T,) V], a piece at a time."""
+    if kind == "classes":
+        labels = _labels(batch, logits)
+        targets = (
+            logits.new_zeros(logits.shape[:1], dtype=torch.int64) if labels is None else labels
+        )
+    else:
+        targets = _targets(kind, batch, logits)
+        if kind == "next-token":  # at its place what comes next
+            targets = torch.cat([targets[:, 1:], torch.zeros_like(targets[:, :1])], 1)
+    flat, at = logits.flatten(0, -2), targets.flatten().clamp(min=0)
+    pieces = []
+    rows = max(1, _PIECE // max(logits.shape[-1], 1))
+    for first in range(0, len(flat), rows):
+        part = slice(first, first + rows)
+        true = flat[part].float().log_softmax(-1)
+        best = true.topk(count)
+        own = true.gather(1, at[part, None])[:, 0]
+        pieces.append((best.indices.int(), best.values, _others(true, best.indices), own))
+    ids, logs, rest, target = (torch.cat(each) for each in zip(*pieces, strict=True))
+    shape = logits.shape[:-1]
+    kept = ids.view(*shape, count), logs.view(*shape, count)
+    return TopLogits(*kept, rest.view(shape), target.view(shape))
+
+
+@dataclass(frozen=True)
 class Measured:
     """parts: sums and weights of each sequence; positions: the same of each position [T].
 
@@ -102,18 +169,23 @@ def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measur
             f"kind {kind!r} needs logits, found a {type(output).__name__} without: have the model "
             f"return them, or leave kind out"
         )
-    other = None if reference is None else logits_of(reference)
-    if other is not None and other.shape != logits.shape:
+    other = reference if isinstance(reference, TopLogits) else logits_of(reference)
+    if isinstance(other, Tensor) and other.shape != logits.shape:
         raise ValueError(
             f"the model's logits are {tuple(logits.shape)}, the reference's {tuple(other.shape)}: "
             f"give two forms of one model"
+        )
+    if isinstance(other, TopLogits) and other.target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"the model's logits are {tuple(logits.shape)}, the reference's of "
+            f"{tuple(other.target.shape)} places: give two forms of one model"
         )
     if kind == "classes":
         return _classes(batch, logits, other)
     return _tokens(kind, batch, logits, other)
 
 
-def _classes(batch: Any, logits: Tensor, other: Tensor | None) -> Measured:
+def _classes(batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measured:
     labels = _labels(batch, logits)
     known = torch.full(logits.shape[:1], IGNORED, device=logits.device)
     targets = known if labels is None else labels
@@ -127,7 +199,7 @@ def _classes(batch: Any, logits: Tensor, other: Tensor | None) -> Measured:
     return Measured({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, {})
 
 
-def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | None) -> Measured:
+def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measured:
     targets = _targets(kind, batch, logits)
     if kind == "next-token":  # what comes after the last token is not known
         logits, targets = logits[:, :-1], targets[:, 1:]
@@ -162,7 +234,7 @@ def _targets(kind: str, batch: Any, logits: Tensor) -> Tensor:
 
 
 def _rows(
-    logits: Tensor, targets: Tensor, other: Tensor | None, top: int
+    logits: Tensor, targets: Tensor, other: Tensor | TopLogits | None, top: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Figures [B, T] in float64 of logits [B, T, V] and targets [B, T], a piece at a time."""
     asked = targets != IGNORED
@@ -173,7 +245,7 @@ def _rows(
         )
     pieces: dict[str, list[Tensor]] = {}
     rows = max(1, _PIECE // max(logits.shape[-1], 1))
-    flat = (logits.flatten(0, 1), targets.flatten(), None if other is None else other.flatten(0, 1))
+    flat = logits.flatten(0, 1), targets.flatten(), _by_row(other)
     for at in range(0, len(flat[1]), rows):
         part = slice(at, at + rows)
         beside = None if flat[2] is None else flat[2][part].to(logits.device)
@@ -188,7 +260,19 @@ def _rows(
     }
 
 
-def _piece(logits: Tensor, targets: Tensor, other: Tensor | None, top: int) -> dict[str, Tensor]:
+def _by_row(other: Tensor | TopLogits | None) -> Tensor | TopLogits | None:
+    return (
+        other.flatten(0, 1)
+        if isinstance(other, Tensor)
+        else None
+        if other is None
+        else other.rows()
+    )
+
+
+def _piece(
+    logits: Tensor, targets: Tensor, other: Tensor | TopLogits | None, top: int
+) -> dict[str, Tensor]:
     """Figures float64 [N] of rows of logits [N, V]."""
     found = logits.float().log_softmax(-1)
     at = targets.clamp(min=0)[:, None]
@@ -198,16 +282,27 @@ def _piece(logits: Tensor, targets: Tensor, other: Tensor | None, top: int) -> d
     }
     if other is None:
         return values
+    count = min(top, found.shape[-1])
+    best = found.topk(count).indices
+    if isinstance(other, TopLogits):
+        values["loss added"] = values["loss"] + other.target.double()
+        values["kl"] = other.divergence(found)
+        return values | _agreed(best, other.ids[:, :count], found.argmax(-1) == other.ids[:, 0])
     true = other.float().log_softmax(-1)
     values["loss added"] = values["loss"] + true.gather(1, at)[:, 0].double()
     gap = torch.where(true == -torch.inf, 0.0, true.exp() * (true - found))
     values["kl"] = gap.sum(-1, dtype=torch.float64)
-    values["top-1 agreement"] = (found.argmax(-1) == true.argmax(-1)).double()
-    count = min(top, found.shape[-1])
-    best, others = found.topk(count).indices, true.topk(count).indices
+    same = found.argmax(-1) == true.argmax(-1)
+    return values | _agreed(best, true.topk(count).indices, same)
+
+
+def _agreed(best: Tensor, others: Tensor, same: Tensor) -> dict[str, Tensor]:
+    """Of the likeliest classes [N, count] of both, and whether the very likeliest is the same."""
     both = (best[:, :, None] == others[:, None, :]).any(-1)
-    values[f"top-{count} agreement"] = both.double().mean(-1)
-    return values
+    return {
+        "top-1 agreement": same.double(),
+        f"top-{best.shape[1]} agreement": both.double().mean(-1),
+    }
 
 
 def _outputs(output: Any, reference: Any) -> Measured:

@@ -13,7 +13,8 @@ from blockscale.cli.evaluating import about_of, open_model, tasks_of, tokenizer_
 from blockscale.cli.model_directory import fitting
 from blockscale.core.untrusted import shown
 from blockscale.core.work import Progress
-from blockscale.evaluation.evaluation import Evaluation
+from blockscale.evaluation.figures import Evaluation
+from blockscale.evaluation.stored import StoredReference
 from blockscale.evaluation.texts import held_out, windows
 from blockscale.files.whole import check_place, written_whole
 from blockscale.reporting.table import aligned
@@ -24,7 +25,7 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
         Path, typer.Argument(metavar="MODEL", help="A directory or checkpoint that we read.")
     ],
     against: Annotated[
-        Path | None, typer.Option(metavar="FLOAT", help="The float model, for divergences.")
+        Path | None, typer.Option(metavar="FLOAT", help="The float model, or what --store wrote.")
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="A text in UTF-8. [default: Python's own help texts]")
@@ -44,6 +45,12 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
     state: Annotated[
         Path | None, typer.Option(help="A file to go on from, if it was stopped.")
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep MODEL's logits, for --against.")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="K", help="... of the K likeliest tokens alone.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -52,14 +59,16 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
 
     Loss, perplexity, divergence and agreement, each with its standard error. The text is cut into
     sequences that do not overlap. A model that gives no logits, such as an encoder, needs
-    --against: its outputs are compared.
+    --against: its outputs are compared. Where both models do not fit, store one's logits first.
     """
     if out is not None:
         check_place(out, "evaluation.json")
     content = held_out(text)
-    network, reference = open_model(model, device), None
+    network = open_model(model, device)
+    reference: Any = None
     if against is not None:
-        reference = open_model(against, device)
+        stored = StoredReference.is_one(against)
+        reference = against if stored else open_model(against, device)
     words = tokenizer_of(tokenizer or model)
     rows = windows(content, words, fitting(network, length), sequences)
     found = bs.evaluate(
@@ -69,6 +78,8 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
         layers=layers,
         resume=state,
         about=about_of(model, against, content, rows),
+        store=store,
+        top=top,
         progress=Progress() if quiet else BatchBar("evaluating", "batches"),
     )
     data = found.to_dict()

@@ -20,7 +20,7 @@ import torch
 from blockscale.core.ledger import Entry, Ledger, Status
 from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
 from blockscale.core.work import Progress
-from blockscale.evaluation.evaluation import read as read_evaluation
+from blockscale.evaluation.figures import read as read_evaluation
 from blockscale.files.directory.model_files import LEDGER
 from blockscale.files.metadata import FileError
 from blockscale.kernels.hardware import hardware

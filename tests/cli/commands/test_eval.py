@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.evaluation.evaluation import read
+from blockscale.evaluation.figures import read
 from tests.support.cli_model_directory import tiny, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,3 +70,23 @@ def test_what_is_refused_is_one_message(models, tmp_path, options, words):
     assert result.exit_code == 1
     assert words in result.stderr and "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("top", [None, 10])
+def test_a_stored_reference_takes_the_float_models_place(models, tmp_path, top):
+    model, quantized, text = models
+    sizes = ["--text", text, "--sequences", 4, "--length", 16, "--batch", 2]
+    file, more = tmp_path / "reference.safetensors", [] if top is None else ["--top", top]
+    stored = run(model, *sizes, "--store", file, *more)
+    assert stored.exit_code == 0, stored.stderr
+    found, beside = (
+        json.loads(run(quantized, *sizes, "--against", against, "--json").stdout)["figures"]
+        for against in (file, model)
+    )
+    assert found.keys() == beside.keys()
+    for name in found:
+        if top is None or name != "kl":
+            assert found[name]["mean"] == pytest.approx(beside[name]["mean"], rel=1e-6, abs=1e-9)
+    other = run(quantized, "--text", text, "--sequences", 4, "--length", 16, "--against", file)
+    assert other.exit_code == 1
+    assert "was made of 2 other batches: give the same text" in other.stderr

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 import blockscale as bs
 from blockscale.core.work import Progress
-from blockscale.evaluation.evaluation import Evaluation
-from blockscale.evaluation.figures import Figure
+from blockscale.evaluation.figures import Evaluation, Figure
 from blockscale.reporting import model as making
 from blockscale.reporting import model as reporting
 from blockscale.reporting.model import page
