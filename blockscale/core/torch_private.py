@@ -22,8 +22,8 @@ __all__ = [
     "any_requires_grad", "aoti_package", "autograd_of_op", "calculate_qparams",
     "constant_source", "convert_decomposed", "cuda_device", "cuda_stream", "detect_fake_mode",
     "device_guard", "disable_modes", "dispatch_keys", "dispatch_modes", "empty_strided_cuda",
-    "enable_python_dispatcher", "forward_level", "function_modes", "graph_task", "has_kernel",
-    "inductor_config", "innermost_transform", "int_mm", "is_amx_tile_supported",
+    "enable_python_dispatcher", "exporting", "forward_level", "function_modes", "graph_task",
+    "has_kernel", "inductor_config", "innermost_transform", "int_mm", "is_amx_tile_supported",
     "is_vnni_supported", "load_from_state_dict", "needed", "no_torch_function", "profiler_on",
     "pytree", "register_decomposed", "register_device", "save_to_state_dict", "scaled_mm",
     "set_forward_grad", "single_level", "sleep_on_gpu", "tracing_state", "transforms_active",
@@ -119,6 +119,17 @@ def autograd_of_op(op: OpOverload, backward: Any, setup: Any) -> Any:
     with needed():
         from torch._library import autograd
     return autograd.make_autograd_impl(op, autograd.Info(backward, setup))
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Within it torch and modules do as they do in torch.export: what they compute goes into a
+    program, and no backend has a say in it."""
+    with needed():
+        from torch._export.utils import _compiling_state_context as state
+        from torch.export._trace import _ignore_backend_decomps as any_backend
+    with state(), any_backend():
+        yield
 
 
 def constant_source(name: str) -> Any:

@@ -220,6 +220,12 @@ def operator_kinds() -> bool:
     )
 
 
+def in_a_program() -> bool:
+    with private.exporting():
+        inside = torch.compiler.is_exporting() and not torch.backends.mkldnn.enabled
+    return inside and not torch.compiler.is_exporting()
+
+
 CHECKS: dict[str, Callable[[], Any]] = {
     "AFTER_AUTOGRAD": dispatch_keys,
     "BatchNorm": lambda: all(
@@ -262,6 +268,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
         private.empty_strided_cuda() is None or callable(private.empty_strided_cuda())
     ),
     "enable_python_dispatcher": lambda: private.enable_python_dispatcher().__enter__ is not None,
+    "exporting": in_a_program,
     "forward_level": forward_mode,
     "function_modes": function_mode,
     "graph_task": in_backward,
