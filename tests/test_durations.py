@@ -94,6 +94,27 @@ def test_costs() -> None:
     }  # fmt: skip
 
 
+def test_fast_tests_above_a_limit_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what was recorded: no clock has a part in it."""
+    rows = [
+        ("(collection)", 30.0, None), ("tests/test_a.py::test_slow", 9.0, True),
+        ("tests/test_a.py::test_dear", 3.5, False), ("tests/test_a.py::test_more", 4.0, False),
+        ("tests/test_a.py::test_cheap", 3.0, False),
+    ]  # fmt: skip
+    file = tmp_path / "durations.jsonl"
+    lines = [{"test": test, "processor": cost, "slow": slow} for test, cost, slow in rows]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    for limit, code, names in ((3, 1, ["test_more", "test_dear"]), (3.5, 1, ["test_more"]),
+                               (4, 0, [])):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["durations", str(file), "--above", str(limit)])
+        with pytest.raises(SystemExit) as end:
+            durations.main()
+        assert end.value.code == code
+        assert [line.rpartition("::")[2] for line in capsys.readouterr().out.split()[2::3]] == names
+
+
 def test_costs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "costs.json"
     table.write_text('{"tests/test_gone.py::test_a": 1.0, "tests/test_house.py::test_a": 2.0}')

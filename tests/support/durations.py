@@ -9,6 +9,7 @@ records in tests/slow_costs.json what slow tests took, by which `.ci/run` choose
 
     python -m tests.support.durations [FILE] [--top 50] [--depth 1] [--before FILE]
     python -m tests.support.durations [FILE] --costs
+    python -m tests.support.durations [FILE] --above 3    fails where a fast test took more seconds
 """
 
 import argparse
@@ -135,6 +136,15 @@ def dearest(costs: Iterable[tuple[float, str]]) -> list[str]:
     return [f"{seconds:8.2f} s  {test}" for seconds, test in sorted(costs, reverse=True)]
 
 
+def above(lines: Iterable[dict[str, Any]], seconds: float) -> list[tuple[float, str]]:
+    """The fast tests that took more processor time than that when the lines were written."""
+    return [
+        (line["processor"], line["test"])
+        for line in lines
+        if line["test"] != COLLECTION and not line.get("slow") and line["processor"] > seconds
+    ]
+
+
 def folder(test: str, depth: int) -> str:
     """tests/export/to_onnx/test_write.py::test_a -> export/ (depth 1), export/to_onnx/ (2), or the
     file's name where it lies in no such folder."""
@@ -199,11 +209,16 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=1, help="levels of folders")
     parser.add_argument("--before", type=Path, help="the file of an earlier run")
     parser.add_argument("--costs", action="store_true", help="record what slow tests took")
+    parser.add_argument("--above", type=float, help="name fast tests of more seconds, and fail")
     given = parser.parse_args()
     lines = read(given.file)
     if given.costs:
         record(lines)
         return
+    if given.above is not None:
+        dear = above(lines, given.above)
+        print(*dearest(dear), sep="\n")
+        raise SystemExit(bool(dear))
     print("\n".join(table(lines, given.depth, read(given.before) if given.before else [])))
     print()
     print("\n".join(dearest((line["processor"], line["test"]) for line in lines)[: given.top]))
