@@ -6,6 +6,7 @@ from blockscale import export as export
 from blockscale import graph as graph
 from blockscale import integrations as integrations
 from blockscale import moved as moved
+from blockscale import parallel as parallel
 from blockscale import qat as qat
 from blockscale.calibration import observers as observers
 from blockscale.calibration.calibrate import calibrate as calibrate

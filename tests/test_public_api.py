@@ -37,6 +37,7 @@ NAMES = [
     "integrations",
     "load",
     "observers",
+    "parallel",
     "parse",
     "prepare_qat",
     "preset",

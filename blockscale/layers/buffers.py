@@ -35,9 +35,25 @@ class Buffers(nn.Module):
     fmt: str
     dtype: torch.dtype | None = None
     offloads: ClassVar[bool] = False
+    frozen = False  # whether the tensors are parameters without gradients (`freeze`)
     _is_hf_initialized = True  # transformers' init_weights leaves alone what says this
     _keeper: Any = None  # accelerate's hook that has the buffers, while they are on "meta" here
     _asked: list[tuple[Any, bool]]  # hooks that offload, and their offload_buffers as it was
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The tensors by name, as they lie in the module; None for what the format lacks."""
+        return self._parameters if self.frozen else self._buffers
+
+    def freeze(self) -> None:
+        """Hold the tensors as parameters that take no gradient, under the same names."""
+        if self.frozen:
+            return
+        self._dtypes = {n: part.dtype for n, part in self._buffers.items() if part is not None}
+        for name, part in list(self._buffers.items()):
+            del self._buffers[name]
+            self._parameters[name] = None if part is None else nn.Parameter(part, False)
+        self.frozen = True
 
     def get_extra_state(self) -> Tensor:
         """The spelling as bytes, zeros after it: a tensor, so that every file format of states can
@@ -75,7 +91,7 @@ class Buffers(nn.Module):
                 f"{fmt}: build the layer with the same format"
             )
             return
-        for name, buffer in self._buffers.items():
+        for name, buffer in self.own.items():
             new = state_dict.get(f"{prefix}{name}")
             if buffer is not None and new is not None and new.dtype != buffer.dtype:
                 error_msgs.append(f"{prefix}{name} is {buffer.dtype}, the state's {new.dtype}")
@@ -86,15 +102,15 @@ class Buffers(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Buffers":
         del recurse
+        own = self.own
         if self.dtype is not None:  # the float tensor would have changed its dtype here
-            device = next(b.device for b in self._buffers.values() if b is not None)
+            device = next(b.device for b in own.values() if b is not None)
             self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
-        for name, buffer in self._buffers.items():
+        for name, buffer in own.items():
             if buffer is not None:
                 moved = fn(buffer)
-                self._buffers[name] = (
-                    moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
-                )
+                moved = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+                own[name] = nn.Parameter(moved, False) if self.frozen else moved
         return self
 
     # --- accelerate: add_hook_to_module sets `_hf_hook` after the hook's init_hook has run
@@ -123,6 +139,11 @@ class Buffers(nn.Module):
     def _leave_to(self, hook: Any) -> None:
         """Let an AlignDevicesHook that offloads parameters keep the buffers, too, or none."""
         self._asked.append((hook, hook.offload_buffers))
+        if self.frozen:
+            raise ValueError(
+                f"a weight in {self.fmt} is held as parameters (bs.parallel.as_parameters_), which "
+                "FSDP2 shards: let accelerate offload the model as bs.quantize_ gave it"
+            )
         held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         if not self.offloads:
             for name, buffer in held.items():
@@ -138,6 +159,8 @@ class Buffers(nn.Module):
 
     def present(self) -> dict[str, Any]:
         """The buffers with their numbers, on the device where they are used."""
+        if self.frozen:
+            return self._in_use()
         if self._keeper is None:
             return self._buffers
         kept, device = self._keeper.weights_map, self._keeper.execution_device
@@ -145,6 +168,24 @@ class Buffers(nn.Module):
             name: kept[name].to(device) if buffer is not None and buffer.is_meta else buffer
             for name, buffer in self._buffers.items()
         }
+
+    def _in_use(self) -> dict[str, Any]:
+        """Parameters, which FSDP2 gathers for a call: other objects at each, so that nothing that
+        kernels keep beside a weight outlives it. Raises RuntimeError where they have no numbers."""
+        for name, part in self._parameters.items():
+            if part is not None and part.dtype != self._dtypes[name]:
+                raise RuntimeError(
+                    f"the {name} of a weight in {self.fmt} was cast to {part.dtype} when it was "
+                    f"gathered, which changes what the codes mean: leave param_dtype out of "
+                    "fully_shard's mp_policy"
+                )
+            if hasattr(part, "full_tensor"):
+                raise RuntimeError(
+                    f"a weight in {self.fmt} was read while its {name} is sharded: call the module "
+                    "that fully_shard was given, or its unshard() first"
+                )
+        parts = self._parameters.items()
+        return {name: None if part is None else part.detach() for name, part in parts}
 
 
 _DIMENSIONS, _TWOS = 30, 8  # of which any 8 of 30: 5,852,925 ways, and 256 bytes

@@ -52,6 +52,12 @@ def check_unsharded(model: nn.Module, called: str) -> None:
     """Raise ValueError for a model whose tensors are parts of others (DTensor: FSDP2, tensor
     parallel)."""
     named = [*model.named_parameters(), *model.named_buffers()]
+    parts = [n for n, each in model.named_modules() if getattr(each, "part", "")]
+    if parts:
+        raise ValueError(
+            f"{called}: each process has a part of {len(parts)} of the model's weights, such as "
+            f"{parts[0]!r} (bs.parallel.shard_): call it before that, on the whole model"
+        )
     sharded = [(name, tensor) for name, tensor in named if hasattr(tensor, "full_tensor")]
     if sharded:
         name, tensor = sharded[0]
@@ -153,7 +159,7 @@ class _Codes:
         module = self._module()
         for prefix, each in () if module is None else module.named_modules(remove_duplicate=False):
             if isinstance(each, Buffers):
-                yield from (f"{prefix}.{name}" for name in each._buffers)
+                yield from (f"{prefix}.{name}" for name in each.own)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Codes":
         module: Any = self._module()

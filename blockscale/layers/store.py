@@ -34,6 +34,7 @@ class QWeight(Scaled):
     codes: Tensor
     dtype: torch.dtype
     offloads = True
+    part = ""  # of a larger weight, whose other parts other processes have: which one it is
 
     def __init__(self, q: QTensor, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         super().__init__()
@@ -53,10 +54,21 @@ class QWeight(Scaled):
         q = quantize(to_stored(weight.detach(), layout), fmt, seed=seed)
         return cls(q, tuple(weight.shape), weight.dtype, layout)
 
+    def become_part(self, q: QTensor, told: str) -> None:
+        """Hold a part of the codes from now on, in the format that it has; told: which one."""
+        shape = list(q.shape)
+        if self.layout == "transposed":
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        self.format, self.fmt, self.size = q.format, str(q.format), q.size
+        self.shape, self.part = torch.Size(shape), told
+        self.register_buffer("codes", q.packed)
+        self.set_parts(q.qparams)
+
     @property
     def operand(self) -> Operand:
         """The weight as ops take it, in its stored layout."""
-        part: dict[str, Any] = self._buffers if self._keeper is None else self.present()
+        plain = self._keeper is None and not self.frozen
+        part: dict[str, Any] = self._buffers if plain else self.present()
         more = [part[name] for name in self._further] if self._further else None
         return Operand(
             part["codes"], part["scale"], part["zero_point"], part["outer"], self.fmt, self.size,
@@ -76,12 +88,19 @@ class QWeight(Scaled):
         """Where the codes are, or are used, if they are kept elsewhere."""
         if self._keeper is not None:
             return torch.device(self._keeper.execution_device)
-        return self.codes.device
+        device: torch.device = self.own["codes"].device
+        return device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 has this process keep a part of the codes, and none of them is in use."""
+        return self.frozen and hasattr(self._parameters["codes"], "full_tensor")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers.values() if buffer is not None)
+        """Bytes of codes and scales that are held here."""
+        own = (part for part in self.own.values() if part is not None)
+        return sum((p.to_local() if hasattr(p, "to_local") else p).nbytes for p in own)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The float weight as its layer had it, by default in the dtype it had."""
@@ -99,7 +118,7 @@ class QWeight(Scaled):
         """Where a tensor that was read has its numbers."""
         return Source(
             self.shape, self.dtype, self.device, self.name,
-            None if before is not None else self.operand,
+            None if before is not None or self.sharded else self.operand,
             self.layout, self.layout == "transposed", lambda: self.undone(before), self,
         )  # fmt: skip
 
@@ -111,7 +130,8 @@ class QWeight(Scaled):
         return from_stored(stored, self.layout, self.shape).to(dtype or self.dtype)
 
     def extra_repr(self) -> str:
-        return f"'{self.fmt}', shape={tuple(self.shape)}"
+        told = f", {self.part}" if self.part else ""
+        return f"'{self.fmt}', shape={tuple(self.shape)}{told}"
 
 
 class QBias(Buffers):

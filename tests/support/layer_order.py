@@ -7,8 +7,8 @@ import ast
 import pathlib
 
 LAYERS = (
-    "core", "kernels", "ops", "layers", "calibration", "qat", "graph", "selection", "files",
-    "export", "evaluation", "reporting", "demo", "bench", "cli",
+    "core", "kernels", "ops", "layers", "parallel", "calibration", "qat", "graph", "selection",
+    "files", "export", "evaluation", "reporting", "demo", "bench", "cli",
 )  # fmt: skip
 
 
@@ -16,7 +16,7 @@ USERS = ("demo", "bench", "cli")  # they use the package as anybody does: `impor
 
 
 BESIDE = {  # only USERS import them
-    "compat": ("core", "kernels", "ops", "layers", "calibration", "qat"),
+    "compat": ("core", "kernels", "ops", "layers", "parallel", "calibration", "qat"),
     "integrations": tuple(each for each in LAYERS if each not in USERS),
 }
 

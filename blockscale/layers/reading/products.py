@@ -44,7 +44,7 @@ def multiplied(weight: Any, factor: Any, *, inverse: bool = False) -> Any:
     if not hasattr(owner, "qparams"):
         return None
     new = _scaled(owner, power)
-    before = {name: part.clone() for name, part in owner.named_buffers()}
+    before = {name: part.clone() for name, part in owner.own.items() if part is not None}
     expected = owner.tensor.dequantize() * 2.0**power
     for name, part in new.items():
         _write(getattr(owner, name), part)

@@ -60,8 +60,8 @@ class WeightTensor(ReadTensor):
 
     def __setattr__(self, name: str, value: Any) -> None:
         owner = None if name == "source" else self.source.owner
-        if owner is not None and name in owner._buffers:
-            old = owner._buffers[name]
+        if owner is not None and name in owner.own:
+            old = owner.own[name]
             if type(value) is not Tensor or (value.dtype, value.shape) != (old.dtype, old.shape):
                 raise written(f"an assignment of another {name}", self.source)
             setattr(owner, name, value)
@@ -75,7 +75,7 @@ class WeightTensor(ReadTensor):
         """The owner's buffer of that name, as of the other parts; else torch's method, which takes
         vectors."""
         owner = self.source.owner
-        part = None if owner is None else owner._buffers.get("outer")
+        part = None if owner is None else owner.own.get("outer")
         return super().outer if part is None else part
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:

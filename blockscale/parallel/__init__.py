@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantized models over several processes: torch shards, launches and sends (docs/scale.md).
+
+    bs.parallel.as_parameters_(model)            before FSDP2's fully_shard, so that it shards codes
+    bs.parallel.placements(format, shape, dim)   which parts of a tensor are cut with it
+    bs.parallel.unit(format, shape, dim)         the multiples at which cuts go between blocks
+
+torch's own engines do the rest: meshes, launching, gradients, checkpoints, offloading.
+"""
+
+from blockscale.core.cuts import placements as placements
+from blockscale.core.cuts import unit as unit
+from blockscale.parallel.frozen import as_parameters_ as as_parameters_

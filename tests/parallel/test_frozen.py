@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Codes as parameters: FSDP2 shards them (two processes, one spawn), and nothing else changes."""
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+import blockscale as bs
+from tests.support import fresh
+
+WORLD = 2
+FORMATS = ("mxfp4", "nvfp4", "int4", "int8_channel")
+
+
+class Adapted(nn.Module):
+    """A layer with a LoRA of its own, as adapters have it."""
+
+    def __init__(self, layer: nn.Module, features: int):
+        super().__init__()
+        self.layer = layer
+        self.down, self.up = nn.Linear(features, 4, bias=False), nn.Linear(4, features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def model(fmt: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(2)])
+    bs.quantize_(net, fmt)
+    return net
+
+
+def inputs() -> Tensor:
+    return torch.randn(8, 256, generator=torch.Generator().manual_seed(1))
+
+
+def bytes_of(net: nn.Module) -> int:
+    return sum(
+        getattr(p, "to_local", lambda p=p: p)().nbytes for p in (*net.parameters(), *net.buffers())
+    )
+
+
+def shard(net: nn.Module, mesh: Any, **options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for each in net:
+        fully_shard(each, mesh=mesh, **options)
+    fully_shard(net, mesh=mesh, **options)
+
+
+def sharded(mesh: Any) -> dict[str, Any]:
+    found = {}
+    for fmt in FORMATS:
+        net = model(fmt)
+        whole, bytes_before = net(inputs()), bytes_of(net)
+        shard(bs.parallel.as_parameters_(net), mesh)
+        share = bytes_of(net) / bytes_before
+        found[fmt] = (
+            share,
+            torch.equal(net(inputs()), whole),
+            _words(lambda net=net: net[0].qweight.operand),
+        )
+    return found
+
+
+def _words(call: Any) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError, CheckpointException) as error:
+        return str(error)
+    return ""
+
+
+def trained(rank: int, mesh: Any | None) -> list[Tensor]:
+    """The losses of LoRA over codes; each rank has half of the rows."""
+    net = nn.Sequential(*[Adapted(layer, 256) for layer in model("mxfp4")])
+    torch.manual_seed(3)
+    for each in net:
+        nn.init.normal_(each.down.weight, std=0.1)
+        nn.init.normal_(each.up.weight, std=0.1)
+    if mesh is not None:
+        shard(bs.parallel.as_parameters_(net), mesh)
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.5)
+    x = inputs() if mesh is None else inputs().chunk(WORLD)[rank]
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+    adapters = [net[0].down.weight, net[1].up.weight]
+    return [getattr(w, "full_tensor", lambda w=w: w)().detach() for w in adapters]
+
+
+def checkpointed(folder: str, mesh: Any) -> dict[str, Any]:
+    """A sharded model's state through torch.distributed.checkpoint, and one of another format."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    net = bs.parallel.as_parameters_(model("mxfp4"))
+    shard(net, mesh)
+    dcp.save(get_model_state_dict(net), checkpoint_id=f"{folder}/state")
+    again = model("mxfp4")
+    for part in again.state_dict().values():
+        part.zero_() if part.dtype != torch.uint8 or part.ndim < 3 else None
+    shard(bs.parallel.as_parameters_(again), mesh)
+    state = get_model_state_dict(again)
+    dcp.load(state, checkpoint_id=f"{folder}/state")
+    set_model_state_dict(again, state)
+    other = model("int4:group32:e8m0/floor")
+    before = [p.clone() for p in other.state_dict().values()]
+    shard(bs.parallel.as_parameters_(other), mesh)
+    told = _words(lambda: dcp.load(get_model_state_dict(other), checkpoint_id=f"{folder}/state"))
+    full = [getattr(p, "full_tensor", lambda p=p: p)() for p in other.state_dict().values()]
+    kept = all(torch.equal(a, b) for a, b in zip(before, full, strict=True))
+    return {
+        "same": torch.equal(again(inputs()), model("mxfp4")(inputs())),
+        "told": told,
+        "kept": kept,
+    }
+
+
+def cast(mesh: Any) -> str:
+    """Mixed precision would round scales."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    net = bs.parallel.as_parameters_(model("int4"))
+    shard(net, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    return _words(lambda: net(inputs()))
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
+        found = {"sharded": sharded(mesh), "trained": trained(rank, mesh), "cast": cast(mesh)}
+        found["state"] = checkpointed(folder, mesh)
+        torch.save(found, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frozen")
+    fresh.ranks(work, folder, WORLD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What each process found, from one spawn."""
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_fsdp_shards_codes_and_scales(found: list[dict[str, Any]], fmt: str) -> None:
+    for each in found:
+        share, equal, told = each["sharded"][fmt]
+        assert share <= 0.51 and equal
+        assert "was read while its codes is sharded" in told
+
+
+def test_adapters_on_shards_train_as_on_one_process(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        for mine, theirs in zip(each["trained"], trained(0, None), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_cast_of_scales_is_refused(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert "scale of a weight in int4:group128:fp32 was cast to torch.bfloat16" in each["cast"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoints_of_shards(found: list[dict[str, Any]], folder: Path) -> None:
+    """Two processes to two, and to one; another format is refused before anything is written."""
+    import torch.distributed.checkpoint as dcp
+
+    for each in found:
+        assert each["state"]["same"] and each["state"]["kept"] and each["state"]["told"]
+    one = model("mxfp4")
+    state = {n: torch.zeros_like(t) for n, t in one.state_dict().items() if "extra" not in n}
+    dcp.load(state, checkpoint_id=folder / "state", no_dist=True)
+    assert all(torch.equal(state[n], t) for n, t in one.state_dict().items() if n in state)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_nothing_else_changes(fmt: str, tmp_path: Path) -> None:
+    net, x = model(fmt), inputs()
+    whole, state = net(x), net.state_dict()
+    bs.parallel.as_parameters_(net)
+    assert torch.equal(net(x), whole)
+    assert {n: t.dtype for n, t in net.state_dict().items()} == {
+        n: t.dtype for n, t in state.items()
+    }
+    assert [n for n, _ in net.named_buffers()] == [] and not any(
+        p.requires_grad for p in net.parameters()
+    )
+    assert torch.equal(copy.deepcopy(net)(x), whole)
+    net.to(torch.bfloat16)
+    assert all(torch.equal(t, state[n]) for n, t in net.state_dict().items())
+    stream = io.BytesIO()
+    torch.save(net, stream)
+    stream.seek(0)
+    assert torch.equal(torch.load(stream, weights_only=False)(x), whole)
+    fresh_one = model(fmt)
+    fresh_one.load_state_dict(net.state_dict())
+    net.load_state_dict(fresh_one.state_dict())
+    bs.save(net, tmp_path / "a.safetensors")
+    loaded = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(2)])
+    bs.load(loaded, tmp_path / "a.safetensors")
+    assert torch.equal(loaded(x), whole)
+    with pytest.raises(RuntimeError, match="fixed"):
+        net[0].weight.mul_(3)
+    assert torch.equal(
+        net[0].weight.mul_(2).dequantize(torch.float32), fresh_one[0].dequantize_weight() * 2
+    )
+
+
+def test_programs_of_it() -> None:
+    net, x = bs.parallel.as_parameters_(model("mxfp4")), inputs()
+    exported = torch.export.export(net, (x,)).module()
+    assert torch.equal(exported(x), net(x))
+    assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(x), net(x))
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no quantized weights: call bs.quantize_"):
+        bs.parallel.as_parameters_(nn.Linear(4, 4))
+    net = model("mxfp4")
+    with pytest.raises(
+        RuntimeError, match=r"FSDP2 of torch 2\.11\.0\+cu130 takes no parameters of bytes"
+    ):
+        bs.parallel.as_parameters_(net, torch_version="2.11.0+cu130")
+    assert not list(net.parameters())
