@@ -18,7 +18,7 @@ from blockscale.core.cuts import Share, line_of, parts_of, refined
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 
-Merge = Callable[[Tensor, str], None]  # in place, over all shares: "min", "max" or "sum"
+Merge = Callable[[Tensor, str], None]  # in place, over all shares: "max" or "sum"
 
 
 def choose(x: Tensor, fmt: Format, own: Share, merge: Merge) -> tuple[QParams, Format]:
@@ -26,7 +26,7 @@ def choose(x: Tensor, fmt: Format, own: Share, merge: Merge) -> tuple[QParams, F
     whole tensor once that is quantized, to the bit.
 
     x: of the shape `own.own_shape`
-    merge: makes a tensor the smallest, largest or sum of those of all shares, in place. All shares
+    merge: makes a tensor the largest or the sum of those of all shares, in place. All shares
         call it in the same order with tensors of equal shapes, and none where no scale is shared
 
     Raises ValueError as `placements`, for scales that must be supplied, and for what is not chosen
@@ -34,20 +34,25 @@ def choose(x: Tensor, fmt: Format, own: Share, merge: Merge) -> tuple[QParams, F
     """
     if tuple(x.shape) != own.own_shape:
         raise ValueError(f"expected a part of shape {own.own_shape}, found {tuple(x.shape)}")
-    sizes = line_of(fmt, own.shape, own.dim).sizes
-    spans = {part for part, size in sizes.items() if _goes_through(own, fmt, size)}
-    _check_choosable(fmt, own, "scale" in spans)
-    if not spans:
+    sizes, several = line_of(fmt, own.shape, own.dim).sizes, spans(fmt, own)
+    _check_choosable(fmt, own, "scale" in several)
+    if not several:
         if own.start == own.stop:
             return _nothing(x, fmt, own), fmt
         return reference.choose_qparams(x, fmt), fmt
-    if spans == {"outer"} and sizes["outer"] == WHOLE:
+    if several == {"outer"} and sizes["outer"] == WHOLE:
         return _beside_outer(x, fmt, own, merge), fmt
     whole = reference.qparams_from_range(*_merged_ranges(x, fmt, own, merge), fmt)
     qparams, fine = parts_of(whole, fmt, own), refined(fmt, own)
     if fmt != fmt.plain and own.start < own.stop:
         qparams = reference.settled(x, reference.ranges(x, fine), qparams, fine)
     return qparams, fine
+
+
+def spans(fmt: Format, own: Share) -> set[str]:
+    """The parts of a format of which several shares have an entry in common, wherever it is cut."""
+    sizes = line_of(fmt, own.shape, own.dim).sizes
+    return {part for part, size in sizes.items() if _goes_through(own, fmt, size)}
 
 
 def _goes_through(own: Share, fmt: Format, size: int) -> bool:
@@ -127,7 +132,7 @@ def _merged_ranges(x: Tensor, fmt: Format, own: Share, merge: Merge) -> Ranges:
     """The ranges of all blocks of the whole tensor, from the shares of all."""
     shape, end = fmt.block.scale_shape(own.shape), torch.inf if fmt.offset is not None else 0.0
     low = torch.full(shape, end, device=x.device)
-    high, poisoned = -low, torch.zeros(shape, dtype=torch.uint8, device=x.device)
+    high, poisoned = -low, torch.zeros(shape, device=x.device)
     pieces = _stretches(x, fmt, own)
     for piece in pieces:
         ranges = reference.extremes(piece.blocks, fmt)
@@ -135,13 +140,12 @@ def _merged_ranges(x: Tensor, fmt: Format, own: Share, merge: Merge) -> Ranges:
         some = (piece.finite > 0).reshape(to)
         low[piece.region] = torch.where(some, ranges.low.reshape(to), end)
         high[piece.region] = torch.where(some, ranges.high.reshape(to), -end)
-        poisoned[piece.region] = ranges.poisoned.reshape(to).to(torch.uint8)
-    merge(low, "min")
-    merge(high, "max")
-    merge(poisoned, "max")
+        poisoned[piece.region] = ranges.poisoned.reshape(to).to(torch.float32)
+    merge(all_of_it := torch.stack([-low, high, poisoned]), "max")
+    low, high, poisoned = -all_of_it[0], all_of_it[1], all_of_it[2]
     none = low > high
     low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
-    ranges = Ranges(low, high, poisoned.to(torch.bool))
+    ranges = Ranges(low, high, poisoned > 0)
     return reference.with_means(ranges, _MergedBlocks(ranges, pieces, merge), fmt)
 
 

@@ -2,6 +2,7 @@
 """Quantized models over several processes: torch shards, launches and sends (docs/scale.md).
 
     bs.parallel.as_parameters_(model)            before FSDP2's fully_shard, so that it shards codes
+    bs.parallel.shard_(model, mesh, plan)        tensor parallel: a part of each layer a process
     bs.parallel.placements(format, shape, dim)   which parts of a tensor are cut with it
     bs.parallel.unit(format, shape, dim)         the multiples at which cuts go between blocks
 
@@ -11,3 +12,4 @@ torch's own engines do the rest: meshes, launching, gradients, checkpoints, offl
 from blockscale.core.cuts import placements as placements
 from blockscale.core.cuts import unit as unit
 from blockscale.parallel.frozen import as_parameters_ as as_parameters_
+from blockscale.parallel.plan import shard_ as shard_

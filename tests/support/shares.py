@@ -15,7 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor
 
-_MERGE = {"min": torch.amin, "max": torch.amax, "sum": torch.sum}
+_MERGE = {"max": torch.amax, "sum": torch.sum}
 
 
 def ranks(work: Callable[[int, Callable[[Tensor, str], None]], Any], count: int) -> list[Any]:

@@ -163,8 +163,10 @@ def check_one_process(config: Any) -> None:
         raise ValueError(
             f"distributed_config asks for {', '.join(dealt)}, and codes and scales cannot be "
             "split between processes yet: each process would hold wrong parts, or floats. "
-            "Load the model without tp_plan and distributed_config, whole in each process; "
-            "or shard the float model, without quantization_config"
+            "Load the model without tp_plan and distributed_config, whole in each process, and "
+            "cut it there: bs.parallel.shard_(model, mesh) follows its tp_plan, and FSDP2 shards "
+            "it after bs.parallel.as_parameters_(model); or shard the float model, without "
+            "quantization_config"
         )
 
 

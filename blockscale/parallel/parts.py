@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Layers of which each process has a part: local tensors in, local tensors out, one collective.
+
+A layer becomes one of these in place (`place`), with its part of the codes: the classes below are
+those of whole layers, and say what is sent. All of them add in float what one process would add, in
+another order; everything before the sum has the bits of one process.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from blockscale.core.cuts import blocks_of, deal, placements, share
+from blockscale.core.operand import Quantizer, quantizer
+from blockscale.core.shared_scales import choose, spans
+from blockscale.layers.before.scale import Scale
+from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.linear import QLinear
+from blockscale.layers.store import QInput, QWeight
+from blockscale.ops.linear import linear
+from blockscale.ops.tensor import QTensor, from_parts
+from blockscale.parallel.collectives import gathered, merge, shared, summed
+
+
+@dataclass
+class Place:
+    """Which part of how many a process has, and with whom.
+
+    places: where the dimension is cut, 0 to its size
+    whole_io: of outputs, whether they are gathered; of inputs, whether they come whole
+    """
+
+    group: Any
+    rank: int
+    places: tuple[int, ...]
+    whole_io: bool = False
+
+    @property
+    def start(self) -> int:
+        """The first index of this process's part."""
+        return self.places[self.rank]
+
+    @property
+    def length(self) -> int:
+        """How many indices it has."""
+        return self.places[self.rank + 1] - self.start
+
+    def of(self, x: Tensor, dim: int) -> Tensor:
+        """This process's part of x along a dimension."""
+        return x.narrow(dim, self.start, self.length)
+
+    def __deepcopy__(self, memo: Any) -> "Place":
+        return Place(self.group, self.rank, self.places, self.whole_io)
+
+
+def place(group: Any, n: int, whole_io: bool = False) -> Place:
+    """The part of n indices that this process has, as torch.chunk deals them."""
+    places = deal(n, dist.get_world_size(group))
+    return Place(group, dist.get_rank(group), places, whole_io)
+
+
+def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[QTensor], str]:
+    """This process's part along `dim` of a stored weight that consists of `parts` of equal size
+    along it, as a gate and an up projection do: a view of each, and which they are in words.
+
+    Raises ValueError where the format cannot be cut so, with its spelling.
+    """
+    q = weight.tensor
+    if q.shape[dim] % parts:
+        raise ValueError(f"{q.shape[dim]} rows cannot be divided into {parts} equal parts")
+    at = place(group, q.shape[dim] // parts)
+    n = at.places[-1]
+    some = [q.narrow(dim, i * n + at.start, at.length) for i in range(parts)]
+    if any(each.format != some[0].format for each in some):
+        raise ValueError(f"{q.format}: the parts of the weight are cut at other places of blocks")
+    return some, f"{at.start} to {at.start + at.length} of {n}"
+
+
+def cut_weight(weight: QWeight, dim: int, parts: int, group: Any) -> None:
+    """Let a weight be this process's part of it, in memory of its own. Raises as `pieces_of`."""
+    some, told = pieces_of(weight, dim, parts, group)
+    weight.become_part(_joined(some, dim), told)
+
+
+def _joined(parts: list[QTensor], dim: int) -> QTensor:
+    """Parts of a weight of one format, one after another, in memory of their own."""
+    first = parts[0]
+    cut = placements(first.format, first.shape, dim)
+
+    def whole(name: str, each: list[Tensor]) -> Tensor:
+        at = cut[name]
+        return each[0].clone() if at is None else torch.cat(each, at)
+
+    names = ("codes", *first.format.parts)
+    tensors = [dict(zip(names, (p.packed, *_stored(p)), strict=True)) for p in parts]
+    made = {name: whole(name, [each[name] for each in tensors]) for name in names}
+    size = sum(p.size for p in parts) if dim == len(first.shape) - 1 else first.size
+    return from_parts(first.format, size, made)
+
+
+def _stored(q: QTensor) -> list[Tensor]:
+    return [getattr(q.qparams, name) for name in q.format.parts]
+
+
+class _Linear(QLinear):
+    """A linear layer of which each process has a part; `at` says which."""
+
+    at: Place
+
+    def check(self, x: Tensor, features: int) -> None:
+        """Raise ValueError for an input of other features than these."""
+        if x.shape[-1] != features:
+            raise ValueError(
+                f"{self.qweight.name}: expected an input [..., {features}] on process "
+                f"{self.at.rank}, found {tuple(x.shape)}"
+            )
+
+    def product(self, x: Tensor, bias: Tensor | None, by: Quantizer) -> Tensor:
+        """x [..., own inputs] -> [..., own outputs]."""
+        y: Tensor = linear(x, self.qweight.operand, bias, by)
+        return y
+
+
+class ColwiseLinear(_Linear):
+    """Some of the outputs of a linear layer, of the whole input: bits of one process.
+
+    Sends nothing, but where its outputs are gathered.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., own outputs], or all where they are gathered."""
+        self.check(x, self.in_features)
+        x = self.prepared(shared(x, self.at.group))
+        y = self.product(x, self.added_bias(), self.of_input(x))
+        if not self.at.whole_io:
+            return self.finished(y)
+        return self.finished(gathered(y, self.at.places, self.at.rank, self.at.group))
+
+
+class RowwiseLinear(_Linear):
+    """Some of the inputs of a linear layer: products of parts are summed, and the bias is added.
+
+    Where the format of the input has scales over all features, the ranges of the parts merge
+    before they are chosen, so that codes are those of one process.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., own inputs], or all of them -> [..., out_features]."""
+        self.check(x, self.in_features if self.at.whole_io else self.at.length)
+        if self.at.whole_io:
+            x = self.at.of(shared(x, self.at.group), -1)
+        x = self.prepared(x)
+        y = summed(self.product(x, None, self._of_part(x)), self.at.group)
+        bias = self.added_bias()
+        if bias is not None:
+            y = (y.to(torch.float32) + bias.to(torch.float32)).to(y.dtype)
+        return self.finished(y)
+
+    def _of_part(self, x: Tensor) -> Quantizer:
+        """How this part of the input is quantized."""
+        by: QInput | None = self.input
+        if by is None or by.static:
+            return self.of_input(x)
+        whole = (*x.shape[:-1], self.at.places[-1])
+        own = share(whole, -1, self.at.places, self.at.rank)
+        if not spans(by.format, own):
+            return self.of_input(x)
+        qparams, fmt = choose(x.detach(), by.format, own, merge(self.at.group))
+        return quantizer(qparams, fmt)
+
+
+class RowwiseEmbedding(QEmbedding):
+    """Some rows of a table: every process looks up those that it has, and the rest are zeros."""
+
+    at: Place
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """indices [...] of all rows -> [..., embedding_dim]."""
+        own = indices - self.at.start
+        here = (own >= 0) & (own < self.at.length)
+        shape, dtype = (*indices.shape, self.embedding_dim), self.qweight.dtype
+        rows = torch.zeros(shape, dtype=dtype, device=indices.device)
+        if self.at.length:
+            rows = super().forward(torch.where(here, own, 0))
+        return summed(torch.where(here.unsqueeze(-1), rows, 0), self.at.group)
+
+
+class ColwiseEmbedding(QEmbedding):
+    """Some columns of a table, which are gathered."""
+
+    at: Place
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """indices [...] of rows -> [..., all of embedding_dim]."""
+        return gathered(super().forward(indices), self.at.places, self.at.rank, self.at.group)
+
+
+def refuses(layer: nn.Module, style: str) -> str:
+    """Why a layer cannot have its parts on several processes in this style; empty if it can."""
+    if isinstance(layer, QEmbedding):
+        return "" if layer.output is None else "its output is quantized"
+    if not isinstance(layer, QLinear):
+        return f"a {type(layer).__name__} is no quantized linear layer, table or stack of experts"
+    if layer.quantized_bias is not None:
+        return f"its bias is quantized ({layer.quantized_bias.fmt})"
+    if style.startswith("colwise"):
+        return _refuses_output(layer) if style == "colwise" else ""
+    if layer.before is not None and not isinstance(layer.before, Scale):
+        return f"{layer.before.fmt} mixes inputs of several processes"
+    return _refuses_input(layer.input)
+
+
+def _refuses_output(layer: QLinear) -> str:
+    by = layer.output
+    if by is None or (by.static and by.format.block.name == "tensor"):
+        return ""
+    return f"its output is quantized ({by.fmt}) by scales of several processes"
+
+
+def _refuses_input(by: QInput | None) -> str:
+    if by is None:
+        return ""
+    if any(block.flat for block in blocks_of(by.format)):
+        return f"blocks of its input ({by.fmt}) run over the flattened tensor"
+    if by.format.rounding == "stochastic":
+        return f"stochastic rounding of its input ({by.fmt}) counts the elements of all processes"
+    if by.static and (by.format.gives_outer or by.format.block.name != "tensor"):
+        return f"the static scale of its input ({by.fmt}) is not one number"
+    return ""
+
+
+STYLES: dict[str, tuple[type[nn.Module], int, bool]] = {
+    "colwise": (ColwiseLinear, 0, False),
+    "colwise_gather_output": (ColwiseLinear, 0, True),
+    "rowwise": (RowwiseLinear, 1, False),
+    "rowwise_split_input": (RowwiseLinear, 1, True),
+    "embedding_rowwise": (RowwiseEmbedding, 0, False),
+    "embedding_colwise": (ColwiseEmbedding, 1, False),
+}
+
+
+def put(layer: Any, style: str, group: Any) -> None:
+    """Let a whole layer, whose weight is cut, be this process's part of it, in place."""
+    kind, dim, whole_io = STYLES[style]
+    table = isinstance(layer, QEmbedding)
+    sizes = ("num_embeddings", "embedding_dim") if table else ("out_features", "in_features")
+    at = place(group, getattr(layer, sizes[dim]), whole_io)
+    layer.__class__ = kind
+    layer.at = at
+    bias = layer._parameters.get("bias")
+    if kind is ColwiseLinear and bias is not None:
+        own = at.of(bias.detach(), 0).clone()
+        layer._parameters["bias"] = nn.Parameter(own, bias.requires_grad)
+    if kind is RowwiseLinear and layer.before is not None:
+        layer.before = Scale(at.of(layer.before.factor, 0))

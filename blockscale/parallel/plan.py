@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tensor parallel: which layers of a quantized model are cut, how, and that all processes agree."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from blockscale.core import rules
+from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.guards import check_model
+from blockscale.layers.held_parameters import all_held
+from blockscale.layers.layer import QLayer
+from blockscale.layers.processes import check_unsharded
+from blockscale.layers.store import QWeight
+from blockscale.parallel.collectives import shared, summed
+from blockscale.parallel.frozen import weights_of
+from blockscale.parallel.parts import STYLES, cut_weight, pieces_of, put, refuses
+
+_CALLED = "bs.parallel.shard_"
+# styles of parameters that are stacks [E, n, k]: the dimension, and of how many parts it consists
+_OF_STACKS = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
+_WHOLE = ("replicate", "replicated_with_grad_allreduce")
+# styles that a layer follows by itself, so that a float one may stay whole
+_ALONE = ("colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "embedding_colwise")
+_SAME = {
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_rep": "rowwise_split_input",
+}  # older names
+_EXPERTS = "moe_tp_experts"  # a module whose stacks are cut: what it gives is a sum
+KNOWN = (*STYLES, "packed_colwise", _EXPERTS, *_WHOLE)
+
+Plan = Mapping[str, str] | str
+
+
+class _Planned(NamedTuple):
+    """What becomes of one thing: its name, what it is, how it is cut."""
+
+    name: str
+    what: Any
+    style: str
+
+
+def shard_(model: nn.Module, mesh: Any, plan: Plan = "auto") -> dict[str, str]:
+    """Let each process of a mesh keep and compute its part of a quantized model (docs/scale.md).
+
+    In place, on every process of the mesh, of a model that is the same on all. Inputs and results
+    stay plain tensors, the same on every process; between a column-wise and a row-wise layer each
+    has its features. A layer sends one sum or its outputs, and row-wise ones whose inputs have
+    scales over all features the ranges of these before.
+
+    mesh: a torch DeviceMesh of one dimension
+    plan: {pattern of names: style}, the first that matches counts; or "auto", the plan that a model
+        of transformers brings (`tp_plan`). Styles are transformers':
+        "colwise": some outputs of a linear layer; "colwise_gather_output": and all get all of them;
+        "rowwise": some inputs, of a layer that gets those; "rowwise_split_input": of one that gets
+        all; "embedding_rowwise", "embedding_colwise": some rows or columns of a table; of stacks
+        of experts "packed_colwise" (gate and up), "colwise", "rowwise", and "moe_tp_experts" for
+        their module; "replicate", "replicated_with_grad_allreduce": whole on each
+
+    Returns {name: style} of what was cut. Raises ValueError, with the model as it was, for a plan
+    that names nothing, for layers and formats that cannot be cut so, and where processes disagree.
+    """
+    check_model(model, _CALLED)
+    check_unsharded(model, _CALLED)
+    if getattr(mesh, "ndim", 0) != 1:
+        raise ValueError(f"{_CALLED}: expected a DeviceMesh of one dimension, such as mesh['tp']")
+    if any(weight.frozen for weight in weights_of(model)):
+        raise ValueError(f"{_CALLED}: call it before bs.parallel.as_parameters_, on whole weights")
+    group = mesh.get_group()
+    auto = plan == "auto"
+    steps = _steps(model, _own_plan(model) if isinstance(plan, str) else plan, auto)
+    cuts = _cuts(steps, group)
+    _agree(steps, group)
+    for step in steps:
+        _take(step, cuts, group)
+    return {step.name: step.style for step in steps if step.style not in _WHOLE}
+
+
+def _own_plan(model: nn.Module) -> Mapping[str, str]:
+    """The plan of a model of transformers. Raises ValueError for one that has none."""
+    plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    if not plan:
+        raise ValueError(
+            f"{_CALLED}: {type(model).__name__} has no plan of its own (tp_plan): pass one, such "
+            "as {'*.fc1': 'colwise', '*.fc2': 'rowwise'}"
+        )
+    return dict(plan)
+
+
+def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Planned]:
+    """What the plan says of each module and quantized parameter. Raises ValueError."""
+    plan = {pattern: _SAME.get(style, style) for pattern, style in plan.items()}
+    if unknown := sorted({style for style in plan.values() if style not in KNOWN}):
+        raise ValueError(f"{_CALLED}: unknown style {unknown[0]!r}; choose from {', '.join(KNOWN)}")
+    held = dict(all_held(model))
+    things = dict(model.named_modules(remove_duplicate=False)) | held
+    steps, used = [], set()
+    for name, what in things.items():
+        pattern = next((p for p in plan if _names(p, name)), None)
+        if pattern is None:
+            continue
+        used.add(pattern)
+        style = plan[pattern]
+        if isinstance(what, nn.Linear | nn.Embedding) and style in _ALONE:
+            continue
+        if told := _refused(what, style, name in held):
+            raise ValueError(f"{_CALLED}: {name!r} cannot be {style!r}: {told}")
+        steps.append(_Planned(name, what, style))
+    if missing := [] if auto else sorted(set(plan) - used):
+        raise ValueError(f"{_CALLED}: the plan's {missing[0]!r} matches no layer of the model")
+    if not any(step.style not in _WHOLE for step in steps):
+        raise ValueError(f"{_CALLED}: the plan cuts no layer of the model")
+    return [*steps, *_partners(model, steps)]
+
+
+def _partners(model: nn.Module, steps: list[_Planned]) -> list[_Planned]:
+    """Layers that share a weight with one that is cut, as a table and the logits' layer do: cut
+    alike, so that they take and give what they did. Raises ValueError for one that cannot be."""
+    planned, partners = {step.name for step in steps}, []
+    dims = {id(w): STYLES[s.style][1] for s in steps if s.what is not (w := _weight(s)) and w}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QLayer) or name in planned or id(layer.qweight) not in dims:
+            continue
+        dim, table = dims[id(layer.qweight)], isinstance(layer, QEmbedding)
+        styles = _ALONE[2:] if table else _ALONE[:2]
+        if told := refuses(layer, styles[dim]):
+            raise ValueError(f"{_CALLED}: {name!r}, whose weight is cut, cannot be: {told}")
+        partners.append(_Planned(name, layer, styles[dim]))
+    return partners
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Whether a pattern names this itself, and not what it is in."""
+    return rules.matches(pattern, name) and not rules.matches(pattern, name.rpartition(".")[0])
+
+
+def _refused(what: Any, style: str, held: bool) -> str:
+    """Why a thing cannot be had so; empty if it can."""
+    if style in _WHOLE or style == _EXPERTS:
+        return ""
+    if held:
+        stack = len(what.tensor.shape) == 3 and style in _OF_STACKS
+        return "" if stack else "it is a quantized parameter, and no stack [experts, n, k] of them"
+    if isinstance(what, nn.Linear | nn.Embedding):
+        return "it is in float: quantize it, too, or leave it and its pair out of the plan"
+    if style not in STYLES:
+        return "it is no stack of experts"
+    return refuses(what, style)
+
+
+Cuts = dict[int, tuple[int, int]]  # of a weight, by id: the dimension, and of how many parts it is
+
+
+def _cuts(steps: list[_Planned], group: Any) -> Cuts:
+    """How each weight is cut. Raises ValueError where its format, or another layer that has the
+    same weight, does not allow it."""
+    cuts: Cuts = {}
+    for step in steps:
+        weight = _weight(step)
+        if weight is None:
+            continue
+        dim, parts = _OF_STACKS[step.style] if weight is step.what else (STYLES[step.style][1], 1)
+        if cuts.setdefault(id(weight), (dim, parts)) != (dim, parts):
+            raise ValueError(
+                f"{_CALLED}: {step.name!r} shares its weight with another layer, which the plan "
+                "cuts along the other dimension: cut both alike"
+            )
+        try:
+            pieces_of(weight, dim, parts, group)
+        except ValueError as error:
+            raise ValueError(
+                f"{_CALLED}: {step.name!r} cannot be {step.style!r}: {error}"
+            ) from None
+    return cuts
+
+
+def _weight(step: _Planned) -> QWeight | None:
+    if isinstance(step.what, QWeight):
+        return step.what
+    if isinstance(step.what, QLayer) and step.style in STYLES:
+        return step.what.qweight
+    return None
+
+
+def _agree(steps: list[_Planned], group: Any) -> None:
+    """Raise ValueError, on every process, where not all are about to cut the same."""
+    said = [
+        (s.name, s.style, w.fmt, tuple(w.shape)) for s in steps if (w := _weight(s)) is not None
+    ]
+    every: list[Any] = [None] * dist.get_world_size(group)
+    own = hashlib.sha256(repr(said).encode()).hexdigest()
+    dist.all_gather_object(every, own, group=group)
+    if len(set(every)) > 1:
+        other = next(i for i, each in enumerate(every) if each != every[0])
+        raise ValueError(
+            f"{_CALLED}: processes 0 and {other} of the mesh have other models, formats or plans: "
+            "quantize or load the same model on all"
+        )
+
+
+def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
+    """Let this process have its part."""
+    if step.style == "replicated_with_grad_allreduce":
+        for parameter in step.what.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: summed(gradient.clone(), group))
+    elif step.style == _EXPERTS:
+        step.what.register_forward_pre_hook(_sharing(group))
+        step.what.register_forward_hook(_summing(group))
+    weight = _weight(step)
+    if weight is None:
+        return
+    if not weight.part:
+        dim, parts = cuts[id(weight)]
+        cut_weight(weight, dim, parts, group)
+    if step.what is not weight:
+        put(step.what, step.style, group)
+
+
+def _sharing(group: Any) -> Callable[..., Any]:
+    """A hook before a module: gradients to its float inputs are sums over all processes."""
+
+    def share(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        del module
+        return tuple(shared(a, group) if isinstance(a, Tensor) else a for a in args)
+
+    return share
+
+
+def _summing(group: Any) -> Callable[..., Any]:
+    """A hook after a module whose result is a part of a sum."""
+
+    def add(module: nn.Module, args: Any, y: Tensor) -> Tensor:
+        del module, args
+        return summed(y, group)
+
+    return add
