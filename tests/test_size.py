@@ -16,7 +16,7 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibration/calibrate.py:calibrate": (
-        94,
+        101,
         "four fifths are its signature and the docstring of its seventeen options",
     ),
     "layers/apply.py:quantize_": (

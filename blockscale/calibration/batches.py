@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.padding import Padding
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.core.untrusted import kind_of
 from blockscale.core.work import Progress
 from blockscale.layers.guards import call as call
@@ -33,13 +34,21 @@ def inference(*models: nn.Module) -> Iterator[None]:
 
 
 class Batches:
-    """Batches that are gone through `passes` times; `why` says what for.
+    """Batches that are gone through `passes` times; `why` says what for. empty: there may be none.
 
     Raises TypeError for what is no iterable of batches, such as one batch, and ValueError where
     several passes are needed and there can be only one.
     """
 
-    def __init__(self, source: Iterable[Any], passes: int, why: str, progress: Progress):
+    def __init__(
+        self,
+        source: Iterable[Any],
+        passes: int,
+        why: str,
+        progress: Progress,
+        *,
+        empty: bool = False,
+    ):
         if isinstance(source, Mapping | Tensor | str | bytes):
             raise TypeError(
                 "batches must be an iterable of batches, found a single "
@@ -55,7 +64,7 @@ class Batches:
                 f"batches can be read only once (it is {kind_of(source)}), but "
                 f"{passes} passes are needed ({why}): pass a list or a DataLoader"
             )
-        self._source, self._progress = source, progress
+        self._source, self._progress, self._empty = source, progress, empty
         self.count = 0  # batches of a pass, once there was one
         size = _length(source)
         progress.start(None if size is None else size * passes)
@@ -72,7 +81,7 @@ class Batches:
                 f"batches gave {self.count} batches in the first pass and {count} in this "
                 "one: pass a list or a DataLoader, which gives the same batches each time"
             )
-        if count == 0:
+        if count == 0 and not self._empty:
             raise ValueError("batches is empty: calibration needs at least one batch")
         self.count = count
 
@@ -80,21 +89,30 @@ class Batches:
         """All batches of one pass."""
         return list(self)
 
-    def run(self, model: nn.Module, padding: Padding | None = None) -> None:
+    def run(self, model: nn.Module, padding: Padding | None = None, ranks: Ranks = ALONE) -> None:
         """One pass of the model over the batches. What the model raises says at which batch.
 
         padding: what is to know of masks; the first pass counts them
+        ranks: other processes with batches, which take turns
         """
-        padding = padding or Padding()
-        for index, batch in enumerate(self):
-            if self.count == 0:
+        padding, first = padding or Padding(), self.count == 0
+
+        def one(index: int, batch: Any) -> None:
+            if first:
                 padding.count(batch)
             try:
                 with padding.during(batch):
                     call(model, batch)
             except Exception as error:
-                error.add_note(f"at batch {index}, {described(batch)}")
+                error.add_note(f"at batch {ranks.number(index)}, {described(batch)}")
                 raise
+
+        if ranks.alone:
+            for index, batch in enumerate(self):
+                one(index, batch)
+            return
+        own = self.whole()
+        ranks.each(len(own), lambda b: one(b, own[b]))
 
 
 def _length(source: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from blockscale.calibration import observers
+from blockscale.calibration.agreement import dealt
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
@@ -86,17 +87,20 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         kept as codes.
     resume: a directory for finished blocks: a run that was stopped goes on after them. ResumeError
         if they are another run's.
-    group: in a group of several processes (torch.distributed), what each of them sees: "same", the
-        same batches, so that all have to end with the same codes and scales, which is compared; or
-        "local", batches of its own, for a model of its own. None is refused there.
+    group: in a group of several processes (torch.distributed), what each of them sees. A process
+        group: batch i of all is that of process i mod N, and all end with one model, made from all
+        batches, whose bits do not depend on N (docs/scale.md). "same": the same batches, so that
+        all have to end with the same codes and scales, which is compared. "local": batches of its
+        own, for a model of its own. None is refused there.
     padding: the name of the mask [batch, tokens] of 0 and 1 in batches that are mappings: tokens
         that it says are padding stay out of observers, statistics and errors where a layer's input
         is [batch, tokens, features]; the ledger says how many, and which layers see them. None or
         False: all tokens count.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
-    that is sharded or dispatched; RuntimeError where group="same" and they are not; and what the
-    model raises. Whatever is raised, also by Ctrl-C, the model is as it was before.
+    that is sharded or dispatched; RuntimeError where processes end with other codes, or another
+    one raised something; and what the model raises. Whatever is raised, also by Ctrl-C, the model
+    is as it was before.
     """
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
                 seed=seed, padding=Padding(padding).key)  # fmt: skip
@@ -109,11 +113,14 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(Recipe.read(recipe), observer, weight, transform, source)
     methods.check_profiles(recipe)
+    data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
         with (
             subnormals_kept(),  # also in what is learned outside ops
             folded(plain, recipe) as folding,
-            rotated(plain, methods.transform, recipe, batches, data.padding) as turned,
+            rotated(
+                plain, methods.transform, recipe, data.batches, data.padding, data.ranks
+            ) as turned,
             streamed(plain, source, seed) as settler,
         ):
             methods = methods._replace(transform=turned.transform)

@@ -2,6 +2,7 @@
 """What is chosen from the statistics of layers' inputs: Before modules and weights' codes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
+from blockscale.calibration.places import share
 from blockscale.calibration.session import Session, has_rows, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
@@ -92,16 +94,27 @@ def transform_layers(
     session: Session, transform: Transform, group: Sequence[Plan], known: Mapping[str, InputStats]
 ) -> None:
     """What these layers' inputs go through first, from the statistics of those that saw data."""
-    for plan in group:
-        if plan.name not in known:
-            why = "not transformed: it saw no data"
-            session.details[plan.name].append(f"{transform.name}: {why}")
-            continue
-        before, done = transform.prepare(
-            weight_of(plan), plan.format, plan.scheme.input, known[plan.name], plan.name
-        )
-        session.places[plan.name].before = cast("Before | None", before)
-        session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
+
+    def choose() -> None:
+        for plan in group:
+            if session.ranks.owns(plan.name):
+                _transform_layer(session, transform, plan, known.get(plan.name))
+
+    share(session, group, choose)
+
+
+def _transform_layer(
+    session: Session, transform: Transform, plan: Plan, known: InputStats | None
+) -> None:
+    if known is None:
+        why = "not transformed: it saw no data"
+        session.details[plan.name].append(f"{transform.name}: {why}")
+        return
+    before, done = transform.prepare(
+        weight_of(plan), plan.format, plan.scheme.input, known, plan.name
+    )
+    session.places[plan.name].before = cast("Before | None", before)
+    session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
 
 
 def choose_weights(
@@ -120,10 +133,9 @@ def choose_weights(
     old: dict[str, nn.Module] = {}
     try:
         for group in layer_groups:
+            session.deal(group)
             grams = _grams(session, algorithm, group)
-            for plan in group:
-                if plan.owns_weight:
-                    choose_weight(session, algorithm, plan, grams.get(plan.name))
+            share(session, group, partial(_choose_each, session, algorithm, group, grams))
             if sequential and algorithm.needs_gram:
                 layers = weights_only(session, group)
                 old |= {name: session.model.get_submodule(name) for name in layers}
@@ -132,15 +144,22 @@ def choose_weights(
         swap(session.model, old)
 
 
+def _choose_each(
+    session: Session, algorithm: WeightAlgorithm, group: Sequence[Plan], grams: Mapping[str, Tensor]
+) -> None:
+    for plan in group:
+        if plan.owns_weight:
+            choose_weight(session, algorithm, plan, grams.get(plan.name))
+
+
 def choose_weights_from(
     session: Session,
     algorithm: WeightAlgorithm | BlockAlgorithm | None,
     grams: Mapping[str, Tensor],
 ) -> None:
     """The codes of every weight from statistics that are there already."""
-    for plan in session.layers if algorithm is not None else ():
-        if plan.owns_weight:
-            choose_weight(session, cast("WeightAlgorithm", algorithm), plan, grams.get(plan.name))
+    if algorithm is not None:
+        _choose_each(session, cast("WeightAlgorithm", algorithm), session.layers, grams)
 
 
 def _grams(
@@ -155,7 +174,11 @@ def _grams(
 def choose_weight(
     session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
 ) -> None:
-    """The codes of a layer's weight, which it owns; none by what only chooses for blocks."""
+    """The codes of a layer's weight, which it owns; none by what only chooses for blocks, and none
+    where another process chooses for the layer."""
+    if not session.ranks.owns(plan.name):
+        settle_top(plan, session.layers, session.places)
+        return
     if not callable(getattr(algorithm, "quantize", None)):
         session.notes[plan.name].append(
             f"plain rounding: it is in no block that {algorithm.name} processes"

@@ -294,7 +294,8 @@ class KeptValues(Histogram):
             bins = self.bins()
             return Points(bins.clip(bins.value), bins.mass)
         counts = torch.bincount(self.owner, minlength=self.low.numel())
-        order = self.owner.argsort(stable=True)
+        order = self.kept.argsort(stable=True)  # sums of errors do not depend on who saw what
+        order = order[self.owner[order].argsort(stable=True)]
         start = counts.cumsum(0) - counts
         owner = self.owner[order].long()
         column = torch.arange(len(order), device=order.device) - start[owner]

@@ -36,21 +36,21 @@ def seen_by(plan: Plan, x: Tensor) -> Tensor:
 
 
 def rows_of(
-    plan: Plan, x: Tensor, before: nn.Module | None = None, y: Tensor | None = None
+    plan: Plan, x: Tensor, before: nn.Module | None = None, size: Sequence[int] = ()
 ) -> Iterator[Tensor]:
     """A layer's input as [rows, k] float32 in pieces, k as in its stored weight [n, k].
 
     y = rows @ weight.T: the rows of a convolution are what its kernel sees at each place; those of
     a transposed one what reaches each place of its output, zeros where a stride leaves them out.
     before: what the input goes through first.
-    y: the layer's output, whose size a call of a transposed convolution may ask for.
+    size: of the layer's output, which a call of a transposed convolution may ask for.
     """
     x = x.detach()
     if before is not None:
         x = _through(plan, before, x)
     k = stored_shape(plan.parameter.shape, plan.layout)[-1]
     if of_convolution(plan.layout):
-        transposed, size = inputs_first(plan.layout), () if y is None else y.shape
+        transposed = inputs_first(plan.layout)
         for one in x if x.ndim == plan.parameter.ndim else x[None]:
             wide, conv = one.to(torch.float32), plan.module
             rows = _reaching_outputs(conv, wide, size) if transposed else _seen(conv, wide)

@@ -22,7 +22,9 @@ from blockscale.calibration.choose import (
     statistics_bytes,
 )
 from blockscale.calibration.padding import MASK, Padding
+from blockscale.calibration.places import share
 from blockscale.calibration.progress_bar import listener
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.session import Session, has_rows, nbytes_of, static_parts
 from blockscale.calibration.walk.resume import Finished, told_apart
 from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
@@ -49,6 +51,7 @@ class Data(NamedTuple):
     settler: Settler | None = None
     seed: int | None = None
     padding: str | bool | None = MASK
+    ranks: Ranks = ALONE
 
 
 def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
@@ -64,7 +67,7 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
         blocks = _blocks(model, layers, methods, data, steps)
         why = [f"no blocks: {steps.passes[0]} passes over the whole model"]
         session = None
-        begin = partial(_session, model, plans, data.strict, padding)
+        begin = partial(_session, model, plans, data, padding)
         if blocks:
             batches = Batches(data.batches, 1, "", Progress()).whole()
             data = data._replace(batches=batches)
@@ -88,6 +91,7 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
     if layers and (blocks or steps.passes[0] > _MANY):
         session.details[layers[0].name] += why
     if layers:
+        padding.merge(data.ranks)
         session.details[layers[0].name] += padding.notes()
     return session
 
@@ -95,11 +99,11 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
 def _session(
     model: nn.Module,
     plans: Sequence[Decision],
-    strict: bool,
+    data: Data,
     padding: Padding,
     source: Batches | None = None,
 ) -> Session:
-    session = Session(model, plans, source, strict=strict, observed=True)
+    session = Session(model, plans, source, strict=data.strict, observed=True, ranks=data.ranks)
     session.padding = padding
     return session
 
@@ -157,7 +161,9 @@ def _in_passes(
     with inference(session.model):
         choose_before(session, methods.transform, steps.to_transform)
         for group in steps.to_observe:
-            session.observe(group, methods.observer)
+            callbacks, observers = session.observing(group, methods.observer)
+            session.run(callbacks)
+            share(session, [plan for plan, _ in group], partial(session.observed, observers))
         algorithm = cast("WeightAlgorithm | None", methods.algorithm)
         choose_weights(session, algorithm, steps.to_weigh, sequential=bool(data.sequential))
     return session

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockscale.layers.buffers import Buffers
+from blockscale.parallel.messages import gathered
 
 COUNTERS = ("samples", "nans", "infinities")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -197,12 +198,4 @@ def _reduced(part: Tensor, how: str, group: dist.ProcessGroup | None) -> Tensor:
 
 def _joined(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """[n] of every process, n not the same in all -> [sum of n], in the order of the processes."""
-    own = torch.tensor([part.numel()], device=part.device)
-    counts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(counts, own, group)
-    sizes = [int(count) for count in counts]
-    padded = part.new_zeros(max(sizes))
-    padded[: part.numel()] = part
-    everyone = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(everyone, padded, group)
-    return torch.cat([each[:size] for each, size in zip(everyone, sizes, strict=True)])
+    return torch.cat(gathered(part, group))

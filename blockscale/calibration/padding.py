@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.input_stats import Callback
+from blockscale.calibration.ranks import Ranks
 from blockscale.core.pack import of_convolution
 from blockscale.layers.plan import Plan
 
@@ -43,6 +44,7 @@ class Padding:
         self.key = key or None
         self.left = self.tokens = 0  # of the batches that were counted
         self.odd = ""  # why a mask was not used
+        self.unfit: dict[str, str] = {}  # layers whose inputs are not told apart, and how they are
         self._inside = _encoder_of(model)
         self._last: _Last = (lambda: None), 0, None, None
 
@@ -86,6 +88,7 @@ class Padding:
                 x, y = self._without(x, mask), _rows(y, mask)
             elif mask is not None:
                 note = f"padding was not left out: its input {_shape(plan, x)}"
+                self.unfit.setdefault(plan.name, note)
                 if not any(each.startswith("padding was not left out") for each in details):
                     details.append(note)
             callback(x, y)
@@ -117,6 +120,12 @@ class Padding:
         if mask is None or target.ndim != 3 or target.shape[:2] != mask.shape:
             return target
         return target.masked_fill(~mask.to(target.device)[..., None], torch.nan)
+
+    def merge(self, ranks: Ranks) -> None:
+        """Take account of the batches of all processes."""
+        every = ranks.together(lambda: (self.left, self.tokens, self.odd))
+        self.left, self.tokens = sum(e[0] for e in every), sum(e[1] for e in every)
+        self.odd = next((odd for *_, odd in every if odd), "")
 
     def notes(self) -> list[str]:
         """What the ledger is to say of all batches: how much was left out, or why nothing was."""

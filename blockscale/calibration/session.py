@@ -3,14 +3,14 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches
-from blockscale.calibration.coverage import Coverage
+from blockscale.calibration.coverage import Coverage, Seen
 from blockscale.calibration.input_stats import (
     Callback,
     GramCollector,
@@ -24,6 +24,7 @@ from blockscale.calibration.input_stats import (
 )
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.calibration.padding import Padding
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import read_block
@@ -99,8 +100,11 @@ class Session:
         *,
         strict: bool,
         observed: bool = False,
+        ranks: Ranks = ALONE,
     ):
-        """observed: outer scales that have to be given are found by observers."""
+        """observed: outer scales that have to be given are found by observers; ranks: who takes
+        part."""
+        self.ranks = ranks
         self.model, self._data, self.strict = model, data, strict
         self.padding = Padding()
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
@@ -111,6 +115,12 @@ class Session:
         self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
         self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
         self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
+        self.deal(self.layers)
+
+    def deal(self, plans: Sequence[Plan]) -> None:
+        """Let the layers have owners, by what it takes to gather and choose for them: these are
+        chosen for at the same time."""
+        self.ranks.deal({plan.name: _cost(plan) for plan in plans})
 
     @property
     def data(self) -> Batches:
@@ -127,7 +137,7 @@ class Session:
         if self.coverage is not None:
             some = [p for p in self.layers if p.name in callbacks]
             with watch({p.module: self.without_padding(p, callbacks[p.name]) for p in some}):
-                self.data.run(self.model, self.padding)
+                self.data.run(self.model, self.padding, self.ranks)
             return
         counted = Coverage()
         both = {
@@ -137,16 +147,32 @@ class Session:
             for plan in self.layers
         }
         with watch(both):
-            self.data.run(self.model, self.padding)
-        self.coverage, counted.batches = counted, self.data.count
+            self.data.run(self.model, self.padding, self.ranks)
+        self.coverage, counted.batches = counted, self.ranks.count(self.data.count)
+        self.merge(counted, list(counted.layers))
         if self.strict:
             counted.raise_if_unseen()
         for name in counted.unseen:
             self.notes[name].append(f"saw no data in {counted.batches} batches")
 
+    def merge(self, counted: Coverage, names: Sequence[str]) -> None:
+        """What these layers saw in all processes, and what all are told of their padding."""
+        ranks = self.ranks
+        if ranks.alone:
+            return
+        own = {name: astuple(counted.layers[name]) for name in names}
+        notes = self.padding.unfit
+        every = ranks.together(lambda: (own, {n: notes[n] for n in names if n in notes}))
+        for name in names:
+            calls, rows = zip(*(seen[name] for seen, _ in every), strict=True)
+            counted.layers[name] = Seen(sum(calls), sum(rows))
+            said = [told[name] for _, told in every if name in told][:1]
+            self.details[name] += [note for note in said if note not in self.details[name]]
+
     def without_padding(self, plan: Plan, callback: Callback) -> Callback:
         """A callback of this layer that sees no padding."""
-        return self.padding.told(plan, callback, self.details[plan.name])
+        alone = self.ranks.alone  # otherwise `merge` tells what was noted in any process
+        return self.padding.told(plan, callback, self.details[plan.name] if alone else [])
 
     def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
@@ -196,29 +222,23 @@ class Session:
         before = self.places[plan.name].before
         alike = (width(plan), plan.layout) if before is None else id(before)
 
-        def add(x: Tensor, y: Any) -> None:
+        def add(x: Tensor, size: Size) -> None:
             products: Iterator[Product]
             if of_convolution(plan.layout):
-                products = map(product_of, rows_of(plan, x, before, y))
+                products = map(product_of, rows_of(plan, x, before, size))
             else:
-                products = last.of(x, alike, lambda: rows_of(plan, x, before, y))
+                products = last.of(x, alike, lambda: rows_of(plan, x, before, size))
             for product in products:
                 into.add(product)
 
-        return add
+        return sized(self.ranks.at_owner(plan.name, add))
 
     def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
-        def add(x: Tensor, y: Any) -> None:
-            for piece in rows_of(plan, x, self.places[plan.name].before, y):
+        def add(x: Tensor, size: Size) -> None:
+            for piece in rows_of(plan, x, self.places[plan.name].before, size):
                 into.add(piece)
 
-        return add
-
-    def observe(self, wanted: Sequence[tuple[Plan, str]], spec: Spec) -> None:
-        """One pass: static scales for these layers' "input" or "output", by new observers."""
-        callbacks, observers = self.observing(wanted, spec)
-        self.run(callbacks)
-        self.observed(observers)
+        return sized(self.ranks.at_owner(plan.name, add))
 
     def observing(
         self, wanted: Sequence[tuple[Plan, str]], spec: Spec
@@ -236,14 +256,23 @@ class Session:
     def observed(self, observers: Sequence[Observing]) -> None:
         """The static scales that the observers choose now."""
         for plan, part, observer in observers:
-            self._set_scale(plan.name, part, observer)
+            if observer.merges_exactly and not self.ranks.alone:
+                observer.all_reduce_(self.ranks.group)
+            if self.ranks.owns(plan.name):
+                self._set_scale(plan.name, part, observer)
 
     def _looking(self, plan: Plan, part: str, observer: Observer) -> Callback:
         before = self.places[plan.name].before
 
-        def look(x: Tensor, y: Any) -> None:
-            seen = seen_by(plan, x if part == "input" else y)
+        def observe(x: Tensor) -> None:
+            seen = seen_by(plan, x)
             observer.observe(seen if before is None or part == "output" else before(seen))
+
+        if not observer.merges_exactly:  # it has to see all batches, in their order
+            observe = self.ranks.at_owner(plan.name, observe)
+
+        def look(x: Tensor, y: Any) -> None:
+            observe(x if part == "input" else y)
 
         return look
 
@@ -272,6 +301,24 @@ class Session:
         setattr(self.places[name], part, quantizer)
         more = observer.describe().partition("; ")[2]  # such as which of several it followed
         self.details[name].append(f"static {part} by {observer.name}{more and f' ({more})'}")
+
+
+Size = tuple[int, ...]
+
+
+def sized(add: Callable[[Tensor, Size], None]) -> Callback:
+    """A callback that tells only the size of what a layer gave."""
+
+    def call(x: Tensor, y: Any) -> None:
+        add(x, tuple(y.shape) if isinstance(y, Tensor) else ())
+
+    return call
+
+
+def _cost(plan: Plan) -> float:
+    """Products that a layer's gram matrix and its codes by GPTQ need, in parts."""
+    k = width(plan)
+    return float(k) ** 2 * (k + plan.parameter.shape[0]) if has_rows(plan) else 1.0
 
 
 def _collector(plan: Plan) -> InputStatsCollector:

@@ -23,7 +23,7 @@ from blockscale.layers.buffers import Buffers
 from blockscale.layers.guards import Snapshot, check_model
 from blockscale.layers.kinds import quantized_class
 
-Group: TypeAlias = Literal["same", "local"] | None
+Group: TypeAlias = "Literal['same', 'local'] | dist.ProcessGroup | None"
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch.nn.parallel.DistributedDataParallel reads it
 _hooked: list[bool] = []
@@ -87,11 +87,17 @@ def check_group(group: Group, called: str, *, compared: bool = True) -> None:
 
     compared: whether there are codes at the end to compare for "same", as prepared graphs have none
     """
-    if group not in ("same", "local", None):
+    if group not in ("same", "local", None) and not is_group(group):
         raise ValueError(
-            f"{called}: group must be 'same' (every process has the same batches), 'local' "
-            f"(each gets a model of its own) or None, got {group!r}. Statistics are not "
-            "merged over a group of processes yet"
+            f"{called}: group must be a process group, such as torch.distributed.group.WORLD "
+            "(batch i is that of process i mod N, and all get one model), 'same' (every process "
+            f"has the same batches), 'local' (each gets a model of its own) or None, got {group!r}"
+        )
+    if is_group(group) and not compared:
+        raise ValueError(
+            f"{called}: a prepared graph does not merge over a group what its processes see: "
+            "calibrate and convert it in one process and share it with bs.export.program, or pass "
+            "group='local'"
         )
     if group == "same" and not compared and processes() > 1:
         raise ValueError(
@@ -102,11 +108,16 @@ def check_group(group: Group, called: str, *, compared: bool = True) -> None:
         raise ValueError(
             f"{called} was called in a group of {processes()} processes: each would choose scales "
             f"and codes from the batches that it sees, and they would end with different models. "
-            f"Call it in one process before the group is there, bs.save the model, and bs.load it "
-            f"in all; or say what is right here: group='same' if every process has the same "
-            f"batches, which is compared at the end, or group='local' if each is to have a model "
-            f"of its own"
+            f"Say what is right here: group=torch.distributed.group.WORLD if batch i of all is "
+            f"that of process i mod {processes()}, for one model made from all; group='same' if "
+            f"every process has the same batches, which is compared at the end; or group='local' "
+            f"if each is to have a model of its own"
         )
+
+
+def is_group(group: object) -> bool:
+    """Whether this is a process group of torch.distributed."""
+    return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
 def processes() -> int:
@@ -116,35 +127,41 @@ def processes() -> int:
 
 @contextmanager
 def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
-    """With "same", compare what every process has made of the model inside.
+    """With "same" or a process group, compare what every process has made of the model inside.
 
     Raises RuntimeError, in every process, where it is not the same; the model is as before then.
     """
-    if group != "same" or processes() == 1:
+    members = group if is_group(group) else None
+    if not (group == "same" and processes() > 1) and members is None:
         yield
         return
     before = Snapshot(model)
     yield
-    found: list[Any] = [None] * processes()
-    dist.all_gather_object(found, _digest(model))
-    if len(set(found)) > 1:
+    found: list[Any] = [None] * dist.get_world_size(members)  # type: ignore[arg-type]
+    dist.all_gather_object(found, _digests(model), members)  # type: ignore[arg-type]
+    odd = [i for i, each in enumerate(found) if each != found[0]]
+    if odd:
         before.restore()
-        rank, other = dist.get_rank(), next(i for i, each in enumerate(found) if each != found[0])
+        first, other = found[0], found[odd[0]]
+        names = [n for n in {**first, **other} if first.get(n) != other.get(n)]
+        told = "group='same', but" if members is None else "they calibrated one model, but"
         raise RuntimeError(
-            f"group='same', but processes 0 and {other} have made other codes or scales of "
-            f"the model, which is as it was before (this is process {rank}): do all have the "
+            f"{told} processes 0 and {odd[0]} have made other codes or scales of "
+            f"the model, such as {names[0]!r}; the model is as it was before (this is process "
+            f"{dist.get_rank(members)}): do all have the "  # type: ignore[arg-type]
             "same weights, batches and seed? With group='local' each gets a model of its own"
         )
 
 
-def _digest(model: nn.Module) -> str:
-    """Of all tensors in a model's state, with their names."""
-    found = hashlib.sha256()
+def _digests(model: nn.Module) -> dict[str, str]:
+    """{name: digest} of all tensors in a model's state."""
+    found = {}
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    return found.hexdigest()
+            one = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+            one.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            found[name] = one.hexdigest()
+    return found
 
 
 class _Codes:

@@ -5,11 +5,15 @@
     bs.parallel.shard_(model, mesh, plan)        tensor parallel: a part of each layer a process
     bs.parallel.placements(format, shape, dim)   which parts of a tensor are cut with it
     bs.parallel.unit(format, shape, dim)         the multiples at which cuts go between blocks
+    bs.parallel.all_gather(q)                    a QTensor of each process, in one message
+    bs.parallel.hook("mxint8")                   gradients of DDP sent as codes, over slow links
 
 torch's own engines do the rest: meshes, launching, gradients, checkpoints, offloading.
 """
 
 from blockscale.core.cuts import placements as placements
 from blockscale.core.cuts import unit as unit
+from blockscale.parallel.collectives import all_gather as all_gather
+from blockscale.parallel.collectives import hook as hook
 from blockscale.parallel.frozen import as_parameters_ as as_parameters_
 from blockscale.parallel.plan import shard_ as shard_

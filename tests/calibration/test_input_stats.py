@@ -174,7 +174,10 @@ def test_rows_of_a_transposed_convolution_give_its_output(conv: nn.Module, batch
         usual, dims = conv(x), len(conv.kernel_size)
         parts = zip(usual.shape[-dims:], conv.stride, conv.output_padding, strict=True)
         largest = conv(x, [n + s - 1 - p for n, s, p in parts])
-        for y, rows in ((usual, rows_of(plan, x)), (largest, rows_of(plan, x, None, largest))):
+        for y, rows in (
+            (usual, rows_of(plan, x)),
+            (largest, rows_of(plan, x, None, largest.shape)),
+        ):
             found = torch.cat(list(rows)) @ to_stored(conv.weight, plan.layout).T + conv.bias
             expected = (y if batched else y[None]).movedim(1, -1).flatten(0, -2)
             torch.testing.assert_close(found, expected)

@@ -189,7 +189,9 @@ def test_what_may_be_said_of_a_group() -> None:
     assert processes() == 1
     for group in (None, "same", "local"):
         check_group(group, "bs.calibrate")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"group must be 'same' \(every.*None, got 'each'\."):
+    with pytest.raises(
+        ValueError, match=r"group must be a process group.*'same' \(every.*None, got 'each'"
+    ):
         bs.calibrate(model(), batches(0), RECIPE, group="each")  # type: ignore[arg-type]
     with agreeing(model(), "same"):
         pass

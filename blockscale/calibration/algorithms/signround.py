@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import widened
+from blockscale.calibration.algorithms.learned.dealt import DealtSamples
 from blockscale.calibration.algorithms.learned.loop import (
     STARTS,
     Settings,
@@ -38,6 +39,7 @@ from blockscale.calibration.algorithms.learned.samples import Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight
 from blockscale.calibration.blocks.calls import BlockTask
+from blockscale.calibration.places import share_codes
 from blockscale.core.format import Format
 from blockscale.core.pack import to_stored
 from blockscale.layers.model import beside_rows
@@ -70,6 +72,7 @@ class SignRound:
     """
 
     name: ClassVar[str] = "signround"
+    dealt: ClassVar[bool] = True  # it knows calls in several processes
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own
         self,
@@ -131,10 +134,8 @@ class SignRound:
             return {}
         notes: dict[str, list[str]] = {name: [] for name in weights}
         start: dict[str, QTensor] = {}
-        for plan in task.plans:
-            name = plan.name
-            gram = task.grams.get(name)
-            start[name], notes[name] = _start(self.start, weights[name], gram, task, plan)
+        for name, each in _starts(self.start, weights, task).items():
+            start[name], notes[name] = each
         found: Codes = start
         if _has_rows(task):
             found, told = self._learned(task, weights, start)
@@ -149,7 +150,7 @@ class SignRound:
         stage = Stage(task)
         error = divergence if stage.gives_logits(task.calls[0]) else squared_error
         settings = self.of_model._replace(half=_may_be_half(task), error=error)
-        samples = Samples(task.calls, task.targets, stage.as_it_is)
+        samples = samples_of(stage, task)
         with stage.quantizing():
             learning = {
                 plan.name: LearnedWeight(_stored(task, plan), start[plan.name], settings.inside)
@@ -167,7 +168,7 @@ class SignRound:
     ) -> tuple[Codes, list[str]]:
         """The best codes of all that are known, and a note if they were not learned."""
         stage = Stage(task)
-        samples = Samples(task.calls, task.targets, stage.as_it_is)
+        samples = samples_of(stage, task)
         with stage.quantizing():
             learning = {
                 name: LearnedWeight(weights[name], start[name], self.settings.inside)
@@ -179,10 +180,8 @@ class SignRound:
             del learning
             candidates = {"learned": learned}
             for kind in ("mse", "absmax"):
-                candidates[kind] = {
-                    plan.name: _start(kind, weights[plan.name], None, task, plan)[0]
-                    for plan in task.plans
-                }
+                others = _starts(kind, weights, task)
+                candidates[kind] = {name: q for name, (q, _) in others.items()}
             best = least(stage, candidates, samples, self.settings.positions)
         if best == "learned":
             return learned, []
@@ -219,7 +218,7 @@ def _check(settings: Settings, whole: float, whole_rate: float) -> None:
 
 def _has_rows(task: BlockTask) -> bool:
     """Whether there is anything that the block should give."""
-    return any(target.numel() for target in task.targets)
+    return any(task.ranks.together(lambda: any(target.numel() for target in task.targets)))
 
 
 def _may_be_half(task: BlockTask) -> bool:
@@ -233,6 +232,28 @@ def _may_be_half(task: BlockTask) -> bool:
         torch.cpu, "get_capabilities", dict
     )()  # not in all versions of torch
     return few and device == "cpu" and bool(known.get("avx512_bf16"))
+
+
+def samples_of(stage: Stage, task: BlockTask) -> Samples:
+    """The calls of a task, here or in several processes."""
+    if task.ranks.alone:
+        return Samples(task.calls, task.targets, stage.as_it_is)
+    return DealtSamples(task.calls, task.targets, stage.as_it_is, task.ranks)
+
+
+def _starts(
+    kind: str, weights: Mapping[str, Tensor], task: BlockTask
+) -> dict[str, tuple[QTensor, list[str]]]:
+    """`_start` for all layers of a block, each in the process that owns it."""
+
+    def own() -> dict[str, tuple[QTensor, list[str]]]:
+        return {
+            plan.name: _start(kind, weights[plan.name], task.grams.get(plan.name), task, plan)
+            for plan in task.plans
+            if task.ranks.owns(plan.name)
+        }
+
+    return share_codes(task.ranks, task.plans, own)
 
 
 def _start(

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.core.torch_private import pytree
 from blockscale.core.work import Closing, Progress
 from blockscale.layers.plan import Plan
@@ -102,6 +103,8 @@ class BlockTask:
     grams:   {plan.name: X^T X / rows [k, k]} of the layers' inputs under `calls`
     seed:    of anything random, the user's
     progress: is told of each step
+    ranks:   processes that have other calls of the block: calls[i] is that of their batch
+             ranks.number(i), and grams are known to a layer's owner alone
     """
 
     name: str
@@ -113,13 +116,16 @@ class BlockTask:
     grams: Mapping[str, Tensor] = field(default_factory=dict)
     seed: int = 0
     progress: Progress | None = None
+    ranks: Ranks = ALONE
 
 
 class BlockAlgorithm(Protocol):
     """Chooses the codes of all weights of a block at once, from what the block should give.
 
     An attribute `steps`, if it has one, is how often it tells `task.progress` of one for a block:
-    they are counted beside the batches.
+    they are counted beside the batches. Calls may lie in several processes (`task.ranks`): one that
+    adds up what it learns over all of them has an attribute `dealt` that is True; others are
+    refused there.
     """
 
     name: ClassVar[str]

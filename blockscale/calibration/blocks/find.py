@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from blockscale.calibration.ranks import AgreedError
 from blockscale.layers.plan import Plan
 
 # Blocks that do not run while their model does: somebody else says what they give.
@@ -20,12 +21,15 @@ class Stop(BaseException):
     """The model has run far enough. No Exception, so that a model's own code does not catch it."""
 
 
-class NotWalkableError(Exception):
+class NotWalkableError(AgreedError):
     """Why a chain of blocks cannot be run one block at a time. chain: its name."""
 
     def __init__(self, chain: str, reason: str):
         super().__init__(reason)
         self.chain = chain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.chain, str(self))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from blockscale.calibration.blocks.calls import (
 )
 from blockscale.calibration.blocks.find import Block, NotWalkableError
 from blockscale.calibration.padding import Padding
+from blockscale.calibration.ranks import ALONE
 from blockscale.core.untrusted import kind_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -51,6 +52,7 @@ class Lane:
         self.done: set[int] = set()
         self.ready: Callable[[Block], None] = lambda _: None  # before a block runs
         self.padding = Padding()
+        self.ranks = ALONE  # who has other batches
         self.device: torch.device | None = None  # of batches, where it is not the model's
         self.met_others = False  # while recording: layers that have to be chosen first
         self._calls: dict[int, list[Parts]] = {}
@@ -88,9 +90,12 @@ class Lane:
 
         Raises NotWalkableError where it does not give what it gave inside the model.
         """
-        for b in range(len(self.batches)):
+
+        def one(b: int) -> None:
             self.run_one(i, b, keep=keep)
             tell()
+
+        self.ranks.each(len(self.batches), one)
 
     def run_one(self, i: int, b: int, *, keep: bool) -> None:
         """The same for one batch."""
@@ -129,6 +134,7 @@ class Lane:
             self._uses.subtract(parts.kept)
         said = {key: shape for key, shape in self._said.items() if key.block == i}
         told = all(self._shapes.get(key) == said[key] for key in said if self._uses[key] > 0)
+        told = all(self.ranks.together(lambda: told))
         for key in said:
             del self._said[key]
         if not told:

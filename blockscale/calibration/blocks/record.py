@@ -21,8 +21,14 @@ from blockscale.layers.guards import call
 def run_around(lane: Lane, only: int | None = None) -> None:
     """The model around the blocks over all batches, or only one of them, up to the first block that
     is not done."""
-    for b in range(len(lane.batches)) if only is None else (only,):
+
+    def one(b: int) -> None:
         _Recorder(lane, b, records=False).run()
+
+    if only is None:
+        lane.ranks.each(len(lane.batches), one)
+    else:
+        one(only)
 
 
 def record(lane: Lane, *, verify: bool = False) -> list[int]:
@@ -33,17 +39,21 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
     """
     every: list[dict[int, Parts]] = []
     made: set[Key] = set()
-    for b in range(len(lane.batches)):
+
+    def one(b: int) -> None:
         recorder = _Recorder(lane, b, verify=verify and b == 0)
         recorder.run()
         every.append(recorder.found)
-        made |= recorder.made
-    first = {next(iter(found), None) for found in every}
+        made.update(recorder.made)
+
+    lane.ranks.each(len(lane.batches), one)
+    orders = [order for own in lane.ranks.together(lambda: [*map(list, every)]) for order in own]
+    first = {next(iter(order), None) for order in orders}
     if len(first) > 1:
         block = lane.blocks[min(i for i in first if i is not None)]
         raise NotWalkableError(block.chain, "the batches do not all go through the same blocks")
     count = 0
-    for step in zip(*every, strict=False):
+    for step in zip(*orders, strict=False):
         if len(set(step)) > 1:
             break
         count += 1

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from blockscale.calibration.batches import call, inference
 from blockscale.calibration.blocks.calls import first_tensor
 from blockscale.calibration.padding import Padding
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.rotations.matrices import head_sizes, orthogonal, turned
 from blockscale.calibration.rotations.stream import Stream, UnrotatableError, stream_of
 from blockscale.core.ledger import Entry, Ledger
@@ -76,6 +77,7 @@ def rotated(
     recipe: Recipe,
     batches: Iterable[Any],
     padding: str | bool | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Rotated]:
     """The model with its residual stream rotated, where the transform is one that does so.
 
@@ -90,7 +92,9 @@ def rotated(
     with _restored(model), torch.no_grad():
         try:
             with inference(model):
-                how = _rotate(model, transform, recipe, batch, batches, Padding(padding, model))
+                how = _rotate(
+                    model, transform, recipe, batch, batches, Padding(padding, model), ranks
+                )
         except UnrotatableError as error:
             raise UnrotatableError(
                 f"transform {transform.name!r} cannot rotate this model, which was left as it was: "
@@ -112,27 +116,36 @@ def _first(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     return batch, chain([batch], iterator) if iterator is batches else batches
 
 
-def _rotate(
+def _rotate(  # noqa: PLR0913 - the model and what is to be known of it
     model: nn.Module,
     transform: Rotation,
     recipe: Recipe,
     batch: Any,
     batches: Iterable[Any],
     padding: Padding,
+    ranks: Ranks,
 ) -> dict[str, str]:
-    stream = stream_of(model, batch)
+    """Each process of a group rotates its model, and checks that on its own first batch; the first
+    of them learns, from the batches of all."""
+    known: list[Any] = []
+    ranks.together(lambda: known.extend((stream_of(model, batch), logits(model, batch))))
+    stream, expected = known
     rotation = orthogonal(stream.size, transform.seed, keeps_mean=stream.keeps_mean)
     heads = {size: orthogonal(size, transform.seed + 1) for size in head_sizes(stream)}
     names = dict.fromkeys(name for name, _ in turned(model, stream, rotation, heads))
     old = {name: model.get_parameter(name) for name in names}
-    expected = logits(model, batch)
-    put(model, turned(model, stream, rotation, heads))
-    _check(model, batch, expected)
-    more, notes = transform.learned(model, stream, recipe, batches, padding)
+
+    def turn(rotation: Tensor) -> None:
+        put(model, turned(model, stream, rotation, heads))
+        _check(model, batch, expected)
+
+    ranks.together(lambda: turn(rotation))
+    every = _all_of(batches, ranks)
+    more, notes = ranks.by_first(lambda: transform.learned(model, stream, recipe, every, padding))
     if more is not None:
         put_back(model, old)
-        put(model, turned(model, stream, rotation @ more.to(rotation), heads))
-        _check(model, batch, expected)
+        best = rotation @ more.to(rotation)
+        ranks.together(lambda: turn(best))
     how = "; ".join([f"{transform.name}: the residual stream is rotated", *notes])
     told = {use.parameter: how for use in stream.uses}
     for parameter, note in stream.notes.items():
@@ -141,6 +154,16 @@ def _rotate(
         _untie(model)
         told[f"{stream.head}.weight"] += "; no longer tied to the token embedding"
     return told
+
+
+def _all_of(batches: Iterable[Any], ranks: Ranks) -> Iterable[Any]:
+    """The batches of all processes, in the order of their numbers."""
+    if ranks.alone:
+        return batches
+    dealt = ranks.together(lambda: list(batches))
+    none = object()
+    rounds = zip_longest(*dealt, fillvalue=none)
+    return [batch for one in rounds for batch in one if batch is not none]
 
 
 def logits(model: nn.Module, batch: Any) -> Tensor:

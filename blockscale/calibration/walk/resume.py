@@ -10,16 +10,12 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
 
 from blockscale.calibration.blocks.calls import digest, tensors
+from blockscale.calibration.places import packed, unpack
 from blockscale.calibration.session import Session
-from blockscale.core.reference import QParams
 from blockscale.core.untrusted import json_object, parse_json, read_json
-from blockscale.layers import before
 from blockscale.layers.plan import Plan
-from blockscale.layers.store import QInput
-from blockscale.ops.tensor import QTensor
 
 _RUN = "run.json"
 _FIRST = 64  # elements of each weight that tell it from another
@@ -57,24 +53,11 @@ class Finished:
 
     def save(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Keep all that was chosen for these layers of block i."""
-        held: dict[str, Tensor] = {}
+        held = {}
         told = {}
         for plan in plans:
-            place = session.places[plan.name]
-            about: dict[str, Any] = {
-                "details": session.details[plan.name], "notes": session.notes[plan.name],
-            }  # fmt: skip
-            if place.weight is not None:
-                about["size"] = place.weight.size
-                parts = {"codes": place.weight.packed, **_parts(place.weight.qparams)}
-                held |= _named(f"{plan.name}.weight", parts)
-            if place.before is not None:
-                about |= {"before": place.before.fmt, "features": place.before.features}
-                held |= _named(f"{plan.name}.before", dict(place.before.named_buffers()))
-            for part in ("input", "output"):
-                if (quantizer := getattr(place, part)) is not None:
-                    held |= _named(f"{plan.name}.{part}", _parts(quantizer.qparams))
-            told[plan.name] = about
+            own, told[plan.name] = packed(plan, session)
+            held |= own
         self._write(self._place(i), safetensors.torch.save(held, {"layers": json.dumps(told)}))
 
     def load(self, i: int, plans: Sequence[Plan], session: Session) -> None:
@@ -83,21 +66,7 @@ class Finished:
             told = parse_json(file.metadata()["layers"], self._place(i), finite=False)
             held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for plan in plans:
-            place, about = session.places[plan.name], told[plan.name]
-            device = plan.parameter.device
-            if parts := _of(held, f"{plan.name}.weight", device):
-                codes = parts.pop("codes")
-                place.weight = QTensor(codes, QParams(**parts), plan.format, about["size"])
-            if "before" in about:
-                buffers = _of(held, f"{plan.name}.before", device)
-                place.before = before.restore(about["before"], about["features"], buffers)
-            for part in ("input", "output"):
-                if parts := _of(held, f"{plan.name}.{part}", device):
-                    quantizer = QInput(getattr(plan.scheme, part))
-                    quantizer.restore(parts)
-                    setattr(place, part, quantizer)
-            session.details[plan.name] = about["details"]
-            session.notes[plan.name] = about["notes"]
+            unpack(plan, session, held, told[plan.name])
 
     @staticmethod
     def _was_begun(path: Path) -> bool:
@@ -126,9 +95,7 @@ def told_apart(
         if not plan.parameter.is_meta:
             run.update(f"{digest(plan.parameter.detach().flatten()[:_FIRST].cpu())}".encode())
     for method in methods:
-        settings = {k: v for k, v in sorted(getattr(method, "__dict__", {}).items()) if _plain(v)}
-        kind = method if _plain(method) else getattr(method, "__qualname__", type(method).__name__)
-        run.update(f"{kind} {settings}".encode())
+        run.update(method_text(method).encode())
     for batch in batches:
         known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
         for tensor in tensors(known):
@@ -137,21 +104,12 @@ def told_apart(
     return run.hexdigest()
 
 
+def method_text(method: object) -> str:
+    """A method's name or class, and its settings."""
+    settings = {k: v for k, v in sorted(getattr(method, "__dict__", {}).items()) if _plain(v)}
+    kind = method if _plain(method) else getattr(method, "__qualname__", type(method).__name__)
+    return f"{kind} {settings}"
+
+
 def _plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _parts(qparams: QParams | None) -> dict[str, Tensor]:
-    return {} if qparams is None else {k: v for k, v in qparams._asdict().items() if v is not None}
-
-
-def _named(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}/{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
-
-
-def _of(held: dict[str, Tensor], name: str, device: Any) -> dict[str, Tensor]:
-    found = {k.rpartition("/")[2]: v for k, v in held.items() if k.rpartition("/")[0] == name}
-    return {
-        part: tensor if device.type == "meta" else tensor.to(device)
-        for part, tensor in found.items()
-    }

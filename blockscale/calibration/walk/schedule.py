@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The schedule of a calibration: blocks one after another, or passes over the whole model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,12 +11,14 @@ from blockscale.calibration.algorithms.learned.stage import first_given
 from blockscale.calibration.batches import device_of, inference
 from blockscale.calibration.blocks.calls import BlockTask, Call
 from blockscale.calibration.blocks.find import Block, NotWalkableError, find_blocks
+from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk
 from blockscale.calibration.walk.weights import Options
 from blockscale.layers.guards import arguments
 from blockscale.layers.plan import Plan
 from blockscale.layers.supplied import fitting
+from blockscale.ops.tensor import QTensor
 
 # Whether a model can be walked block by block, and the walk over all chains that can.
 
@@ -102,11 +105,28 @@ def choose_whole(
     own = [plan for plan in session.layers if plan.name in start]
     with inference(model):
         calls = [Call(*arguments(batch, device)) for batch in batches]
-        given: list[Any] = [first_given(model(*call.args, **call.kwargs)) for call in calls]
-        targets = [session.padding.blank(y, b) for y, b in zip(given, batches, strict=True)]
-        task = BlockTask("the model", model, own, session.places, calls, targets, seed=options.seed)
+        targets: list[Any] = []
+
+        def one(b: int) -> None:
+            given: Any = first_given(model(*calls[b].args, **calls[b].kwargs))
+            targets.append(session.padding.blank(given, batches[b]))
+
+        session.ranks.each(len(calls), one)
+        task = BlockTask(
+            "the model", model, own, session.places, calls, targets,
+            seed=options.seed, ranks=session.ranks,
+        )  # fmt: skip
         made = algorithm.quantize_model(task, start)
-    for plan in own:
+    share(session, own, partial(_take, session, own, start, made))
+
+
+def _take(
+    session: Session,
+    plans: Sequence[Plan],
+    start: Mapping[str, QTensor],
+    made: Mapping[str, tuple[QTensor, list[str]]],
+) -> None:
+    for plan in plans:
         q, notes = made[plan.name]
         if q is not start[plan.name]:
             session.details[plan.name].append("then refined by the output of the whole model")

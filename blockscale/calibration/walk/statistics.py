@@ -11,7 +11,15 @@ from blockscale.calibration.choose import groups, statistics_bytes
 from blockscale.calibration.coverage import Coverage
 from blockscale.calibration.input_stats import Callback, DriftCollector, InputStats, rows_of, watch
 from blockscale.calibration.observers import Spec
-from blockscale.calibration.session import Session, each_of, nbytes_of, static_parts, width
+from blockscale.calibration.places import share
+from blockscale.calibration.session import (
+    Session,
+    Size,
+    each_of,
+    nbytes_of,
+    static_parts,
+    width,
+)
 from blockscale.layers.plan import Plan
 
 # What layers are given in the float model, beside what the quantized layers before them leave.
@@ -25,12 +33,14 @@ class FloatInputs:
         self._session = session
         self._float_runs = False
         self._collectors: dict[str, DriftCollector] = {}
+        self._adds: dict[str, Callable[..., None]] = {}
         self._held: dict[str, list[Tensor]] = {}
         self._unlike: dict[str, int] = {}
 
     def begin(self, plans: Sequence[Plan]) -> None:
         """Gather for these layers from now on."""
         self._collectors = {p.name: DriftCollector(width(p), p.parameter.device) for p in plans}
+        self._adds = {p.name: self._session.ranks.at_owner(p.name, self._adder(p)) for p in plans}
         self._held = {plan.name: [] for plan in plans}
         self._unlike = dict.fromkeys(self._held, 0)
 
@@ -71,22 +81,32 @@ class FloatInputs:
         if wanted is None or wanted.shape != x.shape or _apart(x, wanted):
             self._unlike[plan.name] += 1
             return
+        size = tuple(y.shape) if isinstance(y, Tensor) else ()
+        self._adds[plan.name](x, wanted, size)
+
+    def _adder(self, plan: Plan) -> Callable[[Tensor, Tensor, Size], None]:
+        """What adds the inputs of a call in both models."""
         before, into = self._session.places[plan.name].before, self._collectors[plan.name]
-        pairs = zip(rows_of(plan, x, before, y), rows_of(plan, wanted, before, y), strict=True)
-        for quantized, of_float in pairs:
-            into.add(quantized, of_float)
+
+        def add(x: Tensor, wanted: Tensor, size: Size) -> None:
+            both = (rows_of(plan, each, before, size) for each in (x, wanted))
+            for quantized, of_float in zip(*both, strict=True):
+                into.add(quantized, of_float)
+
+        return add
 
     def result(self) -> dict[str, Tensor]:
         """The drifts of those that saw any input, Xq^T (Xf - Xq) / rows [k, k] float64."""
-        for name, count in self._unlike.items():
-            if count:
+        every = self._session.ranks.together(lambda: self._unlike)
+        for name in self._unlike:
+            if count := sum(unlike[name] for unlike in every):
                 note = (
                     f"{count} of its calls have different inputs in the float model, and are "
                     "left out"
                 )
                 self._session.details[name].append(f"drift: {note}")
         found = {name: each.result() for name, each in self._collectors.items()}
-        self._collectors, self._held = {}, {}
+        self._collectors, self._adds, self._held = {}, {}, {}
         return {name: drift for name, drift in found.items() if drift is not None}
 
 
@@ -98,6 +118,7 @@ def _apart(x: Tensor, wanted: Tensor) -> bool:
 # What is looked at while a block runs over all batches: statistics, observers, coverage.
 
 Run = Callable[[], None]  # all batches, once
+_NEVER = 2**62
 
 
 class Looker:
@@ -106,7 +127,7 @@ class Looker:
     def __init__(self, session: Session, observer: Spec, budget: float):
         self.session, self.observer, self.budget = session, observer, budget
         self.counted = session.coverage = Coverage()
-        self.first: dict[str, int] = {}  # layers in the order of their first call
+        self.first: dict[str, tuple[int, int]] = {}  # of layers' first calls: batch, and place
 
     def look(
         self,
@@ -116,7 +137,7 @@ class Looker:
         floats: FloatInputs | None = None,
     ) -> None:
         """One run. plans: all that are called in it; floats: that gathers in it, too."""
-        watched = {}
+        watched, new = {}, [p.name for p in plans if p.name not in self.counted.layers]
         for plan in plans:
             told = callbacks.get(plan.name)
             if plan.name not in self.counted.layers:
@@ -127,6 +148,15 @@ class Looker:
                 watched[plan.module] = self.session.without_padding(plan, told)
         with watch(watched):
             run()
+        if new:
+            self._merge(new)
+
+    def _merge(self, names: Sequence[str]) -> None:
+        """What was counted of these layers in all processes."""
+        self.session.merge(self.counted, names)
+        for first in self.session.ranks.together(lambda: self.first):
+            for name in first.keys() & set(names):
+                self.first[name] = min(first[name], self.first.get(name, first[name]))
 
     def look_once(self, plans: Sequence[Plan], run: Run) -> None:
         """One run if these layers were in none yet."""
@@ -172,7 +202,8 @@ class Looker:
             if floats is not None:
                 floats.begin(some)
             self.look(plans, both, run, floats)
-            self.session.observed(observers)
+            observed = [plan for plan, _ in wanted]
+            share(self.session, observed, lambda: self.session.observed(observers))  # noqa: B023
             grams |= self.session.weighed(collectors)
             if floats is not None:
                 self.session.drifts |= floats.result()
@@ -189,7 +220,7 @@ class Looker:
 
     def in_order(self, plans: Sequence[Plan]) -> list[Plan]:
         """As they were called first."""
-        return sorted(plans, key=lambda plan: self.first.get(plan.name, len(self.first)))
+        return sorted(plans, key=lambda plan: self.first.get(plan.name, (_NEVER, 0)))
 
     def _nbytes(self, item: tuple[Plan, str]) -> float:
         plan, part = item
@@ -202,7 +233,8 @@ class Looker:
         count = self.counted.counter(plan)
 
         def call(x: Tensor, y: Any) -> None:
-            self.first.setdefault(plan.name, len(self.first))
+            ranks = self.session.ranks
+            self.first.setdefault(plan.name, (ranks.number(ranks.now), len(self.first)))
             count(x, y)
 
         return call

@@ -54,6 +54,9 @@ class Walk:
         self.settler, self.finished = options.settler, options.finished
         inside = {plan.name for block in blocks for plan in block.plans}
         self.outside = [plan for plan in session.layers if plan.name not in inside]
+        for plans in (self.outside, *(block.plans for block in blocks)):
+            session.deal(plans)
+        self.ranks, self.count = session.ranks, session.ranks.count(len(batches))
         self.stand_ins: dict[str, QLayer] = {}  # for layers outside, once they are chosen
 
     def run(self) -> None:
@@ -73,9 +76,9 @@ class Walk:
                         break  # other shapes: the calls of what comes next are recorded anew
             self._rest()
         first = {block.name: block.plans[0].name for block in self.blocks}
-        for lane in self.lanes:
-            for name, note in lane.notes:
-                self.session.details[first[name]].append(note)
+        noted = self.ranks.together(lambda: [note for lane in self.lanes for note in lane.notes])
+        for name, note in dict.fromkeys(note for notes in noted for note in notes):
+            self.session.details[first[name]].append(note)
 
     def _compares(self) -> bool:
         """Whether inputs are compared with those of the float model, which differ here."""
@@ -105,7 +108,7 @@ class Walk:
             self.float = Lane(model, self.blocks, self.batches, kept)
         self.lanes = [self.float] if self.float is self.main else [self.float, self.main]
         for lane in self.lanes:
-            lane.padding = self.session.padding
+            lane.padding, lane.ranks = self.session.padding, self.ranks
         if self.settler is not None:
             for lane in self.lanes:
                 lane.ready, lane.device = self.settler.load, self.settler.stream.device
@@ -172,7 +175,7 @@ class Walk:
             run = self._run_around_both
             grams = self.looker.observe(part, self._weighed(part), run, self.floats)
             self.looker.look_once(part, lambda: run_around(self.main))
-            self.looker.tell_unseen(part, len(self.batches))
+            self.looker.tell_unseen(part, self.count)
             self.weights.choose(part, grams)
             if self.sequential:
                 self.stand_ins |= self.weights.stand_ins(part)
@@ -225,7 +228,7 @@ class Walk:
                 self.weights.choose(part, grams)
             if self.sequential == "layers":
                 layers |= self.weights.stand_ins(part)
-        self.looker.tell_unseen(plans, len(self.batches))
+        self.looker.tell_unseen(plans, self.count)
 
     def _choose_block(self, i: int, grams: Mapping[str, Tensor]) -> None:
         count, block = len(self.batches), self.blocks[i]
@@ -243,8 +246,10 @@ class Walk:
             return
         model, keep = self.session.model, self.float_kept and not self.float.keeps(i)
         own = {n: p.module for p in self.blocks[i].plans for n in p.names if n in layers}
-        for b in range(len(self.batches)):
-            with self.floats.of_the_float_model():
+        floats = self.floats
+
+        def one(b: int) -> None:
+            with floats.of_the_float_model():
                 quantized = swap(model, own)
                 try:
                     self.float.run_one(i, b, keep=keep)
@@ -253,15 +258,21 @@ class Walk:
             self.main.run_one(i, b, keep=False)
             self.progress.advance()
 
+        self.ranks.each(len(self.batches), one)
+
     def _run_around_both(self) -> None:
         """The same of the model around the blocks."""
         if self.floats is None:
             run_around(self.main)
             return
-        for b in range(len(self.batches)):
-            with self.floats.of_the_float_model():
+        floats = self.floats
+
+        def one(b: int) -> None:
+            with floats.of_the_float_model():
                 run_around(self.float, b)
             run_around(self.main, b)
+
+        self.ranks.each(len(self.batches), one)
 
     def _run(self, lane: Lane, i: int, *, keep: bool | None = None) -> None:
         if keep is None:

@@ -17,6 +17,7 @@ from blockscale.calibration.blocks.calls import BlockTask, Sequenced
 from blockscale.calibration.blocks.find import Block
 from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
 from blockscale.calibration.input_stats import InputStats
+from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.resume import Finished
 from blockscale.core.work import Progress
@@ -30,6 +31,7 @@ from blockscale.layers.plan import Plan
 from blockscale.layers.reasons import weights_to_come
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import fitting
+from blockscale.ops.tensor import QTensor
 
 # Weights that are read one block at a time, of a model on the meta device.
 
@@ -278,9 +280,12 @@ class Weights:
 
     def choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
         """The codes of layers one by one. A block algorithm leaves them to plain rounding."""
+        if self.algorithm is not None:
+            own = [plan for plan in plans if plan.owns_weight]
+            share(self.session, own, lambda: self._choose(own, grams))
+
+    def _choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
         for plan in plans:
-            if self.algorithm is None or not plan.owns_weight:
-                continue
             if callable(getattr(self.algorithm, "quantize", None)):
                 choose_weight(self.session, self.algorithm, plan, grams.get(plan.name))
             else:
@@ -300,13 +305,18 @@ class Weights:
         for plan in own:
             settle_top(plan, self.session.layers, places)
         task = BlockTask(
-            block.name, block.module, own, places, calls, targets, grams, self._seed, steps
-        )
+            block.name, block.module, own, places, calls, targets, grams, self._seed, steps,
+            self.session.ranks,
+        )  # fmt: skip
         made = self.algorithm.quantize_block(task)
         steps.close()
         for plan in own:
             if plan.name not in made:
                 raise ValueError(f"{self.algorithm.name} returned no weight for {plan.name}")
+        share(self.session, own, lambda: self._take(own, made))
+
+    def _take(self, plans: Sequence[Plan], made: Mapping[str, tuple[QTensor, list[str]]]) -> None:
+        for plan in plans:
             q, notes = made[plan.name]
             self.session.places[plan.name].weight = fitting(plan, q)
             self.session.details[plan.name].append(f"weight by {self.algorithm.name}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The descent: rounding offsets and ranges of all weights of a block, by what the block gives."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import cos, pi
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def error_over(
 ) -> float:
     """The same over some rows."""
     with torch.no_grad():
-        return sum(float(error(stage, values, part)) for part in samples.parts(rows))
+        return samples.sum_of(lambda part: float(error(stage, values, part)), rows)
 
 
 def learn(
@@ -106,7 +106,7 @@ def learn(
     batches = samples.batches(settings.positions, seed)
     for done in range(1, settings.steps + 1):
         with torch.autocast(device, torch.bfloat16, enabled=settings.half):
-            _descend(stage, values, samples.parts(next(batches)), settings.error)
+            _descend(stage, values, samples, next(batches), settings.error)
         _move(weights, _rates(settings, done - 1))
         if progress is not None:
             progress.advance()
@@ -123,11 +123,12 @@ def learn(
     return errors
 
 
-def _descend(stage: Stage, values: Values, parts: Iterable[Sample], error: Error) -> None:
+def _descend(
+    stage: Stage, values: Values, samples: Samples, rows: Sequence[Row], error: Error
+) -> None:
     """Give the values their gradients."""
     with torch.enable_grad():
-        for part in parts:
-            error(stage, values, part).backward()
+        samples.descend(lambda part: error(stage, values, part), rows, values)
 
 
 def _move(weights: Mapping[str, LearnedWeight], rates: Rates) -> None:

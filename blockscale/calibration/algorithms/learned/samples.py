@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The calls of a block as samples: rows of their batch dimension, drawn without replacement."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from blockscale.calibration.blocks.calls import Call
 from blockscale.core.torch_private import pytree
 
-_NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ
+NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ
 _HELD = 1 << 30  # bytes of calls and targets that are put together once, not anew for each step
 
 
@@ -71,7 +71,23 @@ class Samples:
                     break
             else:
                 groups.append([piece])
-        yield from map(_joined, groups)
+        yield from map(joined, groups)
+
+    def sum_of(self, number: Callable[[Sample], float], rows: Sequence[Row]) -> float:
+        """The sum of number(part) over the parts of these rows."""
+        return sum(map(number, self.parts(rows)))
+
+    def descend(
+        self,
+        error: Callable[[Sample], Tensor],
+        rows: Sequence[Row],
+        values: Mapping[str, Tensor],
+    ) -> None:
+        """Give the values the gradients of the sum of error(part) over the parts of these rows;
+        none to those that it does not depend on."""
+        del values
+        for part in self.parts(rows):
+            error(part).backward()
 
     def batches(self, size: int, seed: int) -> Iterator[list[Row]]:
         """Rows of about `size` positions, again and again: all rows before one comes twice."""
@@ -130,7 +146,7 @@ class Samples:
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
         return all(
-            a.shape == b.shape and bool((a - b).abs().mean() <= _NEAR * b.abs().mean())
+            a.shape == b.shape and bool((a - b).abs().mean() <= NEAR * b.abs().mean())
             for a, b in zip(given, alone, strict=False)
         )
 
@@ -142,7 +158,7 @@ class _Held:
     """
 
     def __init__(self, pieces: list[tuple[Any, ...]]):
-        whole = _joined(pieces)
+        whole = joined(pieces)
         self._leaves, self._spec = pytree.tree_flatten(tuple(whole.call))
         self._target, self._sizes = whole.target, [piece[3] for piece in pieces]
         self._starts = [0, *accumulate(self._sizes)]
@@ -193,7 +209,7 @@ def _cat_or_same(a: Any, b: Any, rows: int, others: int) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-def _joined(pieces: list[tuple[Any, ...]]) -> Sample:
+def joined(pieces: list[tuple[Any, ...]]) -> Sample:
     """Pieces that are alike -> one call."""
     leaves = [_cat([piece[0][j] for piece in pieces], pieces) for j in range(len(pieces[0][0]))]
     call = Call(*pytree.tree_unflatten(leaves, pieces[0][1]))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is chosen for layers as tensors and plain data: for files, and for other processes."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from blockscale.calibration.ranks import Ranks
+from blockscale.calibration.session import Session
+from blockscale.core.reference import QParams
+from blockscale.core.untrusted import parse_json
+from blockscale.layers import before
+from blockscale.layers.plan import Plan
+from blockscale.layers.store import QInput
+from blockscale.ops.tensor import QTensor
+
+Told = dict[str, Any]
+Chosen = tuple[QTensor, list[str]]  # codes, and notes
+
+
+def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
+    """All that was chosen for a layer: tensors by name, and what JSON holds."""
+    place, held = session.places[plan.name], dict[str, Tensor]()
+    about: Told = {"details": session.details[plan.name], "notes": session.notes[plan.name]}
+    if place.weight is not None:
+        about["size"] = place.weight.size
+        held |= _named(f"{plan.name}.weight", tensors_of(place.weight))
+    if place.before is not None:
+        about |= {"before": place.before.fmt, "features": place.before.features}
+        held |= _named(f"{plan.name}.before", dict(place.before.named_buffers()))
+    for part in ("input", "output"):
+        if (quantizer := getattr(place, part)) is not None:
+            held |= _named(f"{plan.name}.{part}", dict(quantizer.named_buffers()))
+    return held, about
+
+
+def unpack(plan: Plan, session: Session, held: Mapping[str, Tensor], about: Told) -> None:
+    """Put what `packed` gave for a layer in its places."""
+    place, device = session.places[plan.name], plan.parameter.device
+    if parts := _of(held, f"{plan.name}.weight", device):
+        codes = parts.pop("codes")
+        place.weight = QTensor(codes, QParams(**parts), plan.format, about["size"])
+    if "before" in about:
+        buffers = _of(held, f"{plan.name}.before", device)
+        place.before = before.restore(about["before"], about["features"], buffers)
+    for part in ("input", "output"):
+        if parts := _of(held, f"{plan.name}.{part}", device):
+            quantizer = QInput(getattr(plan.scheme, part))
+            quantizer.restore(parts)
+            setattr(place, part, quantizer)
+    session.details[plan.name] = about["details"]
+    session.notes[plan.name] = about["notes"]
+
+
+def tensors_of(q: QTensor) -> dict[str, Tensor]:
+    """The tensors of a weight: packed codes, and what its scales are stored as."""
+    return {"codes": q.packed, **_parts(q.qparams)}
+
+
+def share(session: Session, plans: Sequence[Plan], choose: Callable[[], object]) -> None:
+    """choose(), and then what owners have chosen for these layers is chosen in every process.
+
+    Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
+    them received something else than its owner chose.
+    """
+    ranks = session.ranks
+    if ranks.alone:
+        choose()
+        return
+
+    def own() -> dict[str, bytes]:
+        choose()
+        return {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
+
+    found = ranks.spread(own)
+    for plan in plans:
+        unpack(plan, session, *from_bytes(found[plan.name]))
+
+
+def share_codes(
+    ranks: Ranks,
+    plans: Sequence[Plan],
+    choose: Callable[[], Mapping[str, tuple[QTensor, list[str]]]],
+) -> dict[str, tuple[QTensor, list[str]]]:
+    """choose() -> {plan.name: codes and notes} of the layers of each process; those of all. Raises
+    as `share`."""
+    if ranks.alone:
+        return dict(choose())
+    found = ranks.spread(
+        lambda: {
+            name: to_bytes(tensors_of(q), {"size": q.size, "notes": notes})
+            for name, (q, notes) in choose().items()
+        }
+    )
+    every = {}
+    for plan in plans:
+        held, about = from_bytes(found[plan.name])
+        parts = {name: tensor.to(plan.parameter.device) for name, tensor in held.items()}
+        codes = parts.pop("codes")
+        q = QTensor(codes, QParams(**parts), plan.format, about["size"])
+        every[plan.name] = q, about["notes"]
+    return every
+
+
+def to_bytes(held: Mapping[str, Tensor], about: Told) -> bytes:
+    """Tensors and plain data as the bytes of a safetensors file."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+    return safetensors.torch.save(plain, {"about": json.dumps(about)})
+
+
+def from_bytes(data: bytes) -> tuple[dict[str, Tensor], Told]:
+    """What `to_bytes` was given."""
+    length = int.from_bytes(data[:8], "little")
+    header = parse_json(data[8 : 8 + length].decode(), "a process's message", finite=False)
+    told = parse_json(header["__metadata__"]["about"], "a process's message", finite=False)
+    return safetensors.torch.load(data), told
+
+
+def _parts(qparams: QParams | None) -> dict[str, Tensor]:
+    return {} if qparams is None else {k: v for k, v in qparams._asdict().items() if v is not None}
+
+
+def _named(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}/{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
+
+
+def _of(held: Mapping[str, Tensor], name: str, device: Any) -> dict[str, Tensor]:
+    found = {k.rpartition("/")[2]: v for k, v in held.items() if k.rpartition("/")[0] == name}
+    return {
+        part: tensor if device.type == "meta" else tensor.to(device)
+        for part, tensor in found.items()
+    }

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Processes that calibrate one model together, each on its own batches.
+
+Global batch i is run by process i mod N. What is added up in an order of its own (gram matrices,
+sums of inputs, samples, observers that depend on the order) is gathered by one process for each
+layer, its owner, which is sent the layer's inputs of all processes after each round of N batches
+and adds them up in the order of the global batches, as one process alone does. So sums have the
+same bits whatever N is. What merges exactly (ranges, counts) is gathered where it is and merged.
+Owners choose; all others get what they chose and compare digests of it.
+"""
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from blockscale.parallel.messages import aligned, gathered, packed, swapped, unpacked, wire
+
+T = TypeVar("T")
+
+
+class AgreedError(Exception):
+    """A reason that holds for all processes where one of them finds it: all raise it alike. It can
+    be pickled."""
+
+
+class Failure(NamedTuple):
+    """What one process raised, in words; and itself, where all are to raise it."""
+
+    told: str
+    agreed: AgreedError | None
+
+
+class _Place(NamedTuple):
+    """Stands for a tensor among arguments."""
+
+    number: int
+
+
+class _Sent(NamedTuple):
+    """A call of what an owner adds: its number, the owner, and its arguments."""
+
+    number: int
+    owner: int
+    arguments: tuple[Any, ...]
+
+
+class _Dispatch(NamedTuple):
+    """What a process tells the others after each of its batches."""
+
+    failure: Failure | None
+    tensors: list[tuple[tuple[int, ...], torch.dtype]]
+    calls: list[_Sent]
+
+    def needed_by(self, rank: int) -> list[int]:
+        """The numbers of the tensors that this process is sent, in order."""
+        calls = [call for call in self.calls if call.owner == rank]
+        return sorted({a.number for c in calls for a in c.arguments if isinstance(a, _Place)})
+
+    def nbytes(self, rank: int) -> int:
+        """How many bytes this process is sent."""
+        return sum(aligned(*self.tensors[number]) for number in self.needed_by(rank))
+
+
+class _Outbox:
+    """Calls that wait to be sent, and copies of their tensors, each once."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Sent] = []
+        self._tensors: list[Tensor] = []
+        self._places: dict[Hashable, tuple[Tensor, _Place]] = {}  # the tensor stays alive
+
+    def put(self, number: int, owner: int, arguments: Iterable[Any]) -> None:
+        """A call for `owner`, with tensors as they are now."""
+        kept = tuple(self._kept(a) if isinstance(a, Tensor) else a for a in arguments)
+        self.calls.append(_Sent(number, owner, kept))
+
+    def _kept(self, tensor: Tensor) -> _Place:
+        key = None if tensor.is_inference() else (id(tensor), tensor._version)
+        if key in self._places:
+            return self._places[key][1]
+        place = _Place(len(self._tensors))
+        self._tensors.append(tensor.detach().clone(memory_format=torch.contiguous_format))
+        if key is not None:
+            self._places[key] = tensor, place
+        return place
+
+    def shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Of all tensors, in order."""
+        return [(tuple(tensor.shape), tensor.dtype) for tensor in self._tensors]
+
+    def parcel(self, numbers: Sequence[int]) -> Tensor:
+        """These tensors as one message."""
+        return packed([self._tensors[number] for number in numbers])
+
+
+class Ranks:
+    """The processes of a group, and who of them does what; without a group there is one, which does
+    everything at once.
+
+    group: of torch.distributed; device: of the model, to which tensors come
+    total: how many batches there are in all processes, once `deal_batches` was called
+    now: which of this process's batches runs
+    """
+
+    def __init__(self, group: Any = None, device: torch.device | None = None):
+        self.group = group
+        self.device = device or torch.device("cpu")
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.total: int | None = None
+        self.now = 0
+        self._owners: dict[str, int] = {}
+        self._adds: list[Callable[..., None]] = []
+        self._outbox = _Outbox()
+        self._failed: Exception | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no group: nothing is sent or compared."""
+        return self.group is None
+
+    # --- who does what
+
+    def deal(self, costs: Mapping[str, float]) -> None:
+        """Let these layers have owners: the dearest first, each to who has least to do so far."""
+        loads = [0.0] * self.size
+        for name in sorted(costs, key=lambda name: (-costs[name], name)):
+            owner = loads.index(min(loads))
+            self._owners[name] = owner
+            loads[owner] += costs[name]
+
+    def owner(self, name: str) -> int:
+        """Who gathers and chooses for a layer."""
+        return self._owners.get(name, 0)
+
+    def owns(self, name: str) -> bool:
+        """Whether that is this process."""
+        return self.owner(name) == self.rank
+
+    def number(self, b: int) -> int:
+        """The global number of this process's batch b."""
+        return b * self.size + self.rank
+
+    def count(self, own: int) -> int:
+        """How many batches there are in all processes, `own` of them here."""
+        return own if self.total is None else self.total
+
+    def deal_batches(self, own: int) -> None:
+        """Learn how many batches there are. Raises ValueError, in every process, unless batch i is
+        that of process i mod N, each process having one or more."""
+        counts = self.together(lambda: own)
+        total = sum(counts)
+        if min(counts) == 0:
+            raise ValueError(
+                f"process {counts.index(0)} of {self.size} has no batches; {total} batches are "
+                f"enough for {total} processes at most: start fewer, or pass more batches"
+            )
+        expected = [len(range(rank, total, self.size)) for rank in range(self.size)]
+        odd = [r for r in range(self.size) if counts[r] != expected[r]]
+        if odd:
+            raise ValueError(
+                f"the processes hold {', '.join(map(str, counts))} batches, but of {total} batches "
+                f"process {odd[0]} should hold {expected[odd[0]]}: batch i belongs to process "
+                f"i mod {self.size}, so pass batches[rank::{self.size}]"
+            )
+        self.total = total
+
+    # --- rounds of batches
+
+    def each(self, own: int, do: Callable[[int], None]) -> None:
+        """do(b) for each of this process's batches; after each round of N, owners add what was
+        sent. Raises in every process what one of them raised."""
+        if self.alone:
+            for self.now in range(own):
+                do(self.now)
+            return
+        rounds = -(-self.count(own) // self.size)
+        for b in range(rounds):
+            error = None
+            try:
+                if b < own and self._failed is None:
+                    self.now = b
+                    do(b)
+            except Exception as raised:
+                error = raised
+            self._exchange(error or self._failed)
+        self._adds, failed, self._failed = [], self._failed, None
+        self.together(lambda: _raised(failed))
+
+    def at_owner(self, name: str, add: Callable[..., None]) -> Callable[..., None]:
+        """A function that has the layer's owner call add(*the same arguments), tensors or what can
+        be pickled, in the order of the global batches. It holds for the next `each`."""
+        if self.alone:
+            return add
+        number, owner = len(self._adds), self.owner(name)
+        self._adds.append(add)
+        return lambda *arguments: self._outbox.put(number, owner, arguments)
+
+    def _exchange(self, error: Exception | None) -> None:
+        box, self._outbox = self._outbox, _Outbox()
+        header = _Dispatch(_failure(error), box.shapes(), box.calls)
+        headers: list[_Dispatch] = self._gathered(header)
+        self._raise(error, [each.failure for each in headers])
+        if not any(each.calls for each in headers):
+            return
+        parcels = [box.parcel(header.needed_by(rank)) for rank in range(self.size)]
+        sizes = [each.nbytes(self.rank) for each in headers]
+        for each, parcel in zip(headers, self.swapped(parcels, sizes), strict=True):
+            try:
+                self._deliver(each, parcel)
+            except Exception as raised:
+                self._failed = self._failed or raised
+
+    def _deliver(self, header: _Dispatch, parcel: Tensor) -> None:
+        """Call what one process has sent to this one."""
+        numbers = header.needed_by(self.rank)
+        found = unpacked(parcel, [header.tensors[number] for number in numbers])
+        tensors = dict(zip(numbers, found, strict=True))
+        for call in header.calls:
+            if call.owner == self.rank:
+                given = [tensors[a.number] if isinstance(a, _Place) else a for a in call.arguments]
+                self._adds[call.number](*given)
+
+    # --- all together
+
+    def together(self, do: Callable[[], T]) -> list[T]:
+        """What do() returned in each process. Raises in every process if it raised in one."""
+        if self.alone:
+            return [do()]
+        found: Any = None
+        error: Exception | None = None
+        try:
+            found = do()
+        except Exception as raised:
+            error = raised
+        told = self._gathered((found, _failure(error)))
+        self._raise(error, [failure for _, failure in told])
+        return [each for each, _ in told]
+
+    def by_first(self, do: Callable[[], T]) -> T:
+        """What do() returns in the first process, in every process. Raises as `together`."""
+        found: list[Any] = self.together(lambda: None if self.rank else do())
+        first: T = found[0]
+        return first
+
+    def spread(self, own: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
+        """{name: bytes} of all processes, in every process: what owners chose. Raises RuntimeError,
+        in every process, if one of them received something else than the owner sent."""
+        mine: dict[str, bytes] = {}
+        sizes = self.together(lambda: mine.update(own()) or {n: len(b) for n, b in mine.items()})
+        found: dict[str, bytes] = {}
+        for owner, known in enumerate(sizes):
+            if known:
+                blob = b"".join(mine.values()) if owner == self.rank else b""
+                found |= _apart(self._broadcast(blob, sum(known.values()), owner), known)
+        self._compare(mine, found)
+        return found
+
+    def _compare(self, mine: Mapping[str, bytes], found: Mapping[str, bytes]) -> None:
+        sent = {name: _digest(data) for name, data in mine.items()}
+        got = {name: _digest(data) for name, data in found.items()}
+        told = self._gathered((sent, got))
+        wanted = [(name, owner, d) for owner, (s, _) in enumerate(told) for name, d in s.items()]
+        for name, owner, digest in wanted:
+            for rank, (_, received) in enumerate(told):
+                if received.get(name) != digest:
+                    raise RuntimeError(
+                        f"{name}: process {rank} received other bytes than process {owner} chose "
+                        f"and sent (this is process {self.rank}); the model is as it was before. "
+                        "Check the network and the memory of these hosts, and start again"
+                    )
+
+    def _broadcast(self, blob: bytes, size: int, owner: int) -> bytes:
+        data = torch.empty(size, dtype=torch.uint8)
+        if owner == self.rank and size:
+            data = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        data = data.to(wire(self.group))
+        dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
+        return data.cpu().numpy().tobytes()
+
+    def swapped(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """A parcel uint8 [bytes] to each process -> one from each, on the model's device."""
+        return swapped(parcels, sizes, self.device, self.group)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """x [n] of each process, n the same in all -> [N * n] in every process."""
+        return torch.cat(gathered(x, self.group, alike=True))
+
+    def _gathered(self, value: Any) -> list[Any]:
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, value, self.group)
+        return told
+
+    def _raise(self, error: Exception | None, failures: list[Failure | None]) -> None:
+        """Raise the same in every process if there is a failure in any."""
+        known = [(rank, each) for rank, each in enumerate(failures) if each is not None]
+        if not known:
+            return
+        self._adds, self._failed, self._outbox = [], None, _Outbox()
+        others = [(rank, each) for rank, each in known if each.agreed is None]
+        if not others:
+            raise known[0][1].agreed or AgreedError
+        if error is not None and not isinstance(error, AgreedError):
+            raise error
+        rank, failure = others[0]
+        raise RuntimeError(
+            f"process {rank} of {self.size} raised {failure.told} (this is process {self.rank}); "
+            "nothing was changed in any of them"
+        )
+
+
+ALONE = Ranks()
+
+
+def _failure(error: Exception | None) -> Failure | None:
+    if error is None:
+        return None
+    agreed = error if isinstance(error, AgreedError) else None
+    return Failure(f"{type(error).__name__}: {error}", agreed)
+
+
+def _raised(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _apart(blob: bytes, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    ends = list(accumulate(sizes.values()))
+    return {
+        name: blob[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What each process of tests/calibration/test_ranks.py does, and the models and batches for it."""
+
+import datetime
+import hashlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import blockscale as bs
+from blockscale.calibration.algorithms.gptq import GPTQ
+from blockscale.calibration.algorithms.signround import SignRound
+from blockscale.calibration.algorithms.spinquant import SpinQuant
+from blockscale.calibration.ranks import Ranks
+from tests.calibration.walk.networks import Decoder, Plain
+from tests.calibration.walk.networks import decoder as plain_decoder
+
+STATIC = bs.Recipe("int4:group8:fp32", "int8:tensor:fp32")
+WEIGHTS = bs.Recipe("int4:group8:fp32")
+NVFP4 = bs.Recipe("nvfp4", "nvfp4")
+
+
+class Routed(nn.Module):
+    """Experts of which each batch sees one, the last one never, and a convolution before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(4, 8, 3, stride=2)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        y = self.conv(x).transpose(1, 2)
+        return self.head(self.experts[which](y).relu_())
+
+
+class Masked(Decoder):
+    """Batches that are mappings, with a mask of what is padding."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        del attention_mask
+        return super().forward(input_ids)
+
+
+def decoder() -> nn.Module:
+    return plain_decoder(2)
+
+
+def masked() -> nn.Module:
+    return plain_decoder(2, Masked)
+
+
+def llama(name: str = "llama") -> nn.Module:
+    from tests.support.rotation_models import decoder as of_transformers  # seconds to import
+
+    return of_transformers(name, torch.float32)
+
+
+def routed() -> nn.Module:
+    torch.manual_seed(0)
+    return Routed().eval()
+
+
+def ids(count: int) -> list[Any]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(20, (2 + i % 2, 6), generator=draw) for i in range(count)]
+
+
+def padded(count: int) -> list[Any]:
+    """Token ids of which some are padding in every second batch."""
+    rows: list[Any] = []
+    for i, x in enumerate(ids(count)):
+        mask = torch.ones_like(x)
+        mask[0, : 3 * (i % 2)] = 0
+        rows.append({"input_ids": x, "attention_mask": mask})
+    return rows
+
+
+def sent(count: int) -> list[Any]:
+    draw = torch.Generator().manual_seed(2)
+    return [(torch.randn(2, 4, 5 + i, generator=draw), (0, 2, 1)[i % 3]) for i in range(count)]
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[int], list[Any]], bs.Recipe, dict[str, Any]]
+
+# what one process that has all batches chooses as well
+CASES: dict[str, Case] = {
+    "gptq": (decoder, ids, STATIC, {"weight": "gptq"}),
+    "gptaq, awq": (
+        decoder, ids, STATIC, {"weight": GPTQ(asymmetric=True), "transform": "awq"},
+    ),
+    "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
+    "moving average": (
+        decoder, ids, STATIC, {"weight": "search", "observer": "moving_average:0.1"},
+    ),
+    "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq"}),
+}  # fmt: skip
+# what sums gradients batch by batch, and so other bits than one process that joins rows
+LEARNED: dict[str, Case] = {
+    "signround": (
+        decoder, ids, STATIC, {"weight": SignRound(12, start="absmax", positions=24, whole=3)},
+    ),
+}  # fmt: skip
+MORE: dict[str, Case] = {
+    f"{name} of {kind}": (make, batches, recipe, how)
+    for kind, make, batches in (
+        ("decoder", decoder, ids),
+        ("llama", llama, padded),
+        ("gpt2", lambda: llama("gpt2"), padded),
+        ("routed", routed, sent),
+    )
+    for name, recipe, how in (
+        ("absmax", STATIC, {}),
+        ("mse", STATIC, {"weight": "mse", "observer": "min_max"}),
+        ("hqq", WEIGHTS, {"weight": "hqq"}),
+        ("search", STATIC, {"weight": "search", "observer": "percentile:99"}),
+        ("gptq", NVFP4, {"weight": "gptq", "transform": "smoothquant"}),
+        ("layers", STATIC, {"weight": "gptq", "sequential": "layers", "observer": "entropy"}),
+        ("passes", STATIC, {"weight": "gptq", "blocks": False, "observer": "adaptive"}),
+        ("float", STATIC, {"weight": "gptq", "sequential": False, "budget": 1e5}),
+        ("hadamard", STATIC, {"weight": GPTQ(asymmetric=0.5), "transform": "hadamard"}),
+        ("means", bs.Recipe("binary", "ternary:tensor:fp32"), {"observer": "mean"}),
+    )
+} | {
+    f"{name} of llama": (llama, padded, STATIC, how)
+    for name, how in (
+        ("quarot", {"transform": "quarot", "weight": "gptq"}),
+        ("spinquant", {"transform": SpinQuant(3, batches=3)}),
+    )
+}
+MORE_LEARNED: dict[str, Case] = {
+    "signround of llama": (
+        llama, padded, STATIC,
+        {"weight": SignRound(10, positions=8), "transform": "awq"},
+    ),
+    "signround of routed": (routed, sent, STATIC, {"weight": SignRound(10, start="mse")}),
+}  # fmt: skip
+COUNT = 5  # batches of all processes
+
+
+def calibrated(case: Case, rank: int, size: int, group: Any) -> tuple[str, Any]:
+    """A digest of the model that was calibrated on a process's batches, and its ledger."""
+    make, batches, recipe, how = case
+    model, own = make(), batches(COUNT)[rank::size]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an expert that saw no data, on purpose
+        ledger = bs.calibrate(model, own, recipe, progress=False, group=group, **how)
+    return digest_of(model), ledger.to_dict()
+
+
+def digest_of(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            found.update(name.encode() + bytes(value.flatten().view(torch.uint8).tolist()))
+    return found.hexdigest()
+
+
+class Broken(nn.Module):
+    """A decoder that fails at batches of three rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = decoder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 3:
+            raise OverflowError("three rows")
+        y: Tensor = self.inner(x)
+        return y
+
+
+def words(model: nn.Module, batches: list[Any], *more: Any, **how: Any) -> str:
+    """What a call is refused with; the model has to be as it was then."""
+    before = digest_of(model)
+    try:
+        bs.calibrate(model, batches, *more, progress=False, group=dist.group.WORLD, **how)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        assert digest_of(model) == before
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusals(rank: int, size: int) -> dict[str, str]:
+    """What processes that do not fit together are told."""
+    net, own = decoder(), ids(COUNT)[rank::size]
+    other = decoder()
+    with torch.no_grad():
+        other.head.weight[-1, -1] += rank  # type: ignore[index, union-attr, operator]
+    found = {
+        "recipe": words(net, own, WEIGHTS if rank else STATIC),
+        "model": words(other, own, WEIGHTS),
+        "option": words(net, own, WEIGHTS, weight="gptq", seed=rank),
+        "dealt": words(net, ids(COUNT)[: 1 + 3 * rank], WEIGHTS),
+        "none": words(net, own if rank else [], WEIGHTS),
+        "raised": words(Broken(), own, WEIGHTS, weight="gptq"),
+        "resume": words(net, own, WEIGHTS, resume="nowhere"),
+        "block algorithm": words(net, own, WEIGHTS, weight=Plain()),
+    }
+    whole = Ranks._broadcast
+
+    def one_bit(self: Ranks, blob: bytes, length: int, owner: int) -> bytes:
+        data = bytearray(whole(self, blob, length, owner))
+        data[-1] ^= rank  # the last process receives another bit
+        return bytes(data)
+
+    Ranks._broadcast = one_bit  # type: ignore[method-assign]
+    try:
+        found["digest"] = words(net, own, STATIC, weight="gptq")
+    finally:
+        Ranks._broadcast = whole  # type: ignore[method-assign]
+    return found
+
+
+def begin(rank: int, folder: str, size: int) -> None:
+    torch.set_num_threads(1)
+    meet, limit = f"file://{folder}/meet", datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=limit)
+
+
+def work(rank: int, folder: str) -> None:
+    """Two processes."""
+    begin(rank, folder, 2)
+    alone = dist.new_group([0])
+    found: dict[str, Any] = {}
+    for name, case in (CASES | LEARNED).items():
+        found[name] = calibrated(case, rank, 2, dist.group.WORLD)
+    if rank == 0:
+        found["alone"] = {n: calibrated(case, 0, 1, alone) for n, case in LEARNED.items()}
+    found["refusals"] = refusals(rank, 2)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def work_of_three(rank: int, folder: str) -> None:
+    """Three processes: every algorithm, in groups of one, two and three."""
+    begin(rank, folder, 3)
+    groups = {size: dist.new_group(list(range(size))) for size in (1, 2, 3)}
+    found: dict[str, Any] = {}
+    for name, case in (CASES | LEARNED | MORE | MORE_LEARNED).items():
+        for size, group in groups.items():
+            if rank < size:
+                found[f"{name} {size}"] = calibrated(case, rank, size, group)[0]
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

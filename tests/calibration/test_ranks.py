@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""bs.calibrate(group=…) in real processes (gloo): one model, whose bits do not depend on how many
+there are; what does not fit is refused in all of them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from blockscale.calibration.ranks import Ranks
+from tests.calibration.dealing import (
+    CASES,
+    LEARNED,
+    MORE,
+    MORE_LEARNED,
+    calibrated,
+    work,
+    work_of_three,
+)
+from tests.support import fresh
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of two processes found, from one spawn."""
+    folder = tmp_path_factory.mktemp("ranks")
+    fresh.ranks(work, folder, 2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_choose_what_one_chooses(found: Found, name: str) -> None:
+    """To the bit, and with the same ledger."""
+    digest, ledger = calibrated(CASES[name], 0, 1, None)
+    assert [each[name][0] for each in found] == [digest] * 2
+    assert [each[name][1] for each in found] == [ledger] * 2
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_is_learned_does_not_depend_on_the_number(found: Found, name: str) -> None:
+    alone = found[0]["alone"][name]
+    assert [each[name] for each in found] == [alone] * 2
+
+
+def test_what_only_some_see_is_known_to_all(found: Found) -> None:
+    """An expert of one process's batches alone, and one that nobody sees."""
+    entries = {e["name"]: e for e in found[0]["routed"][1]["entries"]}
+    assert "weight by gptq" in entries["experts.1"]["details"]
+    assert any("saw no data in 5 batches" in note for note in entries["experts.3"]["notes"])
+
+
+def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
+    both = [each["refusals"] for each in found]
+    for told in both:
+        assert "process 1 has another recipe than process 0" in told["recipe"]
+        assert "another tensor 'head.weight' in its model than process 0" in told["model"]
+        assert "process 1 has another seed than process 0: 1 and not 0" in told["option"]
+        assert "hold 1, 4 batches" in told["dealt"] and "pass batches[rank::2]" in told["dealt"]
+        assert "process 0 should hold 3" in told["dealt"]
+        assert "process 0 of 2 has no batches" in told["none"]
+        assert "resume is for one process" in told["resume"]
+        assert "learns from the calls of one process" in told["block algorithm"]
+        assert "process 1 received other bytes than process " in told["digest"]
+        assert told["digest"].startswith("RuntimeError: ")
+        assert "first" not in told["digest"]
+    assert both[1]["raised"].startswith("OverflowError: three rows")
+    assert "process 1 of 2 raised OverflowError: three rows" in both[0]["raised"]
+
+
+def test_owners_are_dealt_by_cost() -> None:
+    ranks = Ranks()
+    ranks.size = 3
+    ranks.deal({"a": 5.0, "b": 3.0, "c": 3.0, "d": 2.0, "e": 1.0})
+    assert [ranks.owner(name) for name in "abcde"] == [0, 1, 2, 1, 2]
+
+
+@pytest.mark.slow
+def test_every_algorithm_in_one_two_and_three_processes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("three")
+    fresh.ranks(work_of_three, folder, 3)
+    each = [torch.load(folder / f"{rank}.pt") for rank in range(3)]
+    for name, case in (CASES | LEARNED | MORE | MORE_LEARNED).items():
+        digests = {
+            f"{size} {rank}": each[rank][f"{name} {size}"]
+            for size in (1, 2, 3)
+            for rank in range(size)
+        }
+        assert len(set(digests.values())) == 1, (name, digests)
+        if name not in LEARNED | MORE_LEARNED:
+            assert digests["1 0"] == calibrated(case, 0, 1, None)[0], name
