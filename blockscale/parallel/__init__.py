@@ -13,7 +13,7 @@ torch's own engines do the rest: meshes, launching, gradients, checkpoints, offl
 
 from blockscale.core.cuts import placements as placements
 from blockscale.core.cuts import unit as unit
-from blockscale.parallel.collectives import all_gather as all_gather
-from blockscale.parallel.collectives import hook as hook
+from blockscale.parallel.codes import all_gather as all_gather
+from blockscale.parallel.codes import hook as hook
 from blockscale.parallel.frozen import as_parameters_ as as_parameters_
 from blockscale.parallel.plan import shard_ as shard_
