@@ -2,7 +2,6 @@
 """What producers' layouts are read with: streams of bits, and parts put together as QTensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from math import prod
 
 import torch
@@ -13,7 +12,6 @@ from blockscale.core.element import Element
 from blockscale.core.format import Format
 from blockscale.core.pack import pack, packed_dtype, packed_size, unpack
 from blockscale.core.parse import parse
-from blockscale.export.checkpoints.layouts import Kinds, Weight
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
@@ -224,27 +222,3 @@ def scale_type(dtype: torch.dtype | None) -> str:
 def groups(size: int, inputs: int) -> str:
     """How formats spell groups of so many along rows of `inputs`."""
     return "channel0" if size == inputs else f"group{size}"
-
-
-# Weights of one code an element with scales beside them, which several producers store alike.
-
-_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-
-
-def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
-    """A weight of float8 `codes` under `scale`; None where the codes are no float8.
-
-    The block is told by the shapes alone, never by a configuration.
-    """
-    (dtype, shape), (scale_dtype, scale) = kinds[parts["codes"]], kinds[parts["scale"]]
-    element = _FLOAT8.get(dtype) if dtype is not None else None
-    if element is None:
-        return None
-    block = block_of(shape, scale)
-    token = "e8m0/given" if scale_dtype in BYTES else FLOATS.get(scale_dtype or torch.bool)
-    if block is None or token is None:
-        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
-        return Weight(kind, shape, parts, None, f"{told} {list(shape)}: it fits no block")
-    spelling = f"{element}:{block}:{token}"
-    decode = partial(assembled, spelling, shape)
-    return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)

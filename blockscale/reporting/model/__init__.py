@@ -17,7 +17,7 @@ from typing import Any
 from blockscale.core.parse import display_name
 from blockscale.core.work import Progress
 from blockscale.files.whole import check_place, written_whole
-from blockscale.reporting.model.describe import describe
+from blockscale.reporting.model.describe import describe as description
 from blockscale.reporting.model.figures import check_folder, draw, is_search
 from blockscale.reporting.table import size
 
@@ -172,7 +172,7 @@ def report(  # noqa: PLR0913 - each is a thing to show
     alone = is_search(path)
     if alone and search is not None:
         raise ValueError(f"{path} and {search} are both searches: a report shows only one")
-    data = describe(
+    data = description(
         None if alone else path,
         source=source,
         search=path if alone else search,

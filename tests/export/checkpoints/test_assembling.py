@@ -13,7 +13,6 @@ from blockscale.export.checkpoints.assembling import (
     block_of,
     columns,
     flipped,
-    float8,
     kept,
     little_endian,
 )
@@ -123,28 +122,3 @@ def test_scales_and_groups():
     with pytest.raises(ValueError, match=r"its scales are torch.float64, expected float32"):
         assembling.scale_type(torch.float64)
     assert (assembling.groups(32, 64), assembling.groups(64, 64)) == ("group32", "channel0")
-
-
-E4M3 = torch.float8_e4m3fn
-PARTS = {"codes": "w", "scale": "s"}
-
-
-@pytest.mark.parametrize(
-    ("scale", "fmt"),
-    [
-        ((torch.float32, ()), "e4m3:tensor:fp32"),
-        ((torch.bfloat16, (6, 1)), "e4m3:channel0:bf16"),
-        ((torch.uint8, (6, 2)), "e4m3:group32:e8m0/given"),
-        ((torch.float8_e8m0fnu, (6, 2)), "e4m3:group32:e8m0/given"),
-    ],
-)
-def test_formats(scale, fmt):
-    weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
-    assert weight.format == fmt and weight.kind == "fp8" and not weight.unread
-
-
-def test_others():
-    assert float8("fp8", PARTS, {"w": (torch.int8, (6, 64)), "s": (torch.float32, ())}) is None
-    for scale in ((torch.float32, (7, 9)), (torch.int32, (6, 1)), (None, (6, 1))):
-        weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
-        assert weight.format is None and weight.unread.startswith("s is ")

@@ -7,8 +7,8 @@ Files that hold float8 without any scale are casts, and stay tensors of that dty
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.export.checkpoints.assembling import float8
 from blockscale.export.checkpoints.layouts import Found, Kinds, Read
+from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "ComfyUI"
 METHODS: tuple[str, ...] = ()

@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.export.checkpoints.assembling import float8
 from blockscale.export.checkpoints.layouts import Found, Kinds, Read
+from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "FBGEMM"
 METHODS = ("fbgemm_fp8",)

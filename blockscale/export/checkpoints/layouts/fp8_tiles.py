@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from blockscale.export.checkpoints.assembling import BYTES, assembled, float8
+from blockscale.export.checkpoints.assembling import BYTES, assembled
 from blockscale.export.checkpoints.layouts import Found, Kinds, Read, Weight
+from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "FP8 tiles (DeepSeek, transformers)"
 METHODS = ("fp8",)

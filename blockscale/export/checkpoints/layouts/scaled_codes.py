@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
+from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
 from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
@@ -137,3 +138,27 @@ def _size(elements: int, count: int) -> int:
     if -(-elements // _TILE) == count:  # also where other sizes would do: nobody writes those
         return min(_TILE, elements)
     return elements // count if count and elements % count == 0 else 0
+
+
+# What several producers' layouts have in common: they import it from here.
+
+_FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+
+
+def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
+    """A weight of float8 `codes` under `scale`; None where the codes are no float8.
+
+    The block is told by the shapes alone, never by a configuration.
+    """
+    (dtype, shape), (scale_dtype, scale) = kinds[parts["codes"]], kinds[parts["scale"]]
+    element = _FLOAT8.get(dtype) if dtype is not None else None
+    if element is None:
+        return None
+    block = block_of(shape, scale)
+    token = "e8m0/given" if scale_dtype in BYTES else FLOATS.get(scale_dtype or torch.bool)
+    if block is None or token is None:
+        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
+        return Weight(kind, shape, parts, None, f"{told} {list(shape)}: it fits no block")
+    spelling = f"{element}:{block}:{token}"
+    decode = partial(assembled, spelling, shape)
+    return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)

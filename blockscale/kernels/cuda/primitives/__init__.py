@@ -15,7 +15,8 @@ from blockscale.core import reference
 from blockscale.core.reference import QParams, Ranges
 from blockscale.kernels.cuda.primitives import encoding, ranges
 from blockscale.kernels.cuda.primitives.extremes import NOTHING
-from blockscale.kernels.cuda.primitives.plan import Form, Plan, one_pass, plan
+from blockscale.kernels.cuda.primitives.plan import Form, Plan, one_pass
+from blockscale.kernels.cuda.primitives.plan import plan as plan_for
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 
 
@@ -49,7 +50,7 @@ def choose(fmt: Form, x: Tensor) -> QParams:
 
 def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
     """The bits of the numbers that outer scales are chosen from, int32 [outer scales]."""
-    planned = plan(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
+    planned = plan_for(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
     assert planned is not None
     work = torch.zeros(outer_count(fmt, x), dtype=torch.int32, device=x.device)
     launch(ranges.largest_numerator, planned, x, x, work, planned.row)
@@ -64,7 +65,7 @@ def outer_count(fmt: Form, x: Tensor) -> int:
 
 def _merged(fmt: Form, x: Tensor) -> Tensor:
     """The extremes of each block, int32 [3, blocks] (ranges.merge_extremes)."""
-    planned = plan(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
+    planned = plan_for(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
     assert planned is not None
     count = torch.Size(fmt.scale_shape(x.shape)).numel()
     if fmt.spec.offset:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import blockscale as bs
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.export.checkpoints.layouts import find_weights
+from blockscale.export.checkpoints.layouts.scaled_codes import float8
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
 
@@ -184,3 +185,27 @@ def test_our_own_files_hold_nothing_foreign(tmp_path):
     source = open_stored_model(tmp_path / "m")
     found = find_weights({name: source.kinds[name] for name in source.plain()}, {}, source.read)
     assert (found.weights, found.beside) == ({}, set())
+
+
+PARTS = {"codes": "w", "scale": "s"}
+
+
+@pytest.mark.parametrize(
+    ("scale", "fmt"),
+    [
+        ((torch.float32, ()), "e4m3:tensor:fp32"),
+        ((torch.bfloat16, (6, 1)), "e4m3:channel0:bf16"),
+        ((torch.uint8, (6, 2)), "e4m3:group32:e8m0/given"),
+        ((torch.float8_e8m0fnu, (6, 2)), "e4m3:group32:e8m0/given"),
+    ],
+)
+def test_float8_in_blocks_of_scales(scale, fmt):
+    weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
+    assert weight.format == fmt and weight.kind == "fp8" and not weight.unread
+
+
+def test_what_is_no_float8_or_fits_no_block():
+    assert float8("fp8", PARTS, {"w": (torch.int8, (6, 64)), "s": (torch.float32, ())}) is None
+    for scale in ((torch.float32, (7, 9)), (torch.int32, (6, 1)), (None, (6, 1))):
+        weight = float8("fp8", PARTS, {"w": (E4M3, (6, 64)), "s": scale})
+        assert weight.format is None and weight.unread.startswith("s is ")
