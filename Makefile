@@ -17,7 +17,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find blockscale/kernels/cpu/src)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help attack races demo test slow gpu webgpu clients check fix bench accuracy docs docs-site native wheel sanitize lock clean
+.PHONY: help attack races demo test slow gpu webgpu clients serve-test check fix bench accuracy docs docs-site native wheel sanitize lock clean
 
 # Scripts in .venv name its full path, so a checkout that was copied or moved starts a new one.
 ifneq ($(wildcard .venv/.made),)
@@ -57,6 +57,9 @@ webgpu: ## the WebGPU tests, slow ones too, and benchmark, in the environment at
 # The programs get environments of their own below .venv/clients, or where BLOCKSCALE_CLIENTS says.
 clients: .venv/.test .venv/.native .venv/.clients ## our files in vLLM, llama.cpp, MLX and OpenVINO, which are installed (gigabytes)
 	@$(BIN)/python -m pytest -n 0 -m clients tests/clients $(ARGS)
+
+serve-test: .venv/.test .venv/.native .venv/.clients ## our directories served by vLLM with our plug-in (docs/serving.md)
+	@$(BIN)/python -m pytest -n 0 -m clients tests/clients/test_vllm_plugin.py $(ARGS)
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \

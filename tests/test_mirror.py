@@ -13,6 +13,7 @@ LEAST = 0.85  # of all modules
 _FEW = "Gluon, which only a Hopper runs: tests/gpu/test_linear_few.py"
 _FUSED = "Gluon, which only a Hopper runs: tests/gpu/test_linear_fused.py"
 WITHOUT: dict[str, str] = {
+    "integrations/vllm/method.py": "vLLM's classes, run in vLLM: tests/clients/test_vllm_plugin.py",
     "kernels/cuda/matmul/hopper/few.py": _FEW,
     "kernels/cuda/matmul/hopper/few_six_bits.py": _FEW,
     "kernels/cuda/matmul/hopper/few_small_blocks.py": _FEW,

@@ -4,6 +4,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def _read_qtensor(source: StoredModel, name: str) -> QTensor:
     return from_parts(parse(info.format), size, _read(source, name))
 
 
-def _read_quantized(
+def read_quantized(
     source: StoredModel, stored: str, dtype: torch.dtype = torch.float32
 ) -> QWeight | QBias:
     """A quantized weight or bias, as a layer of this dtype holds it."""
@@ -138,7 +139,7 @@ def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) ->
     """The same, in place of the model's parameter `name`: of its dtype and on its device."""
     owner, _, attribute = name.rpartition(".")
     old: Tensor = getattr(model.get_submodule(owner), attribute)
-    quantized = _read_quantized(source, stored, old.dtype)
+    quantized = read_quantized(source, stored, old.dtype)
     quantized.name = name
     if quantized.codes.device.type == "meta":  # a skeleton is being filled from one
         return quantized
@@ -189,12 +190,20 @@ def _hold(
 def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) -> QLayer:
     owner = name.rpartition(".")[0]
     module: Any = model.get_submodule(owner)
-    formats: Any = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
-    scheme = Scheme(weight.format, **formats)
     kind = quantized_class(module)
     assert kind is not None  # match_quantized asked
-    layer = kind.from_float(module, weight, scheme)
+    layer = quantized_layer(source, owner, weight, partial(kind.from_float, module, weight))
     layer.take_place_of(module)
+    return layer
+
+
+def quantized_layer(
+    source: StoredModel, owner: str, weight: QWeight, make: Callable[[Scheme], QLayer]
+) -> QLayer:
+    """What `make` gives for the stored layer `owner` with this weight, its quantizers filled and
+    its transform in front. Raises FileError where they do not fit."""
+    formats: Any = {part: parse(text) for part, text in source.metadata.formats(owner).items()}
+    layer = make(Scheme(weight.format, **formats))
     for part in formats:
         quantizer = getattr(layer, part)
         stored = source.quantizer_parts(f"{owner}.{part}")
@@ -213,7 +222,7 @@ def _layer(model: nn.Module, source: StoredModel, name: str, weight: QWeight) ->
 def _fill_dense(
     model: nn.Module, source: StoredModel, stored: str, name: str
 ) -> Callable[[], None]:
-    values = _read_quantized(source, stored).dequantize()
+    values = read_quantized(source, stored).dequantize()
     known = name in source.metadata.tensors or name in source.metadata.aliases
     owner, _, attribute = (name if known else stored).rpartition(".")
     before = source.before(owner)

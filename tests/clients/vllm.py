@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's CPU build on a directory: what it says of prompts, beside what a model here says."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -72,6 +73,50 @@ def prompt_logprobs(
     script = _SCRIPT.replace("EMULATED", _EMULATED)
     text = str([list(map(int, prompt)) for prompt in prompts])
     return torch.tensor(run("vllm", script, directory, text, vocabulary, dtype))
+
+
+_GREEDY = """
+import json, os, sys
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
+               "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+from vllm import LLM, SamplingParams
+
+directory, prompts, count, options = sys.argv[1:]
+llm = LLM(directory, skip_tokenizer_init=True, max_model_len=128, enable_prefix_caching=False,
+          max_num_seqs=4, **json.loads(options))
+settings = SamplingParams(max_tokens=int(count), temperature=0, detokenize=False, ignore_eos=True)
+prompts = [{"prompt_token_ids": each} for each in json.loads(prompts)]
+found = llm.generate(prompts, settings, use_tqdm=False)
+print(json.dumps([list(each.outputs[0].token_ids) for each in found]))
+"""
+
+
+def greedy(
+    directory: Path, prompts: list[list[int]], count: int, installed: Path, **options: object
+) -> list[list[int]]:
+    """The `count` tokens that vLLM with our plug-in gives after each prompt.
+
+    options: of vllm.LLM, such as dtype and enforce_eager
+    """
+    of = {"dtype": "float32", "enforce_eager": True} | options
+    text = json.dumps(prompts)
+    found: list[list[int]] = run(
+        "vllm", _GREEDY, directory, text, count, json.dumps(of), installed=installed
+    )
+    return found
+
+
+def expected_tokens(
+    model: torch.nn.Module, prompts: list[list[int]], count: int
+) -> list[list[int]]:
+    """The same of `generate` of a causal model here."""
+    ids = torch.tensor(prompts)
+    with torch.no_grad():
+        found = model.generate(  # type: ignore[operator]
+            ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
+            attention_mask=torch.ones_like(ids),
+        )  # fmt: skip
+    return found[:, ids.shape[1] :].tolist()
 
 
 def expected_logprobs(model: torch.nn.Module, prompts: list[list[int]]) -> torch.Tensor:

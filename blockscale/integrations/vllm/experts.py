@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The experts of a mixture as a server calls them: tokens, and for each its experts and their
+weights. Nothing of this file knows a server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.layers.store import QWeight
+from blockscale.ops.pieces import grouped
+
+if TYPE_CHECKING:
+    from blockscale.integrations.vllm.served import Joined, Served
+
+
+class Matrices(nn.Module):
+    """A matrix for each expert: one stack [E, n, k], or a layer for each as a file holds them."""
+
+    def __init__(self, stack: QWeight | None, layers: Sequence["Joined"] = ()):
+        super().__init__()
+        self.stack = stack
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, ends: Sequence[int]) -> Tensor:
+        """x [rows, k], sorted by expert, those of e ending before row `ends[e]` -> [rows, n].
+        Rows after the last end belong to no expert here and give 0."""
+        if self.stack is not None:
+            y = grouped(x, self.stack.operand, ends)
+            if y is None:  # checked when it was read
+                raise ValueError(f"{self.stack.name}: experts share numbers of {self.stack.fmt}")
+            return y
+        start, pieces = 0, []
+        for layer, end in zip(self.layers, ends, strict=True):
+            if end > start:
+                pieces.append(layer(x[start:end]))
+                start = end
+        if start < len(x):
+            outputs = sum(self.layers[0].sizes)  # type: ignore[arg-type]
+            pieces.append(x.new_zeros(len(x) - start, outputs))
+        return torch.cat(pieces)
+
+
+class Experts(nn.Module):
+    """up: of gate and up, joined in this order; down: the way back."""
+
+    def __init__(self, up: Matrices, down: Matrices, count: int):
+        super().__init__()
+        self.up, self.down, self.count = up, down, count
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        activation: Callable[[Tensor], Tensor],
+        weigh_inputs: bool = False,
+    ) -> Tensor:
+        """x [tokens, k], weights and ids [tokens, experts of each] -> [tokens, k].
+
+        ids: -1 where the expert is in another process, which adds its part
+        activation: gate and up [rows, 2 n] -> [rows, n]
+        weigh_inputs: whether weights multiply what goes into the experts instead of what comes out
+        """
+        tokens, each = ids.shape
+        if not tokens:
+            return torch.zeros_like(x)
+        flat = ids.reshape(-1).long()
+        flat = torch.where(flat < 0, self.count, flat)
+        order = flat.argsort(stable=True)
+        counts = flat.bincount(minlength=self.count + 1)[: self.count]
+        ends = counts.cumsum(0).tolist()
+        rows, scale = x[order // each], weights.reshape(-1, 1)[order].to(x.dtype)
+        rows = rows * scale if weigh_inputs else rows
+        y = self.down(activation(self.up(rows, ends)), ends)
+        y = y if weigh_inputs else y * scale
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        return y[back].reshape(tokens, each, -1).sum(1).to(x.dtype)
+
+
+@dataclass
+class StoredExperts:
+    """Where a directory has the experts of a layer.
+
+    tensors: all names; up, down: those of each expert in turn, `up` of gate and up, or of one stack
+    """
+
+    served: "Served"
+    up: list[list[str]]
+    down: list[list[str]]
+    stacked: bool
+
+    @property
+    def tensors(self) -> list[str]:
+        """Every stored name."""
+        return [name for names in (*self.up, *self.down) for name in names]
+
+    def read(self, chosen: Sequence[int], dtype: torch.dtype) -> Experts:
+        """The chosen experts, in this order. Raises ValueError where a part of a stack is asked
+        for: its experts are in one process."""
+        if not self.stacked:
+            return Experts(
+                self._matrices(self.up, chosen, dtype), self._matrices(self.down, chosen, dtype),
+                len(chosen),
+            )  # fmt: skip
+        up, down = (self.served.weight(names[0][0], dtype) for names in (self.up, self.down))
+        for stack in (up, down):
+            if list(chosen) != list(range(stack.shape[0])):
+                raise ValueError(
+                    f"{stack.name} is one stack of {stack.shape[0]} experts, of which this process "
+                    f"has {len(chosen)}: quantize the float directory (`blockscale quantize`), "
+                    f"whose files have experts one by one"
+                )
+        return Experts(Matrices(up), Matrices(down), up.shape[0])
+
+    def _matrices(
+        self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype
+    ) -> Matrices:
+        for expert in set(range(len(names))) - set(chosen):  # another process reads them
+            self.served.taken.update(names[expert])
+        return Matrices(None, [self.served.joined(names[each], dtype) for each in chosen])

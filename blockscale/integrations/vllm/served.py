@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a server's layers get of a directory of ours: whole quantized layers, read by name.
+
+Servers join layers (q, k and v; gate and up) and name them after the joined layer. Here each keeps
+its own codes, scales, input format and transform, as it has in the model: two layers whose outer
+scales differ are never given one. Nothing of this file knows a server.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blockscale.core.cuts import cut, placements
+from blockscale.core.pack import inputs_first
+from blockscale.core.reference import QParams
+from blockscale.files.load import quantized_layer, read_quantized
+from blockscale.files.stored_model import StoredModel
+from blockscale.integrations.vllm.experts import StoredExperts
+from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear, QTransposedLinear
+from blockscale.layers.store import QBias, QWeight
+from blockscale.ops.linear import linear
+from blockscale.ops.tensor import QTensor
+
+Names = Sequence[str]
+
+_TABLE = re.compile(r"(embed|wte\.|word_embeddings)")  # names of tables that begin a model
+
+
+@dataclass
+class Served:
+    """A stored model, and which of its quantized tensors a server's layers took.
+
+    name: {the server's name of a tensor: the stored one}, where they differ
+    """
+
+    stored: StoredModel
+    name: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    _tables: dict[tuple[str, tuple[int, int]], QWeight] = field(default_factory=dict)
+
+    def rename(self, to_server: Callable[[str], str | None]) -> None:
+        """From now on the server's names are what `to_server` makes of the stored ones."""
+        every = {*self.stored.metadata.tensors, *self.stored.metadata.aliases, *self.stored.files}
+        self.name = {to: name for name in every if (to := to_server(name)) not in (None, name)}  # type: ignore[misc]
+
+    def tensor(self, name: str) -> str | None:
+        """The quantized tensor that the server calls `name`, followed to what it is tied to."""
+        known = self.stored.metadata
+        followed = (known.aliases.get(each, each) for each in self._stored_names(name))
+        return next((each for each in followed if each in known.tensors), None)
+
+    def _stored_names(self, name: str) -> Iterable[str]:
+        """What the tensor that the server calls `name` may be called in files."""
+        return (self.name.get(each, each) for each in _spellings(name))
+
+    def shards(self, names: Names, what: str) -> list[str] | None:
+        """The stored layers of these server's names, that are one layer of its; None if all are
+        float.
+
+        Raises ValueError if some are quantized and others are not: a server has one method for all.
+        """
+        stored = [self.tensor(f"{name}.weight") for name in names]
+        if not any(stored):
+            return None
+        if not all(stored):
+            plain = [n for n, s in zip(names, stored, strict=True) if s is None]
+            raise ValueError(
+                f"{what} is one layer in the server, of which {', '.join(plain)} are float and the "
+                f"others quantized: quantize all of them or none (Recipe(skip=[…]))"
+            )
+        return [each for each in stored if each is not None]
+
+    def table(self, name: str, shape: tuple[int, int]) -> str | None:
+        """The stored table of embeddings or head `name` [rows, features]; None if it is float.
+
+        One that vLLM's model does not name, and a head that files do not have because it is tied,
+        is the only table of this shape. Raises ValueError where several would do.
+        """
+        if name and (found := self.tensor(f"{name}.weight")) is not None:
+            return found
+        if name and any(each in self.stored.files for each in self._stored_names(f"{name}.weight")):
+            return None
+        known = self.stored.metadata
+        every = [n for n, info in known.tensors.items() if info.shape == shape]
+        every = [n for n in every if _TABLE.search(n)]
+        if len(every) > 1:
+            raise ValueError(f"which of {', '.join(every)} is the model's table of embeddings?")
+        return every[0] if every else None
+
+    def experts(
+        self, name: str, count: int, projections: Sequence[str | None]
+    ) -> StoredExperts | None:
+        """The experts of the server's layer `name`: one by one, or as stacks; None if float.
+
+        projections: what files call gate, up and down
+        """
+        gate, up, down = projections
+        above = name.removesuffix(".routed_experts")
+        first = [each for each in (gate, up) if each is not None]
+
+        def one_by_one(expert: int, of: Sequence[str | None]) -> list[str] | None:
+            names = [f"{above}.{expert}.{each}" for each in of]
+            return self.shards(names, f"expert {expert} of {name}")
+
+        ups = [one_by_one(expert, first) for expert in range(count)]
+        downs = [one_by_one(expert, [down]) for expert in range(count)]
+        if all(ups) and all(downs):
+            return StoredExperts(self, ups, downs, stacked=False)  # type: ignore[arg-type]
+        if any(ups) or any(downs):
+            raise ValueError(
+                f"{name}: some experts are quantized and others are not: quantize all of them or "
+                f"none"
+            )
+        stacks = [self.tensor(f"{above}.{each}") for each in ("gate_up_proj", "down_proj")]
+        if not any(stacks):
+            return None
+        if stacks[0] is None or stacks[1] is None:
+            raise ValueError(
+                f"{name}: one of gate_up_proj and down_proj is quantized: quantize both or none"
+            )
+        return StoredExperts(self, [[stacks[0]]], [[stacks[1]]], stacked=True)
+
+    def joined(
+        self, tensors: Sequence[str], dtype: torch.dtype, parts: Sequence["Part | None"] = ()
+    ) -> "Joined":
+        """The layers of these stored weights as one; parts: what this process has of each."""
+        each = parts or [None] * len(tensors)
+        return Joined([self.layer(t, dtype, p) for t, p in zip(tensors, each, strict=True)])
+
+    def layer(self, tensor: str, dtype: torch.dtype, part: "Part | None" = None) -> QLinear:
+        """The linear layer of a stored weight, or a part of it, with its quantizers and its
+        transform, without a bias.
+
+        Raises ValueError where a part would compute other numbers than the whole does.
+        """
+        info = self.stored.metadata.tensors[tensor]
+        kind = QTransposedLinear if inputs_first(info.layout) else QLinear
+        if len(info.shape) != 2:
+            raise ValueError(f"{tensor} has shape {info.shape}, expected a matrix [n, k]")
+        owner = tensor.rpartition(".")[0]
+        if part is not None and part.dim == 1 and (how := self.stored.metadata.before(owner)):
+            raise ValueError(
+                f"{owner}: its inputs are transformed by {how}, which takes all of them, and each "
+                f"process has a part: set tensor_parallel_size=1"
+            )
+        weight = self.weight(tensor, dtype)
+        if part is not None:
+            weight = _cut(weight, part)
+
+        def make(scheme: object) -> QLayer:
+            return kind(weight, None, scheme)  # type: ignore[arg-type]
+
+        layer = quantized_layer(self.stored, owner, weight, make)
+        assert isinstance(layer, QLinear)
+        if part is not None and part.dim == 1:
+            _check_inputs(tensor, layer)
+        return layer
+
+    def weight(self, tensor: str, dtype: torch.dtype) -> QWeight:
+        """A stored weight, as a layer of this dtype holds it."""
+        found = read_quantized(self.stored, tensor, dtype)
+        if not isinstance(found, QWeight):
+            raise ValueError(f"{tensor} holds sums, which are no weight")
+        found.name = tensor
+        self.taken.add(tensor)
+        return found
+
+    def rows(
+        self, tensor: str, dtype: torch.dtype, device: torch.device, rows: tuple[int, int]
+    ) -> QWeight:
+        """These rows of a table on a device, read once: the head may be tied to it by name."""
+        if (tensor, rows) not in self._tables:
+            whole = self.weight(tensor, dtype)
+            own = whole if rows == (0, whole.shape[0]) else _cut(whole, Part(0, *rows))
+            self._tables[tensor, rows] = own.to(device)
+        return self._tables[tensor, rows]
+
+    def bias(self, layer: str) -> Tensor | None:
+        """A layer's quantized bias as float32 numbers; None where it is float, or there is none."""
+        tensor = self.tensor(f"{layer}.bias")
+        if tensor is None:
+            return None
+        self.taken.add(tensor)
+        held: QBias | QWeight = read_quantized(self.stored, tensor, torch.float32)
+        return held.dequantize(torch.float32)
+
+    def read_names(self) -> set[str]:
+        """The stored tensors that make the layers which were taken, as the file and the server name
+        them.
+
+        Raises ValueError if a quantized tensor was taken by no layer: the model would compute with
+        numbers that were never set.
+        """
+        left = sorted(set(self.stored.metadata.tensors) - self.taken)
+        left = [name for name in left if not name.endswith(".bias")]
+        if left:
+            skip = [name.removesuffix(".weight") for name in left[:3]]
+            raise ValueError(
+                f"{self.stored.path}: {len(left)} quantized tensors belong to layers that the "
+                f"server computes itself, such as {', '.join(left[:3])}: quantize the model with "
+                f"Recipe(skip={skip})"
+            )
+        names = set(self.stored.files) - self.stored.plain()
+        return names | {server for server, name in self.name.items() if name in names}
+
+
+def _spellings(name: str) -> Iterable[str]:
+    """A server's name, and what it is in files of the model without its head, and with it."""
+    yield name
+    yield name.removeprefix("model.")
+    yield f"model.{name}"
+    yield name.removeprefix("transformer.")
+
+
+class Part(NamedTuple):
+    """Outputs (dim 0) or inputs (dim 1) of a layer that one of several processes has."""
+
+    dim: int
+    start: int
+    stop: int
+
+
+def _cut(weight: QWeight, part: Part) -> QWeight:
+    """A part of a weight, copied. Raises ValueError, with its name, where no cut can be."""
+    try:
+        own = cut(weight.operand, *part)
+    except ValueError as error:
+        raise ValueError(f"{weight.name}: {error}") from None
+    parts = {name: part.clone() for name, part in own.qparams._asdict().items() if part is not None}
+    q = QTensor(own.codes.clone(), QParams(**parts), own.format, own.size)
+    held = QWeight(q, tuple(q.shape), weight.dtype, "plain")
+    held.name = weight.name
+    return held
+
+
+def _check_inputs(tensor: str, layer: QLinear) -> None:
+    """Raise ValueError where the inputs of a layer are looked at as a whole, and this process has
+    some of them."""
+    name = tensor.removesuffix(".weight")
+    if layer.input is None:
+        return
+    shape = (1, layer.in_features)
+    shared = [part for part, dim in placements(layer.input.format, shape, 1).items() if dim is None]
+    if not layer.input.static and set(shared) - {"book"}:
+        raise ValueError(
+            f"{name}: the {shared[0]} of its inputs in {layer.input.format} is chosen from all of "
+            f"them, and each process has a part: quantize inputs in groups, such as 'mxfp8', by a "
+            f"static scale, or set tensor_parallel_size=1"
+        )
+
+
+class Joined(nn.Module):
+    """Layers that a server joins to one: x [..., k] -> [..., n of all of them], one after another.
+
+    layers: each with its own format; sizes: the outputs of each
+    """
+
+    def __init__(self, layers: Iterable[QLinear]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.sizes = [layer.out_features for layer in self.layers]
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """bias [n of all]: added before a layer's sums are rounded, as the layer itself does."""
+        each = [None] * len(self.sizes) if bias is None else bias.split(self.sizes)
+        outputs = [_product(layer, x, own) for layer, own in zip(self.layers, each, strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+def _product(layer: QLinear, x: Tensor, bias: Tensor | None) -> Tensor:
+    """QLinear.forward with a bias that is not the layer's own."""
+    x = layer.prepared(x)
+    return layer.finished(linear(x, layer.qweight.operand, bias, layer.of_input(x)))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Our directories in vLLM with our plug-in: greedy tokens are those of `generate` here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import blockscale as bs
+from tests.clients.programs import install
+from tests.clients.vllm import expected_tokens, greedy
+
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(24)] for i in range(3)]
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("installed"))
+
+
+def model(kind: str) -> Any:
+    """A small random decoder whose weights are large enough that tokens differ."""
+    import transformers
+
+    torch.manual_seed(0)
+    common = {
+        "vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128,
+    }  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {"intermediate_size": 256},
+        "Qwen2": {"intermediate_size": 256},  # biases
+        "Qwen3": {"intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": True},
+        "Qwen3Moe": {
+            "intermediate_size": 256, "moe_intermediate_size": 64, "head_dim": 32,
+            "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+        },
+        "Mixtral": {
+            "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**common, **own[kind])
+    built = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in built.parameters():
+            if weight.dim() > 1:
+                weight *= 4
+    return built
+
+
+def served(kind: str, recipe: Any, folder: Path) -> tuple[Path, Any]:
+    """A directory of `blockscale quantize`, and the model that loads it here."""
+    model(kind).save_pretrained(folder / "float")
+    bs.quantize_directory(folder / "float", folder / "ours", recipe)
+    here = model(kind)
+    bs.load(here, folder / "ours")
+    return folder / "ours", here
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        ("Llama", "mxfp4"),
+        ("Llama", bs.Recipe("int8_channel", input="int8_token")),
+        ("Llama", bs.Recipe("e4m3:tile128x128:fp32", input="e4m3:group128:fp32")),
+        ("Qwen2", "bfp8"),
+        ("Qwen3", "nvfp4"),
+        ("Qwen3", "nf4"),
+        ("Qwen3", bs.Recipe("log4", skip=["*.q_proj", "*.k_proj", "*.v_proj"])),
+        ("Qwen3Moe", "int4:group32:fp16"),
+        ("Mixtral", bs.Recipe("nvfp4", skip=["model.embed_tokens"])),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_generate(
+    kind: str, recipe: Any, installed: Path, tmp_path: Path
+) -> None:
+    directory, here = served(kind, recipe, tmp_path)
+    expected = expected_tokens(here, PROMPTS, COUNT)
+    assert len({tuple(each) for each in expected}) == len(PROMPTS)  # they say something
+    assert greedy(directory, PROMPTS, COUNT, installed) == expected
+
+
+def test_a_calibrated_model_with_transforms(installed: Path, tmp_path: Path) -> None:
+    """Saved by save_pretrained: factors before layers, static scales of inputs."""
+    quantized = model("Llama")
+    batches = [torch.tensor(PROMPTS)]
+    recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32", skip=["lm_head"])
+    bs.calibrate(quantized, batches, recipe, transform="smoothquant")
+    quantized.save_pretrained(tmp_path / "ours")
+    expected = expected_tokens(quantized, PROMPTS, COUNT)
+    assert greedy(tmp_path / "ours", PROMPTS, COUNT, installed) == expected
+
+
+def test_compiled(installed: Path, tmp_path: Path) -> None:
+    """vLLM's own default: the model is one torch.compile."""
+    directory, here = served("Llama", "mxfp4", tmp_path)
+    expected = expected_tokens(here, PROMPTS, COUNT)
+    assert greedy(directory, PROMPTS, COUNT, installed, enforce_eager=False) == expected
+
+
+def test_two_processes_that_each_have_a_part(installed: Path, tmp_path: Path) -> None:
+    """Heads of keys are fewer than processes would like: two for two, and cut tables."""
+    recipe = bs.Recipe("mxfp4", input="mxfp8")
+    directory, here = served("Qwen3", recipe, tmp_path)
+    expected = expected_tokens(here, PROMPTS, COUNT)
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    assert greedy(directory, PROMPTS, COUNT, installed, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe", "reason"),
+    [
+        ("Llama", bs.Recipe("mxfp4", skip=["*.k_proj"]), "k_proj are float and the others"),
+        ("Mixtral", "mxfp4", r"server computes itself, such as model\.embed_tokens\.weight"),
+    ],
+)
+def test_a_model_is_refused_that_would_compute_with_nothing(
+    kind: str, recipe: Any, reason: str, installed: Path, tmp_path: Path
+) -> None:
+    """One of several joined layers is float; vLLM gives Mixtral's table to no plug-in."""
+    directory, _ = served(kind, recipe, tmp_path)
+    with pytest.raises(AssertionError, match=reason):
+        greedy(directory, PROMPTS, COUNT, installed)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a server's layers get of a directory: the numbers of the model that loads it here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import blockscale as bs
+from blockscale.files.stored_model import open_stored_model
+from blockscale.integrations.vllm.served import Part, Served
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ATTENTION = "model.layers.0.self_attn"
+QKV = [f"{ATTENTION}.{each}_proj" for each in "qkv"]
+COMMON = {
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96,
+}  # fmt: skip
+
+
+def llama(**options: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**COMMON, **options)).eval()
+
+
+def directory(model: Any, recipe: Any, folder: Path) -> tuple[Served, Any]:
+    """A model's directory, quantized, and the model that has it."""
+    model.save_pretrained(folder / "float")
+    bs.quantize_directory(folder / "float", folder / "ours", recipe)
+    bs.load(model, folder / "ours")
+    return Served(open_stored_model(folder / "ours")), model
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", bs.Recipe("int8_channel", input="int8_token")])
+def test_joined_layers_are_each_layer_after_the_other(recipe: Any, tmp_path: Path) -> None:
+    served, model = directory(llama(attention_bias=True), recipe, tmp_path)
+    shards = served.shards(QKV, "qkv_proj")
+    assert shards == [f"{each}.weight" for each in QKV]
+    layers = [model.get_submodule(each) for each in QKV]
+    joined = served.joined(shards, torch.float32)
+    x = torch.randn(5, 64)
+    bias = torch.cat([layer.bias for layer in layers])
+    assert torch.equal(joined(x, bias), torch.cat([layer(x) for layer in layers], -1))
+    assert joined.sizes == [64, 32, 32]
+
+
+def test_a_calibrated_layer_keeps_its_transform_and_its_scale(tmp_path: Path) -> None:
+    model = llama()
+    recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32")
+    bs.calibrate(model, [torch.arange(48).reshape(2, 24)], recipe, transform="smoothquant")
+    bs.save(model, tmp_path / "ours.safetensors")
+    served = Served(open_stored_model(tmp_path / "ours.safetensors"))
+    x = torch.randn(5, 64)
+    for name in QKV:
+        layer = served.layer(f"{name}.weight", torch.float32)
+        assert layer.before is not None
+        assert layer.input is not None
+        assert layer.input.static
+        assert torch.equal(layer(x), model.get_submodule(name)(x))
+
+
+def test_outputs_and_inputs_are_cut(tmp_path: Path) -> None:
+    served, model = directory(llama(), bs.Recipe("mxfp4", input="mxfp8"), tmp_path)
+    x = torch.randn(5, 64)
+    whole = model.get_submodule(QKV[0])(x)
+    weight = f"{QKV[0]}.weight"
+    for start in (0, 32):
+        rows = served.layer(weight, torch.float32, Part(0, start, start + 32))
+        assert torch.equal(rows(x), whole[:, start : start + 32])
+    halves = [served.layer(weight, torch.float32, Part(1, at, at + 32)) for at in (0, 32)]
+    both = halves[0](x[:, :32]) + halves[1](x[:, 32:])
+    torch.testing.assert_close(both, whole, rtol=1e-5, atol=1e-5)
+    assert halves[0].qweight.nbytes * 2 == model.get_submodule(QKV[0]).qweight.nbytes
+
+
+def test_inputs_that_are_looked_at_as_a_whole_are_not_cut(tmp_path: Path) -> None:
+    served, _ = directory(llama(), bs.Recipe("int8_channel", input="int8_token"), tmp_path)
+    served.layer(f"{QKV[0]}.weight", torch.float32, Part(0, 0, 32))
+    with pytest.raises(ValueError, match=r"q_proj: the scale of its inputs .* chosen from all"):
+        served.layer(f"{QKV[0]}.weight", torch.float32, Part(1, 0, 32))
+
+
+def test_a_cut_through_bytes_names_the_layer(tmp_path: Path) -> None:
+    served, _ = directory(llama(), "mxfp4", tmp_path)
+    with pytest.raises(ValueError, match=r"q_proj\.weight: .* multiples of 2"):
+        served.layer(f"{QKV[0]}.weight", torch.float32, Part(1, 0, 31))
+
+
+def test_a_transform_takes_all_inputs(tmp_path: Path) -> None:
+    model = llama()
+    recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32")
+    bs.calibrate(model, [torch.arange(24)[None]], recipe, transform="smoothquant")
+    bs.save(model, tmp_path / "ours.safetensors")
+    served = Served(open_stored_model(tmp_path / "ours.safetensors"))
+    with pytest.raises(ValueError, match=r"q_proj: its inputs are transformed by .*=1"):
+        served.layer(f"{QKV[0]}.weight", torch.float32, Part(1, 0, 32))
+
+
+def test_layers_that_are_one_are_quantized_together(tmp_path: Path) -> None:
+    served, _ = directory(llama(), bs.Recipe("mxfp4", skip=["*.k_proj", "*.mlp.*"]), tmp_path)
+    with pytest.raises(ValueError, match=r"of which model.layers.0.self_attn.k_proj are float"):
+        served.shards(QKV, "qkv_proj")
+    mlp = [f"model.layers.0.mlp.{each}_proj" for each in ("gate", "up")]
+    assert served.shards(mlp, "gate_up_proj") is None
+
+
+def test_a_weight_that_no_layer_took_is_an_error(tmp_path: Path) -> None:
+    served, _ = directory(llama(), bs.Recipe("mxfp4", skip=["lm_head", "*.mlp.*"]), tmp_path)
+    for name in [*QKV, f"{ATTENTION}.o_proj"]:
+        served.layer(f"{name}.weight", torch.float32)
+    with pytest.raises(ValueError, match=r"1 quantized .* skip=\['model\.embed_tokens'\]"):
+        served.read_names()
+    served.rows("model.embed_tokens.weight", torch.float32, torch.device("cpu"), (0, 96))
+    names = served.read_names()
+    assert f"{QKV[0]}.weight.codes" in names
+    assert "model.norm.weight" not in names
+
+
+def test_names_that_a_server_changes(tmp_path: Path) -> None:
+    served, _ = directory(llama(), bs.Recipe("mxfp4", skip=["lm_head"]), tmp_path)
+    served.rename(lambda name: name.replace("model.layers", "language.blocks"))
+    assert served.tensor("language.blocks.0.self_attn.q_proj.weight") == f"{QKV[0]}.weight"
+    for tensor in served.stored.metadata.tensors:
+        served.weight(tensor, torch.float32)
+    assert "language.blocks.0.self_attn.q_proj.weight.codes" in served.read_names()
+
+
+def test_tables_and_heads(tmp_path: Path) -> None:
+    served, model = directory(llama(tie_word_embeddings=True), "mxfp4", tmp_path)
+    table = "model.embed_tokens.weight"
+    assert served.table("model.embed_tokens", (96, 64)) == table
+    assert served.table("", (96, 64)) == table  # vLLM's Llama does not name it
+    assert served.table("lm_head", (96, 64)) == table
+    assert served.table("", (97, 64)) is None
+    cpu = torch.device("cpu")
+    held = served.rows(table, torch.float32, cpu, (0, 96))
+    assert served.rows(table, torch.float32, cpu, (0, 96)) is held
+    some = served.rows(table, torch.float32, cpu, (32, 64))
+    assert torch.equal(some.dequantize(), model.model.embed_tokens.qweight.dequantize()[32:64])
+
+
+def test_a_head_in_float_and_tables_that_cannot_be_told_apart(tmp_path: Path) -> None:
+    served, _ = directory(llama(), bs.Recipe("mxfp4", skip=["lm_head"]), tmp_path / "a")
+    assert served.table("lm_head", (96, 64)) is None
+    assert served.table("model.embed_tokens", (96, 64)) == "model.embed_tokens.weight"
+    served.stored.metadata.tensors["other_embed.weight"] = served.stored.metadata.tensors[
+        "model.embed_tokens.weight"
+    ]
+    with pytest.raises(ValueError, match=r"which of .*embed_tokens\.weight, other_embed\.weight"):
+        served.table("", (96, 64))
+
+
+def mixture() -> Any:
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **COMMON, moe_intermediate_size=32, head_dim=16, num_experts=4, num_experts_per_tok=2
+        )
+    ).eval()
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize("fmt", ["nvfp4", "int8_channel"])
+def test_experts_of_files_and_of_saved_models(fmt: str, one_by_one: bool, tmp_path: Path) -> None:
+    """The `quantize` command keeps experts apart, `save_pretrained` of a model has stacks."""
+    if one_by_one:
+        served, model = directory(mixture(), fmt, tmp_path)
+    else:
+        model = mixture()
+        bs.quantize_(model, fmt)
+        model.save_pretrained(tmp_path / "ours", save_original_format=False)
+        served = Served(open_stored_model(tmp_path / "ours"))
+    place = "model.layers.0.mlp.experts"
+    stored = served.experts(place, 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stored is not None
+    experts = stored.read(range(4), torch.float32)
+    x, ids = torch.randn(7, 64), torch.rand(7, 4).argsort(-1)[:, :2]
+    weights = torch.rand(7, 2)
+
+    def silu(y: torch.Tensor) -> torch.Tensor:
+        gate, up = y.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    layer = model.model.layers[0].mlp.experts
+    expected = layer(x, ids, weights)
+    torch.testing.assert_close(experts(x, weights, ids, silu), expected, rtol=1e-5, atol=1e-6)
+    if one_by_one:  # two of them in this process
+        some = stored.read([3, 1], torch.float32)
+        where = torch.tensor([-1, 1, -1, 0])
+        part = some(x, weights, where[ids], silu)
+        mine = torch.where((ids == 3) | (ids == 1), weights, 0.0)
+        torch.testing.assert_close(part, layer(x, ids, mine), rtol=1e-5, atol=1e-6)
+    else:
+        with pytest.raises(ValueError, match="one stack of 4 experts, of which this process has 2"):
+            stored.read([3, 1], torch.float32)
+
+
+def test_experts_of_which_some_are_float(tmp_path: Path) -> None:
+    projections = ["gate_proj", "up_proj", "down_proj"]
+    place = "model.layers.0.mlp.experts"
+    skip = ["*.experts.2.*"]
+    served, _ = directory(mixture(), bs.Recipe("mxfp4", skip=skip), tmp_path)
+    with pytest.raises(ValueError, match="some experts are quantized and others are not"):
+        served.experts(place, 4, projections)
+    assert served.experts("model.layers.1.mlp.experts", 4, projections) is None
