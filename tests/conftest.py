@@ -28,7 +28,8 @@ if not torch.cuda.is_available():  # before anything imports Triton, as torchao 
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
     # `torch.manual_seed` keeps its caller's whole stack for a device that may come later: half a
     # millisecond of each test, and memory that grows.
-    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.manual_seed_all = lambda seed: None
 
 # A first call may compile or page in: time says nothing about a property.
 hypothesis.settings.register_profile(
