@@ -2,10 +2,12 @@
 """Tensors that a graph holds: found by node, put under dotted names, dropped when nothing reads
 them. The graph's own modules are changed, never the tensors, which other models may share."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, fx, nn
 
-from blockscale.core.torch_private import detect_fake_mode
+from blockscale.core.torch_private import FakeTensor
 from blockscale.core.untrusted import kind_of
 from blockscale.graph.nodes import SCOPE
 
@@ -108,12 +110,13 @@ def drop_unused(graph: fx.GraphModule) -> int:
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     named = [n for n, _ in graph.named_parameters(remove_duplicate=False)]
     named += [n for n, _ in graph.named_buffers(remove_duplicate=False)]
+    kept = read | called
     for name in named:
-        if not any(_inside(name, whole) for whole in read | called):
+        if name not in kept and not any(whole in kept for whole in _above(name)):
             path, _, last = name.rpartition(".")
             delattr(graph.get_submodule(path), last)
             gone += 1
-    _drop_empty(graph, "", read | called)
+    _drop_empty(graph, "", kept)
     return gone
 
 
@@ -136,15 +139,17 @@ def _holds(owner: nn.Module, name: str) -> bool:
     return name in owner._parameters or name in owner._buffers
 
 
-def _inside(name: str, whole: str) -> bool:
-    return name == whole or name.startswith(f"{whole}.")
+def _above(name: str) -> Iterator[str]:
+    """The names of the modules that something lies in: a, a.b of a.b.c."""
+    steps = name.split(".")
+    return (".".join(steps[:count]) for count in range(1, len(steps)))
 
 
 def _set_value(graph: fx.GraphModule, node: fx.Node, tensor: Tensor) -> None:
-    values = [each.meta["val"] for each in graph.graph.nodes if "val" in each.meta]
-    mode = detect_fake_mode(values)
-    if mode is not None:
-        node.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
+    values = (each.meta.get("val") for each in graph.graph.nodes)
+    known = next((each for each in values if isinstance(each, FakeTensor)), None)
+    if known is not None:
+        node.meta["val"] = known.fake_mode.from_tensor(tensor, static_shapes=True)
 
 
 def _drop_empty(module: nn.Module, path: str, kept: set[str]) -> None:

@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
 
 import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.ops import linear
 from blockscale.ops import primitives as P
-from blockscale.ops.op import OPS
+from blockscale.ops.op import OPS, _remembering
 from tests.support.op_samples import FORMATS, K, bits, samples
 from tests.support.some import crossed
 
@@ -43,6 +46,76 @@ def test_schema_and_fake(fmt: str, dtype: torch.dtype) -> None:
             torch.library.opcheck(OPS[name].overload, flat, test_utils=utils)
             with bs.use("reference"):  # tests/kernels compares kernels, some within a tolerance
                 assert bits(OPS[name](*args)) == bits(OPS[name].reference(*args)), name
+
+
+def told(value: object) -> object:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    return [told(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_shapes_that_are_asked_twice(fmt: str) -> None:
+    for name, many in samples(fmt).items():
+        for args in many:
+            expected = told(OPS[name].reference(*args))
+            flat = OPS[name].flatten(*args)
+            for _ in range(2):  # each of a mode of its own
+                mode = FakeTensorMode()
+                fakes = pytree.tree_map_only(Tensor, mode.from_tensor, flat)
+                with mode:
+                    found = OPS[name].overload(*fakes)
+                assert told(found) == expected, name
+                assert all(e.fake_mode is mode for e in pytree.tree_leaves(found)), name
+
+
+def test_a_shape_is_remembered_by_all_that_it_depends_on() -> None:
+    remembered, mode, runs = _remembering(), FakeTensorMode(), []
+
+    def ask(x: Tensor, *more: object, error: bool = False) -> object:
+        def run() -> Tensor:
+            runs.append(x)
+            if error:
+                raise ValueError("no shape")
+            return x.new_empty(x.shape, dtype=torch.int8)
+
+        return told(remembered((x, *more), run))
+
+    with mode:
+        x = torch.empty(4, 6)
+        others = [
+            torch.empty(6, 4),
+            torch.empty(6, 4).t(),
+            x.half(),
+            torch.empty(4, 6, device="meta"),
+        ]
+    for _ in range(2):
+        assert ask(x, "int8", 1) == ((4, 6), (6, 1), torch.int8, torch.device("cpu"))
+    assert len(runs) == 1
+    for args in [*((each, "int8", 1) for each in others), (x, "int4", 1), (x, "int8", True),
+                 (x, "int8", 1, None), (x, "int8", [1])]:  # fmt: skip
+        before = len(runs)
+        ask(*args)
+        assert len(runs) == before + 1, args
+    with pytest.raises(ValueError, match="no shape"):
+        ask(x, "error", error=True)
+    ask(x, "error")  # is asked again
+    before = len(runs)
+    for _ in range(2):
+        ask(torch.empty(4, 6))  # a tensor with numbers
+    assert len(runs) == before + 2
+
+
+def test_a_free_size_is_not_remembered() -> None:
+    remembered, runs = _remembering(), []
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(
+        torch.empty(4, 6), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2)
+    )
+    for _ in range(2):
+        remembered((x,), lambda: runs.append(x))
+    assert len(runs) == 2
 
 
 ONCE = [*zip(sorted(OPS), FORMATS, strict=False)]
