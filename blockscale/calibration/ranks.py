@@ -28,6 +28,10 @@ class AgreedError(Exception):
     be pickled."""
 
 
+class ElsewhereError(RuntimeError):
+    """Another process raised something, which it says itself."""
+
+
 class Failure(NamedTuple):
     """What one process raised, in words; and itself, where all are to raise it."""
 
@@ -308,7 +312,7 @@ class Ranks:
         if error is not None and not isinstance(error, AgreedError):
             raise error
         rank, failure = others[0]
-        raise RuntimeError(
+        raise ElsewhereError(
             f"process {rank} of {self.size} raised {failure.told} (this is process {self.rank}); "
             "nothing was changed in any of them"
         )

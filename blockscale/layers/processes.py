@@ -8,6 +8,7 @@ model with quantized layers says that they need not be sent.
 """
 
 import hashlib
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,6 +119,17 @@ def check_group(group: Group, called: str, *, compared: bool = True) -> None:
 def is_group(group: object) -> bool:
     """Whether this is a process group of torch.distributed."""
     return dist.is_available() and isinstance(group, dist.ProcessGroup)
+
+
+def launched() -> bool:
+    """Whether torchrun, or what sets the same variables, started several of this process."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in needed) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints for all that torchrun started."""
+    return not launched() or int(os.environ["RANK"]) == 0
 
 
 def processes() -> int:

@@ -2,14 +2,18 @@
 """`blockscale quantize` with presets: on a text, and without one."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
+from blockscale.layers.processes import is_first, launched
 from tests.support.cli_model_directory import tiny, tokenizer
 
 TEXT = "the a on for in the the for a in on on the a " * 40
@@ -136,3 +140,63 @@ def test_a_format_alone_is_calibrated_as_the_closest_preset(model, text, tmp_pat
     assert "weight by gptq" in result.stdout
     recipe = json.loads((out / "blockscale_ledger.json").read_text())["recipe"]
     assert recipe["calibration"] == {"transform": "awq", "weight": "gptq"}
+
+
+def test_a_weight_algorithm_of_ones_own(model, text, tmp_path):
+    out = tmp_path / "out"
+    result = run(
+        "quantize", model, out, "-r", "int4", "--calibrate", text, *SHORT, "--weight", "mse"
+    )
+    assert result.exit_code == 0, result.output
+    assert "weight by mse" in result.stdout
+    result = run("quantize", model, tmp_path / "other", "-r", "int4", "--weight", "mse")
+    assert result.exit_code == 1
+    assert "--weight is chosen from data: name a text by --calibrate" in result.output
+
+
+def test_who_prints_and_writes(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    assert not launched() and is_first()
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert launched() and not is_first()
+    monkeypatch.setenv("RANK", "0")
+    assert launched() and is_first()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not launched()
+
+
+def by_torchrun(count, *args):
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    command += ("--nproc-per-node", str(count), "-m", "blockscale", "quantize", *map(str, args))
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(model, text, tmp_path):
+    """All files, to the byte, but for the order of the metadata in the head of the weights' file,
+    which safetensors leaves to chance; the first process alone prints."""
+    options = ("-r", "w4a4-nvfp4", "--calibrate", text, "--tokens", "16", "--sequences", "5")
+    assert run("quantize", model, tmp_path / "one", *options).exit_code == 0
+    result = by_torchrun(2, model, tmp_path / "two", *options)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("wrote ") == 1
+    one, two = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert [f.name for f in one] == [f.name for f in two]
+    for a, b in zip(one, two, strict=True):
+        if a.name == "blockscale_ledger.json":
+            ledgers = [json.loads(file.read_text()) for file in (a, b)]
+            for ledger in ledgers:
+                del ledger["files"]["model.safetensors"]["sha256"]
+            assert ledgers[0] == ledgers[1]
+        elif a.suffix == ".safetensors":
+            tensors = [load_file(file) for file in (a, b)]
+            assert tensors[0].keys() == tensors[1].keys()
+            for name, tensor in tensors[0].items():
+                same = tensors[1][name].contiguous().flatten().view(torch.uint8)
+                assert torch.equal(tensor.contiguous().flatten().view(torch.uint8), same), name
+        else:
+            assert a.read_bytes() == b.read_bytes(), a.name
+    again = by_torchrun(2, model, tmp_path / "two", *options)
+    assert again.returncode and "process 0 of 2 raised" in again.stderr

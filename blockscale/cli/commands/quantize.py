@@ -1,131 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`blockscale quantize --calibrate`: a model's directory, quantized with what a text shows."""
+"""`blockscale quantize`: a model's directory in, a quantized one out."""
 
 import json
-import shutil
-import sys
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
 
-from blockscale.calibration.calibrate import calibrate
-from blockscale.cli.evaluating import tokenizer_of
-from blockscale.cli.model_directory import fitting, read_model
+from blockscale.cli.calibrating import Calibrating, calibrated_directory
 from blockscale.cli.progress import Bar
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown, shown_lines
-from blockscale.evaluation.texts import Text, held_out, windows
-from blockscale.files.directory.digests import file_digest
-from blockscale.files.directory.model_files import LEDGER
-from blockscale.files.directory.output import absolute, check_apart, check_names, check_target
 from blockscale.files.directory.plan import DirectoryLedger
 from blockscale.files.directory.quantize_directory import (
-    as_json,
     check_output,
     plan_directory,
     quantize_directory,
 )
-from blockscale.files.directory.swap import restore, whole_folder
-from blockscale.files.metadata import VERSION
+from blockscale.layers.processes import is_first
 from blockscale.reporting.ledger import ledger_notes, ledger_table
 from blockscale.reporting.table import size
-
-_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json")
-_NO_TOKENIZER = "put the model's there (tokenizer.json), which --calibrate reads the text with"
-
-
-@dataclass(frozen=True)
-class Calibrating:
-    """text: a file, or "-" for Python's help texts; length and count of the sequences of it;
-    strict and seed as in `bs.calibrate`."""
-
-    text: Path
-    length: int
-    count: int
-    strict: bool = False
-    seed: int = 0
-
-    @property
-    def source(self) -> Text:
-        """The text itself."""
-        return held_out(None if str(self.text) == "-" else self.text)
-
-    def rows(self, model: nn.Module, path: Path) -> Tensor:
-        """int64 [sequences, tokens]. Raises ValueError for a text that fills none."""
-        length = fitting(model, self.length)
-        return windows(self.source, tokenizer_of(path, _NO_TOKENIZER), length, self.count)
-
-
-def calibrated_directory(
-    path: Path, out: Path, recipe: Recipe, how: Calibrating, *, force: int = 0, quiet: bool = False
-) -> Ledger:
-    """Calibrate the model of a directory, and write it with the files beside its weights.
-
-    `out` appears when it is complete. Raises FileError for directories that cannot be used,
-    ValueError for a model that is quantized, a text that is too short, and as `bs.calibrate`.
-    """
-    goal = absolute(out)
-    check_apart(path, goal)
-    restore(goal)
-    check_names(goal, ())
-    check_target(goal, force)
-    model, ours = read_model(path, "auto")
-    if ours:
-        raise ValueError(f"{path} is quantized already: name the float model's directory")
-    rows = how.rows(model, path)
-    batches = [{"input_ids": x[None], "attention_mask": torch.ones_like(x[None])} for x in rows]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown
-        ledger = calibrate(
-            model, batches, recipe, weight="auto", strict=how.strict, seed=how.seed,
-            progress=not quiet,
-        )  # fmt: skip
-    if not ledger.quantized:
-        raise ValueError(f"the recipe quantizes nothing in {path}")
-    with whole_folder(goal, bool(force)) as folder:
-        model.save_pretrained(folder)  # type: ignore[operator]
-        _copy_others(path, folder)
-        about = _about(model, path, how, tuple(rows.shape), folder)
-        (folder / LEDGER).write_bytes(as_json(about | ledger.to_dict()))
-    return ledger
-
-
-def _copy_others(path: Path, folder: Path) -> None:
-    """What lies beside a model's weights: tokenizer, settings, its card."""
-    for file in sorted(path.iterdir()):
-        kept = file.is_file() and not file.name.startswith(".")
-        kept = kept and not file.name.endswith(_NOT_COPIED) and file.name != LEDGER
-        if kept and not (folder / file.name).exists():
-            shutil.copyfile(file, folder / file.name)
-
-
-def _about(
-    model: Any, path: Path, how: Calibrating, shape: tuple[int, ...], folder: Path
-) -> dict[str, Any]:
-    """What the ledger says besides, as of a directory that was rounded; and of the text."""
-    text = how.source
-    recipe = model.hf_quantizer.quantization_config.recipe
-    files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-        for file in sorted(folder.iterdir())
-    }
-    return {
-        "version": VERSION, "source": str(path.absolute()), "recipe": recipe.to_dict(),
-        "calibrated_with": {"text": text.name, "text_sha256": text.digest,
-                            "sequences": shape[0], "length": shape[1]},
-        "seed": how.seed, "blockscale": sys.modules["blockscale"].__version__,
-        "torch": torch.__version__, "files": files,
-    }  # fmt: skip
-
-
-# `blockscale quantize`: a model's directory in, a quantized one out.
 
 
 def quantize(  # noqa: PLR0913 - one argument an option
@@ -152,6 +50,10 @@ def quantize(  # noqa: PLR0913 - one argument an option
     ] = None,
     sequences: Annotated[int, typer.Option(metavar="N", min=1, help="Of the text.")] = 32,
     tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Per sequence.")] = 512,
+    weight: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How --calibrate chooses them (the preset's)."),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Fail if a layer of the recipe is skipped."),
@@ -177,19 +79,23 @@ def quantize(  # noqa: PLR0913 - one argument an option
     The recipe is a preset (blockscale presets), a format (a name or a spelling), a recipe's JSON,
     or a .json file with one. Tensors are streamed, so a model may be larger than memory. OUT_DIR
     appears when it is complete; to continue a run that was stopped or killed, give the same command
-    again. With --calibrate the whole model is read and run by transformers.
+    again. With --calibrate the whole model is read and run by transformers; torchrun … -m
+    blockscale quantize … shares the sequences out to processes, with the same result.
     """
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()
     if calibrate is not None:
         if dry_run:
             raise ValueError("--dry-run shows what is decided without data: leave out --calibrate")
-        how = Calibrating(calibrate, tokens, sequences, strict, seed)
+        how = Calibrating(calibrate, tokens, sequences, strict, seed, weight)
         found = calibrated_directory(model, out, chosen, how, force=force, quiet=quiet or as_json)
-        _show(found, as_json, quiet, {"seconds": time.monotonic() - began})
-        if not as_json and not quiet:
-            print(f"wrote {out} in {time.monotonic() - began:.1f} s")
+        if is_first():
+            _show(found, as_json, quiet, {"seconds": time.monotonic() - began})
+            if not as_json and not quiet:
+                print(f"wrote {out} in {time.monotonic() - began:.1f} s")
         return
+    if weight is not None:
+        raise ValueError("--weight is chosen from data: name a text by --calibrate")
     if dry_run:
         plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
         check_output(out, plan, force)
