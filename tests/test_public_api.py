@@ -88,6 +88,7 @@ PARAMETERS = {
         "resume",
         "group",
         "padding",
+        "experts",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],
     "Recipe": [

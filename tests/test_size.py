@@ -16,8 +16,8 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibration/calibrate.py:calibrate": (
-        101,
-        "four fifths are its signature and the docstring of its seventeen options",
+        103,
+        "four fifths are its signature and the docstring of its eighteen options",
     ),
     "layers/apply.py:quantize_": (
         54,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """bs.calibrate: quantize a model with what can be learned from data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,13 @@ from blockscale.calibration import observers
 from blockscale.calibration.agreement import dealt
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.blocks.calls import BlockAlgorithm
+from blockscale.calibration.experts import (
+    Said,
+    same_modules,
+    stacks_of,
+    tell_lists,
+    unstacked,
+)
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.rotations.rotated import check_rotatable, rotated
@@ -48,6 +55,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     resume: str | Path | None = None,
     group: Group = None,
     padding: str | bool | None = MASK,
+    experts: int = 128,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
     graph that `bs.graph.prepare` gave learn from it what its convert needs.
@@ -96,6 +104,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         that it says are padding stay out of observers, statistics and errors where a layer's input
         is [batch, tokens, features]; the ledger says how many, and which layers see them. None or
         False: all tokens count.
+    experts: tokens that an expert's own statistics need. Those that saw fewer are filled up to as
+        many with the statistics of all experts of their layer; the ledger names them. 0: none are.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
     that is sharded or dispatched; RuntimeError where processes end with other codes, or another
@@ -103,7 +113,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     is as it was before.
     """
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
-                seed=seed, padding=Padding(padding).key)  # fmt: skip
+                seed=seed, padding=Padding(padding).key, minimum=_least(experts))  # fmt: skip
     own: Any = getattr(model, "calibrate_from", None)
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
@@ -130,6 +140,15 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         ledger = turned.told(folding.told(ledger))
     ledger.warn()
     return ledger
+
+
+def _least(experts: int) -> int:
+    if isinstance(experts, bool) or not isinstance(experts, int) or experts < 0:
+        raise ValueError(
+            "experts must be the least number of tokens that an expert's own statistics need, a "
+            f"whole number >= 0, got {experts!r}"
+        )
+    return experts
 
 
 def _read(sequential: bool | str) -> bool | str:
@@ -170,12 +189,18 @@ def _quantized(
         check(plans, planned, recipe, strict=data.strict)
     else:
         data.settler.planned = [p for p in planned if isinstance(p, ParameterPlan)]
-    session = chosen(model, plans, methods, data)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    with unstacked(model, planned if data.settler is None else [], recipe) as stacks:
+        every = [*plans, *(layer for stack in stacks for layer in stack.layers)]
+        session = chosen(model, every, methods, data)
+    same_modules(modules, model)
+    tell_lists(session)
+    told = stacks_of(session, stacks)
     ledger = apply(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
         made=session.made, built=session.built,
     )  # fmt: skip
-    return told_by(ledger, session)
+    return told_by(ledger, session, told)
 
 
 def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
@@ -193,8 +218,11 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
 _READ = "plain rounding: it is not the weight of a layer, so there is no data about its inputs"
 
 
-def told_by(ledger: Ledger, session: Session) -> Ledger:
-    """The ledger with how each layer was done, and what was noted on the way."""
+def told_by(ledger: Ledger, session: Session, stacks: Mapping[str, Said] | None = None) -> Ledger:
+    """The ledger with how each layer was done, and what was noted on the way.
+
+    stacks: what is said of stacks of experts
+    """
     entries = []
     for entry in ledger:
         details = session.details.get(entry.name)
@@ -207,6 +235,10 @@ def told_by(ledger: Ledger, session: Session) -> Ledger:
             told = ", ".join(dict.fromkeys([*details, *dynamic]))
             notes = (*entry.notes, *session.notes[entry.name])
             entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+        elif entry.status == "quantized" and entry.name in (stacks or {}):
+            of_stack = (stacks or {})[entry.name]
+            told = "; ".join(filter(None, [*of_stack.details, entry.details]))
+            entry = replace(entry, details=told, notes=(*entry.notes, *of_stack.notes))  # noqa: PLW2901
         elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
             told = "; ".join(filter(None, [_READ, entry.details]))
             entry = replace(entry, details=told)  # noqa: PLW2901

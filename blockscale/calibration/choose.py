@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.blocks.calls import BlockAlgorithm
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
+from blockscale.calibration.mixing import place_of
 from blockscale.calibration.places import share
-from blockscale.calibration.session import Session, has_rows, width
+from blockscale.calibration.session import Session, has_rows, of_a_stack, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
@@ -56,9 +57,15 @@ def statistics_bytes(plan: Plan) -> float:
 
 def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
     """The place of a layer: its parent module, as query, key and value have one; but each child of
-    an nn.Sequential or nn.ModuleList is a place of its own."""
+    an nn.Sequential or nn.ModuleList is a place of its own. A stack of experts is a place, and so
+    are the experts of a list."""
 
     def place(plan: Plan) -> str:
+        if of_a_stack(plan):  # gate and up of all experts, and after them all down
+            stack, _ = plan.module.of_stack  # type: ignore[misc]
+            return str(stack.name)
+        if (experts := place_of(plan)) is not None:
+            return experts[0].rpartition(".")[0]
         parent = plan.name.rpartition(".")[0]
         one_by_one = isinstance(model.get_submodule(parent), nn.Sequential | nn.ModuleList)
         return plan.name if one_by_one else parent
@@ -87,6 +94,8 @@ def tell_untransformed(
             why = (
                 "its convolution has groups" if plan.owns_weight and not plan.tied else "it is tied"
             )
+            if of_a_stack(plan):
+                why = "experts in a stack have one input each and hold nothing before it"
             session.details[plan.name].append(f"{transform.name}: not transformed, {why}")
 
 
@@ -188,7 +197,7 @@ def choose_weight(
     stored = weight_of(plan)
     if place.before is not None:
         stored = place.before.to_weight(stored)
-    settle_top(plan, session.layers, session.places)
+    settle_top(plan, session.named, session.places)
     notes: list[str] = []
     drift = session.drifts.pop(plan.name, None)
     more = {"drift": drift} if getattr(algorithm, "needs_drift", False) else {}

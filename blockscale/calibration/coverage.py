@@ -30,15 +30,32 @@ class Coverage:
 
     layers: dict[str, Seen] = field(default_factory=dict)
     batches: int = 0
+    _stacks: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """The layers that saw nothing."""
-        return tuple(name for name, seen in self.layers.items() if seen.rows == 0)
+        """The layers that saw nothing; but for the matrices of a stack that the model reads in a
+        way of its own, so that nobody can tell what they see."""
+        some = {
+            id(self._stacks[n])
+            for n, seen in self.layers.items()
+            if seen.rows and n in self._stacks
+        }
+        return tuple(
+            name
+            for name, seen in self.layers.items()
+            if seen.rows == 0 and not self._unknown(name, some)
+        )
+
+    def _unknown(self, name: str, known: set[int]) -> bool:
+        stack = self._stacks.get(name)
+        return stack is not None and bool(stack.unseen) and id(stack) not in known
 
     def counter(self, plan: Plan) -> Callback:
         """A callback for `watch` that counts what the layer sees."""
         seen = self.layers.setdefault(plan.name, Seen())
+        for stack in getattr(plan.module, "of_stack", ())[:1]:
+            self._stacks[plan.name] = stack
 
         def count(x: Tensor, y: Any) -> None:
             del y

@@ -251,16 +251,16 @@ def _symmetric(x: Tensor) -> Tensor:
 class GramCollector:
     """Gathers the gram matrix of a layer's inputs alone.
 
-    features: k
+    features: k; sum: X^T X [k, k] float64 of `rows` rows
     """
 
     def __init__(self, features: int, device: torch.device):
-        self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
+        self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
         self.rows = self.skipped = 0
 
     def add(self, product: Product) -> None:
         """What `product_of` made of further rows."""
-        self._sum += product.sum
+        self.sum += product.sum
         self.rows += product.rows
         self.skipped += product.skipped
 
@@ -268,7 +268,7 @@ class GramCollector:
         """X^T X / rows [k, k] float64. Raises ValueError if nothing was seen."""
         if self.rows == 0:
             raise ValueError("it saw no data")
-        return self._sum / self.rows
+        return self.sum / self.rows
 
 
 class DriftCollector:

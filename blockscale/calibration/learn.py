@@ -21,11 +21,18 @@ from blockscale.calibration.choose import (
     side_by_side,
     statistics_bytes,
 )
+from blockscale.calibration.mixing import Mixing, place_of
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.places import share
 from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.ranks import ALONE, Ranks
-from blockscale.calibration.session import Session, has_rows, nbytes_of, static_parts
+from blockscale.calibration.session import (
+    Session,
+    has_rows,
+    nbytes_of,
+    static_parts,
+    takes_transform,
+)
 from blockscale.calibration.walk.resume import Finished, told_apart
 from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
 from blockscale.calibration.walk.weights import Options, Settler
@@ -52,6 +59,7 @@ class Data(NamedTuple):
     seed: int | None = None
     padding: str | bool | None = MASK
     ranks: Ranks = ALONE
+    minimum: int = 0  # tokens that an expert's own statistics need
 
 
 def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
@@ -105,6 +113,8 @@ def _session(
 ) -> Session:
     session = Session(model, plans, source, strict=data.strict, observed=True, ranks=data.ranks)
     session.padding = padding
+    session.mixing = Mixing(session.layers, data.minimum)
+    session.deal(session.layers)
     return session
 
 
@@ -122,7 +132,8 @@ def _finished(
     draws = callable(getattr(methods.algorithm, "quantize_block", None))
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
     left = [f"{padding.left} padding tokens left out"] if padding.left else []
-    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left)
+    mixed = [f"experts {data.minimum}"] if any(place_of(plan) for plan in layers) else []
+    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left, *mixed)
     return Finished(data.resume, run)
 
 
@@ -248,7 +259,7 @@ class _Steps:
     ):
         algorithm, transform, observer = methods
         layers = [plan for plan in plans if isinstance(plan, Plan)]
-        fit = [plan for plan in layers if has_rows(plan) and not plan.tied]
+        fit = [plan for plan in layers if takes_transform(plan)]
         self.to_transform = groups(fit, statistics_bytes, budget) if transform else []
         sizes = {
             (plan, part): nbytes_of(plan, part, observer)

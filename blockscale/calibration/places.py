@@ -24,7 +24,10 @@ Chosen = tuple[QTensor, list[str]]  # codes, and notes
 def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
     """All that was chosen for a layer: tensors by name, and what JSON holds."""
     place, held = session.places[plan.name], dict[str, Tensor]()
-    about: Told = {"details": session.details[plan.name], "notes": session.notes[plan.name]}
+    about: Told = {
+        "details": session.details[plan.name], "notes": session.notes[plan.name],
+        "tokens": session.tokens.get(plan.name), "own": session.mixing.own.get(plan.name),
+    }  # fmt: skip
     if place.weight is not None:
         about["size"] = place.weight.size
         held |= _named(f"{plan.name}.weight", tensors_of(place.weight))
@@ -53,6 +56,9 @@ def unpack(plan: Plan, session: Session, held: Mapping[str, Tensor], about: Told
             setattr(place, part, quantizer)
     session.details[plan.name] = about["details"]
     session.notes[plan.name] = about["notes"]
+    for known, key in ((session.tokens, "tokens"), (session.mixing.own, "own")):
+        if about.get(key) is not None:
+            known[plan.name] = about[key]
 
 
 def tensors_of(q: QTensor) -> dict[str, Tensor]:

@@ -119,6 +119,7 @@ class Ranks:
         self.total: int | None = None
         self.now = 0
         self._owners: dict[str, int] = {}
+        self._together: Mapping[str, str] = {}
         self._adds: list[Callable[..., None]] = []
         self._outbox = _Outbox()
         self._failed: Exception | None = None
@@ -130,8 +131,12 @@ class Ranks:
 
     # --- who does what
 
-    def deal(self, costs: Mapping[str, float]) -> None:
-        """Let these layers have owners: the dearest first, each to who has least to do so far."""
+    def deal(self, costs: Mapping[str, float], together: Mapping[str, str] | None = None) -> None:
+        """Let these layers have owners: the dearest first, each to who has least to do so far.
+
+        together: {layer: the name in `costs` that stands for it and others}
+        """
+        self._together = together or {}
         loads = [0.0] * self.size
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
             owner = loads.index(min(loads))
@@ -140,7 +145,7 @@ class Ranks:
 
     def owner(self, name: str) -> int:
         """Who gathers and chooses for a layer."""
-        return self._owners.get(name, 0)
+        return self._owners.get(self._together.get(name, name), 0)
 
     def owns(self, name: str) -> bool:
         """Whether that is this process."""

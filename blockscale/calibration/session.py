@@ -2,6 +2,7 @@
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from blockscale.calibration.input_stats import (
     seen_by,
     watch,
 )
+from blockscale.calibration.mixing import Mixing
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE, Ranks
@@ -107,7 +109,10 @@ class Session:
         self.ranks = ranks
         self.model, self._data, self.strict = model, data, strict
         self.padding = Padding()
+        self.mixing = Mixing()
+        self.tokens: dict[str, int] = {}  # rows that each layer saw
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
+        self.named = {plan.name: plan for plan in self.layers}
         self.places = supplied(plans, observed=observed)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
@@ -119,8 +124,11 @@ class Session:
 
     def deal(self, plans: Sequence[Plan]) -> None:
         """Let the layers have owners, by what it takes to gather and choose for them: these are
-        chosen for at the same time."""
-        self.ranks.deal({plan.name: _cost(plan) for plan in plans})
+        chosen for at the same time. Experts whose statistics mix have one owner."""
+        costs: Counter[str] = Counter()
+        for plan in plans:
+            costs[self.mixing.sets.get(plan.name, plan.name)] += _cost(plan)
+        self.ranks.deal(costs, self.mixing.sets)
 
     @property
     def data(self) -> Batches:
@@ -152,6 +160,7 @@ class Session:
         self.merge(counted, list(counted.layers))
         if self.strict:
             counted.raise_if_unseen()
+        self.tokens = {name: seen.rows for name, seen in counted.layers.items()}
         for name in counted.unseen:
             self.notes[name].append(f"saw no data in {counted.batches} batches")
 
@@ -210,13 +219,16 @@ class Session:
         """What has to be told of these layers' inputs, and what then holds their grams."""
         collectors = {p.name: GramCollector(width(p), p.parameter.device) for p in plans}
         last = LastProducts()
-        return {p.name: self._weigh(p, collectors[p.name], last) for p in plans}, collectors
+        callbacks = {p.name: self._weigh(p, collectors[p.name], last) for p in plans}
+        for plan, into in self.mixing.others(plans):
+            callbacks[plan.name] = self._weigh(plan, into, last)
+        return callbacks, collectors
 
     def weighed(self, collectors: Mapping[str, GramCollector]) -> dict[str, Tensor]:
-        """The grams of those that saw any input."""
+        """The grams of those that saw any input, and of experts that are filled up with others'."""
         for name, collector in collectors.items():
             self._tell_skipped(name, collector.skipped)
-        return {name: each.result() for name, each in collectors.items() if each.rows}
+        return self.mixing.mixed(collectors)
 
     def _weigh(self, plan: Plan, into: GramCollector, last: LastProducts) -> Callback:
         before = self.places[plan.name].before
@@ -255,11 +267,12 @@ class Session:
 
     def observed(self, observers: Sequence[Observing]) -> None:
         """The static scales that the observers choose now."""
-        for plan, part, observer in observers:
+        for _, _, observer in observers:
             if observer.merges_exactly and not self.ranks.alone:
                 observer.all_reduce_(self.ranks.group)
+        for plan, part, _ in observers:
             if self.ranks.owns(plan.name):
-                self._set_scale(plan.name, part, observer)
+                self._set_scale(plan.name, part, self.mixing.observer(plan, part, observers))
 
     def _looking(self, plan: Plan, part: str, observer: Observer) -> Callback:
         before = self.places[plan.name].before
@@ -342,6 +355,25 @@ def has_rows(plan: Plan) -> bool:
     """Whether the layer's output is rows @ weight.T for one matrix of rows: no table, no groups."""
     takes = plan.kind.takes_input
     return takes and plan.owns_weight and getattr(plan.module, "groups", 1) == 1
+
+
+def of_a_stack(plan: Plan) -> bool:
+    """Whether it is a matrix of a stack, which is a layer only while a model is calibrated."""
+    return hasattr(plan.module, "of_stack")
+
+
+def takes_transform(plan: Plan) -> bool:
+    """Whether something can be put before the layer."""
+    return has_rows(plan) and not plan.tied and not of_a_stack(plan)
+
+
+def told_changed(name: str) -> str:
+    """What is raised of a model that does not keep its modules."""
+    return (
+        f"the model changed {name or 'itself'} while it was calibrated (a list of experts that is "
+        "made anew in each call?), so that its data are not of what it has now: calibrate a model "
+        "whose modules stay, or skip these layers"
+    )
 
 
 def static_parts(plan: Plan) -> Iterator[str]:

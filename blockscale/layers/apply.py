@@ -156,10 +156,11 @@ def _layers(
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
+    named = {plan.name: plan for plan in plans if isinstance(plan, Plan)}
     for plan in plans:
         if isinstance(plan, Plan):
             if plan.name not in built:
-                settle_top(plan, plans, places)
+                settle_top(plan, named, places)
             made = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
             layer, entries[plan.name] = made
             weights.setdefault(id(plan.parameter), layer.qweight)

@@ -15,7 +15,7 @@ from blockscale.core import joined_weights
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.pack import to_stored
 from blockscale.layers.parameters import ParameterPlan
-from blockscale.layers.plan import Decision, Plan
+from blockscale.layers.plan import Plan
 from blockscale.layers.saturation import block_ranges
 from blockscale.layers.supplied import Supplied
 
@@ -35,18 +35,16 @@ def largest(tops: Sequence[Tensor]) -> Tensor:
     return reduce(torch.maximum, (each.to(tops[0].device) for each in tops))
 
 
-def settle_top(plan: Plan, plans: Sequence[Decision], places: Mapping[str, Supplied]) -> None:
+def settle_top(plan: Plan, plans: Mapping[str, Plan], places: Mapping[str, Supplied]) -> None:
     """Find the top of a layer, and of all that share its outer scale, if nobody has so far.
 
+    plans: {first name: the layer}, of all that are quantized
     Those whose codes are supplied keep them, and the others do not look at them.
     """
     if not plan.joined or places[plan.name].top is not None:
         return
-    group = [
-        each
-        for each in plans
-        if isinstance(each, Plan) and each.name in plan.joined and places[each.name].weight is None
-    ]
+    known = [plans[name] for name in plan.joined if name in plans]
+    group = [each for each in known if places[each.name].weight is None]
     if plan.name not in [each.name for each in group] or len(group) < 2:
         return
     top = largest([top_of(each, places[each.name]) for each in group])

@@ -113,6 +113,8 @@ def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]
             continue
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
             continue
+        if "expert" in chain.rpartition(".")[2].lower():
+            continue  # they stand side by side: what one gives is no input of the next
         blocks = [f"{chain}.{key}" if chain else key for key, _ in module.named_children()]
         if len(blocks) != len(module) or len({type(each) for each in module}) > 1:
             continue  # a block that stands there twice, or blocks of several kinds

@@ -10,6 +10,7 @@ from torch import Tensor
 from blockscale.calibration.choose import groups, statistics_bytes
 from blockscale.calibration.coverage import Coverage
 from blockscale.calibration.input_stats import Callback, DriftCollector, InputStats, rows_of, watch
+from blockscale.calibration.mixing import matched, place_of
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.places import share
 from blockscale.calibration.session import (
@@ -75,9 +76,12 @@ class FloatInputs:
 
     def _add(self, plan: Plan, x: Tensor, y: Any) -> None:
         """A call's input, and that of the same call in the float model. Inputs that are as far from
-        each other as from zero are of other rows: an expert's, to whom other tokens were sent."""
+        each other as from zero are of other rows. An expert may get other tokens than in the float
+        model: those that both models sent to it are compared."""
         held, x = self._held[plan.name], x.detach()
         wanted = held.pop(0) if held else None
+        if wanted is not None and place_of(plan) is not None:
+            x, wanted = matched(x, wanted)
         if wanted is None or wanted.shape != x.shape or _apart(x, wanted):
             self._unlike[plan.name] += 1
             return
@@ -206,7 +210,7 @@ class Looker:
             share(self.session, observed, lambda: self.session.observed(observers))  # noqa: B023
             grams |= self.session.weighed(collectors)
             if floats is not None:
-                self.session.drifts |= floats.result()
+                self.session.drifts |= self.session.mixing.drifts(floats.result())
         return grams
 
     def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:
@@ -214,8 +218,10 @@ class Looker:
         self.counted.batches = batches
         if self.session.strict:
             self.counted.raise_if_unseen()
+        unseen = set(self.counted.unseen)
         for plan in plans:
-            if plan.name in self.counted.unseen:
+            self.session.tokens[plan.name] = self.counted.layers[plan.name].rows
+            if plan.name in unseen:
                 self.session.notes[plan.name].append(f"saw no data in {batches} batches")
 
     def in_order(self, plans: Sequence[Plan]) -> list[Plan]:

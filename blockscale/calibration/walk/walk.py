@@ -21,7 +21,7 @@ from blockscale.calibration.blocks.record import record, run_around
 from blockscale.calibration.choose import groups, side_by_side, statistics_bytes, tell_untransformed
 from blockscale.calibration.input_stats import watch
 from blockscale.calibration.observers import Spec
-from blockscale.calibration.session import Session, has_rows, static_parts
+from blockscale.calibration.session import Session, has_rows, static_parts, takes_transform
 from blockscale.calibration.walk.statistics import FloatInputs, Looker
 from blockscale.calibration.walk.weights import Options, Weights, standing_in
 from blockscale.layers.apply import swap
@@ -281,7 +281,7 @@ class Walk:
 
     def _fit(self, plans: Sequence[Plan]) -> list[Plan]:
         """Those that a transform can be for."""
-        some = [plan for plan in plans if has_rows(plan) and not plan.tied]
+        some = [plan for plan in plans if takes_transform(plan)]
         return some if self.transform is not None else []
 
     def _weighed(self, plans: Sequence[Plan]) -> list[Plan]:

@@ -18,7 +18,7 @@ from blockscale.calibration.blocks.find import Block
 from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.places import share
-from blockscale.calibration.session import Session
+from blockscale.calibration.session import Session, told_changed
 from blockscale.calibration.walk.resume import Finished
 from blockscale.core.work import Progress
 from blockscale.layers.apply import swap
@@ -152,7 +152,7 @@ class Settler:
         for plan in without_dynamic(plans, lambda plan: places[plan.name].input is not None):
             assert isinstance(plan, Plan)
             place = places[plan.name]
-            settle_top(plan, session.layers, places)
+            settle_top(plan, session.named, places)
             session.built[plan.name] = build(plan, self._weights, place, self.seed)
         inside = [each for each in self.planned if each.name.startswith(f"{block}.")]
         tops = parameter_tops(inside)
@@ -214,7 +214,7 @@ def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
         if q is None:  # what will be rounded plainly
             stored = weight_of(plan)
             stored = stored if place.before is None else place.before.to_weight(stored)
-            settle_top(plan, session.layers, session.places)
+            settle_top(plan, session.named, session.places)
             q = coded(stored, by_nearest(plan.format), None, place.top)[0]
         kept = {
             part: fmt
@@ -242,10 +242,15 @@ def standing_in(model: nn.Module, layers: dict[str, QLayer]) -> Iterator[None]:
     for layer in layers.values():
         layer.training = False
     old = swap(model, layers)
+    there: dict[str, nn.Module] = dict(layers)
     try:
         yield
+        there = {name: model.get_submodule(name) for name in layers}
     finally:
         swap(model, old)
+    for name, layer in layers.items():
+        if there[name] is not layer:
+            raise RuntimeError(told_changed(name))
 
 
 def quantized_so_far(session: Session, plans: Sequence[Plan], *, inputs: bool) -> dict[str, QLayer]:
@@ -303,7 +308,7 @@ class Weights:
         own = [plan for plan in plans if plan.owns_weight]
         steps, places = Steps(self.steps, self._progress), self.session.places
         for plan in own:
-            settle_top(plan, self.session.layers, places)
+            settle_top(plan, self.session.named, places)
         task = BlockTask(
             block.name, block.module, own, places, calls, targets, grams, self._seed, steps,
             self.session.ranks,

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Mixtures of transformers, calibrated: every way through the experts is seen."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.layers.held_parameters import all_held
+from tests.layers.experts.families import FAMILIES, build
+
+pytest.importorskip("transformers")
+FEW = ("mixtral", "gpt_oss", "llama4_text")  # the first of each way that families have
+WAYS = ("eager", "grouped_mm", "batched_mm")
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(0, 96, (2, 24), generator=draw)} for _ in range(2)]
+
+
+def loss(model: Any, floats: Any) -> float:
+    with torch.no_grad():
+        pairs = [(model(**b).logits, floats(**b).logits) for b in batches()]
+    return sum(float((a - b).square().sum()) for a, b in pairs)
+
+
+def check(kind: str) -> None:
+    floats = build(kind)
+    only = bs.Recipe(rules={"*.experts": "mxfp4"}) if kind in FEW else bs.Recipe("mxfp4")
+    plain, done = copy.deepcopy(floats), copy.deepcopy(floats)
+    bs.quantize_(plain, only)
+    ledger = bs.calibrate(done, batches(), only, weight="gptq", progress=False)
+    assert loss(done, floats) < 0.95 * loss(plain, floats)
+    told = {
+        entry.name: entry.details
+        for entry in ledger.quantized
+        if entry.name in dict(all_held(done))
+    }
+    assert told
+    for name, details in told.items():
+        if name.endswith("bias"):  # which the rule names, too
+            assert details.startswith("plain rounding")
+        elif name.endswith("mlp.w2"):  # of DBRX, whose blocks do not run along the sum
+            assert "its products are not seen" in details
+        else:
+            assert details.startswith("weight by gptq")
+            assert "tokens per expert: least" in details
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_families(kind: str) -> None:
+    check(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind not in FEW])
+def test_other_families(kind: str) -> None:
+    check(kind)
+
+
+def test_every_way_through_the_experts_sees_the_same_tokens() -> None:
+    found = []
+    for way in WAYS:
+        model = build("qwen3_moe")
+        model.set_experts_implementation(way)
+        ledger = bs.calibrate(model, batches(), "mxfp4", weight="gptq", progress=False)
+        found.append({entry.name: entry.details for entry in ledger if "experts" in entry.name})
+    assert found[0] == found[1] == found[2]
+    assert "tokens per expert" in found[0]["model.layers.0.mlp.experts.down_proj"]
