@@ -18,6 +18,7 @@ from blockscale.calibration.algorithms.spinquant import SpinQuant
 from blockscale.calibration.ranks import Ranks
 from tests.calibration.walk.networks import Decoder, Plain
 from tests.calibration.walk.networks import decoder as plain_decoder
+from tests.support.mixtures import K, OfStacks
 
 STATIC = bs.Recipe("int4:group8:fp32", "int8:tensor:fp32")
 WEIGHTS = bs.Recipe("int4:group8:fp32")
@@ -80,6 +81,15 @@ def padded(count: int) -> list[Any]:
     return rows
 
 
+def stacked() -> nn.Module:
+    return OfStacks(bias=-1e9).eval()
+
+
+def tokens(count: int) -> list[Any]:
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randn(1, 20 + i, K, generator=draw) for i in range(count)]
+
+
 def sent(count: int) -> list[Any]:
     draw = torch.Generator().manual_seed(2)
     return [(torch.randn(2, 4, 5 + i, generator=draw), (0, 2, 1)[i % 3]) for i in range(count)]
@@ -94,6 +104,7 @@ CASES: dict[str, Case] = {
         decoder, ids, STATIC, {"weight": GPTQ(asymmetric=True), "transform": "awq"},
     ),
     "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
+    "stacks, few tokens": (stacked, tokens, bs.Recipe("int4:group32:fp32"), {"weight": "gptq"}),
     "moving average": (
         decoder, ids, STATIC, {"weight": "search", "observer": "moving_average:0.1"},
     ),
