@@ -8,7 +8,7 @@ A file's space is reserved before its first tensor is computed. Reading goes thr
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -117,13 +117,20 @@ class Reader(Closing):
     def _fill(self, target: memoryview, start: int) -> None:
         done = 0
         while done < len(target):
-            data = os.pread(self._file, min(_CHUNK, len(target) - done), start + done)
-            if not data:
+            count = self._read(target[done : done + _CHUNK], start + done)
+            if not count:
                 raise FileError(
                     f"{self.path}: ends at byte {start + done}: it was truncated while being read"
                 )
-            target[done : done + len(data)] = data
-            done += len(data)
+            done += count
+
+    def _read(self, target: memoryview, start: int) -> int:
+        """Fill the beginning of `target`; returns how many bytes came."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file, [target], start)
+        data = os.pread(self._file, len(target), start)  # old systems
+        target[: len(data)] = data
+        return len(data)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -154,6 +161,24 @@ class Writer(Closing):
         except BaseException:
             os.close(self._file)
             raise
+
+    @classmethod
+    def join(cls, path: Path, size: int, tensors: Mapping[str, StoredTensor]) -> Self:
+        """A file of `size` bytes that another process has begun: some of its tensors.
+
+        Raises FileError where it is not there in that size.
+        """
+        writer = cls.__new__(cls)
+        writer._path, writer._tensors, writer.resumed = path, tensors, True
+        try:
+            writer._file = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+        except OSError as error:
+            raise FileError(f"{path} cannot be written ({error.strerror})") from None
+        found = os.fstat(writer._file).st_size
+        if found != size:
+            os.close(writer._file)
+            raise FileError(f"{path} has {found} bytes, expected {size} as it was begun")
+        return writer
 
     def close(self) -> None:
         """Close the file, written or not."""

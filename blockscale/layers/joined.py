@@ -11,12 +11,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from blockscale.core import joined_weights
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.pack import to_stored
 from blockscale.layers.parameters import ParameterPlan
 from blockscale.layers.plan import Plan
-from blockscale.layers.saturation import block_ranges
+from blockscale.layers.saturation import tops_of
 from blockscale.layers.supplied import Supplied
 
 
@@ -27,7 +26,7 @@ def top_of(plan: Plan | ParameterPlan, place: Supplied | None = None) -> Tensor:
     if place is not None and place.before is not None:
         stored = place.before.to(stored.device).to_weight(stored.to(torch.float32))
     with subnormals_kept():
-        return joined_weights.top_of(block_ranges(stored, plan.format), plan.format)
+        return tops_of(stored, plan.format).amax(-2, keepdim=True)
 
 
 def largest(tops: Sequence[Tensor]) -> Tensor:

@@ -21,9 +21,15 @@ from blockscale.layers.expert_stacks import PLAIN, stacks
 from blockscale.layers.held_parameters import hold, parameters_again
 from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_adapter, why_not_weight
-from blockscale.layers.saturation import block_ranges, saturates, told_of_odd
+from blockscale.layers.saturation import (
+    block_ranges,
+    saturates,
+    told_of_clipped,
+    told_of_odd,
+)
 from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_codes import by_kernel, clipped
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
@@ -194,17 +200,20 @@ def coded(
     top: the largest numerator of all weights that share its outer scale, which it decides
     """
     notes = list(lost_signs("weight", stored, fmt))
+    draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
+    if (done := by_kernel(stored, fmt, draws, top)) is not None:
+        outside, scales = clipped(stored, done.qparams, fmt), done.qparams.scale.numel()
+        notes += told_of_clipped(outside, scales, fmt)
+        return QTensor(*done, fmt, stored.shape[-1] if stored.ndim else 1), notes
     ranges = block_ranges(stored, fmt)
     outer = None if top is None else outer_of(top, fmt, stored.shape)
-    if clipped := int(saturates(ranges.low, ranges.high, fmt, outer).sum()):
-        told = f"{clipped} of {ranges.low.numel()} scales are outside the range of {fmt.scale}"
-        notes.append(told)
+    outside = int(saturates(ranges.low, ranges.high, fmt, outer).sum())
+    notes += told_of_clipped(outside, ranges.low.numel(), fmt)
     if outer is None:
-        return quantize(stored, fmt, seed=seed), notes
+        return quantize(stored, fmt, seed=draws), notes
     with subnormals_kept():
         qparams = reference.qparams_from_range(*ranges, fmt, outer)
         qparams = reference.settled(stored, ranges, qparams, fmt)
-    draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
     packed = primitives.quantize(stored, quantizer(qparams, fmt, draws))
     return QTensor(packed, qparams, fmt, stored.shape[-1]), notes
 

@@ -18,6 +18,7 @@ from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
+BY_KERNEL = 8  # times as many go to a kernel at once, beside which only codes take memory
 
 Region = tuple[slice, ...]  # the first dimensions of a tensor that has one entry for each block
 
@@ -28,6 +29,15 @@ class Slab(NamedTuple):
     start: int
     stop: int
     matrix: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many indices these are."""
+        return self.stop - self.start
+
+    def part(self, first: int, count: int) -> "Slab":
+        """`count` of its indices, from its own `first` on."""
+        return Slab(self.start + first, self.start + first + count, self.matrix)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,12 @@ class Cuts:
     def elements(self) -> int:
         """Of the largest slab."""
         return min(self.rows, self.count) * prod(self.shape[self.dim + 1 :])
+
+    def unit(self, blocks: Iterable[Sizes]) -> int:
+        """How many indices hold whole blocks, of those that have a size along this dimension."""
+        if not self.shape:
+            return 1
+        return lcm(*(sizes[self.dim] for sizes in blocks if sizes[self.dim] != WHOLE))
 
     def spans(self, sizes: Sizes) -> bool:
         """Whether a block of `sizes` reaches from one slab into another."""

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Quantize one tensor a slab at a time, to the bits of quantizing it whole.
 
-Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):
+The fused kernel of a format chooses scales and codes at once, where there is one
+(layers/weight_codes.py), else the reference. Three cases, by what spans the slabs
+(blockscale/files/slabs/cutting.py):
 
     nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
     a block         a first pass merges the ranges of the slabs, and two more the sums of means
@@ -14,34 +16,31 @@ Three cases, by what spans the slabs (blockscale/files/slabs/cutting.py):
 Blocks over the flattened tensor that end within rows let nothing be cut: it is one slab.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.sums import in_units, mean_of, unit_exponent
-from blockscale.core.block import WHOLE, Block, Blocks
+from blockscale.core.block import WHOLE
 from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import outer_of
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
 from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Region, Slab
+from blockscale.files.slabs.first_pass import FirstPass, Read
 from blockscale.files.slabs.pool import Map
-from blockscale.layers.saturation import not_finite, saturates
+from blockscale.layers.saturation import ends, not_finite, saturates, told_of_clipped
 from blockscale.layers.signs import lost_signs
+from blockscale.layers.weight_codes import by_kernel, clipped, has_kernel
 from blockscale.ops import primitives
 from blockscale.ops.batching import within_rows
 
 _LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64
-
-T = TypeVar("T")
-Read = Callable[[Cuts, Slab], Tensor]  # a slab, with the rank of the shape that is cut
 
 
 class Piece(NamedTuple):
@@ -81,9 +80,11 @@ class TensorQuantizer:
         fmt = within_rows(fmt, shape)
         self._read, self._fmt, self._seed, self._map = read, fmt, seed, run
         self._odd = self._clipped = self._scales = 0
+        self._top: Tensor | None = None  # as FirstPass.tops, where an outer scale is shared
         self._outer: Tensor | None = None
         self._signs: tuple[str, ...] = ()
-        elements = cutting.SLAB if elements is None else elements
+        if elements is None:
+            elements = cutting.SLAB * (cutting.BY_KERNEL if _in_large_slabs(fmt, shape) else 1)
         if fmt.rounding == "stochastic":
             elements = max(elements // _STOCHASTIC, 1)
         self._shape = cutting.flat_shape(shape, fmt)
@@ -96,14 +97,16 @@ class TensorQuantizer:
         self._scale = self._sizes["scale"]
         if self._cuts.elements > _LARGE * elements:
             self._map = map  # blocks that may not be cut: one at a time
+        self._first = FirstPass(read, self._cuts, self._sizes, fmt, self._map)
 
     def top(self) -> Tensor:
         """The largest numerator of the tensor, in one pass: as core.joined_weights.top_of."""
-        return self._tops().amax(-2, keepdim=True)
+        return self._first.tops().amax(-2, keepdim=True)
 
     def share(self, top: Tensor) -> None:
         """Take the outer scale of all whose largest numerator this is."""
-        self._outer = outer_of(top, self._fmt, self._shape)
+        self._top = top.expand(self._fmt.stored(self._shape)["outer"][1])
+        self._outer = reference.outer_of(self._top, self._fmt)
 
     def pieces(self) -> Iterator[Piece]:
         """Codes and scales, slab by slab; each part's rows come in order."""
@@ -120,34 +123,91 @@ class TensorQuantizer:
         notes = []
         if self._odd:
             notes.append(f"{self._odd} of {prod(self._shape)} weights are NaN or infinite")
-        if self._clipped:
-            which = f"{self._clipped} of {self._scales} scales"
-            notes.append(f"{which} are outside the range of {self._fmt.scale}")
+        notes += told_of_clipped(self._clipped, self._scales, self._fmt)
         return (*notes, *self._signs)
 
     def _passes(self) -> Iterator[Done]:
         cuts = self._cuts
         spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
-        if spans and ("scale" in spans or "offset_outer" in spans or cuts.dim):
-            ranges = self._all_ranges()
+        if spans and not self._outer_alone(spans):
+            ranges = self._first.ranges()
             qparams, done = self._choose_all(ranges)
             self._settle(ranges, qparams)
             yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
             if spans and self._outer is None:
-                self._outer = reference.outer_of(self._tops(), self._fmt)
+                self._top = self._first.tops()
+                self._outer = reference.outer_of(self._top, self._fmt)
             yield from self._map(self._alone, cuts.slabs)
+
+    def _outer_alone(self, spans: set[str]) -> bool:
+        """Whether what spans slabs is chosen before them: an outer scale, not across matrices."""
+        if self._cuts.dim:
+            return spans == {"outer"} and self._sizes["outer"][0] == 1
+        return not spans & {"scale", "offset_outer"}
 
     def _alone(self, slab: Slab) -> Done:
         """A slab that shares nothing with the others but an outer scale."""
         x = self._read(self._cuts, slab)
+        return self._fused(x, slab) or self._by_reference(x, slab)
+
+    def _fused(self, x: Tensor, slab: Slab) -> Done | None:
+        """Codes and scales by one kernel; None where there is none."""
+        top = None if self._top is None else self._top[self._outers(slab)]
+        rows = x
+        if top is not None and self._cuts.dim:  # of a stack, this is a matrix
+            if (1, *self._fmt.block.sizes_for(2)) != self._scale:
+                return None
+            rows, top = x[0], top[0]
+        coded = by_kernel(rows, self._fmt, self._drawn(slab), top)
+        if coded is None:
+            return None
+        packed, qparams = coded
+        if rows is not x:
+            packed, qparams = packed[None], QParams(*(p if p is None else p[None] for p in qparams))
+        return Done(
+            (*self._scale_pieces(qparams, slab), self._codes_piece(packed, slab)),
+            self._not_finite(x),
+            clipped(x, qparams, self._fmt),
+            qparams.scale.numel(),
+            self._lost_signs(x),
+        )
+
+    def _not_finite(self, x: Tensor) -> int:
+        return 0 if self._first.finite else not_finite(x)
+
+    def _lost_signs(self, x: Tensor) -> tuple[str, ...]:
+        """A note, where a format without values below 0 loses some."""
+        if self._fmt.element.signed:
+            return ()
+        both = ends(x)
+        low = torch.tensor(both[0]) if both is not None else x.masked_fill(~x.isfinite(), 0.0)
+        return tuple(lost_signs("weight", low, self._fmt))
+
+    def _by_reference(self, x: Tensor, slab: Slab) -> Done:
+        """The same step by step, in slabs that are smaller if this one is made for a kernel."""
+        dim, unit = self._cuts.dim, self._cuts.unit(self._sizes.values())
+        count = max(cutting.SLAB * slab.rows // max(x.numel(), 1) // unit, 1) * unit
+        if count >= slab.rows:
+            return self._in_steps(x, slab)
+        each = [
+            self._in_steps(rows, slab.part(at * count, rows.shape[dim]))
+            for at, rows in enumerate(x.split(count, dim))
+        ]
+        pieces = tuple(piece for done in each for piece in done.pieces)
+        odd, clips, scales = (
+            sum(getattr(done, name) for done in each) for name in ("odd", "clipped", "scales")
+        )
+        return Done(pieces, odd, clips, scales, next((d.signs for d in each if d.signs), ()))
+
+    def _in_steps(self, x: Tensor, slab: Slab) -> Done:
         outer = None if self._outer is None else self._outer[self._outers(slab)]
         ranges = reference.ranges(x, self._fmt)
         qparams, done = self._choose(ranges, outer)
         qparams = reference.settled(x, ranges, qparams, self._fmt)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
-        return done._replace(pieces=pieces, odd=not_finite(x))
+        return done._replace(pieces=pieces, odd=self._not_finite(x))
 
     def _settle(self, ranges: Ranges, qparams: QParams) -> None:
         """Choose again, in place, between two scales of each block of a format that compares them.
@@ -174,69 +234,11 @@ class TensorQuantizer:
         x = self._read(self._cuts, slab)
         regions = {part: self._cuts.region(slab, sizes) for part, sizes in self._sizes.items()}
         own = QParams(**{part: getattr(qparams, part)[at] for part, at in regions.items()})
-        return Done((self._codes(x, slab, own),), odd=not_finite(x))
-
-    def _tops(self) -> Tensor:
-        """The largest numerator for each outer scale, which it alone decides [its shape]."""
-        tops = torch.zeros(self._fmt.stored(self._shape)["outer"][1])
-
-        def own(slab: Slab) -> Tensor:
-            return reference.tops(
-                reference.ranges(self._read(self._cuts, slab), self._fmt), self._fmt
-            )
-
-        slabs = self._cuts.slabs
-        for slab, found in zip(slabs, self._map(own, slabs), strict=True):
-            at = self._outers(slab)
-            tops[at] = torch.maximum(tops[at], found)
-        return tops
+        return Done((self._codes(x, slab, own),), odd=self._not_finite(x))
 
     def _outers(self, slab: Slab) -> Region:
         """The outer scales that a slab has a part of."""
         return self._cuts.region(slab, self._sizes["outer"])
-
-    @property
-    def _bare(self) -> bool:
-        """Whether ranges need not hold 0, so that a block without finite values has none."""
-        return self._fmt.offset is not None
-
-    def _all_ranges(self) -> Ranges:
-        """The ranges of the whole tensor."""
-        shape = self._fmt.block.scale_shape(self._shape)
-        end = torch.inf if self._bare else 0.0
-        low, high = torch.full(shape, end), torch.full(shape, -end)
-        poisoned = torch.zeros(shape, dtype=torch.bool)
-        for region, own in self._each(self._own_ranges):
-            low[region] = torch.minimum(low[region], own.low)
-            high[region] = torch.maximum(high[region], own.high)
-            poisoned[region] |= own.poisoned
-        none = low > high
-        low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
-        if self._cuts.spans(self._scale):
-            blocks = StreamedBlocks(torch.maximum(-low, high), self._fmt.block, self._each)
-            return reference.with_means(Ranges(low, high, poisoned), blocks, self._fmt)
-        return Ranges(low, high, poisoned)
-
-    def _each(self, work: Callable[[Tensor, Region], T]) -> Iterator[tuple[Region, T]]:
-        """`work` of every slab, as float32, and the region of its scales."""
-        regions = [self._cuts.region(slab, self._scale) for slab in self._cuts.slabs]
-        pairs = zip(self._cuts.slabs, regions, strict=True)
-        results = self._map(
-            lambda pair: work(reference.widen(self._read(self._cuts, pair[0])), pair[1]), pairs
-        )
-        return zip(regions, results, strict=True)
-
-    def _own_ranges(self, x: Tensor, region: Region) -> Ranges:
-        """Of one slab; where blocks span slabs, of its values, even if a scale will be a mean."""
-        del region
-        if not self._cuts.spans(self._scale):
-            return reference.ranges(x, self._fmt)
-        found = reference.extremes(Blocks(x, self._fmt.block), self._fmt)
-        if not self._bare:
-            return found
-        some = Blocks(x.isfinite().to(x.dtype), self._fmt.block).range()[1] > 0
-        low = torch.where(some, found.low, torch.inf)
-        return Ranges(low, torch.where(some, found.high, -torch.inf), found.poisoned)
 
     def _choose_all(self, ranges: Ranges) -> tuple[QParams, Done]:
         """`_choose` for all, a matrix at a time where a stack's share nothing: it needs memory."""
@@ -259,9 +261,9 @@ class TensorQuantizer:
         return qparams, Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
 
     def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:
-        """The scales of a slab; what slabs share, as an outer scale, comes with the first."""
+        """The scales of a slab; what several share comes with the first of them."""
         for part, sizes in self._sizes.items():
-            if self._row(slab, self._scale) == 0 or not self._cuts.spans(sizes):
+            if slab.start == 0 or not self._cuts.spans(sizes):
                 yield Piece(part, self._row(slab, sizes), self._flat(getattr(qparams, part)))
 
     def _row(self, slab: Slab, sizes: Sizes) -> int:
@@ -272,66 +274,37 @@ class TensorQuantizer:
         return slab.matrix * -(-self._cuts.count // size) + slab.start // size
 
     def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:
-        row = slab.matrix * self._cuts.count + slab.start
-        seed = torch.tensor([self._seed, row * prod(self._shape[self._cuts.dim + 1 :])])
-        packed = primitives.quantize(x, quantizer(qparams, self._fmt, seed))
-        return Piece("codes", row, self._flat(packed))
+        packed = primitives.quantize(x, quantizer(qparams, self._fmt, self._drawn(slab)))
+        return self._codes_piece(packed, slab)
+
+    def _drawn(self, slab: Slab) -> Tensor:
+        """The seed, and the index of a slab's first element."""
+        return torch.tensor([self._seed, self._first_row(slab) * self._row_size])
+
+    def _codes_piece(self, packed: Tensor, slab: Slab) -> Piece:
+        return Piece("codes", self._first_row(slab), self._flat(packed))
+
+    def _first_row(self, slab: Slab) -> int:
+        """The first row of a slab, those of the matrices before it counted."""
+        return slab.matrix * self._cuts.count + slab.start
+
+    @property
+    def _row_size(self) -> int:
+        return prod(self._shape[self._cuts.dim + 1 :])
 
     def _flat(self, part: Tensor) -> Tensor:
         """Part of what is stored, with the dimensions up to the cut one as one."""
         return part.flatten(0, 1) if self._cuts.dim else part
 
 
-# Blocks that span slabs: the means that `Blocks.mean_magnitude` gives, summed slab by slab.
-#
-# The sums are of integers (docs/numerics.md, 3.2), so how a block is cut changes no bit of them.
-
-
-class PartialSums(NamedTuple):
-    """Of one slab, one entry for each block that it has a part of: int64."""
-
-    total: Tensor  # magnitudes in units (core.means)
-    number: Tensor  # how many they are
-
-
-OfSlab = Callable[[Tensor, Region], PartialSums]
-Each = Callable[[OfSlab], Iterator[tuple[Region, PartialSums]]]
-
-
-class StreamedBlocks(Blocks):
-    """Stands in for the Blocks of a whole tensor, to an element that asks for means."""
-
-    def __init__(self, largest: Tensor, block: Block, each: Each):
-        """largest: the largest finite magnitude of each block [scale's shape].
-
-        each: calls a function with every slab and the region of its scales, gives both back.
-        """
-        self.shape = tuple(largest.shape)
-        self._each = each
-        self._power = unit_exponent(largest)
-        sizes = block.sizes_for(largest.ndim)
-        self._spanned = tuple(dim for dim, size in enumerate(sizes) if size == WHOLE)
-
-    def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
-        """The mean of |x| in each block, over |x| > `above` if given: one per block."""
-        total = torch.zeros(self.shape, dtype=torch.int64)
-        count = torch.zeros_like(total)
-
-        def sums(x: Tensor, region: Region) -> PartialSums:
-            return self._sums(x, region, None if above is None else above[region])
-
-        for region, (more, number) in self._each(sums):
-            total[region] += more
-            count[region] += number
-        return mean_of(total, count, self._power)
-
-    def _sums(self, x: Tensor, region: Region, above: Tensor | None) -> PartialSums:
-        """The magnitudes of one slab that count, in whole units, and how many there are."""
-        chosen = x.isfinite()
-        size = torch.where(chosen, x, 0.0).abs()
-        if above is not None:
-            chosen = chosen & (size > above)
-        units = torch.where(chosen, in_units(size, self._power[region]), 0)
-        return PartialSums(
-            units.sum(self._spanned, keepdim=True), chosen.sum(self._spanned, keepdim=True)
-        )
+def _in_large_slabs(fmt: Format, shape: tuple[int, ...]) -> bool:
+    """Whether slabs go to a kernel, or what is asked of them takes little memory beside them."""
+    if not has_kernel(fmt) or not can_be_cut(fmt):
+        return False
+    sizes = block_sizes(fmt, len(shape))["scale"]
+    if WHOLE not in sizes[:-1]:
+        return True
+    numbers = fmt.element.numbers(fmt.wide)
+    ranged = numbers is not None and numbers.statistic in ("magnitude", "high")
+    alone = sizes[0] in (1, WHOLE) and all(size == WHOLE for size in sizes[1:])
+    return ranged and alone and fmt.offset is None

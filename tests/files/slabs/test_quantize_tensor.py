@@ -14,8 +14,10 @@ from blockscale.core.block import WHOLE, Blocks, read_block
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.files.metadata import TensorInfo
+from blockscale.files.slabs.first_pass import StreamedBlocks
 from blockscale.files.slabs.pool import Pool
-from blockscale.files.slabs.quantize_tensor import StreamedBlocks, TensorQuantizer
+from blockscale.files.slabs.quantize_tensor import TensorQuantizer
+from blockscale.kernels.registry import use
 from tests.support.some import crossed
 from tests.support.strategies import SHAPES, spellings, tensors
 
@@ -217,3 +219,30 @@ def test_blocks_that_slabs_cut_cannot_compare_two_scales():
     check(torch.randn(12, 8), fmt, 10**6)
     with pytest.raises(ValueError, match=r"do not lie in slabs of rows.*in memory"):
         check(torch.randn(12, 8), fmt, 8)
+
+
+@pytest.mark.parametrize(
+    "name", [*formats(), "int8:block*x*:fp32", "e2m1:group16:(e4m3:block*x*:fp32)"]
+)
+@pytest.mark.parametrize("shape", [(40, 64), (3, 40, 64)])
+def test_finite_weights_go_to_kernels_alone(name, shape, monkeypatch):
+    """The reference takes twenty times as long: it is for numbers that are not finite."""
+    x, fmt = torch.randn(shape).bfloat16(), parse(name)
+    expected = whole(x, fmt, 7)
+    for each in ("ranges", "extremes"):
+        monkeypatch.setattr(reference, each, None)
+    found, _ = assembled(x, fmt, 7, 700, map)
+    assert all(torch.equal(found[part], expected[part]) for part in expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["nvfp4", "int8", "uint8:group8:fp32", "int4:group8:fp16", "mxfp4"]
+)
+@pytest.mark.parametrize("shape", [(40, 64), (3, 40, 64)])
+def test_notes_are_those_of_the_reference(name, shape):
+    x = torch.randn(shape) * 10 ** (20 * torch.randn(shape))
+    x[1, 3], x[2] = math.inf, 0.0
+    seen = [assembled(x, parse(name), 7, elements, map)[1] for elements in (300, 10**6)]
+    with use("reference"):
+        assert seen == [assembled(x, parse(name), 7, 300, map)[1]] * 2
+    assert seen[0]
