@@ -28,7 +28,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
 from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
-from blockscale.kernels.cuda.matmul.operands import Call, Weight
+from blockscale.kernels.cuda.matmul.operands import ProductCall, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops.linear import linear
 
@@ -158,9 +158,9 @@ def compile_all(cases: list[tuple], workers: int) -> None:
     seen = {}
     for what, fmt, xf, n, k, m in cases:
         r = reading(fmt, k) if what == "weight" else None
-        for choice in to_measure(Call(what, fmt, m, n, k, True), r):
+        for choice in to_measure(ProductCall(what, fmt, m, n, k, True), r):
             own = choice.way in ("tile", "few", "fused") or what != "weight"  # kernels
-            if not own and choice != to_measure(Call(what, fmt, m, n, k, True), r)[0]:
+            if not own and choice != to_measure(ProductCall(what, fmt, m, n, k, True), r)[0]:
                 continue
             seen.setdefault((fmt, k, choice, what), (fmt, n, k, m if m < 1024 else 256, choice, xf))
     print(f"{len(seen)} candidates to compile", flush=True)
@@ -215,7 +215,7 @@ def measure(cases: list[tuple], out: Path, deadline: float) -> None:
         copies = 1 + int(150e6 // (n * k * parse(fmt).bits // 8)) if m <= 256 else 1
         ws = [made(fmt, n, k, s) for s in range(copies)]
         results = []
-        for choice in to_measure(Call(what, fmt, m, n, k, True), r):
+        for choice in to_measure(ProductCall(what, fmt, m, n, k, True), r):
             try:
                 spent = timed([partial(run, x, w, fmt, choice, xf) for w in ws])
             except triton.runtime.errors.OutOfResources:

@@ -18,7 +18,7 @@ import blockscale as bs
 from benchmarks.record import record
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.cuda.primitives import plan
-from blockscale.kernels.cuda.primitives.tiling import Blocks
+from blockscale.kernels.cuda.primitives.tiling import BlockedMatrix
 from blockscale.ops import primitives as P
 
 N = 16384
@@ -106,7 +106,7 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: Blocks, *, given: bool, merged: bool, **more: Any) -> plan.Setting:
+    def setting(at: BlockedMatrix, *, given: bool, merged: bool, **more: Any) -> plan.Setting:
         if merged or (not given and at.bm * at.bk > elements):
             return original(at, given=given, merged=merged, **more)
         return plan.Setting(elements, warps)

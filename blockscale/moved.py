@@ -18,7 +18,7 @@ MOVED = {
     "blockscale.calibrate": "blockscale.calibration",
     "blockscale.calibration.blocks.task": "blockscale.calibration.blocks.calls",
     "blockscale.core.power_of_two": "blockscale.core.integer_scales",
-    "blockscale.export.auditing.audit": "blockscale.export.auditing.file_kinds",
+    "blockscale.export.auditing.audit": "blockscale.export.auditing",
     "blockscale.export.c": "blockscale.export.to_c",
     "blockscale.export.compressed_tensors": "blockscale.export.to_compressed_tensors",
     "blockscale.export.executorch": "blockscale.export.to_executorch",

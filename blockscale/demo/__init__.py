@@ -40,7 +40,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class FormatRow:
     """One line of the table. Times in seconds, sizes in bytes, SQNR in decibels."""
 
     name: str
@@ -67,14 +67,14 @@ class Demo:
         self.embeddings = minilm.embed(self.model, self.tokens)
         seconds = time.perf_counter() - started
         size = (self.path / "model.safetensors").stat().st_size
-        self.float_row = Row("float32", size, 32.0, math.inf, 1.0, 1.0, 1.0, 0.0, seconds)
+        self.float_row = FormatRow("float32", size, 32.0, math.inf, 1.0, 1.0, 1.0, 0.0, seconds)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[FormatRow]:
         """One row a recipe, as it is measured."""
         for name, recipe in RECIPES.items():
             yield self.measure(name, recipe)
 
-    def measure(self, name: str, recipe: Recipe) -> Row:
+    def measure(self, name: str, recipe: Recipe) -> FormatRow:
         """Quantize, save, load into a fresh model, embed, compare."""
         model = copy.deepcopy(self.model)
         started = time.perf_counter()
@@ -93,7 +93,7 @@ class Demo:
         embeddings = minilm.embed(reloaded, self.tokens)
         embed_seconds = time.perf_counter() - started
         cosines = (embeddings * self.embeddings).sum(-1)
-        return Row(
+        return FormatRow(
             name, size, bits, sqnr, float(cosines.mean()), float(cosines.min()),
             rank_correlation(self.embeddings, embeddings), quantize_seconds, embed_seconds,
         )  # fmt: skip

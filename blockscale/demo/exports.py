@@ -163,7 +163,7 @@ Run = Callable[[Mapping[str, Tensor]], Any]
 
 
 @dataclass(frozen=True)
-class File:
+class ExportFile:
     """One line: a target, what runs its files, the recipe, how many of the encoder's layers are in
     the file, seconds to write it, its bytes, the smallest cosine of the sentence embeddings to
     those of the same layers in float, and the seconds of embedding. Where a package is missing
@@ -212,7 +212,7 @@ def _compressed_tensors(path: Path) -> Run:
     return lambda tokens: model(**tokens)
 
 
-class Case(NamedTuple):
+class ExportCase(NamedTuple):
     """A target's recipe, what runs its files: name and package, the file's name, how it is run;
     and how many of the encoder's layers are written, if not all.
 
@@ -229,17 +229,17 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "program": Case(_INT8, "torch.export", "torch", "model.pt2", _program),
-    "onnx": Case(_INT8, "onnxruntime", "onnxruntime", "model.onnx", _onnx),
-    "executorch": Case(
+    "program": ExportCase(_INT8, "torch.export", "torch", "model.pt2", _program),
+    "onnx": ExportCase(_INT8, "onnxruntime", "onnxruntime", "model.onnx", _onnx),
+    "executorch": ExportCase(
         Recipe("int8_channel", "int8_token", skip=["pooler"]),
         "ExecuTorch", "executorch", "model.pte", _executorch, layers=1,  # seconds a layer
     ),
-    "compressed_tensors": Case(
+    "compressed_tensors": ExportCase(
         Recipe("int4:group32:fp32", skip=["embeddings"]),
         "transformers", "compressed_tensors", "model", _compressed_tensors,
     ),
-    "c": Case(None, "a C compiler", None, "model.c", compiled, layers=1),  # a minute for all
+    "c": ExportCase(None, "a C compiler", None, "model.c", compiled, layers=1),  # a minute for all
 }  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def files(
     tokens: Mapping[str, Tensor],
     targets: Iterable[str] | None = None,
     converted: Mapping[Recipe, nn.Module] | None = None,
-) -> Iterator[File]:
+) -> Iterator[ExportFile]:
     """A file of a BERT encoder of transformers for each target, written, read and run.
 
     tokens: input_ids and what goes with them, [at most 64 sentences, at most 64 tokens]
@@ -262,7 +262,7 @@ def files(
         reason = reasons[target] or _not_installed(case.package, target)
         note = _OCCURRING if case.recipe is None else None
         if reason is not None:
-            yield File(target, case.run_by, missing=reason)
+            yield ExportFile(target, case.run_by, missing=reason)
             continue
         part: Any = model
         if case.layers is not None:
@@ -301,7 +301,9 @@ def _quantized(model: nn.Module, recipe: Recipe | None, tokens: Mapping[str, Ten
     return quantized
 
 
-def _file(target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Tensor]) -> File:
+def _file(
+    target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Tensor]
+) -> ExportFile:
     """Write what was quantized of `model`; read the file and run it."""
     case = CASES[target]
     with tempfile.TemporaryDirectory() as folder, quiet(), torch.no_grad():
@@ -317,7 +319,7 @@ def _file(target: str, quantized: nn.Module, model: Any, tokens: Mapping[str, Te
         output = run(tokens)
         embed_seconds = time.perf_counter() - began
         same = embedded(output, tokens) * embedded(model(**tokens), tokens)
-    return File(
+    return ExportFile(
         target, case.run_by, _spelled(case.recipe), len(model.encoder.layer), write_seconds,
         size, float(same.sum(-1).min()), embed_seconds,
     )  # fmt: skip

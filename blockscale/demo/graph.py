@@ -39,7 +39,7 @@ _RUNS = 3
 
 
 @dataclass(frozen=True)
-class Step:
+class FlowStep:
     """One line: a step's seconds, the bytes of the program after it, the smallest cosine of the
     sentence embeddings to float's, and its time over that of quantized modules; None where a step
     leaves no such thing, or as much as the one before (the bytes of what is fused)."""
@@ -57,7 +57,7 @@ def steps(
     tokens: Mapping[str, Tensor],
     recipes: Iterable[str] = RECIPES,
     converted: dict[Recipe, fx.GraphModule] | None = None,
-) -> Iterator[Step]:
+) -> Iterator[FlowStep]:
     """The flow on an encoder of transformers, step by step, for each recipe.
 
     tokens: input_ids and what goes with them, [sentences, length]; batch and length stay free
@@ -65,14 +65,14 @@ def steps(
     converted: is given each recipe's graph, for the files of export targets (`exports.files`)
     """
     program, seconds = _timed(lambda: program_of(model, tokens))
-    yield Step("", "export", seconds)
+    yield FlowStep("", "export", seconds)
     with torch.no_grad():
         expected = embedded(model(**tokens), tokens)
     for name in recipes:
         recipe, of_modules = RECIPES[name]
         flow = _Flow(name, tokens, expected)
         prepared, seconds = _timed(lambda: calibrated(program, recipe, tokens))  # noqa: B023
-        yield Step(name, "prepare, calibrate", seconds)
+        yield FlowStep(name, "prepare, calibrate", seconds)
         graph, seconds = _timed(lambda: convert(prepared))  # noqa: B023
         if converted is not None:
             converted[recipe] = graph
@@ -88,7 +88,7 @@ class _Flow:
     tokens: Mapping[str, Tensor]
     expected: Tensor
 
-    def lowered(self, graph: fx.GraphModule, modules: nn.Module) -> Iterator[Step]:
+    def lowered(self, graph: fx.GraphModule, modules: nn.Module) -> Iterator[FlowStep]:
         """Fused, then lowered to kernels and timed beside modules."""
         fused, seconds = _timed(lambda: fuse(graph))
         yield self.measured("fuse", seconds, fused)
@@ -99,7 +99,7 @@ class _Flow:
 
     def measured(
         self, step: str, seconds: float, graph: fx.GraphModule, sized: bool = False
-    ) -> Step:
+    ) -> FlowStep:
         """The line of a step: its result's embeddings, and its size where that is asked for."""
         file = io.BytesIO()
         if sized:
@@ -107,7 +107,7 @@ class _Flow:
         with torch.no_grad():
             found = embedded(graph(**self.tokens), self.tokens)
         cosine = float((found * self.expected).sum(-1).min())
-        return Step(self.name, step, seconds, file.getbuffer().nbytes or None, cosine)
+        return FlowStep(self.name, step, seconds, file.getbuffer().nbytes or None, cosine)
 
 
 def calibrated(program: Any, recipe: Recipe, tokens: Mapping[str, Tensor]) -> Prepared:

@@ -24,7 +24,7 @@ OPS = ("quantize", "dequantize", "fake_quantize", "linear", "embedding", "conv",
 
 
 @dataclass(frozen=True)
-class Coverage:
+class KernelCoverage:
     """One op on one backend.
 
     runs: the named formats that its kernels take; by_call: those of which they look at tensors, too
@@ -37,7 +37,7 @@ class Coverage:
     reference: dict[str, str]
 
 
-def coverage(backend: str) -> tuple[Coverage, ...]:
+def coverage(backend: str) -> tuple[KernelCoverage, ...]:
     """What a backend's kernels take, op by op; () where the backend cannot run here."""
     if unavailable(backend) is not None:
         return ()
@@ -47,7 +47,7 @@ def coverage(backend: str) -> tuple[Coverage, ...]:
         return tuple(_of_op(op, backend) for op in OPS)
 
 
-def _of_op(op: str, backend: str) -> Coverage:
+def _of_op(op: str, backend: str) -> KernelCoverage:
     kernels = KERNELS.get((op, backend), [])
     known = [each.supports for each in kernels if isinstance(each.supports, ByFormats)]
     runs, by_call, reference = [], [], {}
@@ -59,7 +59,7 @@ def _of_op(op: str, backend: str) -> Coverage:
             by_call.append(name)
         else:
             reference[name] = _why(op, backend, spelling) if kernels else _NONE.format(backend, op)
-    return Coverage(op, tuple(runs), tuple(by_call), reference)
+    return KernelCoverage(op, tuple(runs), tuple(by_call), reference)
 
 
 _NONE = "no {} kernel computes {}"
@@ -144,7 +144,7 @@ class Hardware:
     instructions: tuple[str, ...] = ()
     caches: tuple[Cache, ...] = ()
     adapters: tuple[str, ...] = ()
-    kernels: dict[str, tuple[Coverage, ...]] = field(default_factory=dict)
+    kernels: dict[str, tuple[KernelCoverage, ...]] = field(default_factory=dict)
     rates: dict[str, Rates] = field(default_factory=dict)
 
 

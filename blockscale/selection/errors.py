@@ -22,7 +22,7 @@ from blockscale.layers.layer import QLayer
 from blockscale.layers.model import swap
 from blockscale.selection.candidates import Candidate, Choice
 from blockscale.selection.choose import LayerChoice
-from blockscale.selection.objective import Curvature, Measured, Objective
+from blockscale.selection.objective import Curvature, MeasuredObjective, Objective
 from blockscale.selection.times import inputs_of, race
 
 # What a recipe will cost, foretold from what was measured of layers; and what it then does.
@@ -124,7 +124,7 @@ def check(
     float model's, and quality over the batches."""
     changed = copy.deepcopy(model)
     ledger = quantize_(changed, recipe)
-    total = Measured()
+    total = MeasuredObjective()
     with inference(model, changed):
         for batch in batches:
             a, b = (objective.of(call(each, batch), batch) for each in (model, changed))
@@ -174,9 +174,9 @@ class Laboratory:
         for batch in (*self.batches, *self.held):
             self.reference(batch)
 
-    def measure(self, layers: Mapping[str, nn.Module], batches: Sequence[Any]) -> Measured:
+    def measure(self, layers: Mapping[str, nn.Module], batches: Sequence[Any]) -> MeasuredObjective:
         """The model with these layers in it, which are taken out again."""
-        total = Measured()
+        total = MeasuredObjective()
         with placed(self.model, layers):
             for batch in batches:
                 given = self.objective.of(call(self.model, batch), batch)

@@ -43,7 +43,7 @@ class Objective(ABC):
         return output if self._output is None else self._output(output, batch)
 
     @abstractmethod
-    def measure(self, reference: Any, given: Any, batch: Any) -> "Measured":
+    def measure(self, reference: Any, given: Any, batch: Any) -> "MeasuredObjective":
         """How far `given` is from `reference`, both as `of` gave them."""
 
     @abstractmethod
@@ -51,13 +51,13 @@ class Objective(ABC):
         """A number whose squared gradients, on average, are the damage's second derivatives."""
 
 
-class Measured:
+class MeasuredObjective:
     """Sums over batches: damage and quality are means, weighted as they were added."""
 
     def __init__(self, damage: float = 0.0, quality: float = 0.0, count: float = 0.0):
         self._damage, self._quality, self._count = damage, quality, count
 
-    def __iadd__(self, other: "Measured") -> "Measured":
+    def __iadd__(self, other: "MeasuredObjective") -> "MeasuredObjective":
         self._damage += other._damage
         self._quality += other._quality
         self._count += other._count
@@ -82,15 +82,15 @@ class Distance(Objective):
 
     name, quality_name = "distance", "cosine"
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
         del batch
-        total = Measured()
+        total = MeasuredObjective()
         for a, b in zip(float_tensors(reference), float_tensors(given), strict=True):
             x, y = (_rows(side).double() for side in (a, b.to(a.device)))
             size = x.square().sum(-1)
             error = (x - y).square().sum(-1) / size.clamp(min=_TINY)
             cosine = (x * y).sum(-1) / (size * y.square().sum(-1)).sqrt().clamp(min=_TINY)
-            total += Measured(_finite(error), _finite(cosine), x.shape[0])
+            total += MeasuredObjective(_finite(error), _finite(cosine), x.shape[0])
         return total
 
     def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
@@ -112,11 +112,11 @@ class Divergence(Objective):
 
     name, quality_name = "kl", "-kl"
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
         del batch
         a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, given))
         damage = _finite((a.exp() * (a - b.to(a.device))).sum(-1))
-        return Measured(damage, -damage, a.shape[0])
+        return MeasuredObjective(damage, -damage, a.shape[0])
 
     def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
@@ -134,10 +134,10 @@ class Loss(Objective):
         super().__init__(output)
         self._loss = loss
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> Measured:
+    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
         before, after = (float(self._loss(side, batch)) for side in (reference, given))
         after = after if math.isfinite(after) else math.inf
-        return Measured(after - before, -after, 1)
+        return MeasuredObjective(after - before, -after, 1)
 
     def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del generator

@@ -24,7 +24,7 @@ class StateError(ValueError):
     """A file holds what another search measured, or no search at all."""
 
 
-class State:
+class SearchState:
     """{key: what was measured}, all of it plain data; `path` None keeps it in memory alone.
 
     run: what tells this search from others

@@ -25,7 +25,7 @@ from blockscale.selection.candidates import Candidate, Choice, choices, read
 from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
-from blockscale.selection.result import Search, State
+from blockscale.selection.result import Search, SearchState
 from blockscale.selection.steps import Asked, searched
 
 SCORES = ("fisher", "output", "sqnr")
@@ -90,7 +90,7 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
         with unwrapped(model) as plain, ordinary_tensors():
             found, left = choices(plain, every, skip)
             lab = Laboratory(plain, own, held, what, told)
-            kept = State(state, _identity(found, asked, what, (own, held)))
+            kept = SearchState(state, _identity(found, asked, what, (own, held)))
             with inference(plain):
                 layers, uniform, front, point = searched(lab, found, asked, kept)
     finally:

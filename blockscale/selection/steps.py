@@ -12,8 +12,8 @@ from blockscale.core.recipe import Recipe
 from blockscale.selection.candidates import Candidate, Choice
 from blockscale.selection.choose import LayerChoice, LayerError, as_recipe, recipe_of
 from blockscale.selection.errors import Errors, Laboratory, errors_of
-from blockscale.selection.objective import Curvature, Measured
-from blockscale.selection.result import Point, State
+from blockscale.selection.objective import Curvature, MeasuredObjective
+from blockscale.selection.result import Point, SearchState
 from blockscale.selection.times import inputs_of, layer_seconds
 
 
@@ -32,7 +32,7 @@ class Asked:
 Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Point]
 
 
-def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State) -> Found:
+def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState) -> Found:
     """The layers, the uniform points, the front's points and the point of the budget."""
     _announce(lab, found, asked, state)
     lab.remember()
@@ -53,7 +53,7 @@ def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: Stat
     return layers, uniform, tuple(sorted(every.values(), key=lambda p: p.bits)), point
 
 
-def _announce(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State) -> None:
+def _announce(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState) -> None:
     """Say how many runs of the model there will be, and how many were made before."""
     own, held = len(lab.batches), len(lab.held)
     runs = {_of(each): own + held for each in asked.candidates}
@@ -78,7 +78,7 @@ def _alone(candidate: Candidate, choice: Choice) -> str:
 
 
 def _candidates(
-    lab: Laboratory, found: Sequence[Choice], asked: Asked, state: State
+    lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState
 ) -> tuple[dict[str, Errors], tuple[Point, ...]]:
     """The errors of every candidate in every layer, and what each gives in all of them."""
     curvature: Curvature | None = None
@@ -127,7 +127,11 @@ def _uniform(
 
 
 def _measured(
-    candidate: Candidate, found: Sequence[Choice], errors: Errors, lab: Laboratory, state: State
+    candidate: Candidate,
+    found: Sequence[Choice],
+    errors: Errors,
+    lab: Laboratory,
+    state: SearchState,
 ) -> None:
     """Into `errors`: the damage of one layer at a time in this candidate."""
     for choice in found:
@@ -169,7 +173,7 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
     found: Sequence[Choice],
     asked: Asked,
     lab: Laboratory,
-    state: State,
+    state: SearchState,
 ) -> Point:
     """The best recipe within the budgets, and the quality that it then has."""
     choice = recipe_of(layers, asked.candidates, asked.score, budget, latency)
@@ -186,7 +190,7 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
 
 def measured_with(
     recipe: Recipe, found: Sequence[Choice], candidates: Sequence[Candidate], lab: Laboratory
-) -> Measured:
+) -> MeasuredObjective:
     """Damage and quality of the model with a recipe that has a candidate for every choice."""
     made: dict[str, nn.Module] = {}
     for each in found:

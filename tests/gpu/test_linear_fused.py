@@ -12,7 +12,7 @@ from blockscale.kernels.cuda.linear import multiplied
 from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import Choice, rule
 from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
-from blockscale.kernels.cuda.matmul.operands import Call, Values, Weight
+from blockscale.kernels.cuda.matmul.operands import ProductCall, Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops import primitives as P
 from tests.support.gpu_linear import excess, stored
@@ -113,10 +113,10 @@ def test_what_it_does_not_take_goes_another_way():
     few = reading(str(parse("int2:group64:e8m0/floor")), 1024)
     assert few is not None
     assert not takes(few)
-    assert rule(Call("weight", "", 100, 512, 1024, True), few).way != "fused"
+    assert rule(ProductCall("weight", "", 100, 512, 1024, True), few).way != "fused"
     whole = reading(str(parse("mxfp4")), 1024)
-    assert rule(Call("weight", "", 100, 512, 1024, True), whole).way == "fused"
-    assert rule(Call("weight", "", 100, 512, 1024, False), whole).way != "fused"
+    assert rule(ProductCall("weight", "", 100, 512, 1024, True), whole).way == "fused"
+    assert rule(ProductCall("weight", "", 100, 512, 1024, False), whole).way != "fused"
 
 
 def test_capture():

@@ -114,7 +114,7 @@ def _exported(
         return Skipped(name, reason)
     with TemporaryDirectory() as folder:
         bs.export.onnx(converted, Path(folder) / "model.onnx")
-        made = onnxruntime.Session(Path(folder) / "model.onnx")
+        made = onnxruntime.OnnxSession(Path(folder) / "model.onnx")
     return Contestant(name, "ours", partial(minilm.embed, made, given), facts=cosine(made))
 
 

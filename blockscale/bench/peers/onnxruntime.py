@@ -40,7 +40,7 @@ def model(encoder: Encoder) -> Iterator[Peer]:
     yield Peer("onnxruntime quantize_dynamic int8", lambda: _encoder(encoder.model, dynamic=True))
 
 
-class Session(nn.Module):
+class OnnxSession(nn.Module):
     """An encoder's file in onnxruntime, called as the encoder is."""
 
     def __init__(self, path: Path):
@@ -61,7 +61,7 @@ class Session(nn.Module):
         return SimpleNamespace(last_hidden_state=torch.from_numpy(states))
 
 
-def _encoder(encoder: nn.Module, *, dynamic: bool) -> Session:
+def _encoder(encoder: nn.Module, *, dynamic: bool) -> OnnxSession:
     """The float encoder as torch.onnx writes it, and as onnxruntime quantizes that."""
     names = ("input_ids", "token_type_ids", "attention_mask")
     ids = torch.arange(1000, 1032).reshape(2, 16)
@@ -75,10 +75,10 @@ def _encoder(encoder: nn.Module, *, dynamic: bool) -> Session:
         assert made is not None
         made.save(path)
         if not dynamic:
-            return Session(path)
+            return OnnxSession(path)
         quantization = importlib.import_module("onnxruntime.quantization")
         quantization.quantize_dynamic(path, small, weight_type=quantization.QuantType.QInt8)
-        return Session(small)
+        return OnnxSession(small)
 
 
 def _fp32(layer: Layer) -> Any:

@@ -13,10 +13,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from blockscale.core.parse import display_name
-from blockscale.demo import RECIPES, Demo, Row
-from blockscale.demo.exports import CASES, File, files
+from blockscale.demo import RECIPES, Demo, FormatRow
+from blockscale.demo.exports import CASES, ExportFile, files
 from blockscale.demo.graph import RECIPES as PROGRAMS
-from blockscale.demo.graph import ROWS, TOKENS, Step, steps
+from blockscale.demo.graph import ROWS, TOKENS, FlowStep, steps
 from blockscale.demo.minilm import SENTENCES
 from blockscale.kernels.registry import unavailable
 
@@ -68,7 +68,9 @@ def demo(
         )
 
 
-def _measured(console: Console, everything: bool) -> tuple[list[Row], list[Step], list[File]]:
+def _measured(
+    console: Console, everything: bool
+) -> tuple[list[FormatRow], list[FlowStep], list[ExportFile]]:
     """Everything that is shown, with a line on the console about what is under way."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -79,7 +81,7 @@ def _measured(console: Console, everything: bool) -> tuple[list[Row], list[Step]
             progress.update(task, description=f"{done} of {len(RECIPES)}: {name}")
             rows.append(measured.measure(name, recipe))
         progress.update(task, description="the same model as a program")
-        flow: list[Step] = []
+        flow: list[FlowStep] = []
         programs, targets = (
             [name for name in names if everything or name not in WITH_ALL[kind]]
             for kind, names in (("programs", PROGRAMS), ("files", CASES))
@@ -89,7 +91,7 @@ def _measured(console: Console, everything: bool) -> tuple[list[Row], list[Step]
             flow.append(step)
             progress.update(task, description=f"program: {step.recipe} {step.name}")
         progress.update(task, description="files for others")
-        written: list[File] = []
+        written: list[ExportFile] = []
         for file in files(measured.model, measured.tokens, targets, graphs):
             written.append(file)
             progress.update(task, description=f"files for others: {file.target}")
@@ -105,7 +107,7 @@ def _layers_ran_on() -> str:
     )
 
 
-def _flow_table(flow: list[Step]) -> Table:
+def _flow_table(flow: list[FlowStep]) -> Table:
     table = Table(
         title=f"the same model as a program (bs.graph); times of {ROWS} x {TOKENS} tokens",
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
@@ -120,7 +122,7 @@ def _flow_table(flow: list[Step]) -> Table:
     return table
 
 
-def _files_table(written: list[File]) -> Table:
+def _files_table(written: list[ExportFile]) -> Table:
     table = Table(
         title="files of each export target (bs.export), run by others",
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
@@ -140,7 +142,7 @@ def _files_table(written: list[File]) -> Table:
     return table
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[FormatRow]) -> Table:
     table = Table(
         title="all-MiniLM-L6-v2, weights (and inputs where named) in small number formats",
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),

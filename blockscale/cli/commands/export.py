@@ -48,7 +48,7 @@ _ROWS = 8
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ExportSizes:
     """The sizes that a file is for.
 
     batch, tokens: rows, None for the target's own number, and tokens of a row: the most, or of c
@@ -103,7 +103,7 @@ def graph_for(
     recipe: Recipe | None,
     example: dict[str, Tensor],
     observer: str,
-    sizes: Sizes,
+    sizes: ExportSizes,
 ) -> Any:
     """What the target's function takes: the program of a quantized model, else a converted graph;
     for c a graph of integers, by default under bs.graph.integer_recipe.
@@ -132,7 +132,7 @@ def graph_for(
     return lower(fuse(converted), "integer") if integers else converted
 
 
-def options(write: Callable[..., None], example: Mapping[str, Tensor], sizes: Sizes) -> Any:
+def options(write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes) -> Any:
     """A target's named arguments: `overwrite`, as --force has said already that OUT may go, and of
     c the sizes and the name."""
     known = inspect.signature(write).parameters
@@ -201,7 +201,7 @@ def export(  # noqa: PLR0913 - one argument an option
     choose static scales. --tokens is at most the number of the model's positions.
     """
     write = _target(to)
-    sizes = Sizes(batch, tokens, name, max_bytes)
+    sizes = ExportSizes(batch, tokens, name, max_bytes)
     sizes.check(write.__name__)
     _check_place(out, model, force, write.__name__ == "compressed_tensors")
     chosen = _recipe(recipe, skip or [])
@@ -283,7 +283,7 @@ def _lines(text: Path | None) -> list[str]:
     return found
 
 
-def _fitted(model: nn.Module, sizes: Sizes) -> Sizes:
+def _fitted(model: nn.Module, sizes: ExportSizes) -> ExportSizes:
     """Sizes that the model has positions for; says so where it was asked for more."""
     most = fitting(model, sizes.tokens)
     if most < sizes.tokens:

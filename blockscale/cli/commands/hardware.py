@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.kernels.hardware import Coverage, Device, Hardware, Native
+from blockscale.kernels.hardware import Device, Hardware, KernelCoverage, Native
 from blockscale.kernels.processor import Cache
 from blockscale.kernels.rates import Rates
 from blockscale.reporting.table import aligned, size
@@ -59,7 +59,7 @@ def _text(machine: Hardware) -> str:
     return "\n\n".join([facts, *tables])
 
 
-def _others(covered: Coverage) -> str:
+def _others(covered: KernelCoverage) -> str:
     """What of the named formats does not simply run, and why."""
     told = [f"by the tensors: {', '.join(covered.by_call)}"] if covered.by_call else []
     for reason in dict.fromkeys(covered.reference.values()):

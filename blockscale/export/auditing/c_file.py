@@ -3,7 +3,7 @@
 
 import re
 
-from blockscale.export.auditing.entries import Budget, DamagedError, Stored
+from blockscale.export.auditing.entries import DamagedError, ReadBudget, Stored
 
 HEAD = b"/* An integer model in C99, written by blockscale."
 _ARRAY = re.compile(rb"^static const (u?int(8|16|32|64))_t (c\d+_\w+)\[(\d+)\] = \{$", re.M)
@@ -20,7 +20,7 @@ def tensors(data: memoryview) -> list[Stored]:
     if found := _FLOATS.search(text, text.find(b"#include")):
         line = text.count(b"\n", 0, found.start()) + 1
         raise DamagedError(f"its line {line} has the float {found[0].decode()!r}")
-    budget, made = Budget(), []
+    budget, made = ReadBudget(), []
     for each in _ARRAY.finditer(text):
         budget.take()
         made.append(_array(text, each))

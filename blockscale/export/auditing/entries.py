@@ -36,7 +36,7 @@ def opened(path: Path) -> Iterator[memoryview]:
         yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-class Budget:
+class ReadBudget:
     """Counts what was read, so that a small file cannot ask for endless work."""
 
     def __init__(self, items: int = ITEMS):

@@ -10,7 +10,14 @@ from typing import NamedTuple
 from blockscale.core.elements import read_element
 from blockscale.core.parse import parse
 from blockscale.export.auditing import protobuf
-from blockscale.export.auditing.entries import FLOATS, WAY, Budget, DamagedError, Stored, is_part
+from blockscale.export.auditing.entries import (
+    FLOATS,
+    WAY,
+    DamagedError,
+    ReadBudget,
+    Stored,
+    is_part,
+)
 
 # What the nodes of an ONNX file compute with a tensor, and what onnxruntime makes of it.
 #
@@ -38,7 +45,7 @@ class Node(NamedTuple):
     attributes: dict[str, int]
 
 
-class Graph:
+class OnnxGraph:
     """Nodes, by what they read and what they give."""
 
     def __init__(self, nodes: list[Node]):
@@ -51,7 +58,7 @@ class Graph:
                 self.makers[name] = node
 
 
-def reader(tensor: Stored, graph: Graph) -> None:
+def reader(tensor: Stored, graph: OnnxGraph) -> None:
     """Say of a tensor what reads it, whether it is a weight in codes, and what runtimes do."""
     if is_part(tensor.name):
         return
@@ -80,7 +87,7 @@ def reader(tensor: Stored, graph: Graph) -> None:
         tensor.reader += _fusions(tensor, dequantized, product, way, graph)
 
 
-def _product(name: str, graph: Graph, seen: set[str]) -> tuple[Node, list[Node]] | None:
+def _product(name: str, graph: OnnxGraph, seen: set[str]) -> tuple[Node, list[Node]] | None:
     """The first product on the way of a tensor, and the nodes before it."""
     if name in seen or len(seen) > WAY:
         return None
@@ -100,7 +107,7 @@ def _product(name: str, graph: Graph, seen: set[str]) -> tuple[Node, list[Node]]
 
 
 def _fusions(
-    tensor: Stored, dequantized: Node, product: Node, way: list[Node], graph: Graph
+    tensor: Stored, dequantized: Node, product: Node, way: list[Node], graph: OnnxGraph
 ) -> str:
     block = dequantized.attributes.get("block_size", 0)
     direct = way == [dequantized]
@@ -142,7 +149,7 @@ _TYPED = {4: 4, 5: 4, 7: 8, 10: 8, 11: 8}  # fields of numbers, and bytes of one
 
 def tensors(data: memoryview, path: Path) -> list[Stored]:
     """The initializers of a file. Raises DamagedError."""
-    budget = Budget()
+    budget = ReadBudget()
     model = protobuf.fields(data, budget)
     graphs = protobuf.messages(model, 7)
     if len(graphs) != 1 or not protobuf.messages(model, 8):
@@ -150,7 +157,7 @@ def tensors(data: memoryview, path: Path) -> list[Stored]:
     graph = protobuf.fields(graphs[0], budget)
     found = [_tensor(each, path, budget) for each in protobuf.messages(graph, 5)]
     found += _constants(graph, path, budget)
-    nodes = Graph([node(each, budget) for each in protobuf.messages(graph, 1)])
+    nodes = OnnxGraph([node(each, budget) for each in protobuf.messages(graph, 1)])
     for tensor in found:
         reader(tensor, nodes)
         if tensor.low and tensor.format:
@@ -159,7 +166,7 @@ def tensors(data: memoryview, path: Path) -> list[Stored]:
     return found
 
 
-def node(data: memoryview, budget: Budget) -> Node:
+def node(data: memoryview, budget: ReadBudget) -> Node:
     """A node with its attributes of whole numbers."""
     found = protobuf.fields(data, budget)
     attributes = {}
@@ -171,7 +178,7 @@ def node(data: memoryview, budget: Budget) -> Node:
     return Node(protobuf.text(found, 4), domain, inputs, outputs, attributes)
 
 
-def _constants(graph: protobuf.Fields, path: Path, budget: Budget) -> list[Stored]:
+def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[Stored]:
     """Tensors that Constant nodes hold, under the names of what they give; none of the vectors of
     sizes, masks and values of codes that are the graph's."""
     found = []
@@ -188,7 +195,7 @@ def _constants(graph: protobuf.Fields, path: Path, budget: Budget) -> list[Store
     return found
 
 
-def _tensor(data: memoryview, path: Path, budget: Budget) -> Stored:
+def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> Stored:
     found = protobuf.fields(data, budget)
     name, kind = protobuf.text(found, 8), protobuf.number(found, 2)
     if kind not in TYPES:
@@ -206,7 +213,7 @@ def _tensor(data: memoryview, path: Path, budget: Budget) -> Stored:
     return stored
 
 
-def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) -> int:
+def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: ReadBudget) -> int:
     if protobuf.number(found, 14) == 1:
         return _outside(found, path, stored, budget)
     if raw := protobuf.messages(found, 9):
@@ -218,11 +225,13 @@ def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) 
     return total
 
 
-def _outside(found: protobuf.Fields, path: Path, stored: Stored, budget: Budget) -> int:
+def _outside(found: protobuf.Fields, path: Path, stored: Stored, budget: ReadBudget) -> int:
     return outside(found, path, stored.name, budget)[2]
 
 
-def outside(found: protobuf.Fields, path: Path, name: str, budget: Budget) -> tuple[Path, int, int]:
+def outside(
+    found: protobuf.Fields, path: Path, name: str, budget: ReadBudget
+) -> tuple[Path, int, int]:
     """Where a tensor lies that is in another file: the file, its first byte, how many.
 
     The file has to lie beside this one, or below, and hold them; it may be a link, as in caches of
@@ -250,7 +259,7 @@ def _whole(text: str) -> int:
         raise DamagedError(f"{text[:40]!r} is not a number of bytes") from None
 
 
-def _by_function(tensor: Stored, graph: Graph) -> None:
+def _by_function(tensor: Stored, graph: OnnxGraph) -> None:
     """Packed codes that a function of ours reads, as earlier files have them: its name says in
     which format."""
     for each in graph.readers.get(tensor.name, []):

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from blockscale.export.auditing.entries import Budget, DamagedError
+from blockscale.export.auditing.entries import DamagedError, ReadBudget
 
 # FlatBuffers: tables and vectors by position, every offset checked, without a library.
 #
@@ -14,10 +14,10 @@ from blockscale.export.auditing.entries import Budget, DamagedError
 # where in the table it is, 0 for a default. Source: flatbuffers.dev/internals.
 
 
-class Table:
+class FlatTable:
     """A table of a buffer. Fields are named by their place in the schema, unions take two."""
 
-    def __init__(self, data: memoryview, at: int, budget: Budget):
+    def __init__(self, data: memoryview, at: int, budget: ReadBudget):
         self._data, self._at, self._budget = data, at, budget
         budget.take()
         self._vtable = at - self._number("i", at)
@@ -26,7 +26,9 @@ class Table:
             raise DamagedError(f"no table at byte {at}")
 
     @classmethod
-    def root(cls, data: memoryview, identifiers: tuple[bytes, ...], budget: Budget) -> "Table":
+    def root(
+        cls, data: memoryview, identifiers: tuple[bytes, ...], budget: ReadBudget
+    ) -> "FlatTable":
         """The first table of a buffer. Raises DamagedError if it is another kind of file."""
         if len(data) < 8 or bytes(data[4:8]) not in identifiers:
             raise DamagedError(f"it does not begin as {identifiers[0].decode()} files do")
@@ -37,19 +39,19 @@ class Table:
         at = self._place(field)
         return default if at is None else self._number(kind, at)
 
-    def table(self, field: int) -> "Table | None":
+    def table(self, field: int) -> "FlatTable | None":
         """A table, or None where there is none."""
         at = self._place(field)
-        return None if at is None else Table(self._data, self._target(at), self._budget)
+        return None if at is None else FlatTable(self._data, self._target(at), self._budget)
 
-    def tables(self, field: int) -> list["Table"]:
+    def tables(self, field: int) -> list["FlatTable"]:
         """A vector of tables."""
         return list(self._tables(field))
 
-    def _tables(self, field: int) -> Iterator["Table"]:
+    def _tables(self, field: int) -> Iterator["FlatTable"]:
         start, count = self._vector(field, 4)
         for i in range(count):
-            yield Table(self._data, self._target(start + 4 * i), self._budget)
+            yield FlatTable(self._data, self._target(start + 4 * i), self._budget)
 
     def numbers(self, field: int, kind: str) -> list[int]:
         """A vector of numbers."""
@@ -102,7 +104,7 @@ Value = int | memoryview
 Fields = dict[int, list[Value]]
 
 
-def fields(data: memoryview, budget: Budget) -> Fields:
+def fields(data: memoryview, budget: ReadBudget) -> Fields:
     """{field: its values in order}. Raises DamagedError where the bytes are no message."""
     found: Fields = {}
     for number, value in _each(data, budget):
@@ -110,7 +112,7 @@ def fields(data: memoryview, budget: Budget) -> Fields:
     return found
 
 
-def _each(data: memoryview, budget: Budget) -> Iterator[tuple[int, Value]]:
+def _each(data: memoryview, budget: ReadBudget) -> Iterator[tuple[int, Value]]:
     at = 0
     while at < len(data):
         budget.take()
@@ -170,7 +172,7 @@ def messages(values: Fields, number: int) -> list[memoryview]:
     return found  # type: ignore[return-value]
 
 
-def numbers(values: Fields, number: int, budget: Budget) -> list[int]:
+def numbers(values: Fields, number: int, budget: ReadBudget) -> list[int]:
     """All values of a repeated field of whole numbers, packed or not; signed."""
     found: list[int] = []
     for value in values.get(number, []):

@@ -9,7 +9,7 @@ from typing import Any
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import parse_json
-from blockscale.export.auditing.entries import RATIO, TEXT, Budget, DamagedError, Stored, owner
+from blockscale.export.auditing.entries import RATIO, TEXT, DamagedError, ReadBudget, Stored, owner
 
 # torch._export.serde.schema.ScalarType of torch 2.13: number -> name, bits
 TYPES = {
@@ -31,7 +31,7 @@ def tensors(path: Path) -> list[Stored]:
 
 
 def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> list[Stored]:
-    budget = Budget()
+    budget = ReadBudget()
     graph = _json(archive, parts, "models/")
     formats = dict(_formats(graph, budget))
     found: list[Stored] = []
@@ -92,7 +92,7 @@ def _stored(
     yield tensor
 
 
-def _formats(graph: Any, budget: Budget) -> Iterator[tuple[str, tuple[str, str]]]:
+def _formats(graph: Any, budget: ReadBudget) -> Iterator[tuple[str, tuple[str, str]]]:
     """(the name of codes, (their format, what reads them)) by the nodes that read them."""
     try:
         module = graph["graph_module"]

@@ -7,8 +7,8 @@ backends/xnnpack/serialization/runtime_schema.fbs.
 
 import struct
 
-from blockscale.export.auditing.entries import Budget, DamagedError, Stored
-from blockscale.export.auditing.protobuf import Table
+from blockscale.export.auditing.entries import DamagedError, ReadBudget, Stored
+from blockscale.export.auditing.protobuf import FlatTable
 
 IDENTIFIER = b"ET12"
 _TYPES = {
@@ -31,8 +31,8 @@ class _File:
     """The program, the segments behind it, and the constants that have keys."""
 
     def __init__(self, data: memoryview):
-        self.data, self.budget = data, Budget()
-        self.program = Table.root(data, (IDENTIFIER,), self.budget)
+        self.data, self.budget = data, ReadBudget()
+        self.program = FlatTable.root(data, (IDENTIFIER,), self.budget)
         base = struct.unpack_from("<Q", data, 24)[0] if bytes(data[8:12]) == b"eh00" else 0
         self.segments = [
             (base + each.number(0, "Q"), each.number(1, "Q")) for each in self.program.tables(4)
@@ -81,7 +81,7 @@ def tensors(data: memoryview) -> list[Stored]:
     return found
 
 
-def _constants(plan: Table, method: str) -> list[Stored]:
+def _constants(plan: FlatTable, method: str) -> list[Stored]:
     """Tensors of the portable kernels: those with data, which index 0 means there is none of."""
     found, seen = [], set[int]()
     for value in plan.tables(2):
@@ -104,7 +104,7 @@ def _constants(plan: Table, method: str) -> list[Stored]:
     return found
 
 
-def _processed(file: _File, delegate: Table) -> memoryview:
+def _processed(file: _File, delegate: FlatTable) -> memoryview:
     place = delegate.table(1)
     if place is None:
         raise DamagedError("a delegate has no data")
@@ -117,7 +117,7 @@ def _processed(file: _File, delegate: Table) -> memoryview:
     return inline[index].bytes(0)
 
 
-def _unknown(file: _File, delegate: Table, name: str, backend: str) -> Stored:
+def _unknown(file: _File, delegate: FlatTable, name: str, backend: str) -> Stored:
     size = len(_processed(file, delegate))
     note = f"the data of {backend} are not inspected"
     return Stored(name, "bytes", (size,), 8, size, notes=(note,))
@@ -128,7 +128,7 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
     if len(blob) < 30 or bytes(blob[4:8]) != b"XH00":
         raise DamagedError(f"{name} is not an XNNPACK graph")
     start, size, _, _ = struct.unpack_from("<IIIQ", blob, 10)
-    graph = Table.root(blob[start : start + size], _GRAPHS, file.budget)
+    graph = FlatTable.root(blob[start : start + size], _GRAPHS, file.budget)
     constants = graph.tables(8)
     values = [v for each in graph.tables(2) if (v := each.table(1)) is not None]
     quantized = [each.number(0, "B") == 2 for each in graph.tables(2)]
@@ -149,7 +149,7 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
     return found
 
 
-def _size(file: _File, constants: list[Table], index: int) -> int:
+def _size(file: _File, constants: list[FlatTable], index: int) -> int:
     if index >= len(constants):
         raise DamagedError(f"constant {index} is missing")
     constant = constants[index]
@@ -162,7 +162,7 @@ def _size(file: _File, constants: list[Table], index: int) -> int:
 
 
 def _quantization(
-    file: _File, stored: Stored, whole: Table | None, constants: list[Table], dynamic: bool
+    file: _File, stored: Stored, whole: FlatTable | None, constants: list[FlatTable], dynamic: bool
 ) -> None:
     how = whole.table(2) if whole is not None else None
     kind = 0 if whole is None else whole.number(1, "B")

@@ -37,7 +37,7 @@ from blockscale.layers.before import Order
 from blockscale.ops.tensor import QTensor, dtype_name
 
 
-class Side(ExitStack):
+class ComparedModel(ExitStack):
     """One of the two: rows {name: what its head tells of a tensor}, unread {name: why not}."""
 
     path: Path
@@ -49,7 +49,7 @@ class Side(ExitStack):
         raise NotImplementedError
 
 
-class StoredSide(Side):
+class StoredSide(ComparedModel):
     """A file or directory of ours, or of floats alone: slabs are read from the file."""
 
     def __init__(self, source: StoredModel):
@@ -75,7 +75,7 @@ class StoredSide(Side):
         return self._files.rows(name, layout)
 
 
-class CheckpointSide(Side):
+class CheckpointSide(ComparedModel):
     """Another producer's: a tensor is read whole, as codes, and dequantized in slabs."""
 
     def __init__(self, source: Checkpoint):
@@ -90,7 +90,7 @@ class CheckpointSide(Side):
     def stored(self, name: str, layout: str) -> Rows:
         found, order = self._source[name], self._source.order(name)
         if isinstance(found, Tensor):
-            return FloatRows(Held({name: found}), name, layout)
+            return FloatRows(HeldTensor({name: found}), name, layout)
         info = TensorInfo(str(found.format), tuple(found.shape))
         before = None if order is None else Order(order.to(torch.int32))
         rows = QuantizedRows(held_parts(found), info, before)
@@ -106,7 +106,7 @@ def _summary(stored: Stored) -> TensorSummary:
     return TensorSummary(stored.name, fmt, shape, count, stored.nbytes, quantized, layout)
 
 
-class Held:
+class HeldTensor:
     """Tensors in memory, in the place of a file's."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -132,7 +132,7 @@ class Held:
 def held_parts(q: QTensor) -> dict[str, Any]:
     """{part: what holds it, its name there} of a QTensor, as of one in files."""
     parts = {"codes": q.packed} | {part: getattr(q.qparams, part) for part in q.format.parts}
-    held = Held(parts)
+    held = HeldTensor(parts)
     return {part: (held, part) for part in parts}
 
 
@@ -229,7 +229,7 @@ def compare(
     return FileComparison(tuple(differences), only_a, only_b, mismatched, unread)
 
 
-def _side(path: str | Path) -> Side:
+def _side(path: str | Path) -> ComparedModel:
     """A file or directory of ours or of floats, or one of another producer."""
     path = Path(path)
     stored = StoredSide.of(path)
@@ -247,7 +247,7 @@ def _why_not(a: TensorSummary, b: TensorSummary) -> str:
     )
 
 
-def _nothing(a: Side, b: Side, unread: Mapping[str, str]) -> str:
+def _nothing(a: ComparedModel, b: ComparedModel, unread: Mapping[str, str]) -> str:
     """What to say where nothing can be compared."""
     if unread:
         return f"nothing can be compared: {next(iter(unread.values()))}"

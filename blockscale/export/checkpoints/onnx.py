@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.onnx_tensors import Model, Tensor, read_model
-from blockscale.export.checkpoints.onnx_weights import DTYPES, ScaleParts, Weight, find_weights
+from blockscale.export.checkpoints.onnx_weights import DTYPES, OnnxWeight, ScaleParts, find_weights
 from blockscale.export.checkpoints.places import Files, check_apart, fields, packed_rows
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -62,7 +62,7 @@ class ONNX(Checkpoint):
         check_apart({name: each.place for name, each in model.tensors.items()})
         found = find_weights(model)
         parts = {each.name for weight in found.values() for each in weight.tensors[1:]}
-        self._weights: dict[str, Weight] = {}
+        self._weights: dict[str, OnnxWeight] = {}
         self._tensors = {name: each for name, each in model.tensors.items() if name not in parts}
         for stored, weight in found.items():
             ours = stored.removesuffix(".codes")
@@ -72,7 +72,7 @@ class ONNX(Checkpoint):
             if name not in found:
                 self.stored[name] = _plain(name, tensor)
 
-    def _of(self, name: str, weight: Weight) -> Stored:
+    def _of(self, name: str, weight: OnnxWeight) -> Stored:
         nbytes = sum(each.place.nbytes for each in weight.tensors)
         kind, fmt, unread = f"{weight.codes.type} {weight.op}", None, weight.unread
         if not unread:
@@ -83,7 +83,7 @@ class ONNX(Checkpoint):
                 fmt, unread = None, f"{error}"
         return Stored(name, kind, weight.shape, nbytes, fmt, unread)
 
-    def _spelling(self, weight: Weight) -> str:
+    def _spelling(self, weight: OnnxWeight) -> str:
         """The format of a weight; of signed numbers it has zero points if one of them is not 0."""
         assert weight.scale is not None
         element, scale, option = weight.element, weight.scale, ""
@@ -144,7 +144,7 @@ class ONNX(Checkpoint):
             parts["outer"] = self._files.read(scale.outer.place).view(torch.float32)
         return parts
 
-    def _codes(self, weight: Weight, fmt: Format) -> Values:
+    def _codes(self, weight: OnnxWeight, fmt: Format) -> Values:
         data, element = self._files.read(weight.codes.place), fmt.element
         if weight.middle:  # from 0 -> around 0, in two's complement: the highest bit turned
             data ^= sum(weight.middle << at for at in range(0, 8, element.bits))
@@ -158,7 +158,9 @@ class ONNX(Checkpoint):
         kept = data[:, : size * element.bits // 8].contiguous()
         return kept.view(torch.int8) if element.name == "int8" else kept
 
-    def _zeros(self, weight: Weight, zero: Tensor, fmt: Format, shape: tuple[int, ...]) -> Values:
+    def _zeros(
+        self, weight: OnnxWeight, zero: Tensor, fmt: Format, shape: tuple[int, ...]
+    ) -> Values:
         """Zero points [scale's shape]: as numbers, or packed row by row."""
         data = self._files.read(zero.place)
         element, bits = fmt.element, fmt.element.bits

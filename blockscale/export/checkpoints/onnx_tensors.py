@@ -13,8 +13,8 @@ import numpy as np
 
 from blockscale.core.untrusted import LONGEST, quoted
 from blockscale.export.auditing import protobuf
-from blockscale.export.auditing.entries import Budget, DamagedError, opened
-from blockscale.export.auditing.onnx_file import TYPES, Graph, Node, node, outside
+from blockscale.export.auditing.entries import DamagedError, ReadBudget, opened
+from blockscale.export.auditing.onnx_file import TYPES, Node, OnnxGraph, node, outside
 from blockscale.export.checkpoints.places import Place
 from blockscale.files.metadata import FileError
 
@@ -64,9 +64,9 @@ class Model:
         return found if isinstance(found, int) else 0
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> OnnxGraph:
         """The nodes by what they read and make."""
-        return Graph(self.nodes)
+        return OnnxGraph(self.nodes)
 
 
 def read_model(path: Path) -> Model:
@@ -82,7 +82,7 @@ class _Reading:
     """Reads one file, once."""
 
     def __init__(self, path: Path, data: memoryview):
-        self._path, self._data, self._budget = path, data, Budget()
+        self._path, self._data, self._budget = path, data, ReadBudget()
         self._first = np.frombuffer(data, np.uint8).ctypes.data
 
     def model(self) -> Model:
@@ -177,6 +177,6 @@ class _Reading:
 
 def _told(found: protobuf.Fields) -> bool:
     """Whether an external tensor says how long it is."""
-    budget = Budget()
+    budget = ReadBudget()
     pairs = [protobuf.fields(each, budget) for each in protobuf.messages(found, 13)]
     return any(protobuf.text(pair, 1) == "length" for pair in pairs)

@@ -111,7 +111,7 @@ ELEMENTS = {
 
 
 @dataclass(frozen=True)
-class Weight:
+class OnnxWeight:
     """A weight in codes.
 
     op: the operator that decodes it; element: of ours; shape: of the values; block: of ours
@@ -153,9 +153,9 @@ _LINEAR = {  # onnxruntime's and ONNX's operators that compute with codes
 }  # fmt: skip
 
 
-def find_weights(model: Model) -> dict[str, Weight]:
+def find_weights(model: Model) -> dict[str, OnnxWeight]:
     """{name of the codes: the weight}. What several operators decode otherwise cannot be read."""
-    found: dict[str, Weight] = {}
+    found: dict[str, OnnxWeight] = {}
     makers = model.graph.makers
     for node in model.nodes:
         take = _TAKES.get(node.op)
@@ -165,7 +165,7 @@ def find_weights(model: Model) -> dict[str, Weight]:
         name = weight.codes.name
         if found.setdefault(name, weight) != weight:
             reason = "operators of the file decode it in different ways"
-            found[name] = Weight(weight.codes, node.op, weight.element, (), unread=reason)
+            found[name] = OnnxWeight(weight.codes, node.op, weight.element, (), unread=reason)
     return found
 
 
@@ -178,12 +178,12 @@ def _there(node: Node, place: int) -> bool:
     return len(node.inputs) > place and bool(node.inputs[place])
 
 
-def _dequantize_linear(node: Node, model: Model, makers: dict[str, Node]) -> Weight | None:
+def _dequantize_linear(node: Node, model: Model, makers: dict[str, Node]) -> OnnxWeight | None:
     inputs = _Inputs(0, 1, 2, node.attributes.get("axis", 1))
     return _by_axis(node, model, makers, inputs, node.attributes.get("block_size", 0))
 
 
-def _linear(node: Node, model: Model, makers: dict[str, Node]) -> Weight | None:
+def _linear(node: Node, model: Model, makers: dict[str, Node]) -> OnnxWeight | None:
     inputs = _LINEAR[node.op]
     if node.op == "QGemm" and node.attributes.get("transB"):
         inputs = inputs._replace(axis=0)
@@ -192,14 +192,14 @@ def _linear(node: Node, model: Model, makers: dict[str, Node]) -> Weight | None:
 
 def _by_axis(
     node: Node, model: Model, makers: dict[str, Node], inputs: _Inputs, block_size: int
-) -> Weight | None:
+) -> OnnxWeight | None:
     codes = _given(node, model, inputs.codes)
     if codes is None or len(node.inputs) <= inputs.scale:
         return None
     element = ELEMENTS.get(codes.type)
     if element is None and codes.type == "int32":
         return None  # a bias: its codes stay a tensor
-    weight = Weight(codes, node.op, element or codes.type, codes.shape)
+    weight = OnnxWeight(codes, node.op, element or codes.type, codes.shape)
     if element is None:
         return _unread(weight, f"{codes.type} is an element type that no format here has")
     scale = scale_of(node.inputs[inputs.scale], model, makers)
@@ -218,7 +218,7 @@ def _by_axis(
         return _unread(
             weight, f"its zero points are {kind}, expected one {codes.type} for each scale"
         )
-    return Weight(codes, node.op, element, codes.shape, block, scale, zero)
+    return OnnxWeight(codes, node.op, element, codes.shape, block, scale, zero)
 
 
 def _block(shape: tuple[int, ...], scale: Tensor, axis: int, block_size: int) -> str | None:
@@ -237,18 +237,18 @@ def _block(shape: tuple[int, ...], scale: Tensor, axis: int, block_size: int) ->
     return f"group{block_size}" + ("" if axis == rank - 1 else f"@{axis}")
 
 
-def _unread(weight: Weight, reason: str) -> Weight:
-    return Weight(weight.codes, weight.op, weight.element, weight.shape, unread=reason)
+def _unread(weight: OnnxWeight, reason: str) -> OnnxWeight:
+    return OnnxWeight(weight.codes, weight.op, weight.element, weight.shape, unread=reason)
 
 
-def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> Weight | None:
+def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | None:
     """B [N, K/g, g·b/8] of uint8, rows padded to whole blocks; scales [N, K/g]."""
     codes = _given(node, model, 1)
     if codes is None:
         return None
     told = node.attributes
     n, k, size, bits = told.get("N", 0), told.get("K", 0), told.get("block_size", 0), _bits(told)
-    weight = Weight(codes, node.op, f"uint{bits}", (n, k))
+    weight = OnnxWeight(codes, node.op, f"uint{bits}", (n, k))
     scale = _given(node, model, 2)
     if bits not in (2, 4, 8) or size < 1 or size * bits % 8 or n < 0 or k < 0 or scale is None:
         return _unread(weight, f"its attributes are N={n}, K={k}, bits={bits}, block_size={size}")
@@ -271,7 +271,7 @@ def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> Weight | None
     return _nbits(weight, parts, zero, size)
 
 
-def _nbits(weight: Weight, scale: ScaleParts, zero: Tensor | None, size: int) -> Weight:
+def _nbits(weight: OnnxWeight, scale: ScaleParts, zero: Tensor | None, size: int) -> OnnxWeight:
     """With zero points packed row by row, floats, or none, where the middle code is 0."""
     (n, k), bits = weight.shape, int(weight.element.removeprefix("uint"))
     blocks = -(-k // size)
@@ -283,7 +283,7 @@ def _nbits(weight: Weight, scale: ScaleParts, zero: Tensor | None, size: int) ->
             return _unread(weight, f"its zero points are {kind}, expected {n} x {blocks}")
     middle = 0 if zero is not None else 1 << (bits - 1)
     shape, block = weight.shape, f"group{size}"
-    return Weight(
+    return OnnxWeight(
         weight.codes, weight.op, weight.element, shape, block, scale, zero, middle, padded=True
     )
 
@@ -292,7 +292,7 @@ def _bits(told: dict[str, int]) -> int:
     return told.get("bits", 4)
 
 
-def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Weight | None:
+def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | None:
     """A table of embeddings: int4, uint4, or uint8 that holds one 8-bit or two 4-bit codes."""
     codes = _given(node, model, 0)
     if codes is None:
@@ -303,7 +303,7 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Wei
     element = f"uint{bits}" if codes.type == "uint8" else ELEMENTS.get(codes.type, "")
     last = codes.shape[-1] * 8 // bits if rank and bits in (2, 4, 8) else 0
     shape = (*codes.shape[:-1], last) if codes.type == "uint8" else codes.shape
-    weight = Weight(codes, node.op, element, shape)
+    weight = OnnxWeight(codes, node.op, element, shape)
     if element not in ("int4", "uint4", "uint8", "uint2"):
         return _unread(weight, f"its codes are {codes.type} of {bits} bits")
     axis, size = told.get("quantize_axis", 1), told.get("block_size", 128)
@@ -322,10 +322,10 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Wei
     ):
         return _unread(weight, f"its zero points are {zero.type} {list(zero.shape)}")
     middle = 0 if zero is not None else middle
-    return Weight(codes, node.op, element, shape, block, scale, zero, middle)
+    return OnnxWeight(codes, node.op, element, shape, block, scale, zero, middle)
 
 
-_TAKES: dict[str, Callable[[Node, Model, dict[str, Node]], Weight | None]] = {
+_TAKES: dict[str, Callable[[Node, Model, dict[str, Node]], OnnxWeight | None]] = {
     "DequantizeLinear": _dequantize_linear, "MatMulNBits": _matmul_nbits,
     "GatherBlockQuantized": _gather_block_quantized, **dict.fromkeys(_LINEAR, _linear),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from blockscale.export.checkpoints.openvino_graph import (
     packed_codes,
     read_graph,
 )
-from blockscale.export.checkpoints.openvino_weights import Weight, find_weights
+from blockscale.export.checkpoints.openvino_weights import IRWeight, find_weights
 from blockscale.export.checkpoints.places import Files, check_apart, fields
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -84,7 +84,7 @@ class OpenVINO(Checkpoint):
         for name, weight in self._weights.items():
             self.stored[name] = self._of(name, weight)
 
-    def _of(self, name: str, weight: Weight) -> Stored:
+    def _of(self, name: str, weight: IRWeight) -> Stored:
         nbytes, unread = sum(each.place.nbytes for each in weight.constants), weight.unread
         fmt = None
         if not unread:
@@ -95,7 +95,7 @@ class OpenVINO(Checkpoint):
                 fmt, unread = None, str(error)
         return Stored(name, weight.codes.type, weight.shape, nbytes, fmt, unread)
 
-    def _spelling(self, weight: Weight) -> str:
+    def _spelling(self, weight: IRWeight) -> str:
         kind, scale = weight.codes.type, _SCALES.get(weight.scale.type)
         if weight.outer is not None:  # its product is rounded to f16: that is the step
             scale = "fp16" if weight.halves else "fp32"
@@ -138,7 +138,7 @@ class OpenVINO(Checkpoint):
         parts["codes"] = packed_codes(data, codes.type, fmt.element, weight.shape)
         return from_parts(fmt, (weight.shape or (1,))[-1], parts)
 
-    def _scale(self, weight: Weight, fmt: Format) -> Tensor:
+    def _scale(self, weight: IRWeight, fmt: Format) -> Tensor:
         stored = self._files.read(weight.scale.place)
         if weight.outer is not None:
             inner = stored.view(DTYPES[weight.scale.type]).to(torch.float32)

@@ -29,7 +29,7 @@ _DIGITS = 19  # of a number: 2^63 has as many
 
 
 @dataclass
-class Layer:
+class IRLayer:
     """An operation. inputs: {its port: id of the layer that it reads}; shape: of its output"""
 
     id: str
@@ -41,19 +41,19 @@ class Layer:
 
 
 @dataclass
-class Graph:
+class IRGraph:
     """The outermost layers of a model, by id, and which layers read each."""
 
     name: str = ""
     version: str = ""
-    layers: dict[str, Layer] = field(default_factory=dict)
-    readers: dict[str, list[Layer]] = field(default_factory=dict)
+    layers: dict[str, IRLayer] = field(default_factory=dict)
+    readers: dict[str, list[IRLayer]] = field(default_factory=dict)
     bodies: int = 0  # models inside of layers, whose weights are not looked at
 
 
-def read_graph(path: Path) -> Graph:
+def read_graph(path: Path) -> IRGraph:
     """The graph of an .xml. Raises FileError for one that is none, damaged or hostile."""
-    reading = _Reading()
+    reading = _IRReading()
     text = read_regular(path, LARGEST_FILE)
     try:
         reading.parser.Parse(text, True)
@@ -62,12 +62,12 @@ def read_graph(path: Path) -> Graph:
         raise FileError(f"{path}: this OpenVINO IR cannot be read: {error}") from None
 
 
-class _Reading:
+class _IRReading:
     """What a parser's events are turned into."""
 
     def __init__(self) -> None:
-        self.graph, self._path, self._text = Graph(), list[str](), ""
-        self._layer: Layer | None = None
+        self.graph, self._path, self._text = IRGraph(), list[str](), ""
+        self._layer: IRLayer | None = None
         self._edges: list[tuple[str, int, str]] = []
         self.parser: Any = expat.ParserCreate()
         self.parser.StartElementHandler = self._start
@@ -98,7 +98,7 @@ class _Reading:
         self._text = ""
 
     def _begin(self, told: dict[str, str]) -> None:
-        layer = Layer(told.get("id", ""), told.get("name", ""), told.get("type", ""))
+        layer = IRLayer(told.get("id", ""), told.get("name", ""), told.get("type", ""))
         if layer.id in self.graph.layers or len(self.graph.layers) >= _LAYERS:
             raise ValueError(
                 f"it has the layer {quoted(layer.id)} twice, or more than {_LAYERS:,} layers"
@@ -125,7 +125,7 @@ class _Reading:
         if tag == "layer" and len(self._path) == 2:
             self._layer = None
 
-    def finished(self) -> Graph:
+    def finished(self) -> IRGraph:
         """The graph, with its edges. Raises ValueError where they lead nowhere."""
         graph = self.graph
         if graph.version not in _VERSIONS or not graph.layers:
@@ -191,7 +191,7 @@ class Constant:
         return prod(self.shape)
 
 
-def constant(layer: Layer, file: Path, size: int) -> Constant:
+def constant(layer: IRLayer, file: Path, size: int) -> Constant:
     """A Const layer's tensor in a .bin of so many bytes. Raises ValueError where it is not in it.
 
     Strings and types of the future have a place, too.

@@ -9,7 +9,7 @@ products are float32 (seen in OpenVINO 2026.4 on a CPU with the precision hint f
 
 from dataclasses import dataclass
 
-from blockscale.export.checkpoints.openvino_graph import Constant, Graph, Layer
+from blockscale.export.checkpoints.openvino_graph import Constant, IRGraph, IRLayer
 
 Shape = tuple[int, ...]
 _CODES = (
@@ -19,7 +19,7 @@ _WIDER = ("f16", "f32", "bf16")
 
 
 @dataclass(frozen=True)
-class Weight:
+class IRWeight:
     """A weight in codes.
 
     shape: of the values; block: of ours, and `scale_shape` what scales have in it
@@ -45,7 +45,7 @@ class Weight:
         return [each for each in every if each is not None]
 
 
-def find_weights(graph: Graph, constants: dict[str, Constant]) -> dict[str, Weight]:
+def find_weights(graph: IRGraph, constants: dict[str, Constant]) -> dict[str, IRWeight]:
     """{id of the codes: the weight}."""
     found = {}
     for each in constants.values():
@@ -58,13 +58,13 @@ def find_weights(graph: Graph, constants: dict[str, Constant]) -> dict[str, Weig
 class _Chain:
     """Follows what is made of one constant."""
 
-    def __init__(self, graph: Graph, constants: dict[str, Constant]):
+    def __init__(self, graph: IRGraph, constants: dict[str, Constant]):
         self._graph, self._constants = graph, constants
         self._zero: Constant | None = None
         self._table: Constant | None = None
         self._beside: list[Constant] = []
 
-    def follow(self, codes: Constant) -> Weight | None:
+    def follow(self, codes: Constant) -> IRWeight | None:
         """The weight of these codes; None where no such chain begins with them."""
         at = self._only(codes.id, "Convert")
         if at is None:
@@ -88,11 +88,11 @@ class _Chain:
     def _made(
         self,
         codes: Constant,
-        multiply: Layer,
+        multiply: IRLayer,
         scale: Constant,
         outer: Constant | None,
         halves: bool,
-    ) -> Weight:
+    ) -> IRWeight:
         shape, reshape = codes.shape, self._only(multiply.id, "Reshape")
         if reshape is not None and -1 not in reshape.shape:
             shape = reshape.shape
@@ -104,23 +104,23 @@ class _Chain:
             unread, block = f"{told}: no block here matches", ""
         elif self._zero is not None and self._zero.elements not in (1, scale.elements):
             unread = f"it has {self._zero.elements} zero points for {scale.elements} scales"
-        return Weight(
+        return IRWeight(
             codes, shape, scale, outer, self._zero, self._table, block, halves, unread,
             tuple(self._beside),
         )  # fmt: skip
 
-    def _aside(self, layer: Layer, place: int) -> None:
+    def _aside(self, layer: IRLayer, place: int) -> None:
         """Note a constant that says how, if nothing else reads it."""
         for of in layer.inputs[place : place + 1]:
             if of in self._constants and len(self._graph.readers[of]) == 1:
                 self._beside.append(self._constants[of])
 
-    def _only(self, of: str, kind: str) -> Layer | None:
+    def _only(self, of: str, kind: str) -> IRLayer | None:
         """The layer of a kind that reads a layer; None if none does, or several."""
         found = [each for each in self._graph.readers.get(of, []) if each.type == kind]
         return found[0] if len(found) == 1 else None
 
-    def _other(self, layer: Layer, known: str) -> tuple[Constant | None, bool]:
+    def _other(self, layer: IRLayer, known: str) -> tuple[Constant | None, bool]:
         others = [each for each in layer.inputs if each != known]
         return self._source(others[0]) if len(others) == 1 else (None, False)
 
@@ -132,7 +132,9 @@ class _Chain:
             layer = self._graph.layers[layer.inputs[0]]
         return self._constants.get(layer.id), half
 
-    def _scale(self, multiply: Layer, known: str) -> tuple[Constant | None, Constant | None, bool]:
+    def _scale(
+        self, multiply: IRLayer, known: str
+    ) -> tuple[Constant | None, Constant | None, bool]:
         """The scales of a product: a constant, or bytes times one number, converted."""
         found, half = self._other(multiply, known)
         if found is not None:

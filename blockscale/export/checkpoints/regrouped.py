@@ -21,7 +21,7 @@ from blockscale.ops.tensor import QTensor
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """How one tensor is made of a checkpoint's.
 
     sources: names there; of several, each is an index of a first dimension (`stacked`), or their
@@ -52,7 +52,7 @@ class Piece:
 class Regrouped(Checkpoint):
     """The tensors of `pieces`, {name: how it is made}, of a checkpoint that stays open beside."""
 
-    def __init__(self, checkpoint: Checkpoint, pieces: Mapping[str, Piece]):
+    def __init__(self, checkpoint: Checkpoint, pieces: Mapping[str, TensorPiece]):
         super().__init__(checkpoint.path, checkpoint.evidence)
         self.inner, self.pieces, self.producer = checkpoint, dict(pieces), checkpoint.producer
         self.metadata, self.warnings = checkpoint.metadata, checkpoint.warnings
@@ -70,12 +70,12 @@ class Regrouped(Checkpoint):
 
     def first_rows(self, name: str) -> QTensor | None:
         piece = self.pieces[name]
-        alone = piece == Piece(piece.sources) or piece.turned
+        alone = piece == TensorPiece(piece.sources) or piece.turned
         return self.inner.first_rows(piece.sources[0]) if alone else None
 
     def order(self, name: str) -> Tensor | None:
         piece = self.pieces[name]
-        return self.inner.order(piece.sources[0]) if piece == Piece(piece.sources) else None
+        return self.inner.order(piece.sources[0]) if piece == TensorPiece(piece.sources) else None
 
     def ordered(self, name: str) -> bool:
         return any(self.inner.ordered(each) for each in self.pieces[name].sources)
@@ -84,7 +84,7 @@ class Regrouped(Checkpoint):
         return self.inner.file_of(self.pieces[name].sources[0])
 
 
-def _stored(name: str, piece: Piece, held: Sequence[Stored]) -> Stored:
+def _stored(name: str, piece: TensorPiece, held: Sequence[Stored]) -> Stored:
     """What the pieces' heads tell together."""
     first = held[0]
     unread = next((each.unread for each in held if each.unread), "")
@@ -117,7 +117,7 @@ def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"its {len(shapes)} tensors have the shapes {more}" if len(found) > 1 else ""
 
 
-def _made(name: str, piece: Piece, held: list[QTensor | Tensor]) -> QTensor | Tensor:
+def _made(name: str, piece: TensorPiece, held: list[QTensor | Tensor]) -> QTensor | Tensor:
     """The tensor of a piece. Raises FileError where parts cannot move as it says."""
     try:
         value = held[0]
@@ -141,7 +141,7 @@ def _made(name: str, piece: Piece, held: list[QTensor | Tensor]) -> QTensor | Te
     return value
 
 
-def _changed(piece: Piece, value: Tensor) -> Tensor:
+def _changed(piece: TensorPiece, value: Tensor) -> Tensor:
     if piece.turned and value.ndim == 2:
         value = value.T.contiguous()
     if piece.row is not None:

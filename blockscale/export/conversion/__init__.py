@@ -28,7 +28,7 @@ from blockscale.export.conversion.plan import (
     total_bytes,
 )
 from blockscale.export.conversion.proof import Conversion, Converted, error_of, prove
-from blockscale.export.conversion.source import AT_A_TIME, Source, read, source_of
+from blockscale.export.conversion.source import AT_A_TIME, ConvertedSource, read, source_of
 from blockscale.export.writers import Writer, writer_of
 from blockscale.export.writers.gguf_files.file import GGUFFile, SplitGGUF
 from blockscale.export.writers.gguf_files.model import Extra, metadata_for
@@ -109,7 +109,7 @@ def _requantize(given: Recipe | str | None) -> tuple[Recipe | None, tuple[str, .
 
 
 def _conversion(
-    found: Source, target: Path, writer: Writer, steps: list[Step], told: tuple[str, ...]
+    found: ConvertedSource, target: Path, writer: Writer, steps: list[Step], told: tuple[str, ...]
 ) -> Conversion:
     others = [] if writer.one_file else [file.name for file in found.other_files()]
     notes = list(told)
@@ -131,7 +131,7 @@ def _conversion(
 
 
 def _metadata(
-    found: Source, writer: Writer, steps: list[Step], done: Conversion
+    found: ConvertedSource, writer: Writer, steps: list[Step], done: Conversion
 ) -> tuple[dict[str, bytes], Extra]:
     if not writer.one_file:
         return {}, Extra()
@@ -146,7 +146,7 @@ def _metadata(
 
 def _write(  # noqa: PLR0913 - one step, whose pieces these are
     path: Path,
-    found: Source,
+    found: ConvertedSource,
     writer: Writer,
     steps: list[Step],
     done: Conversion,
@@ -187,7 +187,7 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
 
 
 def _stream(  # noqa: PLR0913 - as `_write`
-    found: Source,
+    found: ConvertedSource,
     writer: Writer,
     steps: list[Step],
     output: Output,
@@ -222,7 +222,7 @@ def _write_beside(writer: Writer, step: Step, made: QTensor, output: Output) -> 
         output.write(each.name, values.get(each.name, torch.ones(each.shape)))
 
 
-def _prove_all(path: Path, found: Source, steps: list[Step], done: Conversion) -> None:
+def _prove_all(path: Path, found: ConvertedSource, steps: list[Step], done: Conversion) -> None:
     """The same for a directory, whose reader wants it complete."""
 
     def one(step: Step) -> Converted:

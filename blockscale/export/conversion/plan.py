@@ -29,7 +29,12 @@ from blockscale.export.conversion.exact import (
     obstacle,
 )  # fmt: skip
 from blockscale.export.conversion.same_numbers import meaning
-from blockscale.export.conversion.source import AT_A_TIME, Source, plain_dtype, settle_joined
+from blockscale.export.conversion.source import (
+    AT_A_TIME,
+    ConvertedSource,
+    plain_dtype,
+    settle_joined,
+)
 from blockscale.export.writers import Planned, Writer, layer_of
 from blockscale.export.writers.gguf_files.architectures import of_config
 from blockscale.files.slabs.pool import Pool
@@ -87,7 +92,7 @@ class Step:
 
 
 def make_plan(
-    source: Source, writer: Writer, recipe: Recipe | None, floats: tuple[str, ...]
+    source: ConvertedSource, writer: Writer, recipe: Recipe | None, floats: tuple[str, ...]
 ) -> list[Step]:
     """A step for each tensor. Raises NotLosslessError that names all that cannot stay as they are.
 
@@ -124,7 +129,7 @@ def make_plan(
 
 
 def _step(
-    source: Source,
+    source: ConvertedSource,
     name: str,
     writer: Writer,
     recipe: Recipe | None,
@@ -175,7 +180,7 @@ def _requantize(step: Step, writer: Writer, fmt: Format | None, error: InexactEr
     step.more["reason"] = str(error)
 
 
-def _plan_beside(source: Source, step: Step, writer: Writer) -> None:
+def _plan_beside(source: ConvertedSource, step: Step, writer: Writer) -> None:
     """What is written beside the tensor. Raises InexactError where its readers would not look."""
     assert step.wanted is not None
     if not writer.depends(step.wanted):
@@ -200,7 +205,7 @@ def _plan_beside(source: Source, step: Step, writer: Writer) -> None:
         step.more["note"] = "its outer scale is applied to products instead of scales"
 
 
-def _check_scaled(source: Source, name: str) -> None:
+def _check_scaled(source: ConvertedSource, name: str) -> None:
     """Raise InexactError where llama.cpp would not multiply by a scale of scales, or gives up."""
     family, bias = of_config(source.config), f"{name.removesuffix('weight')}bias"
     if family.scaled and "_exps." not in name and not ("ffn_" in name and bias in source.view):
@@ -211,7 +216,7 @@ def _check_scaled(source: Source, name: str) -> None:
     )
 
 
-def _chosen(source: Source, step: Step, writer: Writer) -> Format:
+def _chosen(source: ConvertedSource, step: Step, writer: Writer) -> Format:
     """The format as which the tensor is written. Raises InexactError with why there is none."""
     found, shape = step.found, step.shape
     assert found is not None
@@ -263,7 +268,7 @@ def _tried(value: QTensor | Tensor, wanted: Format, writer: Writer) -> str | Non
         return str(error)
 
 
-def _check_place(source: Source, step: Step, writer: Writer) -> None:
+def _check_place(source: ConvertedSource, step: Step, writer: Writer) -> None:
     """Raise InexactError for what no format would help."""
     if reason := no_place(writer, step.name):
         raise InexactError(reason)

@@ -18,7 +18,7 @@ from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf.families import IN_FLOAT32, of_metadata
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, to_gguf
-from blockscale.export.checkpoints.regrouped import Piece, Regrouped
+from blockscale.export.checkpoints.regrouped import Regrouped, TensorPiece
 from blockscale.export.conversion.exact import CodesNeededError, carried
 from blockscale.export.writers import Writer, layer_of
 from blockscale.export.writers.gguf_files import architectures
@@ -42,7 +42,7 @@ _COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 @dataclass
-class Source:
+class ConvertedSource:
     """A checkpoint that is open, and its tensors as the result has them.
 
     view: the tensors with the names, shapes and orders of rows of the result
@@ -61,9 +61,9 @@ class Source:
         """A tensor of the result. raw: the bytes of its blocks, which are only copied."""
         return read(self.view, name, raw)
 
-    def piece(self, name: str) -> Piece:
+    def piece(self, name: str) -> TensorPiece:
         """How a tensor of the result is made of the checkpoint's."""
-        return self.view.pieces[name] if isinstance(self.view, Regrouped) else Piece((name,))
+        return self.view.pieces[name] if isinstance(self.view, Regrouped) else TensorPiece((name,))
 
     def other_files(self) -> list[Path]:
         """Tokenizer, settings, the model's card: what lies beside weights and is copied."""
@@ -78,14 +78,16 @@ class Source:
         ]
 
 
-def source_of(checkpoint: Checkpoint, to_gguf: bool, names: str, config: Path | None) -> Source:
+def source_of(
+    checkpoint: Checkpoint, to_gguf: bool, names: str, config: Path | None
+) -> ConvertedSource:
     """What a checkpoint becomes. names: "auto" or "keep"; config: a directory with config.json.
 
     Raises ValueError for a model whose names are not known, and FileError for damaged files.
     """
     from_gguf = isinstance(checkpoint, GGUF)
     folder = config if config is not None else _folder(checkpoint)
-    found = Source(checkpoint, checkpoint, config=_config(folder), folder=folder)
+    found = ConvertedSource(checkpoint, checkpoint, config=_config(folder), folder=folder)
     if from_gguf == to_gguf or names == "keep":
         return found
     if to_gguf:
@@ -103,7 +105,7 @@ def read(checkpoint: Checkpoint, name: str, raw: bool = False) -> QTensor | Tens
     return checkpoint[name]
 
 
-def _into_gguf(found: Source) -> None:
+def _into_gguf(found: ConvertedSource) -> None:
     family = architectures.of_config(found.config)
     names = []
     for name in found.checkpoint:
@@ -120,7 +122,7 @@ def _into_gguf(found: Source) -> None:
     found.view = Regrouped(found.checkpoint, pieces)
 
 
-def _out_of_gguf(found: Source, given: bool) -> None:
+def _out_of_gguf(found: ConvertedSource, given: bool) -> None:
     checkpoint = found.checkpoint
     _, family = of_metadata(checkpoint.metadata)
     if not given:
@@ -188,7 +190,7 @@ def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
 # that were chosen under another one would mean other numbers there.
 
 
-class Step(Protocol):
+class TensorStep(Protocol):
     """What becomes of one tensor (plan.Step)."""
 
     source: str
@@ -203,7 +205,7 @@ class Step(Protocol):
 
 
 def settle_joined(
-    source: Source, steps: Sequence[Step], writer: Writer, recipe: Recipe | None
+    source: ConvertedSource, steps: Sequence[TensorStep], writer: Writer, recipe: Recipe | None
 ) -> dict[str, str]:
     """{name: why it cannot be written} of tensors whose outer scales differ and must not.
 
@@ -236,7 +238,7 @@ def settle_joined(
     return refused
 
 
-def _share_tops(source: Source, steps: Sequence[Step]) -> None:
+def _share_tops(source: ConvertedSource, steps: Sequence[TensorStep]) -> None:
     """Let those that are quantized again share their outer scale."""
     by_layer = {layer_of(step.name): step for step in steps}
     kinds = {
@@ -255,7 +257,7 @@ def _has_outer(fmt: Format | None, shape: Sequence[int]) -> bool:
     return fmt is not None and not shares(fmt, shape)
 
 
-def _outer_of(source: Source, step: Step) -> Tensor | None:
+def _outer_of(source: ConvertedSource, step: TensorStep) -> Tensor | None:
     """The outer scale of a tensor as it would be written; None if it is to be chosen."""
     if step.how != "exact" or step.wanted is None:
         return None
@@ -274,7 +276,7 @@ def _same(outers: Sequence[Tensor | None]) -> bool:
     return all(each is not None and torch.equal(first, each) for each in others)
 
 
-def _top_of(source: Source, step: Step) -> Tensor:
+def _top_of(source: ConvertedSource, step: TensorStep) -> Tensor:
     value = source.read(step.name)
     wanted = step.wanted
     assert isinstance(value, QTensor) and wanted is not None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from blockscale.export.to_c.graph_walk import Door, Walked
 from blockscale.export.to_c.text import Array, helpers, indented, listed
-from blockscale.export.to_c.writer import Step
+from blockscale.export.to_c.writer import CStep
 
 _ARENA = {8: "int64_t", 4: "int32_t", 2: "int16_t", 1: "int8_t"}
 
@@ -53,13 +53,13 @@ def written(walked: Walked, name: str) -> Sized:
     return Sized(text, tables, arena, fullest, _reader(w.steps, kinds["constant"]))
 
 
-def _fullest(steps: Sequence[Step], arrays: Sequence[Array]) -> str:
+def _fullest(steps: Sequence[CStep], arrays: Sequence[Array]) -> str:
     """The node during whose step most bytes are alive."""
     alive = [sum(a.nbytes for a in arrays if a.first <= at <= a.last) for at in range(len(steps))]
     return steps[alive.index(max(alive))].node
 
 
-def _reader(steps: Sequence[Step], constants: Sequence[Array]) -> str:
+def _reader(steps: Sequence[CStep], constants: Sequence[Array]) -> str:
     """The node that reads the largest table."""
     largest = max(constants, key=lambda a: a.nbytes, default=None)
     return next((s.node for s in steps if largest in [a for _, a, _ in s.takes]), "none")
@@ -114,7 +114,7 @@ def _table(array: Array, values: object) -> str:
     return f"static const {array.ctype} {array.name}[{array.size}] = {{\n{rows}\n}};"
 
 
-def _step(step: Step) -> str:
+def _step(step: CStep) -> str:
     """One step as a function: tables too are parameters, so that its head says what it reads."""
     takes = ", ".join(
         f"{'' if written else 'const '}{array.ctype} *{name}" for name, array, written in step.takes
@@ -123,7 +123,7 @@ def _step(step: Step) -> str:
     return f"/* {step.node} */\nstatic int {step.name}({takes})\n{{\n" + "\n".join(lines) + "\n}"
 
 
-def _run(walked: Walked, steps: Sequence[Step], name: str) -> str:
+def _run(walked: Walked, steps: Sequence[CStep], name: str) -> str:
     """The function that calls all steps."""
     lines = []
     unused = {d.array.name for d in walked.inputs if d.array.last < 0}

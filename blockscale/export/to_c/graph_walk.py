@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from blockscale.export.to_c.ops import emitters
 from blockscale.export.to_c.text import C_TYPES, Access, Array, loops, number, strides_of
-from blockscale.export.to_c.writer import Writer
+from blockscale.export.to_c.writer import CWriter
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.nodes import aten, calls, described
@@ -39,7 +39,7 @@ class Door:
 class Walked:
     """What a graph has become."""
 
-    writer: Writer
+    writer: CWriter
     inputs: list[Door]
     outputs: list[Door]
 
@@ -70,7 +70,7 @@ class _Walk:
 
     def __init__(self, found: dict[fx.Node, Any]):
         self.found = found
-        self.writer = Writer()
+        self.writer = CWriter()
         self.writer.sizes = {n: v.shape for n, v in found.items() if isinstance(v, Tensor)}
         self.inputs: list[Door] = []
         self.outputs: list[Door] = []
@@ -227,7 +227,7 @@ def computes_mask(node: fx.Node) -> bool:
     return calls(node, *joined, *_COMPARED.values(), *_NOT, *_CAST)
 
 
-def mask(w: Writer, node: fx.Node, made: Tensor) -> None:
+def mask(w: CWriter, node: fx.Node, made: Tensor) -> None:
     """A step for a comparison, a junction of truth values, or truth values of integers.
 
     made: what the node gave for the example: its shape and dtype

@@ -28,7 +28,7 @@ from blockscale.graph.nodes import described
 
 
 @dataclass(frozen=True)
-class Step:
+class CStep:
     """A function of the file: what it is called, the node that it stands for, its parameters as
     (name, array, whether it is written), its lines."""
 
@@ -38,7 +38,7 @@ class Step:
     lines: tuple[str, ...]
 
 
-class Writer:
+class CWriter:
     """Writes steps, one after another.
 
     arrays: all, by number; tables: what constants hold; steps: so far
@@ -48,7 +48,7 @@ class Writer:
     def __init__(self) -> None:
         self.arrays: dict[int, Array] = {}
         self.tables: dict[int, Tensor] = {}
-        self.steps: list[Step] = []
+        self.steps: list[CStep] = []
         self.places: dict[fx.Node, Any] = {}
         self.sizes: dict[fx.Node, Sequence[int]] = {}
 
@@ -121,7 +121,7 @@ class Writer:
         written = [(k, each, True) for k, each in (room or {}).items()]
         name = f"step{now}_{op}"
         all_of = (*read, *written, ("y", y.array, True))
-        self.steps.append(Step(name, node.name, all_of, tuple(lines)))
+        self.steps.append(CStep(name, node.name, all_of, tuple(lines)))
 
     def copy(self, places: Tensor, y: Access, node: fx.Node) -> None:
         """A step that gathers what lies at some places."""
@@ -164,10 +164,10 @@ class Writer:
         return [*heads, f"y[{at[0]}] = {f'{name}[{at[1]}]' if n else at[1]};", *ends]
 
 
-class End:
+class SumEnd:
     """How an op ends: from the sum `acc` to a code, or a sum still."""
 
-    def __init__(self, w: Writer, node: fx.Node, given: dict[str, Any], wide: bool):
+    def __init__(self, w: CWriter, node: fx.Node, given: dict[str, Any], wide: bool):
         self.zero, self.low, self.high = (given[k] for k in ("zero", "low", "high"))
         self.form = parse(given["fmt"]) if given["fmt"] else None
         self.wide = wide

@@ -17,7 +17,7 @@ from blockscale.export.to_compressed_tensors.directory import (
     write,
 )
 from blockscale.export.to_compressed_tensors.schemes import (
-    Scheme,
+    LayerScheme,
     UnsupportedError,
     expert_patterns,
     experts_note,
@@ -113,12 +113,12 @@ def _layers(model: nn.Module) -> dict[str, QLayer]:
 
 def _schemes(
     layers: Mapping[str, QLayer], stacks: Mapping[str, QTensor], without: Mapping[str, str]
-) -> dict[str, Scheme]:
+) -> dict[str, LayerScheme]:
     """The scheme of each layer. Raises ValueError that names all that have none.
 
     without: {parameter: why it has no place}
     """
-    found: dict[str, Scheme] = {}
+    found: dict[str, LayerScheme] = {}
     refused = [f"{name}: {reason}" for name, reason in without.items()]
     for name, q in stacks.items():
         try:
@@ -143,7 +143,7 @@ def _refusal(refused: list[str]) -> ValueError:
     )
 
 
-def _scheme(layer: QLayer) -> Scheme:
+def _scheme(layer: QLayer) -> LayerScheme:
     if type(layer) is not QLinear:
         raise UnsupportedError(
             f"its readers take only quantized nn.Linear, found {type(layer).__name__}"
@@ -161,7 +161,7 @@ def _scheme(layer: QLayer) -> Scheme:
 
 
 def _tensors(
-    model: nn.Module, layers: Mapping[str, QLayer], schemes: Mapping[str, Scheme]
+    model: nn.Module, layers: Mapping[str, QLayer], schemes: Mapping[str, LayerScheme]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of the files by its name, and {layer: what is not exact}."""
     tensors: dict[str, Tensor] = {}
@@ -195,7 +195,9 @@ def _tensors(
     return tensors, notes
 
 
-def _of_stacks(stacks: Mapping[str, QTensor], schemes: Mapping[str, Scheme]) -> dict[str, Tensor]:
+def _of_stacks(
+    stacks: Mapping[str, QTensor], schemes: Mapping[str, LayerScheme]
+) -> dict[str, Tensor]:
     """The tensors of matrices that were parts of stacks."""
     return {
         f"{name}.{part}": tensor
@@ -213,13 +215,13 @@ def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> d
     return found
 
 
-def _reader(layer: QLinear, scheme: Scheme) -> str:
+def _reader(layer: QLinear, scheme: LayerScheme) -> str:
     """What has to be said of how transformers and vLLM load the layer."""
     told = [_loads(layer, scheme), told_of_inputs(scheme)]
     return "; ".join(filter(None, told))
 
 
-def _loads(layer: QLinear, scheme: Scheme) -> str:
+def _loads(layer: QLinear, scheme: LayerScheme) -> str:
     if scheme.layout in _BFLOAT16 and layer.qweight.dtype != torch.bfloat16:
         return _WIDE
     packed = scheme.layout == "pack-quantized" and not scheme.weights["symmetric"]
@@ -244,9 +246,11 @@ def _config(model: nn.Module) -> dict[str, Any]:
     )
 
 
-def _quantization(model: nn.Module, schemes: Mapping[str, Scheme], back: Back) -> dict[str, Any]:
+def _quantization(
+    model: nn.Module, schemes: Mapping[str, LayerScheme], back: Back
+) -> dict[str, Any]:
     """`quantization_config`: groups of layers of one scheme, and the linear layers of none."""
-    groups: dict[str, tuple[Scheme, list[str]]] = {}
+    groups: dict[str, tuple[LayerScheme, list[str]]] = {}
     for name, each in schemes.items():
         groups.setdefault(repr(each), (each, []))[1].append(name)
     one = len(groups) == 1

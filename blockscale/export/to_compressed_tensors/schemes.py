@@ -21,7 +21,7 @@ class UnsupportedError(ValueError):
     """A format that compressed-tensors has no scheme for."""
 
 
-class Scheme(NamedTuple):
+class LayerScheme(NamedTuple):
     """How the weight and the input of a layer are described.
 
     layout: what compressed-tensors calls the format: which tensors there are, and how they lie
@@ -33,7 +33,7 @@ class Scheme(NamedTuple):
     inputs: Arguments | None
 
 
-def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
+def scheme(weight: Format, given: Format | None, static: bool) -> LayerScheme:
     """The scheme of a layer.
 
     given: the format of inputs, None where they stay in float; static: whether their scale is
@@ -44,10 +44,10 @@ def scheme(weight: Format, given: Format | None, static: bool) -> Scheme:
     inputs = None if given is None else input_arguments(given, static)
     if given is not None and given.element.name == "e2m1" and _kind(given) != _kind(weight):
         raise UnsupportedError(f"input {given}: inputs of 4 bits need weights of the same format")
-    return Scheme(_layout(weight, inputs), weights, inputs)
+    return LayerScheme(_layout(weight, inputs), weights, inputs)
 
 
-def experts_note(found: Scheme) -> str:
+def experts_note(found: LayerScheme) -> str:
     """What of the weights of experts transformers (5.23) leaves out when it stacks them; or empty.
 
     Source: its integrations/compressed_tensors.py, CompressedTensorsDequantize.
@@ -83,7 +83,7 @@ _QUANTIZES = {
 }
 
 
-def told_of_inputs(scheme: Scheme) -> str:
+def told_of_inputs(scheme: LayerScheme) -> str:
     """What vLLM does with weights whose inputs are to stay in float; empty where it leaves them."""
     return _QUANTIZES.get(scheme.layout, "") if scheme.inputs is None else ""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
-from blockscale.export.to_compressed_tensors.schemes import Scheme, UnsupportedError
+from blockscale.export.to_compressed_tensors.schemes import LayerScheme, UnsupportedError
 from blockscale.layers.linear import QLinear
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops.tensor import QTensor
@@ -23,7 +23,7 @@ _NEIGHBOURS = 8  # float32 numbers on either side of 1 / outer that are tried fo
 
 
 def layer_tensors(
-    layer: QLinear, scheme: Scheme, joined: Sequence[QTensor] = ()
+    layer: QLinear, scheme: LayerScheme, joined: Sequence[QTensor] = ()
 ) -> tuple[dict[str, Tensor], str]:
     """{name after the layer's: tensor} of its weight and input, and what is not exact, if anything.
 
@@ -36,13 +36,13 @@ def layer_tensors(
     return tensors, told
 
 
-def weight_tensors(weight: QWeight, scheme: Scheme) -> tuple[dict[str, Tensor], str]:
+def weight_tensors(weight: QWeight, scheme: LayerScheme) -> tuple[dict[str, Tensor], str]:
     """The same for a weight [out, in] alone."""
     return tensors_of(weight.tensor, scheme)
 
 
 def tensors_of(
-    q: QTensor, scheme: Scheme, joined: Sequence[QTensor] = ()
+    q: QTensor, scheme: LayerScheme, joined: Sequence[QTensor] = ()
 ) -> tuple[dict[str, Tensor], str]:
     """The same for a quantized tensor [out, in]."""
     layout = scheme.layout

@@ -38,7 +38,7 @@ _CONVOLUTIONS = (aten.conv1d, aten.conv2d)
 _GROUP = 32
 
 
-class Product(NamedTuple):
+class XnnpackProduct(NamedTuple):
     """A node that XNNPACK can compute: its input's and its weight's dequantize nodes."""
 
     node: fx.Node
@@ -67,7 +67,7 @@ def products(graph: fx.GraphModule) -> list[fx.Node]:
     return list(each_call(graph, aten.linear, *_CONVOLUTIONS))
 
 
-def product(node: fx.Node) -> Product | None:
+def product(node: fx.Node) -> XnnpackProduct | None:
     """What XNNPACK can compute of this linear or convolution node, or None."""
     x, weight, *rest = node.args
     coded, source = dequantize_of(x), dequantize_of(_weight_of(weight))
@@ -82,11 +82,11 @@ def product(node: fx.Node) -> Product | None:
     weight_node: Any = _weight_of(weight)
     if per_tensor(given) and quantize_of(chosen) and is_constant(_seen(coded.coded.scale)):
         ok = _per_channel(fmt, 8) and _quantized_output(node)
-        return Product(node, x, weight_node, False) if ok else None
+        return XnnpackProduct(node, x, weight_node, False) if ok else None
     dynamic = calls(chosen, getitem) and calls(chosen.args[0], ours.choose_quantize)
     if linear and dynamic and _per_token(given):
         ok = _per_channel(fmt, 8) or _per_channel(fmt, 4) or _grouped(fmt, value(weight).shape[-1])
-        return Product(node, x, weight_node, True) if ok else None
+        return XnnpackProduct(node, x, weight_node, True) if ok else None
     return None
 
 
@@ -123,7 +123,7 @@ def _quantized_output(node: fx.Node) -> bool:
     return found is not None and found.by.scale is not None and per_tensor(found.by.format)
 
 
-def _rewrite_weight(graph: fx.GraphModule, each: Product) -> None:
+def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     """A dequantize_per_channel(_group) node of codes one a byte, laid out as they are used."""
     source = dequantize_of(each.weight)
     assert source is not None
@@ -167,7 +167,7 @@ def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.N
     return codes.contiguous()
 
 
-def _rewrite_dynamic(graph: fx.GraphModule, each: Product) -> None:
+def _rewrite_dynamic(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     coded = dequantize_of(each.x)
     assert coded is not None
     chosen: Any = coded.coded.codes

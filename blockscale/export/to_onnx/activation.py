@@ -86,7 +86,7 @@ def activation(
     return blocks.joined(scope, values)
 
 
-def _round_trip(scope: Scope, x: str, fmt: Format, chosen: encode.Chosen) -> str:
+def _round_trip(scope: Scope, x: str, fmt: Format, chosen: encode.ChosenScale) -> str:
     by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
     y = scope.op(by[0], x, by[1])
     return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
@@ -207,7 +207,7 @@ def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank:
         assert found is not None
         offset = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
         x = scope.op("Sub", x, offset)
-    values = _round_trip(scope, x, fmt, encode.Chosen(step, inverse, zero))
+    values = _round_trip(scope, x, fmt, encode.ChosenScale(step, inverse, zero))
     return scope.op("Add", values, offset) if offset else values
 
 

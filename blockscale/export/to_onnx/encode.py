@@ -19,7 +19,7 @@ from blockscale.core.elements.minifloat import Minifloat, UnsignedMinifloat
 from blockscale.core.format import Format
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
-from blockscale.export.to_onnx.scope import Scope, Split, native
+from blockscale.export.to_onnx.scope import BlockedTensor, Scope, native
 
 _FEW_BINADES = 4  # so many are told apart by comparisons, more by the type e8m0
 
@@ -161,7 +161,7 @@ _SQRT2 = 1.0 + 0x3504F3 * 2.0**-23  # the float32 just below the square root of 
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenScale:
     """step: of each block; inverse: what x is multiplied by in place of a division, or empty;
     zero: the zero point of each block as floats, or empty."""
 
@@ -194,23 +194,23 @@ def scales_refused(fmt: Format) -> str | None:
     return None
 
 
-def choose(scope: Scope, x: Split, fmt: Format) -> Chosen:
+def choose(scope: Scope, x: BlockedTensor, fmt: Format) -> ChosenScale:
     """The step, and the zero point where there is one, of each block of x; axes of size 1."""
     found = _range(scope, x, fmt)
     scale = fmt.scale
     if isinstance(scale, PowerOfTwo):
-        chosen = Chosen(_power_of_two(scope, found, fmt, scale))
+        chosen = ChosenScale(_power_of_two(scope, found, fmt, scale))
     elif isinstance(scale, TwoLevel):
         chosen = _two_levels(scope, found, fmt, scale)
     elif isinstance(scale, CodeScale):
         step = _code(scope, _quotient(scope, found, fmt), scale, found.poison)
-        chosen = Chosen(step, _reciprocal(scope, step) if fmt.recip else "")
+        chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     else:
         step = _float(scope, _quotient(scope, found, fmt), fmt, scale)
-        chosen = Chosen(step, _reciprocal(scope, step) if fmt.recip else "")
+        chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     if not fmt.asym:
         return chosen
-    return Chosen(chosen.step, chosen.inverse, _zero(scope, found.low, chosen.step, fmt))
+    return ChosenScale(chosen.step, chosen.inverse, _zero(scope, found.low, chosen.step, fmt))
 
 
 def _reciprocal(scope: Scope, step: str) -> str:
@@ -218,7 +218,7 @@ def _reciprocal(scope: Scope, step: str) -> str:
     return scope.op("Clip", inverse, scope.floats(-FLT_MAX), scope.floats(FLT_MAX))
 
 
-def _range(scope: Scope, x: Split, fmt: Format) -> _Range:
+def _range(scope: Scope, x: BlockedTensor, fmt: Format) -> _Range:
     """The smallest and largest finite value of each block, or the mean that stands for them."""
     nothing = scope.op("Sub", x.x, x.x)  # NaN where x is not finite
     odd = scope.op("IsNaN", nothing)
@@ -340,7 +340,7 @@ def _power_of_two(scope: Scope, found: _Range, fmt: Format, scale: PowerOfTwo) -
     return scope.op("Add", step, found.poison) if found.poison else step
 
 
-def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Format]") -> Chosen:
+def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Format]") -> ChosenScale:
     a, inner = _numerator(scope, found, fmt), scale.inner
     whole = a
     if found.poison:
@@ -357,11 +357,13 @@ def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Forma
     step = scope.op("Div", codes, outer) if scale.reciprocal else scope.op("Mul", outer, codes)
     step = scope.op("Add", step, found.poison) if found.poison else step
     if not fmt.recip:
-        return Chosen(step)
+        return ChosenScale(step)
     if scale.reciprocal:
-        return Chosen(step, _reciprocal(scope, step))
+        return ChosenScale(step, _reciprocal(scope, step))
     inverse = scope.op("Div", scope.op("Reciprocal", outer), codes)
-    return Chosen(step, scope.op("Clip", inverse, scope.floats(-FLT_MAX), scope.floats(FLT_MAX)))
+    return ChosenScale(
+        step, scope.op("Clip", inverse, scope.floats(-FLT_MAX), scope.floats(FLT_MAX))
+    )
 
 
 def _zero(scope: Scope, low: str, step: str, fmt: Format) -> str:

@@ -146,7 +146,7 @@ Sizes = Sequence[int | None]  # None: any number, known when the file runs
 
 
 @dataclass(frozen=True)
-class Split:
+class BlockedTensor:
     """A tensor in blocks.
 
     x: its values; axes: those of one block, which have size 1 in the scale; padded: whether there
@@ -190,7 +190,7 @@ def refused(block: Block, sizes: Sizes) -> str | None:
     return None
 
 
-def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> Split:
+def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> BlockedTensor:
     """x of these sizes in its blocks; `refused` has said that it can be."""
     blocks = block.sizes_for(len(sizes))
     whole, parts, axes = list(sizes), list[int | None](), list[int]()
@@ -210,7 +210,7 @@ def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> Split:
         x = scope.op("Pad", x, scope.ints(*[0] * len(sizes), *ends))
     if len(parts) > len(sizes):
         x = scope.op("Reshape", x, scope.ints(*_shape(parts, blocks)))
-    return Split(x, tuple(axes), padded, tuple(sizes), blocks)
+    return BlockedTensor(x, tuple(axes), padded, tuple(sizes), blocks)
 
 
 def _shape(parts: Sizes, blocks: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ MARK = "blockscale.export", "Placed"
 
 
 @dataclass(frozen=True, eq=False)
-class Weight:
+class MarkedWeight:
     """A dequantized weight. moves: the views and permutations that its reader wants."""
 
     name: str
@@ -53,7 +53,7 @@ class Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MarkedRows:
     """Rows of a quantized table; the mark is given their indices."""
 
     name: str
@@ -77,7 +77,7 @@ class Activation:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MarkedStep:
     """An op of an integer graph, without `integer_`. given: {argument: as integer.py takes it}"""
 
     name: str
@@ -85,7 +85,7 @@ class Step:
     given: dict[str, Any]
 
 
-Piece = Weight | Rows | Activation | Step
+Piece = MarkedWeight | MarkedRows | Activation | MarkedStep
 
 
 def placed(
@@ -180,7 +180,7 @@ def _take_weight(
     for last, moves in _ends(node, ()):
         readers.setdefault(moves, []).append(last)
     for moves, ends in readers.items():
-        pieces.append(Weight(name, stored, moves, dtype))
+        pieces.append(MarkedWeight(name, stored, moves, dtype))
         sizes = tuple(shape(ends[0]) or ())
         args = (len(pieces) - 1, node.args[0], sizes, dtype)
         mark = call(graph, placed, args, like=_first(graph, ends))
@@ -232,7 +232,7 @@ def _take_rows(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> Non
             "be written"
         )
     name = str(coded.codes.target).removesuffix(".codes")
-    pieces.append(Rows(name, stored, dtype))
+    pieces.append(MarkedRows(name, stored, dtype))
     _place(graph, node, indices, len(pieces) - 1, dtype)
 
 
@@ -321,7 +321,7 @@ def take_integer_ops(graph: fx.GraphModule) -> list[Piece]:
             )
         computed: list[fx.Node] = []
         settings = {name: _read(graph, each, computed) for name, each in given.items()}
-        pieces.append(Step(scope(node) or node.name, op, settings))
+        pieces.append(MarkedStep(scope(node) or node.name, op, settings))
         args = (len(pieces) - 1, node, *computed)
         with_mark = call(graph, placed_as, args, like=node.next)
         node.replace_all_uses_with(

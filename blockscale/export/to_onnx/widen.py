@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from blockscale.export.to_onnx.integer import Taken
-from blockscale.export.to_onnx.take import Activation, Piece, Rows, Step, Weight
+from blockscale.export.to_onnx.take import Activation, MarkedRows, MarkedStep, MarkedWeight, Piece
 
 _HALVES = {10: "float16", 16: "bfloat16"}  # TensorProto.DataType
 _FLOAT = 1
@@ -38,13 +38,13 @@ def pieces_widened(pieces: Sequence[Piece]) -> list[Piece]:
 def _piece(piece: Piece) -> Piece:
     if isinstance(piece, Activation):
         return replace(piece, given=_wide(piece.given), dtype=_wide(piece.dtype))
-    if isinstance(piece, Step):
+    if isinstance(piece, MarkedStep):
         given = {
             name: each._replace(kind=_wide(each.kind)) if isinstance(each, Taken) else each
             for name, each in piece.given.items()
         }
         return replace(piece, given=given)
-    assert isinstance(piece, Weight | Rows)
+    assert isinstance(piece, MarkedWeight | MarkedRows)
     return replace(piece, dtype=_wide(piece.dtype))
 
 

@@ -18,7 +18,7 @@ from blockscale.core.torch_private import pytree
 from blockscale.export.to_onnx import integer, weight
 from blockscale.export.to_onnx.activation import activation
 from blockscale.export.to_onnx.scope import LOWEST, File, Scope
-from blockscale.export.to_onnx.take import MARK, Activation, Piece, Rows, Weight
+from blockscale.export.to_onnx.take import MARK, Activation, MarkedRows, MarkedWeight, Piece
 from blockscale.files.whole import written_whole
 
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
@@ -160,7 +160,8 @@ def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
     file.turned = {
         each.name
         for each in pieces
-        if isinstance(each, Weight) and weight.as_products_read_it(each.stored, each.moves, opset)
+        if isinstance(each, MarkedWeight)
+        and weight.as_products_read_it(each.stored, each.moves, opset)
     }
     _drop_unread(graph, others)
     nodes: list[Any] = []
@@ -194,7 +195,7 @@ def _drop_unread(graph: Any, nodes: list[Any]) -> None:
 def _reads_codes(node: Any, pieces: Sequence[Piece]) -> bool:
     """Whether it is the mark of a weight: its input is the codes as torch has them."""
     marked = (node.domain, node.op_type) == MARK
-    return marked and isinstance(pieces[_number(node)], Weight)
+    return marked and isinstance(pieces[_number(node)], MarkedWeight)
 
 
 def _number(node: Any) -> int:
@@ -202,9 +203,9 @@ def _number(node: Any) -> int:
 
 
 def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
-    if isinstance(piece, Weight):
+    if isinstance(piece, MarkedWeight):
         return weight.weight(scope, piece.name, piece.stored, piece.moves, piece.dtype)
-    if isinstance(piece, Rows):
+    if isinstance(piece, MarkedRows):
         return weight.rows(scope, piece.name, piece.stored, given[0], piece.dtype)
     if isinstance(piece, Activation):
         x = given[0]

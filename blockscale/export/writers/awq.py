@@ -27,7 +27,7 @@ from blockscale.export.writers import (
 from blockscale.ops.tensor import QTensor
 
 
-class AWQ(Writer):
+class AWQWriter(Writer):
     """AWQ, gemm."""
 
     name = "awq"
@@ -91,4 +91,4 @@ def _words(codes: Tensor) -> Tensor:
     return bytes_.permute(2, 0, 1).contiguous().flatten(1).view(torch.int32)
 
 
-writer = AWQ()
+writer = AWQWriter()

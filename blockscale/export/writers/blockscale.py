@@ -12,7 +12,7 @@ from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.ops.tensor import QTensor
 
 
-class Blockscale(Writer):
+class BlockscaleWriter(Writer):
     """Files of blockscale."""
 
     name = "blockscale"
@@ -57,4 +57,4 @@ def _named(qparams: QParams) -> dict[str, Tensor | None]:
     return qparams._asdict()
 
 
-writer = Blockscale()
+writer = BlockscaleWriter()

@@ -25,7 +25,7 @@ _SIZES = (64, 128, 256, 512, 1024, 2048, 4096)  # of its kernels' blocks
 _BLANKS = 512  # bytes of JSON
 
 
-class Bnb(Writer):
+class BnbWriter(Writer):
     """bitsandbytes, 4 bits."""
 
     name = "bnb"
@@ -132,4 +132,4 @@ def _table(fmt: Format) -> Tensor:
     return torch.tensor(element.table, dtype=torch.float32) + 0.0  # its fp4 has 0 for -0
 
 
-writer = Bnb()
+writer = BnbWriter()

@@ -12,7 +12,7 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.export.to_compressed_tensors.schemes import (
-    Scheme,
+    LayerScheme,
     UnsupportedError,
     expert_patterns,
     experts_note,
@@ -27,7 +27,7 @@ _VERSION = "0.20.0"
 _FLOATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-class CompressedTensors(Writer):
+class CompressedTensorsWriter(Writer):
     """compressed-tensors: integers, e4m3, nvfp4 and OCP's microscaling formats."""
 
     name = "compressed-tensors"
@@ -102,7 +102,7 @@ class CompressedTensors(Writer):
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""
-        groups: dict[str, tuple[Scheme, list[str]]] = {}
+        groups: dict[str, tuple[LayerScheme, list[str]]] = {}
         for each in tensors:
             if each.format is not None:
                 found = scheme(each.format, None, static=False)
@@ -147,4 +147,4 @@ def _integers(
     return found
 
 
-writer = CompressedTensors()
+writer = CompressedTensorsWriter()

@@ -16,7 +16,7 @@ from blockscale.export.writers import Json, Kind, Planned, Writer, float_layers,
 from blockscale.ops.tensor import QTensor
 
 
-class FP8(Writer):
+class FP8Writer(Writer):
     """e4m3 in tiles."""
 
     name = "fp8"
@@ -72,4 +72,4 @@ class FP8(Writer):
         return config | {"quantization_config": settings}
 
 
-writer = FP8()
+writer = FP8Writer()

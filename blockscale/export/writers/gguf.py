@@ -19,7 +19,7 @@ _BY_SIZE = sorted(TYPES, key=lambda name: (TYPES[name].size / TYPES[name].elemen
 _LAST = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")  # few programs read them: only what is one already
 
 
-class GGUF(Writer):
+class GGUFWriter(Writer):
     """GGUF files."""
 
     name = "gguf"
@@ -108,4 +108,4 @@ def _first() -> list[str]:
     return [name for name in _BY_SIZE if name not in _LAST]
 
 
-writer = GGUF()
+writer = GGUFWriter()

@@ -17,7 +17,7 @@ from blockscale.ops.tensor import QTensor
 _FORMAT = "e2m1:group32:e8m0/given"
 
 
-class GptOss(Writer):
+class GptOssWriter(Writer):
     """gpt-oss's MXFP4."""
 
     name = "gpt-oss"
@@ -60,4 +60,4 @@ class GptOss(Writer):
         return config | {"quantization_config": settings}
 
 
-writer = GptOss()
+writer = GptOssWriter()

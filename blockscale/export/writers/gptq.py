@@ -34,7 +34,7 @@ from blockscale.ops.tensor import QTensor
 _BITS = (2, 3, 4, 8)
 
 
-class GPTQ(Writer):
+class GPTQWriter(Writer):
     """GPTQ without act-order. Signed formats are symmetric."""
 
     name = "gptq"
@@ -167,4 +167,4 @@ def _sort(fmt: Format) -> str:
     return "symmetric" if fmt.element.signed else "with zero points"
 
 
-writer = GPTQ()
+writer = GPTQWriter()

@@ -35,7 +35,7 @@ _MODES = {
 }  # fmt: skip
 
 
-class MLX(Writer):
+class MLXWriter(Writer):
     """MLX's affine quantization, mxfp4, mxfp8 and nvfp4."""
 
     name = "mlx"
@@ -140,4 +140,4 @@ def _settings(tensor: Planned) -> Json:
     return {"group_size": group, "bits": tensor.format.bits, "mode": mode}
 
 
-writer = MLX()
+writer = MLXWriter()

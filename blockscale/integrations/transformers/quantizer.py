@@ -20,7 +20,7 @@ from blockscale.integrations.transformers.placement import (
     loading_places,
 )
 from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
-from blockscale.integrations.transformers.reading import Reading
+from blockscale.integrations.transformers.reading import CheckpointReading
 from blockscale.integrations.transformers.saving import state_and_metadata
 
 # A recipe as transformers' `quantization_config`.
@@ -45,7 +45,7 @@ class BlockscaleQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.ledger: Ledger | None = None
         self._quantizing: Quantizing | None = None
-        self._reading: Reading | None = None
+        self._reading: CheckpointReading | None = None
         self._places: dict[str, Any] | None = None  # where the model is to be
         self._worded = False  # whether a word, such as "auto", says so until the model is known
 
@@ -70,7 +70,7 @@ class BlockscaleQuantizer(HfQuantizer):
     ) -> nn.Module:
         check_one_process(getattr(model, "config", None))
         if self.pre_quantized:
-            self._reading = Reading(model, checkpoint_files)
+            self._reading = CheckpointReading(model, checkpoint_files)
         else:
             self._quantizing = Quantizing(model, self.quantization_config, checkpoint_files)
         return model

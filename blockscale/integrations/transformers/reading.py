@@ -145,7 +145,7 @@ def _parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-class Reading:
+class CheckpointReading:
     """A model that is being read from files of ours.
 
     Raises FileError, before anything is read, for files that are not whole or not of this model.
@@ -296,7 +296,7 @@ class Collect(ConversionOps):
     names: {source pattern: what it is, e.g. `weight.codes`}
     """
 
-    def __init__(self, reading: Reading, names: dict[str, str]):
+    def __init__(self, reading: CheckpointReading, names: dict[str, str]):
         self.hf_quantizer, self._names = reading, names
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Collect":

@@ -19,7 +19,14 @@ from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value
 from blockscale.core.pack import from_stored
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.conv_way import Image, Way, by_patches, chosen, direct, shares_a_scale
+from blockscale.kernels.cpu.conv_way import (
+    ConvWay,
+    Image,
+    by_patches,
+    chosen,
+    direct,
+    shares_a_scale,
+)
 from blockscale.kernels.cpu.linear import (
     Result,
     finished,
@@ -49,7 +56,7 @@ Sizes = list[int]
 Settings = tuple[Sizes, Sizes, Sizes]  # stride, padding, dilation
 
 
-class Window(NamedTuple):
+class ConvWindow(NamedTuple):
     """Patches of codes.
 
     numbers: as `window` of src/bind_linear.cpp takes them; shape: of the result, channels last
@@ -107,14 +114,14 @@ def _of_ours(
     """The convolution the way that its sizes say, or None where none of ours can give it."""
     told = (tuple(shape), groups, by.fmt, weight.fmt, _native.isa())
     found = chosen(*told, channels_last=_lies_last(x))
-    if found is Way.PLANES:
+    if found is ConvWay.PLANES:
         y = _by_planes(x, weight, shape, settings, groups, by, result)
         if y is not None:
             return y
         found = chosen(*told, channels_last=True)
-    if found is Way.PATCHES:
+    if found is ConvWay.PATCHES:
         return _as_integers(x, weight, shape, settings, by, result)
-    if found is Way.DIRECT:
+    if found is ConvWay.DIRECT:
         return directly(_image(x, by), weight, shape, settings, groups, result)
     return None
 
@@ -256,7 +263,7 @@ def _numbers(
 
 def window(
     x: Sequence[int], shape: Sizes, settings: Settings, fmt: str, *, always: bool = False
-) -> Window | None:
+) -> ConvWindow | None:
     """How patches of codes x [batch, *size, channels] become rows of an integer linear layer.
 
     None where that cannot be or, unless always, does not pay.
@@ -268,10 +275,12 @@ def window(
     own = (prod(shape[2:]), max(stride), max(padding)) == (1, 1, 0) and native(fmt).bits == 8
     numbers = _numbers(x[1:-1], out, shape, settings, shape[1])
     block = min(row_block(fmt, len(x)) or 0, shape[1])
-    return Window(numbers, block, (x[0], *out, shape[0]), own)
+    return ConvWindow(numbers, block, (x[0], *out, shape[0]), own)
 
 
-def _of_patches(x: Codes, weight: Operand, places: Window, result: Result) -> list[Tensor] | None:
+def _of_patches(
+    x: Codes, weight: Operand, places: ConvWindow, result: Result
+) -> list[Tensor] | None:
     form, numbers = native(x.fmt), () if places.own else places.numbers
     return from_codes(
         prepared(weight), x.data, x.parts, form, places.block, numbers, places.shape, result
@@ -314,10 +323,10 @@ def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     if len(size) != len(shape) or size[-1] != shape[1] * groups:
         return False
     out = sizes_after(size[1:-1], shape, (stride, padding, dilation))
-    return min(size[0], *out) > 0 and _way(x, weight.fmt, shape, groups) is not Way.TORCH
+    return min(size[0], *out) > 0 and _way(x, weight.fmt, shape, groups) is not ConvWay.TORCH
 
 
-def _way(x: Value, weight_fmt: str, shape: Sizes, groups: int) -> Way:
+def _way(x: Value, weight_fmt: str, shape: Sizes, groups: int) -> ConvWay:
     return chosen(tuple(shape), groups, x.fmt, weight_fmt, _native.isa(), channels_last=True)
 
 
@@ -343,7 +352,7 @@ def fused_conv(
     check_weight(whole, shape)
     offset = None if bias is None else float_bias(bias, shape[0])
     result = Result(offset, activation, dtype, y)
-    if _way(x, weight.fmt, shape, groups) is Way.PATCHES:
+    if _way(x, weight.fmt, shape, groups) is ConvWay.PATCHES:
         made = of_codes(x, whole, shape, settings, result)
     else:
         made = directly(_image_of_codes(x), whole, shape, settings, groups, result)

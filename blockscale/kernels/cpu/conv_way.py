@@ -35,7 +35,7 @@ TORCH, NUMBERS, SMALL_PLANES = "1.1 to 1.8", "0.7 to 1.2", "0.9 to 1.2"
 PIXELS, OWN_ROWS = "1.3 to 2.5", "0.4 to 1.8"
 
 
-class Way(Enum):
+class ConvWay(Enum):
     """How a convolution is computed.
 
     PLANES: vectors along the pixels of a channel, x and the result channels first: integers, four
@@ -59,7 +59,7 @@ def way(
     isa: str,
     *,
     channels_last: bool,
-) -> Way:
+) -> ConvWay:
     """How a convolution runs.
 
     shape: of its float weight, [n, channels / groups, *kernel]
@@ -69,12 +69,12 @@ def way(
     channels_last: how x lies in memory, and the result
     """
     if not channels_last and by_planes(shape, groups, input_fmt, weight_fmt, isa):
-        return Way.PLANES
+        return ConvWay.PLANES
     if groups == 1 and input_fmt and by_patches(shape, input_fmt, isa):
-        return Way.PATCHES
+        return ConvWay.PATCHES
     # channels of pixels would be picked one by one for lanes that see several
     most = DIRECT_CHANNELS if groups == 1 else DIRECT_GROUPED
-    return Way.DIRECT if shape[0] >= DIRECT_OUTPUTS and shape[1] <= most else Way.TORCH
+    return ConvWay.DIRECT if shape[0] >= DIRECT_OUTPUTS and shape[1] <= most else ConvWay.TORCH
 
 
 chosen = lru_cache(1024)(way)  # of tuples: parsing formats takes longer than small convolutions
@@ -103,17 +103,17 @@ def told(
     return Told(f"{found.value}, {isa}", _slow(found, shape, groups, input_fmt))
 
 
-def _slow(found: Way, shape: Sequence[int], groups: int, input_fmt: str) -> str:
+def _slow(found: ConvWay, shape: Sequence[int], groups: int, input_fmt: str) -> str:
     """As `Told.slow`: the largest figures of benchmarks/convolutions.py, by one thread."""
     _, channels, *kernel = shape
-    if found is Way.TORCH:
+    if found is ConvWay.TORCH:
         return f"{TORCH} of float32's time: the same products, of a weight that is decoded first"
-    if found is Way.PLANES and not input_fmt and groups == 1:
+    if found is ConvWay.PLANES and not input_fmt and groups == 1:
         return f"{NUMBERS} of float32's time: the same products, of codes decoded first"
-    if found is Way.PLANES and input_fmt and channels == 1:
+    if found is ConvWay.PLANES and input_fmt and channels == 1:
         return f"{SMALL_PLANES} of float32's time on images of 28 x 28 and smaller, less on others"
     if input_fmt and not shares_a_scale(input_fmt, len(shape)):
-        if found is Way.DIRECT:
+        if found is ConvWay.DIRECT:
             return f"{PIXELS} of float32's time: each pixel's codes are decoded first"
         if prod(kernel) == 1:
             return f"{OWN_ROWS} of float32's time: each pixel has scales of its own"

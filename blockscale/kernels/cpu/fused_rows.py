@@ -86,7 +86,7 @@ def rows_of(value: Value, keep: list[Tensor]) -> Any:
     return _native.Rows(n.handle, block, codes.data_ptr(), addresses(parts))
 
 
-class Result:
+class FusedResult:
     """Where a result of `shape` goes that is `writable`: new memory for it.
 
     values: also as floats; else only if nothing else is asked for
@@ -240,7 +240,7 @@ def _norm(
     scaled = [None if v is None else in_order(v) for v in vectors]
     sums = new(shape, torch.float32) if keep == "sum" else None
     values = new(shape, torch.float32) if keep == "norm" else None
-    result = Result(y, shape, values=values)
+    result = FusedResult(y, shape, values=values)
     size = math.prod(shape)
     _native.norm(
         *how, *(_address(v) for v in scaled), *operands, size // shape[-1], shape[-1],
@@ -303,7 +303,7 @@ def sdpa(
     strides = [each.stride()[:3] for each in (q, k, v)]
     added = _added(mask, (batch, heads, rows, keys))
     strides.append((0, 0, 0, 0) if added is None else added.stride())
-    result = Result(y, (*shape_of(query)[:-1], width))
+    result = FusedResult(y, (*shape_of(query)[:-1], width))
     _native.attention(
         (*(each.data_ptr() for each in (q, k, v)), 0 if added is None else added.data_ptr()),
         strides, (batch, heads, heads // k.shape[1], rows, keys, depth, width), causal,

@@ -16,7 +16,7 @@ from blockscale.core.operand import Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.fused_rows import (
-    Result,
+    FusedResult,
     Shape,
     checked,
     readable,
@@ -48,7 +48,7 @@ _known = supports_families(FAMILIES, FEATURES)
 _tables: dict[Any, Tensor] = {}
 
 
-class Call(NamedTuple):
+class TableCall(NamedTuple):
     """A call of `fused_<op>`, whose result is in `fmt` if that is not empty."""
 
     op: str
@@ -81,7 +81,7 @@ def _single(fmt: str, shape: Shape) -> bool:
     return math.prod(form.block.scale_shape((2**form.bits,))) == 1
 
 
-def look_up(call: Call) -> list[Tensor]:
+def look_up(call: TableCall) -> list[Tensor]:
     """The op's result. Raises ValueError if codes or scales do not fit their format."""
     value, y = call.value, call.y
     table = _table(call)
@@ -110,7 +110,7 @@ def _pack(fmt: str, patterns: Tensor, size: int, packed: Tensor) -> None:
     _native.pack(native(fmt).bits, *addresses, threads())
 
 
-def _table(call: Call) -> Tensor:
+def _table(call: TableCall) -> Tensor:
     """The result for each of 256 codes: floats, or codes one to an entry.
 
     An element of fewer bits has its codes in it several times.
@@ -137,7 +137,7 @@ def _bytes(part: Tensor) -> bytes:
     return string_at(part.data_ptr(), part.nbytes)
 
 
-def _made(call: Call) -> Tensor:
+def _made(call: TableCall) -> Tensor:
     """All codes in one row through the op's reference."""
     value, y = call.value, call.y
     n = native(value.fmt)
@@ -173,7 +173,7 @@ def _register(op: str) -> None:
     @kernel(f"fused_{op}", backend="cpu", supports=supports)
     def run(value: Value, *rest: Any) -> list[Tensor]:
         """As the op of blockscale.ops.fused."""
-        return look_up(Call(op, value, rest[:-2], rest[-2], rest[-1]))
+        return look_up(TableCall(op, value, rest[:-2], rest[-2], rest[-1]))
 
 
 for _op in OPS:
@@ -205,7 +205,7 @@ def _register_two(op: str, kind: int) -> None:
         """As the op of blockscale.ops.fused."""
         y: Quantizer = rest[-1]
         shape, held = shape_of(a), []  # type: ignore[var-annotated]
-        result = Result(y, shape)
+        result = FusedResult(y, shape)
         columns = shape[-1]
         _native.binary(
             kind, rows_of(a, held), rows_of(b, held), math.prod(shape) // columns, columns,
@@ -279,7 +279,7 @@ def _register_pooling(op: str, count: int) -> None:
         *settings, dtype, y = rest
         codes = pooled(value.data, count, settings).contiguous()
         made = value._replace(data=codes, size=codes.shape[-1])
-        return look_up(Call("requantize", made, (), dtype, y))
+        return look_up(TableCall("requantize", made, (), dtype, y))
 
 
 for _count in (1, 2, 3):

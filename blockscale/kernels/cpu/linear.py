@@ -140,7 +140,7 @@ class Result(NamedTuple):
     channels_first: bool = False
 
 
-class End(NamedTuple):
+class SumsEnd(NamedTuple):
     """Memory for a product [*shape] or its codes, and how the kernels write it.
 
     arguments: of `_native.LinearWeight`, from the bias to the zero point of y
@@ -242,7 +242,7 @@ def from_codes(
 
 
 def ended(
-    run: Callable[[End], bool], shape: tuple[int, ...], result: Result
+    run: Callable[[SumsEnd], bool], shape: tuple[int, ...], result: Result
 ) -> list[Tensor] | None:
     """The result [*shape] of a kernel, `run`, and what follows; None where that gives nothing."""
     end = _end_of(result, shape)
@@ -255,7 +255,7 @@ def ended(
     return [end.y] if end.coded else _quantized(end.y, result.y)
 
 
-def _end_of(result: Result, shape: tuple[int, ...]) -> End:
+def _end_of(result: Result, shape: tuple[int, ...]) -> SumsEnd:
     end = _end(result.y, shape)
     handle, parts, into, image = None, None, NO_PARTS, 0
     if end is not None:
@@ -270,7 +270,7 @@ def _end_of(result: Result, shape: tuple[int, ...]) -> End:
     dtype = DTYPES[result.dtype]
     activation = ACTIVATIONS[result.activation]
     arguments = bias, activation, y.data_ptr(), dtype, image, handle, into[0], into[2]
-    return End(y, arguments, end is not None, parts)
+    return SumsEnd(y, arguments, end is not None, parts)
 
 
 def _end(y: Quantizer, shape: tuple[int, ...]) -> tuple[NativeFormat, QParams] | None:

@@ -26,8 +26,8 @@ from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.operands import (
-    Call,
     Codes,
+    ProductCall,
     Values,
     Weight,
     as_words,
@@ -171,7 +171,7 @@ def multiplied(
         what = pair(fmt, x.element, x.size, dtype)
         if what and (choice is None or choice.way in ("codes", "library")):
             if choice is None:
-                call = Call(what, fmt, x.row.numel(), w.codes.shape[0], x.size)
+                call = ProductCall(what, fmt, x.row.numel(), w.codes.shape[0], x.size)
                 choice = ways.choose(call, None, device_name(w.codes))
             return codes(x, w, fmt, Ends(x.row, bias), choice.settings, dtype)  # type: ignore[arg-type]
         x = x.values()
@@ -197,7 +197,7 @@ def weighted(
         r = through_memory(r)
     if choice is None:
         on_hopper = hopper.can_run(w.codes)
-        call = Call("weight", fmt, rows * PARTS[x.x.dtype], n, k, on_hopper)
+        call = ProductCall("weight", fmt, rows * PARTS[x.x.dtype], n, k, on_hopper)
         choice = ways.choose(call, r, device_name(w.codes))
     if r.multiplier != 1.0:
         x = replace(x, row=_times_row(x, 1 / r.multiplier))

@@ -13,7 +13,7 @@ from blockscale.kernels.cuda.linear import device_name, multiplied
 from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
 from blockscale.kernels.cuda.matmul.codes import pair
-from blockscale.kernels.cuda.matmul.operands import Call, Codes, Weight, read
+from blockscale.kernels.cuda.matmul.operands import Codes, ProductCall, Weight, read
 from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.quantize import choose_quantize
@@ -41,7 +41,7 @@ def tune_linear(
     if not what and r is None:
         raise ValueError(f"{fmt} at k = {k} has only one kernel: there is nothing to tune")
     parts = 1 if isinstance(values, Codes) else PARTS[values.x.dtype]
-    call = Call(what or "weight", fmt, m * parts, n, k, hopper.can_run(weight.codes))
+    call = ProductCall(what or "weight", fmt, m * parts, n, k, hopper.can_run(weight.codes))
 
     def run(choice: Choice) -> torch.Tensor:
         return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)

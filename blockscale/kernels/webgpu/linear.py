@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download
 from blockscale.kernels.webgpu.matmul import (
     Bias,
-    Left,
+    LeftOperand,
     Right,
     cast,
     most,
@@ -53,7 +53,7 @@ def linear(
     if not x.numel() or not n:
         y = torch.zeros(shape, dtype=x.dtype)
         return moved(y if bias is None else y.copy_(bias.cpu()), x)
-    left = Left(floats(x), x.dtype, x.numel() // k, k)
+    left = LeftOperand(floats(x), x.dtype, x.numel() // k, k)
     if input.fmt:
         left = left._replace(memory=_quantized(x, left.memory, input), dtype=torch.float32)
     added = None if bias is None else Bias(memory_of(bias), bias.dtype)

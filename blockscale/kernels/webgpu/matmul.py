@@ -186,7 +186,7 @@ class Places(NamedTuple):
         return {f"{factor}_{name}": value for name, value in self._asdict().items()}
 
 
-class Left(NamedTuple):
+class LeftOperand(NamedTuple):
     """Floats [batches, rows, inner], one after another where nothing is said of their places."""
 
     memory: Memory
@@ -303,7 +303,7 @@ class _Piece(NamedTuple):
 
 
 def product(
-    left: Left, right: Right, bias: Bias | None, dtype: torch.dtype, *, alone: bool = False
+    left: LeftOperand, right: Right, bias: Bias | None, dtype: torch.dtype, *, alone: bool = False
 ) -> Memory:
     """left [batches, rows, k] times right [outputs, k], plus the bias -> [batches, rows, outputs].
 
@@ -324,7 +324,7 @@ def product(
 
 
 def _launch(
-    left: Left,
+    left: LeftOperand,
     right: Right,
     bias: Bias | None,
     result: Memory,
@@ -351,7 +351,7 @@ def _launch(
     launch(shader, buffers, _sizes(left, right, piece) | p.sizes, p.groups, baked=False)
 
 
-def _sizes(left: Left, right: Right, piece: _Piece) -> dict[str, int]:
+def _sizes(left: LeftOperand, right: Right, piece: _Piece) -> dict[str, int]:
     return {
         "rows": piece.rows,
         "outputs": piece.outputs,
@@ -364,7 +364,7 @@ def _sizes(left: Left, right: Right, piece: _Piece) -> dict[str, int]:
     }
 
 
-def _pieces(left: Left, right: Right, kind: torch.dtype) -> Iterator[_Piece]:
+def _pieces(left: LeftOperand, right: Right, kind: torch.dtype) -> Iterator[_Piece]:
     """What no launch can see at once goes in several."""
     outputs = most(right.outputs, right.row_bytes)
     in_order = left.batches == 1 and left.places is None
@@ -387,7 +387,7 @@ def most(rows: int, *row_bytes: int) -> int:
     return max(limit // largest // step, 1) * step
 
 
-def _part(left: Left, piece: _Piece) -> Window:
+def _part(left: LeftOperand, piece: _Piece) -> Window:
     if piece.rows == left.rows:
         return window(left.memory, 0, left.memory.nbytes)
     row = left.inner * left.dtype.itemsize

@@ -62,7 +62,7 @@ _FEW = 64  # values of a format that has a bar for each
 
 
 @dataclass(frozen=True)
-class Grid:
+class CodeValues:
     """The values that the codes of a tensor can have, in steps of their blocks.
 
     values: float64 [2^bits] by code; NaN where a code means no number
@@ -76,7 +76,7 @@ class Grid:
     edges: Tensor
 
     @classmethod
-    def of(cls, q: QTensor) -> "Grid":
+    def of(cls, q: QTensor) -> "CodeValues":
         """The grid of a tensor's format; a learned one is the tensor's own. Where the signs of
         scales choose between two, that of scales above 0."""
         element = element_of(q.format.element, q.qparams.book)
@@ -99,10 +99,10 @@ class Grid:
 
 
 @dataclass
-class Measured:
+class TensorMeasures:
     """Sums over a tensor; what needs the float tensor stays None without it."""
 
-    grid: Grid
+    grid: CodeValues
     format: Format
     elements: int = 0
     codes: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -176,7 +176,7 @@ def measure(
     source: Tensor | None = None,
     before: Before | None = None,
     elements: int = ELEMENTS,
-) -> Measured:
+) -> TensorMeasures:
     """Measure a tensor, `elements` at a time.
 
     source: the float tensor [q's shape] that q stands for
@@ -185,8 +185,8 @@ def measure(
     """
     if source is not None and tuple(source.shape) != tuple(q.shape):
         raise ValueError(f"the float tensor has shape {tuple(source.shape)}, expected {q.shape}")
-    grid = Grid.of(q)
-    found = Measured(grid, q.format, codes=torch.zeros(len(grid.values), dtype=torch.int64))
+    grid = CodeValues.of(q)
+    found = TensorMeasures(grid, q.format, codes=torch.zeros(len(grid.values), dtype=torch.int64))
     for cuts, slab, part in slabs(q, elements):
         _add_codes(found, part)
         if source is not None:
@@ -194,13 +194,15 @@ def measure(
     return found
 
 
-def _add_codes(found: Measured, part: QTensor) -> None:
+def _add_codes(found: TensorMeasures, part: QTensor) -> None:
     bits = part.format.element.to_bits(part.codes).flatten().to(torch.int64)
     found.codes += torch.bincount(bits, minlength=len(found.codes))
     found.elements += bits.numel()
 
 
-def _add_errors(found: Measured, part: QTensor, source: Tensor, before: Before | None) -> None:
+def _add_errors(
+    found: TensorMeasures, part: QTensor, source: Tensor, before: Before | None
+) -> None:
     x, values = source.to(torch.float32), part.dequantize()
     if before is not None:
         values = before.from_weight(values)
@@ -215,7 +217,7 @@ def _add_errors(found: Measured, part: QTensor, source: Tensor, before: Before |
     _add_places(found, part, x if before is None else before.to_weight(x))
 
 
-def _add_places(found: Measured, part: QTensor, x: Tensor) -> None:
+def _add_places(found: TensorMeasures, part: QTensor, x: Tensor) -> None:
     """Where the floats lie on the grid, and how many of them saturate."""
     y = reference.in_steps(x, part.qparams, part.format)
     zero = integer_scales.expand(part.qparams.zero_point, part.format, x.shape)

@@ -11,25 +11,25 @@ from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from blockscale.cli.commands import demo
-from blockscale.demo import RECIPES, Row
-from blockscale.demo.exports import File
-from blockscale.demo.graph import Step
+from blockscale.demo import RECIPES, FormatRow
+from blockscale.demo.exports import ExportFile
+from blockscale.demo.graph import FlowStep
 
 STEPS = [
-    Step("", "export", 1.84),
-    Step("int8", "convert", 2.5, 24_700_000, 0.99023),
-    Step("int8", "lower to cpu", 0.4, 24_200_000, 0.99021, 0.704),
+    FlowStep("", "export", 1.84),
+    FlowStep("int8", "convert", 2.5, 24_700_000, 0.99023),
+    FlowStep("int8", "lower to cpu", 0.4, 24_200_000, 0.99021, 0.704),
 ]
 RECIPE = "int8:channel0:fp32 x uint8:tensor:fp32:asym"
 MISSING = "it is not there: pip install 'blockscale[executorch]'"
 FILES = [
-    File("onnx", "onnxruntime", RECIPE, 6, 5.5, 24_131_164, 0.99015, 0.108),
-    File(
+    ExportFile("onnx", "onnxruntime", RECIPE, 6, 5.5, 24_131_164, 0.99015, 0.108),
+    ExportFile(
         "compressed_tensors", "transformers", "int4:group32:fp32", 6, 0.9, 154_545_483, 0.9453, 10.6
     ),
-    File("executorch", "ExecuTorch", missing=MISSING),
+    ExportFile("executorch", "ExecuTorch", missing=MISSING),
 ]
-ROW = Row("float32", 90_900_000, 32.0, float("inf"), 1.0, 1.0, 1.0, 0.0, 0.25)
+ROW = FormatRow("float32", 90_900_000, 32.0, float("inf"), 1.0, 1.0, 1.0, 0.0, 0.25)
 
 
 class Invented:
@@ -40,7 +40,7 @@ class Invented:
 
     def measure(self, name, recipe):
         assert RECIPES[name] is recipe
-        return Row(name, 12_200_000, 4.25, 18.72, 0.96134, 0.94731, 0.94881, 0.5, 1.5)
+        return FormatRow(name, 12_200_000, 4.25, 18.72, 0.96134, 0.94731, 0.94881, 0.5, 1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,9 @@ def read(line: str) -> tuple[str, list[str]] | None:
 
 def rendered(width: int) -> list[str]:
     """Widest values in every column."""
-    rows = [Row(name, 190_900_000, 32.0, 143.1, 1.0, 1.0, 1.0, 12.5, 10.25) for name in RECIPES]
+    rows = [
+        FormatRow(name, 190_900_000, 32.0, 143.1, 1.0, 1.0, 1.0, 12.5, 10.25) for name in RECIPES
+    ]
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(demo._table([ROW, *rows]))
     return console.export_text().splitlines()

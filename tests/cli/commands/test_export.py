@@ -13,7 +13,13 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.cli.commands.export import Sizes, check_recipe, graph_for, options, reads_sentences
+from blockscale.cli.commands.export import (
+    ExportSizes,
+    check_recipe,
+    graph_for,
+    options,
+    reads_sentences,
+)
 from blockscale.cli.model_directory import read_model
 from blockscale.demo.exports import NO_COMPILER, compiled, compiler
 from tests.cli.words import words
@@ -258,19 +264,19 @@ EXAMPLE = {"input_ids": torch.zeros(8, 9, dtype=torch.int64)}
 
 
 def test_options():
-    sizes = Sizes(None, 16, "net", 1000)
+    sizes = ExportSizes(None, 16, "net", 1000)
     given = options(bs.export.c, EXAMPLE, sizes)
     assert given.pop("example")["input_ids"].shape == (1, 16)
     assert given == {"overwrite": True, "name": "net", "max_bytes": 1000}
     assert options(bs.export.program, EXAMPLE, sizes) == {"overwrite": True}
-    assert options(bs.export.c, EXAMPLE, Sizes(3, 5))["example"]["input_ids"].shape == (3, 5)
-    assert Sizes(None, 16).most == 8 and Sizes(2, 16).most == 2
+    assert options(bs.export.c, EXAMPLE, ExportSizes(3, 5))["example"]["input_ids"].shape == (3, 5)
+    assert ExportSizes(None, 16).most == 8 and ExportSizes(2, 16).most == 2
 
 
 def test_options_of_another_target():
-    Sizes(1, 2, "net").check("c")
-    Sizes(1, 2).check("onnx")
-    for odd in (Sizes(1, 2, "net"), Sizes(1, 2, max_bytes=5)):
+    ExportSizes(1, 2, "net").check("c")
+    ExportSizes(1, 2).check("onnx")
+    for odd in (ExportSizes(1, 2, "net"), ExportSizes(1, 2, max_bytes=5)):
         with pytest.raises(ValueError, match="are only for --to c"):
             odd.check("onnx")
 
@@ -297,4 +303,4 @@ def test_targets_that_read_sentences():
 
 def test_quantized_weights_are_not_enough_for_integers():
     with pytest.raises(ValueError, match="name the float model's directory"):
-        graph_for("c", (nn.Linear(2, 2), True), None, EXAMPLE, "min_max", Sizes(1, 2))
+        graph_for("c", (nn.Linear(2, 2), True), None, EXAMPLE, "min_max", ExportSizes(1, 2))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.kernels.hardware import Coverage, Device, Native
+from blockscale.kernels.hardware import Device, KernelCoverage, Native
 from blockscale.kernels.processor import Cache
 from blockscale.kernels.rates import Rates
 
@@ -112,8 +112,8 @@ def test_what_the_processor_has_and_what_was_measured(monkeypatch: pytest.Monkey
 
 def test_which_formats_run_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     covered = (
-        Coverage("quantize", ("mxfp4", "int8"), (), {}),
-        Coverage("linear", (), ("mxfp4",), {"int8": "no cpu kernel computes linear"}),
+        KernelCoverage("quantize", ("mxfp4", "int8"), (), {}),
+        KernelCoverage("linear", (), ("mxfp4",), {"int8": "no cpu kernel computes linear"}),
     )
     found = replace(bs.hardware(), kernels={"cpu": covered})
     monkeypatch.setattr(bs, "hardware", lambda measure=False: found)

@@ -53,7 +53,7 @@ def test_sizes(tmp_path, monkeypatch):
 
 
 def test_a_budget_ends():
-    budget = entries.Budget(2)
+    budget = entries.ReadBudget(2)
     budget.take(2)
     with pytest.raises(entries.DamagedError, match="parts"):
         budget.take()

@@ -8,7 +8,7 @@ import torch
 import blockscale as bs
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.export.auditing.entries import Stored
-from blockscale.export.auditing.onnx_file import Graph, Node, reader
+from blockscale.export.auditing.onnx_file import Node, OnnxGraph, reader
 from blockscale.export.to_onnx.weight import rows, weight
 from blockscale.files.metadata import FileError
 from tests.export.to_onnx.running import made
@@ -187,7 +187,7 @@ def test_every_cut_is_an_error_or_a_whole_file(tmp_path):
 
 
 def read(tensor, *nodes):
-    reader(tensor, Graph(list(nodes)))
+    reader(tensor, OnnxGraph(list(nodes)))
     return tensor
 
 

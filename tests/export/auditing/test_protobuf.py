@@ -6,12 +6,12 @@ import struct
 import pytest
 
 from blockscale.export.auditing import protobuf
-from blockscale.export.auditing.entries import Budget, DamagedError
-from blockscale.export.auditing.protobuf import Table
+from blockscale.export.auditing.entries import DamagedError, ReadBudget
+from blockscale.export.auditing.protobuf import FlatTable
 
 
 def read(data: bytes) -> protobuf.Fields:
-    return protobuf.fields(memoryview(data), Budget())
+    return protobuf.fields(memoryview(data), ReadBudget())
 
 
 def test_every_type_of_field():
@@ -24,8 +24,8 @@ def test_every_type_of_field():
 
 def test_numbers_packed_or_not_and_negative():
     minus = b"\xff" * 9 + b"\x01"
-    assert protobuf.numbers(read(b"\x0a\x03\x01\x96\x01"), 1, Budget()) == [1, 150]
-    assert protobuf.numbers(read(b"\x08\x05\x08" + minus), 1, Budget()) == [5, -1]
+    assert protobuf.numbers(read(b"\x0a\x03\x01\x96\x01"), 1, ReadBudget()) == [1, 150]
+    assert protobuf.numbers(read(b"\x08\x05\x08" + minus), 1, ReadBudget()) == [5, -1]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_wrong_kinds():
 
 def test_work_is_bounded():
     with pytest.raises(DamagedError, match="more than"):
-        protobuf.fields(memoryview(b"\x08\x05" * 100), Budget(50))
+        protobuf.fields(memoryview(b"\x08\x05" * 100), ReadBudget(50))
 
 
 # Tables by position, against the library that writes them, and offsets that lead outside.
@@ -81,8 +81,8 @@ def built() -> bytes:
     return bytes(builder.Output())
 
 
-def root(data: bytes) -> Table:
-    return Table.root(memoryview(data), (b"TEST",), Budget())
+def root(data: bytes) -> FlatTable:
+    return FlatTable.root(memoryview(data), (b"TEST",), ReadBudget())
 
 
 def test_what_the_library_wrote():

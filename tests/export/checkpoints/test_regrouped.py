@@ -10,8 +10,8 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.regrouped import (
-    Piece,
     Regrouped,
+    TensorPiece,
     interleaved,
     reordered,
     separated,
@@ -45,9 +45,9 @@ def test_pieces(fmt: str | None) -> None:
     file = File(a=held[0], b=held[1])
     a, b = value(held[0]), value(held[1])
     view = Regrouped(file, {
-        "same": Piece(("a",)), "stack": Piece(("a", "b"), stacked=True),
-        "both": Piece(("b", "a")), "upper": Piece(("a",), half=1),
-        "rows": Piece(("a",), heads=2), "back": Piece(("a",), heads=-2),
+        "same": TensorPiece(("a",)), "stack": TensorPiece(("a", "b"), stacked=True),
+        "both": TensorPiece(("b", "a")), "upper": TensorPiece(("a",), half=1),
+        "rows": TensorPiece(("a",), heads=2), "back": TensorPiece(("a",), heads=-2),
     })  # fmt: skip
     expected = {
         "same": a, "stack": torch.stack([a, b]), "both": torch.cat([b, a]), "upper": a[4:],
@@ -56,7 +56,7 @@ def test_pieces(fmt: str | None) -> None:
     for name, wanted in expected.items():
         assert torch.equal(value(view[name]), wanted), name
         assert view.stored[name].shape == tuple(wanted.shape), name
-    stack = Regrouped(File(s=view["stack"]), {"one": Piece(("s",), expert=1)})
+    stack = Regrouped(File(s=view["stack"]), {"one": TensorPiece(("s",), expert=1)})
     assert torch.equal(value(stack["one"]), b) and stack.stored["one"].shape == (8, 64)
     assert view.pieces["stack"].name == "a … b" and view.pieces["same"].name == "a"
 
@@ -64,8 +64,8 @@ def test_pieces(fmt: str | None) -> None:
 def test_tensors_that_are_not_quantized() -> None:
     x, v = torch.randn(3, 5), torch.randn(4).to(torch.bfloat16)
     view = Regrouped(File(x=x, v=v), {
-        "turned": Piece(("x",), turned=True), "norm": Piece(("v",), added=1.0),
-        "row": Piece(("v",), row=True), "flat": Piece(("x",), row=False),
+        "turned": TensorPiece(("x",), turned=True), "norm": TensorPiece(("v",), added=1.0),
+        "row": TensorPiece(("v",), row=True), "flat": TensorPiece(("x",), row=False),
     })  # fmt: skip
     assert torch.equal(view["turned"], x.T) and view.stored["turned"].shape == (5, 3)
     assert torch.equal(view["norm"], v.float() + 1) and view.stored["norm"].kind == "F32"
@@ -75,18 +75,18 @@ def test_tensors_that_are_not_quantized() -> None:
 
 def test_what_cannot_be_joined() -> None:
     a, b = bs.quantize(torch.randn(8, 64), FMT), bs.quantize(torch.randn(8, 64), "mxfp4")
-    view = Regrouped(File(a=a, b=b), {"s": Piece(("a", "b"), stacked=True)})
+    view = Regrouped(File(a=a, b=b), {"s": TensorPiece(("a", "b"), stacked=True)})
     assert "it is made of 2 tensors, which are e2m1:" in view.stored["s"].unread
     other = bs.quantize(torch.randn(4, 64), FMT)
-    view = Regrouped(File(a=a, b=other), {"s": Piece(("a", "b"), stacked=True)})
+    view = Regrouped(File(a=a, b=other), {"s": TensorPiece(("a", "b"), stacked=True)})
     assert "its 2 tensors have the shapes [4, 64] and [8, 64]" in view.stored["s"].unread
     one = bs.quantize(torch.randn(8, 64), "int8:channel0:fp32")
-    view = Regrouped(File(a=one, b=one), {"s": Piece(("a", "b"), stacked=True)})
+    view = Regrouped(File(a=one, b=one), {"s": TensorPiece(("a", "b"), stacked=True)})
     with pytest.raises(
         FileError, match="'s': int8:channel0:fp32: its scale is shared by several rows"
     ):
         view["s"]
-    view = Regrouped(File(a=a), {"s": Piece(("a",), heads=3)})
+    view = Regrouped(File(a=a), {"s": TensorPiece(("a",), heads=3)})
     with pytest.raises(FileError, match="'s': 8 rows cannot be divided into 3 heads"):
         view["s"]
 

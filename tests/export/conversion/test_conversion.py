@@ -161,15 +161,15 @@ def test_a_wrong_byte_is_found_and_nothing_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "source", tensors(ASYM))
-    store = gptq.GPTQ.store
+    store = gptq.GPTQWriter.store
 
-    def wrong(self: gptq.GPTQ, name: str, q: bs.QTensor) -> dict:
+    def wrong(self: gptq.GPTQWriter, name: str, q: bs.QTensor) -> dict:
         found = store(self, name, q)
         if "down_proj" in name:
             found["model.layers.0.mlp.down_proj.qweight"][3, 5] ^= 1 << 8
         return found
 
-    monkeypatch.setattr(gptq.GPTQ, "store", wrong)
+    monkeypatch.setattr(gptq.GPTQWriter, "store", wrong)
     with pytest.raises(bs.FileError, match=r"down_proj.*1 values differ from the source"):
         bs.export.convert_checkpoint(source, tmp_path / "there", "gptq")
     assert [each.name for each in tmp_path.iterdir()] == ["source"]

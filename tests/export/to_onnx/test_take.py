@@ -10,8 +10,8 @@ import blockscale as bs
 from blockscale.export.to_onnx.take import (
     MARK,
     Activation,
-    Rows,
-    Weight,
+    MarkedRows,
+    MarkedWeight,
     is_integers,
     placed,
     placed_like,
@@ -87,11 +87,11 @@ def test_what_stands_for_what():
     pieces = take(made)
     marks = [node for node in made.graph.nodes if "placed" in str(node.target)]
     assert len(marks) == len(pieces) == 6
-    weights = {p.name: p for p in pieces if isinstance(p, Weight)}
+    weights = {p.name: p for p in pieces if isinstance(p, MarkedWeight)}
     assert set(weights) == {"q.weight", "k.weight", "conv.weight"}
     assert weights["q.weight"].moves == (("permute", (1, 0)),)
     assert [kind for kind, _ in weights["conv.weight"].moves] == ["view", "permute"]
-    assert [p.name for p in pieces if isinstance(p, Rows)] == ["table.weight"]
+    assert [p.name for p in pieces if isinstance(p, MarkedRows)] == ["table.weight"]
     activations = [p for p in pieces if isinstance(p, Activation)]
     assert len(activations) == 2  # q and k share one
     assert all(p.qparams is not None for p in activations)

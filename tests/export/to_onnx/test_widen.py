@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockscale.core.parse import parse
 from blockscale.export.to_onnx.integer import Taken
-from blockscale.export.to_onnx.take import Activation, Rows, Step, Weight
+from blockscale.export.to_onnx.take import Activation, MarkedRows, MarkedStep, MarkedWeight
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from tests.export.to_onnx.running import session
 from tests.support.onnx_weight import stored
@@ -65,9 +65,11 @@ def test_pieces():
     half, whole = torch.bfloat16, torch.float32
     fmt = parse("int8:token:fp32")
     given = [
-        Weight("w", coded, (), half), Rows("t", coded, torch.float16),
+        MarkedWeight("w", coded, (), half), MarkedRows("t", coded, torch.float16),
         Activation("a", fmt, None, (2, 3), half, half),
-        Step("s", "add", {"a": Taken("", half, ()), "b": Taken("", torch.int32, ()), "fmt": ""}),
+        MarkedStep(
+            "s", "add", {"a": Taken("", half, ()), "b": Taken("", torch.int32, ()), "fmt": ""}
+        ),
     ]  # fmt: skip
     weight, rows, activation, step = pieces_widened(given)
     assert weight.dtype == rows.dtype == activation.given == activation.dtype == whole

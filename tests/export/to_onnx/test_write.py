@@ -14,7 +14,7 @@ import blockscale as bs
 from blockscale.export.to_onnx import write
 from blockscale.export.to_onnx import write as file
 from blockscale.export.to_onnx.scope import put_tensor
-from blockscale.export.to_onnx.take import Weight, placed
+from blockscale.export.to_onnx.take import MarkedWeight, placed
 from blockscale.export.to_onnx.write import keep_sums
 from tests.export.to_onnx.running import array, made, session
 from tests.support.onnx_weight import stored
@@ -41,7 +41,7 @@ def program(wrap=lambda y: y):
 def model():
     made = write.translated(program(lambda y: {"states": y, "more": (y + 1, y * 2), "x": y - 1}))
     coded, _ = stored("e3m2:group8:e8m0")
-    piece = Weight("layer.weight", coded, (("permute", (1, 0)),), torch.float32)
+    piece = MarkedWeight("layer.weight", coded, (("permute", (1, 0)),), torch.float32)
     needs = write.filled(made, [piece]).needs
     write.stamp(made, needs.opset)
     return made

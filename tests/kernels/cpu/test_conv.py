@@ -11,7 +11,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.operand import Quantizer, operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cpu.conv_way import Way
+from blockscale.kernels.cpu.conv_way import ConvWay
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
@@ -76,8 +76,8 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
 
 
 @pytest.mark.some(12)
-@pytest.mark.parametrize(("shape", "chosen"), crossed(3, SHAPES, [*Way]), ids=str)
-def test_every_setting(shape: tuple, chosen: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shape", "chosen"), crossed(3, SHAPES, [*ConvWay]), ids=str)
+def test_every_setting(shape: tuple, chosen: ConvWay, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, chosen)
     for i, (weight, given) in enumerate(itertools.product((*WEIGHTS, *MORE), INPUTS)):
         model = layer(shape, weight, given)

@@ -14,7 +14,7 @@ from blockscale.core.pack import to_stored
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import conv as module
-from blockscale.kernels.cpu.conv_way import Way
+from blockscale.kernels.cpu.conv_way import ConvWay
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.op import OPS
@@ -41,7 +41,7 @@ INPUTS = ("", "int8:tensor:fp32", "uint8:tensor:fp32:asym", "int3:tensor:fp32:as
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    always(monkeypatch, Way.PLANES)
+    always(monkeypatch, ConvWay.PLANES)
 
 
 @pytest.fixture(autouse=True)

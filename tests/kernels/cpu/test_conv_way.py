@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.kernels.cpu import conv_way
-from blockscale.kernels.cpu.conv_way import Way, shares_a_scale, told, way
+from blockscale.kernels.cpu.conv_way import ConvWay, shares_a_scale, told, way
 
 WEIGHT = "int8:channel0:fp32"
 
@@ -25,27 +25,27 @@ def test_which_are_patches(isa: str, outputs: int) -> None:
         ("", 999),
     ):
         chosen = way([outputs, 32, 3, 3], 1, fmt, WEIGHT, isa, channels_last=True)
-        assert (chosen is Way.PATCHES) == (outputs >= least), fmt
-        assert chosen in (Way.PATCHES, Way.TORCH)
+        assert (chosen is ConvWay.PATCHES) == (outputs >= least), fmt
+        assert chosen in (ConvWay.PATCHES, ConvWay.TORCH)
         last = way([outputs, 31, 3, 3], 1, fmt, WEIGHT, isa, channels_last=True)
-        assert last is Way.DIRECT
+        assert last is ConvWay.DIRECT
 
 
 @pytest.mark.parametrize("fmt", ["", "int8:tensor:fp32", "int8:token:fp32", "mxfp8"])
 def test_which_are_direct(fmt: str) -> None:
     """Few channels for each output, and outputs that fill vectors."""
     for shape, groups, expected in (
-        ([64, 3, 7, 7], 1, Way.DIRECT),
-        ([16, 3, 3, 3], 1, Way.DIRECT),
-        ([15, 3, 3, 3], 1, Way.TORCH),
-        ([144, 1, 3, 3], 144, Way.DIRECT),
-        ([128, 9, 3], 16, Way.TORCH),
-        ([12, 1, 3, 3], 12, Way.TORCH),
+        ([64, 3, 7, 7], 1, ConvWay.DIRECT),
+        ([16, 3, 3, 3], 1, ConvWay.DIRECT),
+        ([15, 3, 3, 3], 1, ConvWay.TORCH),
+        ([144, 1, 3, 3], 144, ConvWay.DIRECT),
+        ([128, 9, 3], 16, ConvWay.TORCH),
+        ([12, 1, 3, 3], 12, ConvWay.TORCH),
     ):
         assert way(shape, groups, fmt, WEIGHT, "amx", channels_last=True) is expected
         first = way(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
         planes = fmt in ("", "int8:tensor:fp32")
-        assert first is (Way.PLANES if planes else expected)
+        assert first is (ConvWay.PLANES if planes else expected)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "amx"])
@@ -73,9 +73,9 @@ def test_which_are_planes(isa: str) -> None:
         ([64, 65, 3, 3], 1, "", several, False),
     ):
         found = way(shape, groups, fmt, weight, isa, channels_last=False)
-        assert (found is Way.PLANES) == expected, (shape, fmt, weight)
+        assert (found is ConvWay.PLANES) == expected, (shape, fmt, weight)
         last = way(shape, groups, fmt, weight, isa, channels_last=True)
-        assert last is not Way.PLANES
+        assert last is not ConvWay.PLANES
 
 
 def test_which_codes_stay_codes() -> None:
@@ -96,15 +96,15 @@ def test_what_a_ledger_says() -> None:
     """The way and, where it was measured to be no faster than float32, by how much and why."""
     one, token = "int8:tensor:fp32", "int8:token:fp32"
     for shape, groups, fmt, found, slow in (
-        ([64, 256, 1, 1], 1, one, Way.PLANES, ""),
-        ([64, 256, 1, 1], 1, "", Way.TORCH, "1.1 to 1.8 of float32's time: the same products"),
-        ([64, 64, 1, 1], 1, "", Way.PLANES, "0.7 to 1.2 of float32's time: the same products"),
-        ([64, 3, 7, 7], 1, "", Way.PLANES, "of codes decoded first"),
-        ([144, 1, 3, 3], 144, one, Way.PLANES, "on images of 28 x 28 and smaller"),
-        ([144, 1, 3, 3], 144, "", Way.PLANES, ""),
-        ([64, 3, 7, 7], 1, token, Way.DIRECT, "each pixel's codes are decoded first"),
-        ([64, 256, 1, 1], 1, token, Way.PATCHES, "each pixel has scales of its own"),
-        ([256, 256, 3, 3], 1, token, Way.PATCHES, ""),
+        ([64, 256, 1, 1], 1, one, ConvWay.PLANES, ""),
+        ([64, 256, 1, 1], 1, "", ConvWay.TORCH, "1.1 to 1.8 of float32's time: the same products"),
+        ([64, 64, 1, 1], 1, "", ConvWay.PLANES, "0.7 to 1.2 of float32's time: the same products"),
+        ([64, 3, 7, 7], 1, "", ConvWay.PLANES, "of codes decoded first"),
+        ([144, 1, 3, 3], 144, one, ConvWay.PLANES, "on images of 28 x 28 and smaller"),
+        ([144, 1, 3, 3], 144, "", ConvWay.PLANES, ""),
+        ([64, 3, 7, 7], 1, token, ConvWay.DIRECT, "each pixel's codes are decoded first"),
+        ([64, 256, 1, 1], 1, token, ConvWay.PATCHES, "each pixel has scales of its own"),
+        ([256, 256, 3, 3], 1, token, ConvWay.PATCHES, ""),
     ):
         about = told(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
         assert about.way == f"{found.value}, amx"

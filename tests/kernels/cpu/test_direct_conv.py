@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.core.operand import Quantizer, Value
 from blockscale.core.pack import to_stored
 from blockscale.core.reference import QParams
-from blockscale.kernels.cpu.conv_way import Way
+from blockscale.kernels.cpu.conv_way import ConvWay
 from blockscale.kernels.cpu.native import channels_last
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED
@@ -41,7 +41,7 @@ WHOLE, WEIGHT = "uint8:tensor:fp32:asym", "int8:channel0:fp32"
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    always(monkeypatch, Way.DIRECT)
+    always(monkeypatch, ConvWay.DIRECT)
 
 
 def made(shape: tuple, fmt: str, weight_fmt: str = WEIGHT) -> tuple[Value, Value, dict]:

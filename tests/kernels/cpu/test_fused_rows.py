@@ -15,7 +15,7 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import fused_rows, fused_tables
 from blockscale.kernels.cpu.fused_rows import (
-    Result,
+    FusedResult,
     readable,
     row_block,
     rows_of,
@@ -89,11 +89,11 @@ def test_one_number_of_any_rank() -> None:
 
 
 def test_results() -> None:
-    floats = Result(Quantizer(None, None, None, ""), (4, 8))
+    floats = FusedResult(Quantizer(None, None, None, ""), (4, 8))
     assert floats.codes is None and floats.tensors[0].shape == (4, 8) and floats.floats
-    codes = Result(fixed(UINT8, 2), (4, 8))
+    codes = FusedResult(fixed(UINT8, 2), (4, 8))
     assert codes.given and codes.floats == 0 and codes.tensors[0].dtype == torch.uint8
-    chosen = Result(Quantizer(None, None, None, "int8:token:fp32"), (4, 8))
+    chosen = FusedResult(Quantizer(None, None, None, "int8:token:fp32"), (4, 8))
     assert [part.shape for part in chosen.tensors] == [(4, 8), (4, 1)] and not chosen.given
 
 

@@ -10,7 +10,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import formats
 from blockscale.layers.before import Rotate, Scale
-from blockscale.reporting.model.measure import BINS, Grid, measure, rows, slabs
+from blockscale.reporting.model.measure import BINS, CodeValues, measure, rows, slabs
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def test_blocks_of_zeros_are_no_saturation():
 
 
 def test_a_grid_has_the_values_of_its_format():
-    grid = Grid.of(bs.quantize(torch.randn(2, 32), "mxfp4"))
+    grid = CodeValues.of(bs.quantize(torch.randn(2, 32), "mxfp4"))
     positive = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     assert grid.points == [-value for value in reversed(positive)] + [0.0, *positive]
     assert (grid.low, grid.high) == (-6, 6)
-    int8 = Grid.of(bs.quantize(torch.randn(2, 32), "int8"))
+    int8 = CodeValues.of(bs.quantize(torch.randn(2, 32), "int8"))
     assert int8.points == list(range(-127, 128))  # -128 is no value of it
 
 

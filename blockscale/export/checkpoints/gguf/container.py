@@ -36,7 +36,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor in a file. shape: outermost dimension first; kind: its type's number; start: in the
     file, in bytes."""
 
@@ -55,7 +55,7 @@ class Container(NamedTuple):
 
     version: int
     values: dict[str, Any]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     size: int
     raw: dict[str, bytes]
 
@@ -109,7 +109,7 @@ class _Header:
             self._refuse(f"it has version {little}; versions 2 and 3 are supported", "")
         return little
 
-    def _entries(self, count: int) -> Iterator[Entry]:
+    def _entries(self, count: int) -> Iterator[TensorEntry]:
         names: set[str] = set()
         for _ in range(count):
             name = self._string(_LONGEST_NAME)
@@ -124,9 +124,9 @@ class _Header:
             shape = tuple(reversed([self._number("Q") for _ in range(rank)]))
             if prod(shape) >= 1 << 62:
                 self._refuse(f"tensor {quoted(name)} has {prod(shape)} elements")
-            yield Entry(name, shape, self._number("I"), self._number("Q"))
+            yield TensorEntry(name, shape, self._number("I"), self._number("Q"))
 
-    def _placed(self, entries: list[Entry], values: dict[str, Any]) -> dict[str, Entry]:
+    def _placed(self, entries: list[TensorEntry], values: dict[str, Any]) -> dict[str, TensorEntry]:
         """The entries with their places in the file, once these are checked."""
         step = values.get("general.alignment", _ALIGNMENT)
         if (

@@ -14,7 +14,7 @@ from blockscale.core.untrusted import quoted
 NEEDED = object()  # of a key without which there is no model
 
 
-class Key(NamedTuple):
+class ConfigNumber(NamedTuple):
     """A number of config.json: its type in GGUF, its name there (or names, the first is written
     back), and what it is where it is missing; None: the key is left out."""
 
@@ -43,7 +43,7 @@ class Family:
 
     arch: str
     class_name: str
-    keys: Mapping[str, Key]
+    keys: Mapping[str, ConfigNumber]
     whole: Mapping[str, str]
     inside: Mapping[str, str]
     experts: Mapping[str, str] = field(default_factory=dict)
@@ -86,28 +86,28 @@ _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 _EVERY = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
 
 _KEYS = {
-    "context_length": Key("u32", ("max_position_embeddings",)),
-    "embedding_length": Key("u32", ("hidden_size",)),
-    "block_count": Key("u32", ("num_hidden_layers",)),
-    "feed_forward_length": Key("u32", ("intermediate_size",)),
-    "attention.head_count": Key("u32", ("num_attention_heads",)),
-    "attention.head_count_kv": Key("u32", ("num_key_value_heads", "num_attention_heads")),
-    "attention.layer_norm_rms_epsilon": Key("f32", ("rms_norm_eps",), 1e-6),
-    "vocab_size": Key("u32", ("vocab_size",)),
+    "context_length": ConfigNumber("u32", ("max_position_embeddings",)),
+    "embedding_length": ConfigNumber("u32", ("hidden_size",)),
+    "block_count": ConfigNumber("u32", ("num_hidden_layers",)),
+    "feed_forward_length": ConfigNumber("u32", ("intermediate_size",)),
+    "attention.head_count": ConfigNumber("u32", ("num_attention_heads",)),
+    "attention.head_count_kv": ConfigNumber("u32", ("num_key_value_heads", "num_attention_heads")),
+    "attention.layer_norm_rms_epsilon": ConfigNumber("f32", ("rms_norm_eps",), 1e-6),
+    "vocab_size": ConfigNumber("u32", ("vocab_size",)),
 }
 _OF_EXPERTS = {
-    "expert_count": Key("u32", ("num_experts", "num_local_experts")),
-    "expert_used_count": Key("u32", ("num_experts_per_tok",)),
-    "expert_feed_forward_length": Key("u32", ("moe_intermediate_size",)),
+    "expert_count": ConfigNumber("u32", ("num_experts", "num_local_experts")),
+    "expert_used_count": ConfigNumber("u32", ("num_experts_per_tok",)),
+    "expert_feed_forward_length": ConfigNumber("u32", ("moe_intermediate_size",)),
 }
 _GPT2_KEYS = {
-    "context_length": Key("u32", ("n_positions",), 1024),
-    "embedding_length": Key("u32", ("n_embd",), 768),
-    "block_count": Key("u32", ("n_layer",), 12),
-    "feed_forward_length": Key("u32", ("n_inner", "4 n_embd")),
-    "attention.head_count": Key("u32", ("n_head",), 12),
-    "attention.layer_norm_epsilon": Key("f32", ("layer_norm_epsilon",), 1e-5),
-    "vocab_size": Key("u32", ("vocab_size",), 50257),
+    "context_length": ConfigNumber("u32", ("n_positions",), 1024),
+    "embedding_length": ConfigNumber("u32", ("n_embd",), 768),
+    "block_count": ConfigNumber("u32", ("n_layer",), 12),
+    "feed_forward_length": ConfigNumber("u32", ("n_inner", "4 n_embd")),
+    "attention.head_count": ConfigNumber("u32", ("n_head",), 12),
+    "attention.layer_norm_epsilon": ConfigNumber("f32", ("layer_norm_epsilon",), 1e-5),
+    "vocab_size": ConfigNumber("u32", ("vocab_size",), 50257),
 }
 _SILU = {"hidden_act": ("silu", "swish", None)}
 _TANH = {
@@ -117,10 +117,10 @@ _TANH = {
 }
 _ALL_EXPERTS = {"decoder_sparse_step": (1, None), "mlp_only_layers": ([], None)}
 _SCALES = {
-    "attention.scale": Key("f32", ("attention_multiplier",), 1.0),
-    "embedding_scale": Key("f32", ("embedding_multiplier",), 1.0),
-    "residual_scale": Key("f32", ("residual_multiplier",), 1.0),
-    "logit_scale": Key("f32", ("logits_scaling",), 1.0),
+    "attention.scale": ConfigNumber("f32", ("attention_multiplier",), 1.0),
+    "embedding_scale": ConfigNumber("f32", ("embedding_multiplier",), 1.0),
+    "residual_scale": ConfigNumber("f32", ("residual_multiplier",), 1.0),
+    "logit_scale": ConfigNumber("f32", ("logits_scaling",), 1.0),
 }
 _LLAMA_FAMILY = Family(
     "llama", "LlamaForCausalLM", _KEYS, _WHOLE, _LLAMA, biases=_EVERY, permuted=True, fixed=_SILU,
@@ -140,8 +140,8 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
     "mixtral": Family(
         "llama", "MixtralForCausalLM",
         _KEYS | {
-            "expert_count": Key("u32", ("num_local_experts",)),
-            "expert_used_count": Key("u32", ("num_experts_per_tok",), 2),
+            "expert_count": ConfigNumber("u32", ("num_local_experts",)),
+            "expert_used_count": ConfigNumber("u32", ("num_experts_per_tok",), 2),
         },
         _WHOLE,
         _ATTENTION | {"post_attention_layernorm": "ffn_norm"}
@@ -152,7 +152,9 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
     "qwen2_moe": Family(
         "qwen2moe", "Qwen2MoeForCausalLM",
         _KEYS | _OF_EXPERTS | {
-            "expert_shared_feed_forward_length": Key("u32", ("shared_expert_intermediate_size",)),
+            "expert_shared_feed_forward_length": ConfigNumber(
+                "u32", ("shared_expert_intermediate_size",)
+            ),
         },
         _WHOLE, _ATTENTION | {"post_attention_layernorm": "ffn_norm"} | _ROUTER | _SHARED,
         _EXPERTS, biases=_QKV,
@@ -168,9 +170,9 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
     "gemma2": Family(
         "gemma2", "Gemma2ForCausalLM",
         _KEYS | {
-            "attn_logit_softcapping": Key("f32", ("attn_logit_softcapping",)),
-            "final_logit_softcapping": Key("f32", ("final_logit_softcapping",)),
-            "attention.sliding_window": Key("u32", ("sliding_window",), 4096),
+            "attn_logit_softcapping": ConfigNumber("f32", ("attn_logit_softcapping",)),
+            "final_logit_softcapping": ConfigNumber("f32", ("final_logit_softcapping",)),
+            "attention.sliding_window": ConfigNumber("u32", ("sliding_window",), 4096),
         },
         _WHOLE, _ATTENTION | _GATED | _AROUND, biases=_QKV, added=1.0,
         fixed=_TANH | {"tie_word_embeddings": (True, None)}, ties=True, window=True, period=2,
@@ -178,9 +180,9 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
     "gemma3_text": Family(
         "gemma3", "Gemma3ForCausalLM",
         _KEYS | {
-            "final_logit_softcapping": Key("f32", ("final_logit_softcapping",), None),
-            "attention.sliding_window": Key("u32", ("sliding_window",), 4096),
-            "rope.freq_base_swa": Key("f32", ("rope_local_base_freq",), 10_000.0),
+            "final_logit_softcapping": ConfigNumber("f32", ("final_logit_softcapping",), None),
+            "attention.sliding_window": ConfigNumber("u32", ("sliding_window",), 4096),
+            "rope.freq_base_swa": ConfigNumber("f32", ("rope_local_base_freq",), 10_000.0),
         },
         _WHOLE, _ATTENTION | _GATED | _AROUND | _HEAD_NORMS, biases=_QKV, added=1.0,
         fixed=_TANH, ties=True, window=True, period=6,

@@ -18,7 +18,7 @@ from blockscale.core.parse import parse
 from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf import records
-from blockscale.export.checkpoints.gguf.container import MAGIC, Entry, read_container
+from blockscale.export.checkpoints.gguf.container import MAGIC, TensorEntry, read_container
 from blockscale.export.checkpoints.gguf.records import (
     FILE_TYPES,
     GRIDS,
@@ -60,7 +60,7 @@ class GGUF(Checkpoint):
     def __init__(self, path: Path, evidence: str):
         super().__init__(path, evidence)
         self._files: dict[Path, int] = {}
-        self._entries: dict[str, tuple[Path, Entry]] = {}
+        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
         self.raw: dict[str, bytes] = {}  # of metadata: {key: the type and bytes of its value}
         try:
             for file in _files(path):
@@ -108,7 +108,7 @@ class GGUF(Checkpoint):
                 f"first declares {told}"
             )
 
-    def _scales_of_scales(self) -> dict[str, tuple[Path, Entry]]:
+    def _scales_of_scales(self) -> dict[str, tuple[Path, TensorEntry]]:
         """{NVFP4 tensor: where that is by which all its scales are multiplied}, of those that have
         it beside them; it is no tensor of its own then."""
         found = {}
@@ -137,7 +137,7 @@ class GGUF(Checkpoint):
             return dequantized(kind, self.blocks(stored.name), size, entry.shape)
         return self._quantized(file, entry, _BLOCKS[entry.kind][1])
 
-    def _first(self, file: Path, entry: Entry) -> float:
+    def _first(self, file: Path, entry: TensorEntry) -> float:
         """The first number of a tensor that is not quantized."""
         value = torch.empty(1, dtype=_PLAIN[entry.kind][1])
         self._fill(file, bytes_of(value), entry.start)
@@ -150,7 +150,7 @@ class GGUF(Checkpoint):
         self._fill(file, bytes_of(data), entry.start)
         return data
 
-    def _quantized(self, file: Path, entry: Entry, of: BlockType) -> QTensor:
+    def _quantized(self, file: Path, entry: TensorEntry, of: BlockType) -> QTensor:
         """Blocks are taken apart a few MB at a time: no more lies in memory beside the result."""
         fmt = parse(of.format)
         row, shapes = entry.shape[-1], fmt.stored(entry.shape)
@@ -176,7 +176,9 @@ class GGUF(Checkpoint):
             whole["outer"].fill_(self._first(*self._scales[entry.name]))
         return from_parts(fmt, row, whole)
 
-    def _blocks(self, file: Path, entry: Entry, of: BlockType) -> Iterator[tuple[int, Tensor]]:
+    def _blocks(
+        self, file: Path, entry: TensorEntry, of: BlockType
+    ) -> Iterator[tuple[int, Tensor]]:
         """(number of the first, blocks [n, size])"""
         count, step = entry.elements // of.elements, max(1, _CHUNK // of.size)
         room = torch.empty((min(step, count), of.size), dtype=torch.uint8)
@@ -226,7 +228,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _stored(file: Path, entry: Entry) -> Stored:
+def _stored(file: Path, entry: TensorEntry) -> Stored:
     """What an entry is. Raises FileError for rows that are no whole blocks."""
     name, shape = entry.name, entry.shape
     if entry.kind in _PLAIN:
@@ -258,7 +260,7 @@ def _check_apart(file: Path, taken: list[tuple[int, int, str]]) -> None:
             raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")
 
 
-def _check_codes(entry: Entry, parts: Parts) -> None:
+def _check_codes(entry: TensorEntry, parts: Parts) -> None:
     """Raise FileError for bytes that no writer stores, and that mean something else here.
 
     parts: as a format stores them

@@ -11,7 +11,7 @@ from torch import nn
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Stored
 from blockscale.export.checkpoints.gguf.families import FAMILIES, Family, of_metadata
-from blockscale.export.checkpoints.regrouped import Piece
+from blockscale.export.checkpoints.regrouped import TensorPiece
 from blockscale.files.metadata import FileError
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
@@ -23,9 +23,9 @@ _ROLES = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
 
 def to_gguf(
     names: Iterable[str], family: Family, config: Mapping[str, Any]
-) -> tuple[dict[str, Piece], list[str]]:
+) -> tuple[dict[str, TensorPiece], list[str]]:
     """{name in GGUF: how it is made of a model's tensors}, and the names without a place."""
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     experts: dict[str, dict[int, str]] = {}
     unknown: list[str] = []
     for name in names:
@@ -42,7 +42,7 @@ def to_gguf(
         elif family.experts and stack[0] == "mlp.experts" and stack[2] in _STACKS:
             for i, role in enumerate(_STACKS[stack[2]]):
                 half = i if len(_STACKS[stack[2]]) > 1 else None
-                found[f"blk.{number}.{_ROLES[role]}.weight"] = Piece((name,), half=half)
+                found[f"blk.{number}.{_ROLES[role]}.weight"] = TensorPiece((name,), half=half)
         else:
             layer, _, last = rest.rpartition(".")
             theirs = family.inside.get(_older(layer, family))
@@ -52,7 +52,7 @@ def to_gguf(
         if sorted(those) != list(range(len(those))):
             unknown += those.values()
             continue
-        found[name] = Piece(tuple(those[i] for i in range(len(those))), stacked=True)
+        found[name] = TensorPiece(tuple(those[i] for i in range(len(those))), stacked=True)
     return found, unknown
 
 
@@ -62,7 +62,7 @@ def _older(layer: str, family: Family) -> str:
 
 
 def _put(
-    found: dict[str, Piece],
+    found: dict[str, TensorPiece],
     renamed: str | None,
     name: str,
     family: Family,
@@ -80,7 +80,9 @@ def _put(
     heads = _heads(layer, config) if family.permuted else 0
     norm = family.added if layer.endswith("norm") else 0.0
     row = False if layer == "ffn_gate_inp_shexp" else None
-    found[renamed] = Piece((name,), heads=heads, added=norm, turned=layer in family.turned, row=row)
+    found[renamed] = TensorPiece(
+        (name,), heads=heads, added=norm, turned=layer in family.turned, row=row
+    )
 
 
 def _has_place(name: str, family: Family) -> bool:
@@ -128,13 +130,13 @@ def from_gguf(
     family: Family,
     config: Mapping[str, Any],
     modules: bool = False,
-) -> tuple[dict[str, Piece], list[str]]:
+) -> tuple[dict[str, TensorPiece], list[str]]:
     """{name in transformers: how it is made of a file's tensors}, and the names without a place.
 
     shapes: {name in GGUF: its shape}; modules: as modules have the tensors of experts (stacked, the
     rows of gate and up together), not files (each expert its own)
     """
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     unknown = []
     whole = {theirs: ours for ours, theirs in family.whole.items()}
     inside = {theirs: ours for ours, theirs in family.inside.items()}
@@ -149,7 +151,7 @@ def from_gguf(
                 continue
             where = f"{start}{family.experts_in}.experts"
             for i in range(shape[0]):
-                found[f"{where}.{i}.{experts[layer]}.weight"] = Piece((name,), expert=i)
+                found[f"{where}.{i}.{experts[layer]}.weight"] = TensorPiece((name,), expert=i)
             continue
         table = inside if block else whole
         if layer not in table or not _has_place(name, family):
@@ -160,26 +162,26 @@ def from_gguf(
     return found, unknown
 
 
-def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> Piece:
+def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> TensorPiece:
     """A tensor of transformers from that of a file."""
     heads = _heads(layer, config) if family.permuted else 0
     norm = family.added if layer.endswith("norm") else 0.0
     row = True if layer == "ffn_gate_inp_shexp" else None
-    return Piece((name,), heads=-heads, added=-norm, turned=layer in family.turned, row=row)
+    return TensorPiece((name,), heads=-heads, added=-norm, turned=layer in family.turned, row=row)
 
 
-def _stacked(found: dict[str, Piece], start: str, number: str, layer: str) -> None:
+def _stacked(found: dict[str, TensorPiece], start: str, number: str, layer: str) -> None:
     """The experts of a block as its module has them."""
     if layer == "ffn_down_exps":
-        found[f"{start}mlp.experts.down_proj"] = Piece((f"blk.{number}.{layer}.weight",))
+        found[f"{start}mlp.experts.down_proj"] = TensorPiece((f"blk.{number}.{layer}.weight",))
         return
     both = tuple(f"blk.{number}.ffn_{each}_exps.weight" for each in ("gate", "up"))
-    found[f"{start}mlp.experts.gate_up_proj"] = Piece(both)
+    found[f"{start}mlp.experts.gate_up_proj"] = TensorPiece(both)
 
 
 def pieces_in_model(
     model: nn.Module, path: Path, metadata: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> dict[str, Piece]:
+) -> dict[str, TensorPiece]:
     """{name in a model of transformers: how it is made of the file's tensors}.
 
     llama.cpp's converter permutes the rows of each head of `attn_q` and `attn_k` of some

@@ -7,12 +7,12 @@ import torch
 from torch import fx
 
 from blockscale.export.to_c.text import Access, head, loops
-from blockscale.export.to_c.writer import End, Writer, kind_of, less
+from blockscale.export.to_c.writer import CWriter, SumEnd, kind_of, less
 
 
-def _two(w: Writer, node: fx.Node, g: dict[str, Any], op: str) -> Access:
+def _two(w: CWriter, node: fx.Node, g: dict[str, Any], op: str) -> Access:
     kind = kind_of(g["largest"])
-    end = End(w, node, g, kind == "int64_t")
+    end = SumEnd(w, node, g, kind == "int64_t")
     shape = torch.broadcast_shapes(w.places[g["a"]].shape, w.places[g["b"]].shape)
     a, b = (w.access(w.places[g[k]].expand(shape), g[k]) for k in "ab")
     names, heads, ends = loops(shape)
@@ -31,21 +31,21 @@ def _two(w: Writer, node: fx.Node, g: dict[str, Any], op: str) -> Access:
     return y
 
 
-def add(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def add(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """(a << a_shift) ± (b << b_shift), by products: C does not define shifts of negatives."""
     return _two(w, node, g, "add")
 
 
-def mul(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def mul(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """a · b."""
     return _two(w, node, g, "mul")
 
 
-def rescale(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def rescale(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Another exponent, a narrower range."""
     x = w.read(g["x"])
     kind = "int64_t" if x.array.dtype == torch.int64 else "int32_t"
-    end = End(w, node, g, kind == "int64_t")
+    end = SumEnd(w, node, g, kind == "int64_t")
     y = w.result(end.dtype, x.shape, node)
     names, heads, ends = loops(x.shape)
     acc = less(f"x[{x.at(names)}]", g["x_zero"], kind)
@@ -56,7 +56,7 @@ def rescale(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def look_up(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def look_up(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """table[x by its bits]."""
     x, table = w.read(g["x"]), w.read(g["table"], whole=True)
     y = w.result(table.array.dtype, x.shape, node)
@@ -67,7 +67,7 @@ def look_up(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def embedding(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def embedding(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Rows of a table; an index that has no row ends the run with -1."""
     weight, x = w.read(g["weight"], whole=True), w.read(g["indices"])
     rows, n = weight.shape

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from blockscale.export.to_c.text import Access, Array, head, loops, number
-from blockscale.export.to_c.writer import End, Writer, less
+from blockscale.export.to_c.writer import CWriter, SumEnd, less
 from blockscale.ops.integer.norms import FRACTION as _UNIT
 from blockscale.ops.integer.softmax import FRACTION
 
@@ -15,7 +15,7 @@ _INVERSE = 31  # bits of what the sum of powers divides
 _ROOT = 62  # bits of what a root is taken of
 
 
-def _room(w: Writer, node: fx.Node, dtype: torch.dtype, n: int) -> Array:
+def _room(w: CWriter, node: fx.Node, dtype: torch.dtype, n: int) -> Array:
     """Memory for one step."""
     return w.result(dtype, (n,), node).array
 
@@ -44,10 +44,10 @@ def _share(at: str, bits: int) -> str:
     return f"(power[{at}] * inverse + ((int64_t)1 << {right - 1})) >> {right}"
 
 
-def softmax(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def softmax(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Shares of powers over the last dimension."""
     x, table = w.read(g["x"]), w.read(g["table"], whole=True)
-    end = End(w, node, g | {"shift": torch.zeros(1, dtype=torch.int32)}, True)
+    end = SumEnd(w, node, g | {"shift": torch.zeros(1, dtype=torch.int32)}, True)
     y = w.result(end.dtype, x.shape, node)
     power = _room(w, node, torch.int32, x.shape[-1])
     names, heads, ends = loops(x.shape[:-1])
@@ -59,11 +59,11 @@ def softmax(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def attention(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def attention(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Scores, their shares in 8 bits, the shares' product with the values."""
     q, k, v = (w.read(g[name]) for name in ("query", "key", "value"))
     table = w.read(g["table"], whole=True)
-    end = End(w, node, g, False)
+    end = SumEnd(w, node, g, False)
     width, (n, wide) = q.shape[-1], v.shape[-2:]
     y = w.result(end.dtype, (*q.shape[:-1], wide), node)
     score, power = (_room(w, node, torch.int32, n) for _ in range(2))
@@ -90,10 +90,10 @@ def attention(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def layer_norm(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def layer_norm(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """An exact variance, an integer root, one division a row."""
     x = w.read(g["x"])
-    end = End(w, node, g, True)
+    end = SumEnd(w, node, g, True)
     n = x.shape[-1]
     y = w.result(end.dtype, x.shape, node)
     takes: dict[str, Any] = {"x": x, **end.takes}

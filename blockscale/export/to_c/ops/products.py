@@ -9,14 +9,14 @@ from torch import Tensor, fx
 
 from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.export.to_c.text import Access, head, loops, numbers
-from blockscale.export.to_c.writer import End, Writer, kind_of, less
+from blockscale.export.to_c.writer import CWriter, SumEnd, kind_of, less
 
 
-def linear(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def linear(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Rows of x with rows of the weight."""
     x, weight = w.read(g["x"]), w.read(g["weight"], whole=True)
     kind = kind_of(g["largest"])
-    end = End(w, node, g, kind == "int64_t")
+    end = SumEnd(w, node, g, kind == "int64_t")
     n, k = weight.shape
     y = w.result(end.dtype, (*x.shape[:-1], n), node)
     takes: dict[str, Any] = {"x": x, "weight": weight, **end.takes}
@@ -30,7 +30,7 @@ def linear(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def _start(w: Writer, g: dict[str, Any], takes: dict[str, Any], kind: str, at: str) -> str:
+def _start(w: CWriter, g: dict[str, Any], takes: dict[str, Any], kind: str, at: str) -> str:
     """The accumulator's first value: the bias."""
     if g["bias"] is None:
         return f"{kind} acc = 0;"
@@ -38,7 +38,7 @@ def _start(w: Writer, g: dict[str, Any], takes: dict[str, Any], kind: str, at: s
     return f"{kind} acc = ({kind})bias[{at}];"
 
 
-def _cells(w: Writer, g: dict[str, Any]) -> Tensor:
+def _cells(w: CWriter, g: dict[str, Any]) -> Tensor:
     """A convolution's weight as the loops read it: [n, *kernel, c / groups]."""
     stored = w.tables[int(numbers(w.places[g["weight"]]).flatten()[0])]
     if not g["transposed"]:
@@ -49,12 +49,12 @@ def _cells(w: Writer, g: dict[str, Any]) -> Tensor:
     return apart.reshape(g["groups"] * each, c // g["groups"], *kernel).movedim(1, -1)
 
 
-def conv(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def conv(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Convolutions, channels last; transposed ones as sums over what reaches a place."""
     x, cells = w.read(g["x"]), _cells(w, g)
     n, *kernel, c = cells.shape
     kind = kind_of(g["largest"])
-    end = End(w, node, g, kind == "int64_t")
+    end = SumEnd(w, node, g, kind == "int64_t")
     takes: dict[str, Any] = {"x": x, "weight": w.constant("weight", cells, node.name), **end.takes}
     start = _start(w, g, takes, kind, "o")
     size = _size(x.shape[1:-1], kernel, g)
@@ -101,14 +101,14 @@ def _window(
     return at, lines, " && ".join(inside)
 
 
-def matmul(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def matmul(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """[..., m, k] @ [..., k, n]."""
     first, second = w.places[g["a"]], w.places[g["b"]]
     lead = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
     a = w.access(first.expand(*lead, *first.shape[-2:]), g["a"])
     b = w.access(second.expand(*lead, *second.shape[-2:]), g["b"])
     kind = kind_of(g["largest"])
-    end = End(w, node, g, kind == "int64_t")
+    end = SumEnd(w, node, g, kind == "int64_t")
     shape = (*lead, a.shape[-2], b.shape[-1])
     y = w.result(end.dtype, shape, node)
     names, heads, ends = loops(shape)

@@ -7,10 +7,10 @@ import torch
 from torch import fx
 
 from blockscale.export.to_c.text import C_TYPES, Access, head, loops, strides_of
-from blockscale.export.to_c.writer import End, Writer, less
+from blockscale.export.to_c.writer import CWriter, SumEnd, less
 
 
-def max_pool(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def max_pool(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """The largest of each window."""
     x = w.read(g["x"])
     y = w.result(x.array.dtype, w.sizes[node], node)
@@ -39,7 +39,7 @@ def _window(
     return lines, " && ".join(inside), [f"p{d}" for d in range(len(size))]
 
 
-def sum_pool(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def sum_pool(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """The sum of each window over the divisor."""
     x = w.read(g["x"])
     end = _Mean(w, node, g)
@@ -54,7 +54,7 @@ def sum_pool(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return y
 
 
-def sum_over(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
+def sum_over(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     """Sums over dimensions over the divisor."""
     x = w.read(g["x"])
     end = _Mean(w, node, g)
@@ -74,10 +74,10 @@ def sum_over(w: Writer, node: fx.Node, g: dict[str, Any]) -> Access:
     return Access(y.array, 0, shape, strides_of(shape))
 
 
-class _Mean(End):
+class _Mean(SumEnd):
     """A sum over a divisor, rounded once."""
 
-    def __init__(self, w: Writer, node: fx.Node, g: dict[str, Any]):
+    def __init__(self, w: CWriter, node: fx.Node, g: dict[str, Any]):
         super().__init__(w, node, g, g["largest"] >= 2**31)
         self.divisor = g["divisor"]
 

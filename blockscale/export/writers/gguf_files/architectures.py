@@ -6,8 +6,14 @@ from math import isfinite
 from typing import Any
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.gguf.families import FAMILIES, NEEDED, Family, Key, of_metadata
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.checkpoints.gguf.families import (
+    FAMILIES,
+    NEEDED,
+    ConfigNumber,
+    Family,
+    of_metadata,
+)
+from blockscale.export.writers.gguf_files.file import MetadataValue
 from blockscale.export.writers.gguf_files.settings import check_settings, window_keys
 
 # Rotary positions that are scaled: the settings of transformers, and the keys of a GGUF file.
@@ -59,7 +65,7 @@ def kind_of(settings: Mapping[str, Any]) -> Any:
     return settings.get("rope_type", settings.get("type", "default"))
 
 
-def scaling_keys(arch: str, config: Mapping[str, Any]) -> dict[str, Value]:
+def scaling_keys(arch: str, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """The keys of a file for a model's config.json. Raises ValueError for numbers that are none."""
     settings = rope(config)
     kind = kind_of(settings)
@@ -69,11 +75,14 @@ def scaling_keys(arch: str, config: Mapping[str, Any]) -> dict[str, Value]:
     factor = _positions_number(
         settings.get("factor"), "config.json: the factor of rotary positions"
     )
-    found = {f"{start}type": Value("text", kind), f"{start}factor": Value("f32", factor)}
+    found = {
+        f"{start}type": MetadataValue("text", kind),
+        f"{start}factor": MetadataValue("f32", factor),
+    }
     if kind == "yarn":
         length = settings.get(_ORIGINAL) or config.get("max_position_embeddings")
         length = _positions_number(length, f"config.json: {_ORIGINAL}")
-        found[start + _LENGTH] = Value("u32", int(length))
+        found[start + _LENGTH] = MetadataValue("u32", int(length))
     return found
 
 
@@ -133,7 +142,7 @@ def of_config(config: Mapping[str, Any]) -> Family:
     return FAMILIES[str(kind)]
 
 
-def keys(config: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+def keys(config: Mapping[str, Any]) -> tuple[dict[str, MetadataValue], list[str]]:
     """A GGUF file's metadata from config.json, and what has to be said of what has no place there.
 
     Raises ValueError for a setting that it lacks, or that llama.cpp would not compute.
@@ -141,11 +150,11 @@ def keys(config: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
     family = of_config(config)
     config = _flat(config, family)
     notes = check_settings(config, family)
-    found = {"general.architecture": Value("text", family.arch)}
+    found = {"general.architecture": MetadataValue("text", family.arch)}
     for key, what in family.keys.items():
         value = _number(config, what)
         if value is not None:
-            found[f"{family.arch}.{key}"] = Value(what.kind, value)
+            found[f"{family.arch}.{key}"] = MetadataValue(what.kind, value)
     if family.arch != "gpt2":
         found |= _position_keys(config, family)
     more, told = window_keys(config, family)
@@ -170,7 +179,7 @@ def _flat(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return config
 
 
-def _number(config: Mapping[str, Any], key: Key) -> int | float | None:
+def _number(config: Mapping[str, Any], key: ConfigNumber) -> int | float | None:
     """The number of a key. Raises ValueError for what is none."""
     ours = next((name for name in key.names if config.get(name) is not None), key.names[0])
     if "4 n_embd" in key.names and config.get(ours) is None:
@@ -188,16 +197,16 @@ def _number(config: Mapping[str, Any], key: Key) -> int | float | None:
     return int(value) if whole else float(value)
 
 
-def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, Value]:
+def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, MetadataValue]:
     arch, head = family.arch, _head_size(config)
     settings = rope(config)
     part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    found = {f"{arch}.rope.dimension_count": Value("u32", int(head * float(part)))}
+    found = {f"{arch}.rope.dimension_count": MetadataValue("u32", int(head * float(part)))}
     if config.get("head_dim") is not None:
-        found[f"{arch}.attention.key_length"] = Value("u32", head)
-        found[f"{arch}.attention.value_length"] = Value("u32", head)
+        found[f"{arch}.attention.key_length"] = MetadataValue("u32", head)
+        found[f"{arch}.attention.value_length"] = MetadataValue("u32", head)
     usual = 1e6 if arch == "gemma3" else 10_000.0
-    found[f"{arch}.rope.freq_base"] = Value("f32", float(settings.get("rope_theta", usual)))
+    found[f"{arch}.rope.freq_base"] = MetadataValue("f32", float(settings.get("rope_theta", usual)))
     return found | scaling_keys(arch, config)
 
 

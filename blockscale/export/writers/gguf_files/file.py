@@ -27,14 +27,14 @@ _LETTERS = {
 }  # fmt: skip
 
 
-class Value(NamedTuple):
+class MetadataValue(NamedTuple):
     """A value with its type: "u8" to "u64", "i32", "f32", "bool", "text", or lists of these."""
 
     kind: str
     value: Any
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor in the file. shape: outermost dimension first; start: in the file."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     start: int = 0
 
 
-def encoded(value: Value) -> bytes:
+def encoded(value: MetadataValue) -> bytes:
     """A value's type and bytes."""
     kind, what = value
     if not isinstance(what, list):
@@ -69,8 +69,8 @@ def text(what: str) -> bytes:
 
 
 def lay_out(
-    metadata: Mapping[str, bytes], tensors: Mapping[str, Place], step: int = ALIGNMENT
-) -> tuple[bytes, dict[str, Place]]:
+    metadata: Mapping[str, bytes], tensors: Mapping[str, TensorPlace], step: int = ALIGNMENT
+) -> tuple[bytes, dict[str, TensorPlace]]:
     """The file's first bytes, up to the first tensor, and where each tensor goes.
 
     metadata: {key: what `encoded` gave, or a file's own bytes}; step: general.alignment
@@ -168,15 +168,15 @@ def _kind(tensor: Planned, told: str) -> str:
     return kind
 
 
-def _place(tensor: Planned, kind: str) -> Place:
+def _place(tensor: Planned, kind: str) -> TensorPlace:
     if kind in PLAIN:
         number, dtype = PLAIN[kind]
-        return Place(tensor.shape, number, prod(tensor.shape) * dtype.itemsize)
+        return TensorPlace(tensor.shape, number, prod(tensor.shape) * dtype.itemsize)
     if kind in _GRIDS:
         number, each, size = _GRIDS[kind]
-        return Place(tensor.shape, number, prod(tensor.shape) // each * size)
+        return TensorPlace(tensor.shape, number, prod(tensor.shape) // each * size)
     of = TYPES[kind]
-    return Place(tensor.shape, of.number, prod(tensor.shape) // of.elements * of.size)
+    return TensorPlace(tensor.shape, of.number, prod(tensor.shape) // of.elements * of.size)
 
 
 def rope_factors(rope: Mapping[str, float], size: int) -> Tensor:
@@ -241,9 +241,9 @@ class SplitGGUF:
         try:
             for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
                 told = {
-                    "split.no": encoded(Value("u16", i)),
-                    "split.count": encoded(Value("u16", len(shards))),
-                    "split.tensors.count": encoded(Value("i32", len(tensors))),
+                    "split.no": encoded(MetadataValue("u16", i)),
+                    "split.count": encoded(MetadataValue("u16", len(shards))),
+                    "split.tensors.count": encoded(MetadataValue("i32", len(tensors))),
                 }
                 made = GGUFFile(path, shard, (own if i else dict(metadata)) | told, step, kinds)
                 self._all.append(made)

@@ -14,7 +14,12 @@ from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf import kind_of
 from blockscale.export.writers.gguf_files.architectures import keys, of_config, rope
 from blockscale.export.writers.gguf_files.architectures import kind_of as kind_of_positions
-from blockscale.export.writers.gguf_files.file import ALIGNMENT, Value, encoded, rope_factors
+from blockscale.export.writers.gguf_files.file import (
+    ALIGNMENT,
+    MetadataValue,
+    encoded,
+    rope_factors,
+)
 from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
 
 # general.file_type: what most weights are, llama.cpp's llama_ftype
@@ -56,9 +61,9 @@ def metadata_for(
     keep their names, has no keys but those of any file.
     """
     most = _most(tensors)
-    found = {"general.quantization_version": Value("u32", 2)}
+    found = {"general.quantization_version": MetadataValue("u32", 2)}
     if most in _FILE_TYPES:
-        found["general.file_type"] = Value("u32", _FILE_TYPES[most])
+        found["general.file_type"] = MetadataValue("u32", _FILE_TYPES[most])
     extra = Extra()
     notes: list[str] = []
     if any(t.name == "token_embd.weight" for t in tensors):
@@ -76,7 +81,7 @@ def metadata_for(
             notes += [text] if text else []
     else:
         found = {
-            "general.architecture": Value("text", str(config.get("model_type", "unknown")))
+            "general.architecture": MetadataValue("text", str(config.get("model_type", "unknown")))
         } | found
         notes.append("tensors keep their names, which llama.cpp does not know")
     return {key: encoded(value) for key, value in found.items()}, extra, tuple(notes)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blockscale.core.untrusted import FileError, read_regular
-from blockscale.export.auditing.entries import Budget, DamagedError
+from blockscale.export.auditing.entries import DamagedError, ReadBudget
 from blockscale.export.auditing.protobuf import Fields, fields, messages
 from blockscale.export.auditing.protobuf import number as whole_number
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.writers.gguf_files.file import MetadataValue
 from blockscale.export.writers.gguf_files.pretokenizers import always, flat, not_normalized
 from blockscale.export.writers.gguf_files.special_tokens import read_object
 from blockscale.export.writers.gguf_files.vocabulary import (
@@ -65,7 +65,7 @@ class Pieces(NamedTuple):
 
 def read_pieces(path: Path) -> Pieces:
     """The model of a file. Raises FileError for what is none (Llama 3's are lists of bytes)."""
-    budget = Budget()
+    budget = ReadBudget()
     try:
         top = fields(memoryview(read_regular(path, MOST)), budget)
         trainer = _part(top, 2, budget)
@@ -85,12 +85,12 @@ def read_pieces(path: Path) -> Pieces:
     return Pieces(kind, found, bytes(charsmap[-1]) if charsmap else b"", prefix, trims, ids)
 
 
-def _part(top: Fields, key: int, budget: Budget) -> Fields:
+def _part(top: Fields, key: int, budget: ReadBudget) -> Fields:
     found = messages(top, key)
     return fields(found[-1], budget) if found else {}
 
 
-def _piece(data: memoryview, budget: Budget) -> Piece:
+def _piece(data: memoryview, budget: ReadBudget) -> Piece:
     found = fields(data, budget)
     text, score = messages(found, 1), messages(found, 2)
     if not text or (score and len(score[-1]) != 4):
@@ -130,12 +130,12 @@ def pieces_of_bpe(
     return found, notes
 
 
-def _scored(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, Value]:
+def _scored(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, MetadataValue]:
     return {
-        "tokenizer.ggml.model": Value("text", kind),
-        "tokenizer.ggml.pre": Value("text", "default"),
+        "tokenizer.ggml.model": MetadataValue("text", kind),
+        "tokenizer.ggml.pre": MetadataValue("text", "default"),
         **vocabulary.keys(scored=True),
-        "tokenizer.ggml.add_space_prefix": Value("bool", prefix),
+        "tokenizer.ggml.add_space_prefix": MetadataValue("bool", prefix),
     }
 
 
@@ -208,7 +208,7 @@ def from_pieces(path: Path, vocabulary: Vocabulary) -> Keys | None:
     found = _scored("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
     for name, i in model.ids.items():
         if 0 <= i < min(len(model.pieces), vocabulary.size):
-            found[f"tokenizer.ggml.{name}_token_id"] = Value("u32", i)
+            found[f"tokenizer.ggml.{name}_token_id"] = MetadataValue("u32", i)
     if model.kind == "unigram":
         found |= _of_unigrams(model.trims, model.charsmap)
     return found, _normalized_pieces(model)
@@ -261,7 +261,7 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
             "in llama.cpp")  # fmt: skip
     found = _scored("t5", vocabulary, _prefix(data) != "never")
     if isinstance(model.get("unk_id"), int):
-        found["tokenizer.ggml.unknown_token_id"] = Value("u32", model["unk_id"])
+        found["tokenizer.ggml.unknown_token_id"] = MetadataValue("u32", model["unk_id"])
     return found | _of_unigrams(trims, b64decode(map_ or "")), notes
 
 
@@ -286,8 +286,8 @@ def _one_space(step: Mapping[str, Any]) -> bool:
     return step.get("type") == "Replace" and several and step.get("content") in (" ", SPACE)
 
 
-def _of_unigrams(trims: bool, charsmap: bytes) -> dict[str, Value]:
-    found = {"tokenizer.ggml.remove_extra_whitespaces": Value("bool", trims)}
+def _of_unigrams(trims: bool, charsmap: bytes) -> dict[str, MetadataValue]:
+    found = {"tokenizer.ggml.remove_extra_whitespaces": MetadataValue("bool", trims)}
     if charsmap:
-        found["tokenizer.ggml.precompiled_charsmap"] = Value("u8", list(charsmap))
+        found["tokenizer.ggml.precompiled_charsmap"] = MetadataValue("u8", list(charsmap))
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from blockscale.core.untrusted import TEXT, quoted, shown
 from blockscale.export.checkpoints.gguf.families import Family
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.writers.gguf_files.file import MetadataValue
 
 # {key: what it is where it changes nothing}; of families whose keys it is, it is none of these
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -111,7 +111,9 @@ def window_of(config: Mapping[str, Any]) -> int:
     return window
 
 
-def window_keys(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Value], list[str]]:
+def window_keys(
+    config: Mapping[str, Any], family: Family
+) -> tuple[dict[str, MetadataValue], list[str]]:
     """Keys that a sliding window needs or changes, and what has to be said of it."""
     arch, window = family.arch, window_of(config)
     if family.window:
@@ -119,14 +121,14 @@ def window_keys(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Va
     length = config.get("max_position_embeddings")
     if not window or type(length) is not int or window >= length:
         return {}, []
-    return {f"{arch}.context_length": Value("u32", window)}, [
+    return {f"{arch}.context_length": MetadataValue("u32", window)}, [
         f"the model's layers see the last {window} tokens (sliding_window), and llama.cpp's "
         f"architecture {arch} has no window: beyond {window} tokens its results would differ, "
         f"so context_length is {window} and not {length}. Within it both are the same"
     ]
 
 
-def _pattern(config: Mapping[str, Any], family: Family) -> dict[str, Value]:
+def _pattern(config: Mapping[str, Any], family: Family) -> dict[str, MetadataValue]:
     """Which layers have the window, where it is not every one but the last of each period."""
     kinds, count = config.get("layer_types"), int(config.get("num_hidden_layers", 0))
     if not isinstance(kinds, list):
@@ -138,4 +140,4 @@ def _pattern(config: Mapping[str, Any], family: Family) -> dict[str, Value]:
     if slides == usual:
         return {}
     key = f"{family.arch}.attention.sliding_window_pattern"
-    return {key: Value("bool", slides)}
+    return {key: MetadataValue("bool", slides)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.untrusted import json_object, read_json
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.writers.gguf_files.file import MetadataValue
 from blockscale.export.writers.gguf_files.pretokenizers import flat
 from blockscale.export.writers.gguf_files.vocabulary import Vocabulary
 
@@ -37,7 +37,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def special_keys(
     folder: Path, vocabulary: Vocabulary, tokenizer: Mapping[str, Any] | None
-) -> tuple[dict[str, Value], list[str]]:
+) -> tuple[dict[str, MetadataValue], list[str]]:
     """The keys, and what has to be said.
 
     tokenizer: what tokenizer.json holds; None where there is none, and llama.cpp's choice of what
@@ -59,11 +59,13 @@ def special_keys(
     notes += _said(adds, told, tokenizer is not None)
     notes += _stops(numbers, configs, vocabulary)
     found = {
-        f"tokenizer.ggml.{_NAMES[name]}_token_id": Value("u32", number)
+        f"tokenizer.ggml.{_NAMES[name]}_token_id": MetadataValue("u32", number)
         for name, number in numbers.items()
         if number is not None
     }
-    found |= {f"tokenizer.ggml.add_{n}_token": Value("bool", each) for n, each in adds.items()}
+    found |= {
+        f"tokenizer.ggml.add_{n}_token": MetadataValue("bool", each) for n, each in adds.items()
+    }
     return found | _templates(folder, told), notes
 
 
@@ -194,7 +196,7 @@ def _stops(
     ]
 
 
-def _templates(folder: Path, told: Mapping[str, Any]) -> dict[str, Value]:
+def _templates(folder: Path, told: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """The template of conversations, and others by name (`GGUFWriter.add_chat_template`)."""
     found = told.get("chat_template") or read_object(folder / "chat_template.json").get(
         "chat_template"
@@ -207,14 +209,14 @@ def _templates(folder: Path, told: Mapping[str, Any]) -> dict[str, Value]:
             named[str(each.get("name", ""))] = each["template"]
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         named[path.stem] = path.read_text()
-    keys: dict[str, Value] = {}
+    keys: dict[str, MetadataValue] = {}
     for name, text in named.items():
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
         if name == "default":
-            keys["tokenizer.chat_template"] = Value("text", text)
+            keys["tokenizer.chat_template"] = MetadataValue("text", text)
         elif plain:
-            keys[f"tokenizer.chat_template.{plain}"] = Value("text", text)
+            keys[f"tokenizer.chat_template.{plain}"] = MetadataValue("text", text)
     others = [key.split(".", 2)[2] for key in keys if key.count(".") == 2]
     if others:
-        keys["tokenizer.chat_templates"] = Value("text", others)
+        keys["tokenizer.chat_templates"] = MetadataValue("text", others)
     return keys

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.untrusted import json_object, read_json
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.writers.gguf_files.file import MetadataValue
 from blockscale.export.writers.gguf_files.pretokenizers import (
     always,
     flat,
@@ -41,7 +41,7 @@ _MOST = 1 << 28  # bytes of tokenizer.json
 _ENDS = {"gpt2": 11, "llama": 2, "t5": 1}  # llama.cpp's own choice of where text ends
 
 
-def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, Value], str]:
+def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, MetadataValue], str]:
     """The keys of a directory's tokenizer, and what has to be said of it.
 
     size: of the vocabulary; rows of the embedding without a token become unused ones. A directory
@@ -73,7 +73,7 @@ def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, Value], str]:
 
 def _none(why: str) -> Keys:
     """No tokenizer: llama.cpp loads such a file (and refuses one without the key)."""
-    return {"tokenizer.ggml.model": Value("text", "none")}, [
+    return {"tokenizer.ggml.model": MetadataValue("text", "none")}, [
         f"{why}: the file has no tokenizer (model none): pass token numbers to llama.cpp"
     ]
 
@@ -146,11 +146,11 @@ def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabul
     strip = strip if isinstance(strip, bool) else lower if bert else _has(steps, "StripAccents")
     known = dict.fromkeys(("Lowercase", "StripAccents", "NFD"), always) | {"BertNormalizer": _usual}
     found = {
-        "tokenizer.ggml.model": Value("text", "bert"),
-        "tokenizer.ggml.pre": Value("text", "default"),
+        "tokenizer.ggml.model": MetadataValue("text", "bert"),
+        "tokenizer.ggml.pre": MetadataValue("text", "default"),
         **vocabulary.keys(scored=False),
-        "tokenizer.ggml.normalizer.lowercase": Value("bool", lower),
-        "tokenizer.ggml.normalizer.strip_accents": Value("bool", strip),
+        "tokenizer.ggml.normalizer.lowercase": MetadataValue("bool", lower),
+        "tokenizer.ggml.normalizer.strip_accents": MetadataValue("bool", strip),
     }
     notes = not_normalized(data, known)
     if strip:
@@ -183,10 +183,10 @@ def byte_level(data: Mapping[str, Any], model: Mapping[str, Any], vocabulary: Vo
     name, notes = _cut(data, model, vocab, pairs)
     notes += not_normalized(data, {"ByteLevel": always})
     found = {
-        "tokenizer.ggml.model": Value("text", "gpt2"),
-        "tokenizer.ggml.pre": Value("text", name),
+        "tokenizer.ggml.model": MetadataValue("text", "gpt2"),
+        "tokenizer.ggml.pre": MetadataValue("text", name),
         **vocabulary.keys(scored=False),
-        "tokenizer.ggml.merges": Value("text", [_text(pair) for pair in pairs]),
+        "tokenizer.ggml.merges": MetadataValue("text", [_text(pair) for pair in pairs]),
     }
     return found, notes
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from blockscale.export.writers.gguf_files.file import Value
+from blockscale.export.writers.gguf_files.file import MetadataValue
 
 # Merges of byte-pair encodings: their order, and where llama.cpp merges otherwise.
 #
@@ -84,7 +84,7 @@ def _whole(text: str, ranks: Mapping[Pair, int]) -> bool:
 # gguf-py/gguf/constants.py, TokenType
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # how SentencePiece writes a space
-Keys = tuple[dict[str, Value], list[str]]  # of a file, and what has to be said
+Keys = tuple[dict[str, MetadataValue], list[str]]  # of a file, and what has to be said
 _ADDED = -1000.0  # what llama.cpp's converter gives added tokens for a score
 _MISSING = -10000.0
 
@@ -125,7 +125,7 @@ class Vocabulary:
         """A token's text; empty where there is none."""
         return self._held[number][0] if number in self._held else ""
 
-    def keys(self, scored: bool) -> dict[str, Value]:
+    def keys(self, scored: bool) -> dict[str, MetadataValue]:
         """The lists of a GGUF file. scored: with scores."""
         texts = {text for text, _, _ in self._held.values()}
         seen: set[str] = set()
@@ -137,11 +137,11 @@ class Vocabulary:
             seen.add(row[0])
             rows.append(row)
         found = {
-            "tokenizer.ggml.tokens": Value("text", [row[0] for row in rows]),
-            "tokenizer.ggml.token_type": Value("i32", [row[1] for row in rows]),
+            "tokenizer.ggml.tokens": MetadataValue("text", [row[0] for row in rows]),
+            "tokenizer.ggml.token_type": MetadataValue("i32", [row[1] for row in rows]),
         }
         if scored:
-            found["tokenizer.ggml.scores"] = Value("f32", [row[2] for row in rows])
+            found["tokenizer.ggml.scores"] = MetadataValue("f32", [row[2] for row in rows])
         return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from blockscale.kernels.cuda.matmul import codes as codes_kernel
 from blockscale.kernels.cuda.matmul.dense import exact
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, result
-from blockscale.kernels.cuda.matmul.operands import Call, Weight, columns, tile_rows
+from blockscale.kernels.cuda.matmul.operands import ProductCall, Weight, columns, tile_rows
 from blockscale.kernels.cuda.matmul.order import in_parts
 from blockscale.kernels.cuda.matmul.reading import Reading
 from blockscale.kernels.cuda.relaunch import cdiv, direct
@@ -51,13 +51,13 @@ _TO_MEASURE = tuple(BlocksSettings(*each) for each in (
 ))  # fmt: skip
 
 
-def fits(call: Call, r: Reading, settings: BlocksSettings) -> bool:
+def fits(call: ProductCall, r: Reading, settings: BlocksSettings) -> bool:
     """Whether the sums of blocks have scales, and blocks are whole tiles."""
     del call
     return r.per_block and r.width % (settings.codes * settings.unroll) == 0
 
 
-def usual(call: Call, r: Reading) -> BlocksSettings:
+def usual(call: ProductCall, r: Reading) -> BlocksSettings:
     """What is taken where nothing was measured."""
     rows = min(tile_rows(call.rows, 16), 128)
     return BlocksSettings(rows, 128, _codes(r), 8 if rows > 64 else 4, 4)
@@ -72,7 +72,7 @@ def _codes(r: Reading) -> int:
     return min(r.width & -r.width, 64)  # the largest power of two that divides a block
 
 
-def to_measure(call: Call, r: Reading) -> list[BlocksSettings]:
+def to_measure(call: ProductCall, r: Reading) -> list[BlocksSettings]:
     """What `tune` measures for a call."""
     each = dict.fromkeys((usual(call, r), *_TO_MEASURE))
     return [settings for settings in each if fits(call, r, settings)]

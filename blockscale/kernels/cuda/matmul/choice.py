@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.matmul import blocks, codes, dense, few, fused, tile
-from blockscale.kernels.cuda.matmul.operands import Call
+from blockscale.kernels.cuda.matmul.operands import ProductCall
 from blockscale.kernels.cuda.matmul.reading import Reading
 
 Settings = (
@@ -32,7 +32,7 @@ Settings = (
 )
 
 
-class Way(NamedTuple):
+class ProductWay(NamedTuple):
     """One way to multiply.
 
     settings: their type, which reads and writes a table's numbers
@@ -43,17 +43,17 @@ class Way(NamedTuple):
 
     settings: Any
     run: Callable[..., Tensor]
-    fits: Callable[[Call, Reading, Any], bool] | None = None
+    fits: Callable[[ProductCall, Reading, Any], bool] | None = None
 
 
 WAYS = {
-    "few": Way(few.FewSettings, few.few, few.fits),
-    "fused": Way(fused.FusedSettings, fused.fused, fused.fits),
-    "tile": Way(tile.TileSettings, tile.tile, tile.fits),
-    "dense": Way(dense.DenseSettings, dense.dense),
-    "blocks": Way(blocks.BlocksSettings, blocks.blocks, blocks.fits),
-    "codes": Way(codes.CodesSettings, codes.codes),
-    "library": Way(codes.LibrarySettings, codes.codes),
+    "few": ProductWay(few.FewSettings, few.few, few.fits),
+    "fused": ProductWay(fused.FusedSettings, fused.fused, fused.fits),
+    "tile": ProductWay(tile.TileSettings, tile.tile, tile.fits),
+    "dense": ProductWay(dense.DenseSettings, dense.dense),
+    "blocks": ProductWay(blocks.BlocksSettings, blocks.blocks, blocks.fits),
+    "codes": ProductWay(codes.CodesSettings, codes.codes),
+    "library": ProductWay(codes.LibrarySettings, codes.codes),
 }
 
 
@@ -79,7 +79,7 @@ def read(entry: Sequence[Any]) -> Choice:
     return Choice(name, WAYS[name].settings.read(numbers))
 
 
-def choose(call: Call, r: Reading | None, device: str) -> Choice:
+def choose(call: ProductCall, r: Reading | None, device: str) -> Choice:
     """The measured choice for the nearest shape, if a table has one that fits, else the rule's.
 
     r: how the weight is read, None where codes meet codes; device: the GPU's name
@@ -92,13 +92,13 @@ def choose(call: Call, r: Reading | None, device: str) -> Choice:
     return rule(call, r)
 
 
-def fits(choice: Choice, call: Call, r: Reading | None) -> bool:
+def fits(choice: Choice, call: ProductCall, r: Reading | None) -> bool:
     """Whether the GPU and the blocks of the weight allow the choice."""
     condition = WAYS[choice.way].fits
     return r is None or condition is None or condition(call, r, choice.settings)
 
 
-def rule(call: Call, r: Reading | None) -> Choice:
+def rule(call: ProductCall, r: Reading | None) -> Choice:
     """What is taken where nothing was measured."""
     if call.what == "fp8":
         return Choice("library", codes.LibrarySettings())
@@ -114,7 +114,7 @@ def rule(call: Call, r: Reading | None) -> Choice:
     return Choice("tile", tile.usual(call, r))
 
 
-def _through_memory(call: Call, r: Reading) -> Choice:
+def _through_memory(call: ProductCall, r: Reading) -> Choice:
     """What decodes the weight to memory."""
     if r.per_block:
         return Choice("blocks", blocks.usual(call, r))
@@ -134,7 +134,7 @@ def for_any_rows(r: Reading | None) -> Choice | None:
     return Choice("blocks", blocks.for_any_rows(r)) if r.per_block else None
 
 
-def to_measure(call: Call, r: Reading | None) -> list[Choice]:
+def to_measure(call: ProductCall, r: Reading | None) -> list[Choice]:
     """What `tune` measures for a call, of whose weight `r` is None where codes meet codes."""
     if call.what == "fp8":
         return [Choice("library", codes.LibrarySettings()), *_of("codes", codes.to_measure(call))]
@@ -151,7 +151,7 @@ def to_measure(call: Call, r: Reading | None) -> list[Choice]:
     return [*choices, *_of("few", few.to_measure(call, r)), *_of("tile", tile.to_measure(call, r))]
 
 
-def _memory_to_measure(call: Call, r: Reading) -> list[Choice]:
+def _memory_to_measure(call: ProductCall, r: Reading) -> list[Choice]:
     """What `tune` measures of the ways that decode the weight to memory."""
     if r.per_block:
         return _of("blocks", blocks.to_measure(call, r))

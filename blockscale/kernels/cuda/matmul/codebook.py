@@ -28,7 +28,7 @@ _TRIED = 1 << 16  # numbers that a table is multiplied by in turn
 
 
 @dataclass(frozen=True)
-class Parts:
+class CodebookParts:
     """The values times `multiplier` are, nearly, the sums of the tables, each of bfloat16."""
 
     multiplier: float
@@ -36,7 +36,7 @@ class Parts:
 
 
 @cache
-def nearest_of(element: ElementNumbers, sums: float) -> Parts | None:
+def nearest_of(element: ElementNumbers, sums: float) -> CodebookParts | None:
     """One bfloat16 for each value of a table, where that and what sums lose is less than half a
     unit of a bfloat16 result (docs/numerics.md, 7); else None.
 
@@ -54,7 +54,7 @@ def _fractions(element: ElementNumbers) -> Numbers:
 
 
 @cache
-def parts_of(element: ElementNumbers) -> Parts:
+def parts_of(element: ElementNumbers) -> CodebookParts:
     """The fewest parts of an element of the family "codebook"."""
     values = _fractions(element)
     small, many = np.arange(1.0, 65.0), 1 + np.arange(_TRIED) / _TRIED
@@ -89,14 +89,14 @@ def _nearest(wanted: Numbers) -> Numbers:
     return np.ldexp(np.rint(fraction * 256) / 256, exponent)
 
 
-def _parts(element: ElementNumbers, multiplier: float, count: int) -> Parts:
+def _parts(element: ElementNumbers, multiplier: float, count: int) -> CodebookParts:
     values = np.array(element.values)
     rest, tables = np.where(np.isnan(values), 0.0, values) * multiplier, []
     for _ in range(count):
         near = _nearest(rest)
         tables.append(tuple(np.where(np.isnan(values), np.nan, near).tolist()))
         rest = rest - near
-    return Parts(multiplier, tuple(tables))
+    return CodebookParts(multiplier, tuple(tables))
 
 
 # PTX that looks 4-bit codes up in a table of 16 bfloat16, by permuting bytes.

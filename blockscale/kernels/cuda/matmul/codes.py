@@ -36,7 +36,13 @@ from blockscale.core.reference import QParams
 from blockscale.core.torch_private import scaled_mm
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.matmul.finish import Ends, times_outputs, write
-from blockscale.kernels.cuda.matmul.operands import Call, Codes, Weight, columns, worth_measuring
+from blockscale.kernels.cuda.matmul.operands import (
+    Codes,
+    ProductCall,
+    Weight,
+    columns,
+    worth_measuring,
+)
 from blockscale.kernels.cuda.matmul.tile import dot, place
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 
@@ -164,12 +170,12 @@ _TO_MEASURE = (CodesSettings(16, 64, 256, 4, 3), CodesSettings(16, 128, 128, 4, 
                CodesSettings(256, 128, 64, 8, 4))  # fmt: skip
 
 
-def usual(call: Call) -> CodesSettings:
+def usual(call: ProductCall) -> CodesSettings:
     """What is taken where nothing was measured."""
     return _FEW_ROWS if call.rows <= 16 else _MORE_ROWS
 
 
-def to_measure(call: Call) -> list[CodesSettings]:
+def to_measure(call: ProductCall) -> list[CodesSettings]:
     """What `tune` measures for a call."""
     return [settings for settings in _TO_MEASURE if worth_measuring(settings.rows, call)]
 

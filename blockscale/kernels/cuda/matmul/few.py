@@ -15,8 +15,8 @@ from torch import Tensor
 from blockscale.kernels.cuda.matmul import fused
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, result
 from blockscale.kernels.cuda.matmul.operands import (
-    Call,
     OutputFactors,
+    ProductCall,
     Weight,
     as_words,
     columns,
@@ -76,12 +76,12 @@ def takes(r: Reading, words: int) -> bool:
     return r.planes > 0 and words in (16, 32, 64) and r.words != 1
 
 
-def fits(call: Call, r: Reading, settings: FewSettings) -> bool:
+def fits(call: ProductCall, r: Reading, settings: FewSettings) -> bool:
     """Whether the GPU runs the kernel, and the blocks of the weight allow the steps."""
     return call.fused and takes(r, settings.words)
 
 
-def best(call: Call, r: Reading) -> bool:
+def best(call: ProductCall, r: Reading) -> bool:
     """Whether the call has so few rows that the rule takes this way.
 
     Small blocks that only "few" and "blocks" read have nothing better up to 64 rows: "blocks"
@@ -91,7 +91,7 @@ def best(call: Call, r: Reading) -> bool:
     return call.rows <= most and takes(r, usual_words(r))
 
 
-def usual(call: Call, r: Reading) -> FewSettings:
+def usual(call: ProductCall, r: Reading) -> FewSettings:
     """What is taken where nothing was measured: enough programs for an H200's 132 processors six
     times, of at least four turns each."""
     words, split_k = usual_words(r), 1
@@ -101,7 +101,7 @@ def usual(call: Call, r: Reading) -> FewSettings:
     return FewSettings(min(tile_rows(call.rows, 8), 32), 32, words, 2, split_k)
 
 
-def to_measure(call: Call, r: Reading) -> list[FewSettings]:
+def to_measure(call: ProductCall, r: Reading) -> list[FewSettings]:
     """What `tune` measures for a call."""
     if call.rows > 32:
         return []

@@ -16,8 +16,8 @@ from blockscale.kernels.cuda.device.numerics import narrow
 from blockscale.kernels.cuda.matmul import ptx, ptx_pairs
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, finished, result
 from blockscale.kernels.cuda.matmul.operands import (
-    Call,
     OutputFactors,
+    ProductCall,
     Weight,
     as_words,
     columns,
@@ -300,12 +300,12 @@ _TO_MEASURE = (  # rows, outputs, programs that share a processor
 )
 
 
-def fits(call: Call, r: Reading, settings: FusedSettings) -> bool:
+def fits(call: ProductCall, r: Reading, settings: FusedSettings) -> bool:
     """Whether the GPU runs the kernel, and the kernel takes the weight and the tile."""
     return call.fused and takes(r, settings)
 
 
-def usual(call: Call, r: Reading) -> FusedSettings:
+def usual(call: ProductCall, r: Reading) -> FusedSettings:
     """What is taken where nothing was measured: as many rows as there are, up to what registers
     hold; fewer outputs where tiles are few."""
     rows = min(tile_rows(call.rows, 64), 256)
@@ -315,7 +315,7 @@ def usual(call: Call, r: Reading) -> FusedSettings:
     return FusedSettings(rows, 128 if tiles > 66 else 64)
 
 
-def to_measure(call: Call, r: Reading) -> list[FusedSettings]:
+def to_measure(call: ProductCall, r: Reading) -> list[FusedSettings]:
     """What `tune` measures for a call: tiles that are not much larger than x, along k in one piece
     or, for few tiles, in more."""
     taken = []

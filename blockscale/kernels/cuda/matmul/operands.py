@@ -175,7 +175,7 @@ def output_factors(weight: Weight, fmt: str, r: Reading) -> OutputFactors:
 COLUMNS = 7  # numbers of a table's entry; the last two may be left out, and are then 1
 
 
-class Call(NamedTuple):
+class ProductCall(NamedTuple):
     """What the choice among the ways depends on.
 
     what: "weight" where codes of the weight meet values of x, "int8" or "fp8" where they meet codes
@@ -225,7 +225,7 @@ def tile_rows(rows: int, least: int) -> int:
     return max(least, power_of_2(rows))
 
 
-def worth_measuring(rows: int, call: Call) -> bool:
+def worth_measuring(rows: int, call: ProductCall) -> bool:
     """Whether a tile of so many rows is neither much larger nor much smaller than the call's."""
     if rows == 8:
         return call.rows <= 8

@@ -14,7 +14,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.matmul import ptx
-from blockscale.kernels.cuda.matmul.codebook import Parts, nearest_of, parts_of
+from blockscale.kernels.cuda.matmul.codebook import CodebookParts, nearest_of, parts_of
 from blockscale.kernels.cuda.matmul.ptx_pairs import NO_PAIRS, Pairs, pairs, six
 from blockscale.kernels.cuda.spec import Spec, spec
 from blockscale.kernels.numbers import lower
@@ -104,7 +104,7 @@ def reading_as_one(spelling: str, k: int) -> Reading | None:
     return None if parts is None else _in_parts(parse(spelling), k, parts)
 
 
-def _in_parts(fmt: Format, k: int, parts: Parts) -> Reading | None:
+def _in_parts(fmt: Format, k: int, parts: CodebookParts) -> Reading | None:
     """The Reading of a format whose elements are a table: of its first part, with the others."""
     numbers = spec(fmt.spelling)
     each = [replace(numbers, element=replace(numbers.element, values=t)) for t in parts.tables]

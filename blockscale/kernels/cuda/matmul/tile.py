@@ -39,7 +39,7 @@ from blockscale.kernels.cuda.device.numerics import INTERPRETED, narrow
 from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, result, times_outputs, write
 from blockscale.kernels.cuda.matmul.operands import (
-    Call,
+    ProductCall,
     Weight,
     as_words,
     columns,
@@ -263,7 +263,7 @@ def in_registers(r: Reading) -> bool:
     return r.planes > 0 and (not r.per_block or r.words % SMALLEST_TILE == 0)
 
 
-def fits(call: Call, r: Reading, settings: TileSettings) -> bool:
+def fits(call: ProductCall, r: Reading, settings: TileSettings) -> bool:
     """Whether the codes lie in words, and their blocks allow the tile."""
     if not r.planes:
         return False
@@ -273,7 +273,7 @@ def fits(call: Call, r: Reading, settings: TileSettings) -> bool:
     return settings.unroll == 1 or turns > 0
 
 
-def usual(call: Call, r: Reading) -> TileSettings:
+def usual(call: ProductCall, r: Reading) -> TileSettings:
     """What is taken where nothing was measured: programs for an H200's 132 processors, twice."""
     rows = min(tile_rows(call.rows, 16), 128)
     words = 16 if rows > 16 or r.per_block else 32
@@ -283,7 +283,7 @@ def usual(call: Call, r: Reading) -> TileSettings:
     return TileSettings(rows, 128, words, 8 if rows > 64 else 4, 3, split_k)
 
 
-def to_measure(call: Call, r: Reading) -> list[TileSettings]:
+def to_measure(call: ProductCall, r: Reading) -> list[TileSettings]:
     """What `tune` measures for a call."""
     return [s for s in _TO_MEASURE if worth_measuring(s.rows, call) and fits(call, r, s)]
 

@@ -17,7 +17,7 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting, takes
 from blockscale.kernels.cuda.device.lanes import NO_NARROWING, narrowing
 from blockscale.kernels.cuda.primitives.tiling import (
-    Blocks,
+    BlockedMatrix,
     Tile,
     Tiling,
     blocks_of,
@@ -171,7 +171,7 @@ HEAVY = {"signs": (16, 64), "means": (8, 128), "powers": (16, 64), "tall": (16, 
 
 
 def setting(
-    at: Blocks, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
+    at: BlockedMatrix, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
     heavy: str = "",
 ) -> Setting:  # fmt: skip
     """What to launch with.
@@ -248,7 +248,7 @@ def plan(
     return Plan(of_result, replace(laid, tile=tile), options, row)
 
 
-def _setting(fmt: Form, at: Blocks, result: str, given: bool, size: int) -> Setting:
+def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) -> Setting:
     """The measured setting for what a kernel does. The arguments are those of `plan`."""
     element = fmt.spec.element
     # rounding to powers of two takes more registers
@@ -271,7 +271,7 @@ def _setting(fmt: Form, at: Blocks, result: str, given: bool, size: int) -> Sett
 
 
 def _completed(
-    laid: Tiling, at: Blocks, fmt: Form, shape: tuple[int, ...], result: str, given: bool,
+    laid: Tiling, at: BlockedMatrix, fmt: Form, shape: tuple[int, ...], result: str, given: bool,
     seeds: int,
 ) -> Tile:  # fmt: skip
     """The Tile with what it needs to know of the format and the result."""
@@ -291,7 +291,7 @@ def _completed(
     )
 
 
-def paired(at: Blocks, fmt: Form, tile: Tile, uk: int) -> bool:
+def paired(at: BlockedMatrix, fmt: Form, tile: Tile, uk: int) -> bool:
     """Whether kernels may take neighbours of 16 bits in pairs, which for means share a unit."""
     shared = tile.kind != "column" or not fmt.means
     return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)

@@ -81,7 +81,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockedMatrix:
     """A tensor as [batch, m, k] with blocks [bm, bk].
 
     modulus: rows of scales, where batches share them; else 0
@@ -98,50 +98,50 @@ class Blocks:
     before: tuple[tuple[int, int], ...] | None = None
 
 
-def blocks_of(shape: Sequence[int], block: Block) -> Blocks:
+def blocks_of(shape: Sequence[int], block: Block) -> BlockedMatrix:
     """The Blocks of a tensor of `shape`, none of whose sizes is 0."""
     sizes = block.sizes_for(len(shape))
     if block.name.startswith("block"):
         return _any_sizes(*merged(shape, sizes))
     parted = [i for i, (n, b) in enumerate(zip(shape, sizes, strict=True)) if b != WHOLE]
     if not parted:
-        return Blocks(1, 1, prod(shape), 1, prod(shape))
+        return BlockedMatrix(1, 1, prod(shape), 1, prod(shape))
     if block.rest == WHOLE:  # channelA
         return _channel(shape, parted[0])
     along = [i for i, b in enumerate(sizes) if b != 1]  # few, and the last ones of a tile
     if not along:
-        return Blocks(1, prod(shape), 1, 1, 1)
+        return BlockedMatrix(1, prod(shape), 1, 1, 1)
     first, last = along[0], along[-1]
     bm = sizes[first] if first != len(shape) - 1 else 1
     if last == len(shape) - 1:
         k = shape[-1]
         bk = k if sizes[-1] == WHOLE else min(sizes[-1], k)
         m = shape[-2] if len(shape) > 1 and bm > 1 else prod(shape[:-1])
-        return Blocks(prod(shape[:-1]) // m, m, k, min(bm, m), bk)
-    return Blocks(
+        return BlockedMatrix(prod(shape[:-1]) // m, m, k, min(bm, m), bk)
+    return BlockedMatrix(
         prod(shape[:first]), shape[first], prod(shape[first + 1 :]), min(bm, shape[first]), 1
     )
 
 
-def _any_sizes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> Blocks:
+def _any_sizes(shape: tuple[int, ...], sizes: tuple[int, ...]) -> BlockedMatrix:
     """Of a tensor whose dimensions are merged (kernels.blocks), in blocks of `sizes`."""
     *before, (k, bk) = list(zip(shape, sizes, strict=True)) or [(1, 1)]
     m, bm = prod(n for n, _ in before), prod(size for _, size in before)
-    boxes = Blocks(1, m, k, bm, bk, before=tuple(reversed(before)))
+    boxes = BlockedMatrix(1, m, k, bm, bk, before=tuple(reversed(before)))
     if bm == 1:  # small units of awkward sizes are boxes of one row
         follow = k % bk == 0 and bk & (bk - 1) == 0
-        return Blocks(1, m, k, 1, bk) if follow or bk > SMALL else boxes
+        return BlockedMatrix(1, m, k, 1, bk) if follow or bk > SMALL else boxes
     (n, size), (last, of_last) = before[0], before[-1]
     if len(before) == 1:
-        return Blocks(1, m, k, bm, bk)
-    return Blocks(n, last, k, of_last, bk) if len(before) == 2 and size == 1 else boxes
+        return BlockedMatrix(1, m, k, bm, bk)
+    return BlockedMatrix(n, last, k, of_last, bk) if len(before) == 2 and size == 1 else boxes
 
 
-def _channel(shape: Sequence[int], dim: int) -> Blocks:
+def _channel(shape: Sequence[int], dim: int) -> BlockedMatrix:
     outer, n, inner = prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])
     if inner == 1:
-        return Blocks(1, outer, n, outer, 1)
-    return Blocks(1, outer * n, inner, 1, inner, n if outer > 1 else 0)
+        return BlockedMatrix(1, outer, n, outer, 1)
+    return BlockedMatrix(1, outer * n, inner, 1, inner, n if outer > 1 else 0)
 
 
 class Extents(NamedTuple):
@@ -204,7 +204,7 @@ class Tiling:
     extents: Extents | BoxExtents
 
 
-def tiling(at: Blocks, elements: int, *, whole: bool, unit: int = 1024) -> Tiling | None:
+def tiling(at: BlockedMatrix, elements: int, *, whole: bool, unit: int = 1024) -> Tiling | None:
     """Tiles of about `elements` elements, in units of at most about `unit` elements.
 
     whole: units are whole blocks, of any size; None if these are too large for a program
@@ -216,7 +216,7 @@ def tiling(at: Blocks, elements: int, *, whole: bool, unit: int = 1024) -> Tilin
     return _tiles(at, elements, whole, unit)
 
 
-def _rows(at: Blocks, elements: int, uk: int) -> Tiling:
+def _rows(at: BlockedMatrix, elements: int, uk: int) -> Tiling:
     """Units of uk along k, side by side in memory."""
     columns = _padded(uk)
     parts, blocks = _ceil(at.bk, uk), _ceil(at.k, at.bk)
@@ -240,7 +240,7 @@ def _fitting(size: int, unit: int) -> int:
     return next((u for u in (unit, unit // 2, unit // 4) if size % u == 0), unit)
 
 
-def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
+def _tiles(at: BlockedMatrix, elements: int, whole: bool, unit: int) -> Tiling:
     """Units side by side along k, and programs above one another."""
     um = at.bm if whole else min(at.bm, unit // 32)
     uk = at.bk if whole else min(at.bk, 128)
@@ -262,7 +262,7 @@ def _tiles(at: Blocks, elements: int, whole: bool, unit: int) -> Tiling:
     return Tiling(tile, at.batch * nm * rm * across, extents)
 
 
-def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
+def _boxes(at: BlockedMatrix, elements: int, um: int, uk: int, one: Tile) -> Tiling:
     """Units in the order of their scales. one: the Tile of one unit, of um rows and uk columns"""
     before = at.before or ()
     counts = [_ceil(n, size) for n, size in before]
@@ -289,7 +289,7 @@ def _boxes(at: Blocks, elements: int, um: int, uk: int, one: Tile) -> Tiling:
     return Tiling(tile, rm * _ceil(units, several), extents)
 
 
-def packs(at: Blocks, tile: Tile, uk: int, bits: int, last: int) -> bool:
+def packs(at: BlockedMatrix, tile: Tile, uk: int, bits: int, last: int) -> bool:
     """Whether codes of `bits` bits in rows of `last` fill whole bytes within each unit.
 
     uk: columns of a unit (Extents)
@@ -302,7 +302,7 @@ def packs(at: Blocks, tile: Tile, uk: int, bits: int, last: int) -> bool:
     return tile.part % together == 0 and uk % together == 0 and at.bk % together == 0
 
 
-def groups(at: Blocks, tile: Tile, uk: int, size: int) -> bool:
+def groups(at: BlockedMatrix, tile: Tile, uk: int, size: int) -> bool:
     """Whether `size` neighbours, the first at a multiple of `size`, share a unit, or a row of units
     that are columns. uk: columns of a unit (Extents)"""
     if at.k % size:

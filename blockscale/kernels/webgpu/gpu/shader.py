@@ -256,7 +256,7 @@ class Shader:
 
 
 @dataclass(frozen=True)
-class Source:
+class ShaderSource:
     """WGSL, and the names of the buffers that it binds, in the order of their numbers."""
 
     text: str
@@ -279,7 +279,7 @@ class Code(NamedTuple):
 
 
 @lru_cache(4096)  # sizes that are baked in may change at every call
-def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> Source:
+def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None) -> ShaderSource:
     """A shader's text, with `sizes` of these names baked in, or as a uniform (None).
 
     Raises ValueError for a part that does not exist, and for a role that nothing fills.
@@ -289,7 +289,7 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
     whole = head + "\n".join(code.declarations) + "\n"
     bindings = tuple(dict.fromkeys(_BINDING.findall(whole)))
     text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", whole)
-    return Source(code.enabled + text, bindings)
+    return ShaderSource(code.enabled + text, bindings)
 
 
 @lru_cache(1024)

@@ -12,7 +12,7 @@ from blockscale.kernels.webgpu import matmul as matmul
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
 from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
-from blockscale.kernels.webgpu.matmul import Left, Places, floats
+from blockscale.kernels.webgpu.matmul import LeftOperand, Places, floats
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
@@ -299,5 +299,7 @@ def dense(a: WebGPUTensor, b: WebGPUTensor, dtype: torch.dtype) -> Memory:
     (batches, m, k), n = a.shape, b.shape[2]
     batch, column, row = b.stride()
     right = floats(b.memory, b.dtype, n, Places(int(b.storage_offset()), batch, row, column))
-    left = Left(a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride()))
+    left = LeftOperand(
+        a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride())
+    )
     return matmul.product(left, right, None, dtype)

@@ -12,9 +12,9 @@ from blockscale.export.checkpoints.gguf.container import read_container
 from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf_files.file import (
     GGUFFile,
-    Place,
+    MetadataValue,
     SplitGGUF,
-    Value,
+    TensorPlace,
     encoded,
     lay_out,
     parted,
@@ -30,7 +30,9 @@ def test_tensors_in_any_order(tmp_path: Path) -> None:
         Planned("n", (7,), None, torch.int8),
     ]  # fmt: skip
     path = tmp_path / "m.gguf"
-    made = GGUFFile(path, planned, {"general.architecture": encoded(Value("text", "a"))}, 32, {})
+    made = GGUFFile(
+        path, planned, {"general.architecture": encoded(MetadataValue("text", "a"))}, 32, {}
+    )
     for name, value in (("n", n), ("q", q), ("x", x)):
         made.write(name, value)
     made.close()
@@ -63,18 +65,23 @@ def test_rope_factors() -> None:
 
 SMALL = Path(__file__).parents[3] / "recorded" / "small.gguf"
 VALUES = {
-    "general.architecture": Value("text", "llama"), "a.u": Value("u32", 7), "a.i": Value("i32", -7),
-    "a.f": Value("f32", 0.5), "a.b": Value("bool", True), "a.q": Value("u64", 2**40),
-    "a.texts": Value("text", ["<s>", "é", "\udcff"]), "a.numbers": Value("i32", [1, -2]),
-    "a.none": Value("f32", []),
-}  # fmt: skip
+    "general.architecture": MetadataValue("text", "llama"),
+    "a.u": MetadataValue("u32", 7),
+    "a.i": MetadataValue("i32", -7),
+    "a.f": MetadataValue("f32", 0.5),
+    "a.b": MetadataValue("bool", True),
+    "a.q": MetadataValue("u64", 2**40),
+    "a.texts": MetadataValue("text", ["<s>", "é", "\udcff"]),
+    "a.numbers": MetadataValue("i32", [1, -2]),
+    "a.none": MetadataValue("f32", []),
+}
 
 
 @pytest.mark.parametrize("step", [32, 64])
 def test_there_and_back(step: int, tmp_path: Path) -> None:
     metadata = {key: encoded(value) for key, value in VALUES.items()}
-    metadata["general.alignment"] = encoded(Value("u32", step))
-    tensors = {"x": Place((3, 32), 8, 102), "y": Place((5,), 0, 20)}
+    metadata["general.alignment"] = encoded(MetadataValue("u32", step))
+    tensors = {"x": TensorPlace((3, 32), 8, 102), "y": TensorPlace((5,), 0, 20)}
     head, placed = lay_out(metadata, tensors, step)
     path = tmp_path / "m.gguf"
     path.write_bytes(head + bytes(2 * 128))
@@ -95,7 +102,8 @@ def test_as_gguf_writes_it() -> None:
     sizes = {e.start: n for n, e in found.entries.items()}
     ends = [*sorted(sizes), found.size]
     places = {
-        sizes[start]: Place(found.entries[sizes[start]].shape, found.entries[sizes[start]].kind,
+        sizes[start]: TensorPlace(found.entries[sizes[start]].shape,
+                                  found.entries[sizes[start]].kind,
                             end - start)
         for start, end in itertools.pairwise(ends)
     }  # fmt: skip
@@ -106,8 +114,8 @@ def test_as_gguf_writes_it() -> None:
 # Several GGUF files as one model: keys, sizes, and the gguf package's own reading of them.
 
 METADATA = {
-    "general.architecture": encoded(Value("text", "llama")),
-    "general.alignment": encoded(Value("u32", 64)),
+    "general.architecture": encoded(MetadataValue("text", "llama")),
+    "general.alignment": encoded(MetadataValue("u32", 64)),
 }
 
 

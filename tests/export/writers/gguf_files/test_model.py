@@ -3,7 +3,7 @@
 
 from blockscale.core.parse import parse
 from blockscale.export.writers import Planned
-from blockscale.export.writers.gguf_files.file import Value, encoded
+from blockscale.export.writers.gguf_files.file import MetadataValue, encoded
 from blockscale.export.writers.gguf_files.model import metadata_for
 from tests.support.conversion_models import CONFIG
 
@@ -16,9 +16,9 @@ def test_the_type_of_most() -> None:
     tensors = planned("int8:group32:fp16:full", "int4:group32:fp16:full", "int4:group32:fp16:full")
     tensors.append(Planned("token_embd.weight", (32, 256), None))
     found, extra, notes = metadata_for(CONFIG, None, tensors)
-    assert found["general.file_type"] == encoded(Value("u32", 2))  # mostly Q4_0
-    assert found["general.quantization_version"] == encoded(Value("u32", 2))
-    assert found["llama.block_count"] == encoded(Value("u32", 1))
+    assert found["general.file_type"] == encoded(MetadataValue("u32", 2))  # mostly Q4_0
+    assert found["general.quantization_version"] == encoded(MetadataValue("u32", 2))
+    assert found["llama.block_count"] == encoded(MetadataValue("u32", 1))
     assert next(iter(found)) == "general.architecture" and not extra.tensors and not notes
 
 
@@ -27,5 +27,5 @@ def test_names_that_are_kept() -> None:
     assert set(found) == {
         "general.architecture", "general.quantization_version", "general.file_type"
     }  # fmt: skip
-    assert found["general.architecture"] == encoded(Value("text", "unknown"))
+    assert found["general.architecture"] == encoded(MetadataValue("text", "unknown"))
     assert "llama.cpp does not know" in notes[0]

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.blocks import BlocksSettings, blocks, fits, usual
 from blockscale.kernels.cuda.matmul.finish import Ends
-from blockscale.kernels.cuda.matmul.operands import Call, Weight
+from blockscale.kernels.cuda.matmul.operands import ProductCall, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from tests.support.cuda_equal import DEVICE, DTYPES
 from tests.support.cuda_matmul_exact import excess, stored
@@ -37,7 +37,7 @@ def test_products(name: str) -> None:
 
 
 def test_which_tiles_fit() -> None:
-    call, r = Call("weight", "", 300, 512, 512), reading("int4:group48:fp32", 480)
+    call, r = ProductCall("weight", "", 300, 512, 512), reading("int4:group48:fp32", 480)
     assert fits(call, r, BlocksSettings(128, 128, 16, 8, 3))
     assert not fits(call, r, BlocksSettings(128, 128, 32, 8, 3))
     assert not fits(call, r, BlocksSettings(128, 128, 16, 8, 3, 2))

@@ -23,7 +23,7 @@ from blockscale.kernels.cuda.matmul.choice import (
 )
 from blockscale.kernels.cuda.matmul.dense import DenseSettings
 from blockscale.kernels.cuda.matmul.fused import FusedSettings
-from blockscale.kernels.cuda.matmul.operands import Call
+from blockscale.kernels.cuda.matmul.operands import ProductCall
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.tile import TileSettings
 
@@ -42,7 +42,7 @@ def mine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 def test_choices():
     r, blocks = reading(str(parse("mxfp4")), 8192), reading(str(parse("int4")), 8192)
-    yes, no = (Call("weight", "", 512, 8192, 8192, fused) for fused in (True, False))
+    yes, no = (ProductCall("weight", "", 512, 8192, 8192, fused) for fused in (True, False))
     whole = Choice("fused", FusedSettings(256, 128))
     assert fits(whole, yes, r)
     assert not fits(whole, no, r)
@@ -60,7 +60,7 @@ def test_choices():
 
 def test_what_runs_as_what() -> None:
     """Where nothing was measured, with and without a Hopper."""
-    call = Call("weight", "int4:group128:fp32", 4096, 512, 512)
+    call = ProductCall("weight", "int4:group128:fp32", 4096, 512, 512)
     r = reading(call.fmt, 512)
     assert rule(call, r).way == "blocks"
     assert rule(call._replace(rows=1, fused=True), r).way == "few"
@@ -88,7 +88,7 @@ def test_a_table_keeps_what_was_measured(name: str) -> None:
     r = reading(str(parse(name)), 4096)
     for rows in (1, 16, 64, 2048):
         for fused in (True, False):
-            call = Call("weight", "", rows, 4096, 4096, fused)
+            call = ProductCall("weight", "", rows, 4096, 4096, fused)
             each = to_measure(call, r)
             assert each
             assert all(read(json.loads(json.dumps(choice.entry()))) == choice for choice in each)
@@ -111,11 +111,13 @@ def test_what_is_recorded_is_found(mine: Path) -> None:
     assert tables.lookup("weight", FMT, (10, 512, 600), "a GPU") == ["tile", 16, 64, 64, 4, 3]
     assert tables.lookup("weight", FMT, (10, 512, 600), "another GPU") is None
     r = reading(FMT, 512)
-    chosen = choose(Call("weight", FMT, 16, 512, 512), r, "a GPU")
+    chosen = choose(ProductCall("weight", FMT, 16, 512, 512), r, "a GPU")
     assert chosen == Choice("tile", TileSettings(16, 64, 64, 4, 3))
     tables.record({at: {"1,512,512": ["dense"]}})
     assert set(json.loads(mine.read_text())[at]) == {"16,512,512", "1,512,512"}
-    assert choose(Call("weight", FMT, 1, 512, 512), r, "a GPU") == Choice("dense", DenseSettings())
+    assert choose(ProductCall("weight", FMT, 1, 512, 512), r, "a GPU") == Choice(
+        "dense", DenseSettings()
+    )
     assert [p.name for p in mine.parent.iterdir() if p.suffix != ".lock"] == ["tune.json"]
 
 
@@ -123,7 +125,7 @@ def test_a_choice_that_does_not_fit_is_not_taken(mine: Path) -> None:
     fmt = "int4:group128:fp32"
     at = tables.key("weight", fmt, "a GPU")
     tables.record({at: {"16,512,512": ["tile", 16, 64, 64, 4, 3]}})  # 64 words are four blocks
-    r, call = reading(fmt, 512), Call("weight", fmt, 16, 512, 512)
+    r, call = reading(fmt, 512), ProductCall("weight", fmt, 16, 512, 512)
     chosen = choose(call, r, "a GPU")
     assert chosen.way == "tile"
     assert chosen.settings.words == 16
@@ -141,7 +143,7 @@ def test_the_shipped_table_fits_what_it_names() -> None:
         for shape, entry in entries.items():
             m, n, k = map(int, shape.split(","))
             r = reading(fmt, k) if what == "weight" else None
-            choice, call = read(entry), Call(what, fmt, m, n, k, True)
+            choice, call = read(entry), ProductCall(what, fmt, m, n, k, True)
             assert choice.entry() == entry, (at, shape)
             assert type(choice.settings) is WAYS[choice.way].settings
             assert fits(choice, call, r), (at, shape)

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.few import FewSettings, fits, takes, to_measure, usual
-from blockscale.kernels.cuda.matmul.operands import Call
+from blockscale.kernels.cuda.matmul.operands import ProductCall
 from blockscale.kernels.cuda.matmul.reading import reading
 
 FORMATS = (
@@ -47,17 +47,21 @@ def test_enough_programs_of_enough_words() -> None:
     """k is divided until there are 792 programs, or less than four turns of words each."""
     r = reading(str(parse("mxfp4")), 8192)
     for n, k, split_k in ((28672, 8192, 1), (8192, 8192, 4), (4096, 8192, 8), (512, 512, 1)):
-        assert usual(Call("weight", "", 1, n, k, True), r) == FewSettings(8, 32, 32, 2, split_k)
-    assert usual(Call("weight", "", 20, 28672, 8192, True), r).rows == 32
-    assert usual(Call("weight", "", 64, 28672, 8192, True), r).rows == 32  # two tiles of rows
+        assert usual(ProductCall("weight", "", 1, n, k, True), r) == FewSettings(
+            8, 32, 32, 2, split_k
+        )
+    assert usual(ProductCall("weight", "", 20, 28672, 8192, True), r).rows == 32
+    assert (
+        usual(ProductCall("weight", "", 64, 28672, 8192, True), r).rows == 32
+    )  # two tiles of rows
 
 
 def test_what_is_measured() -> None:
     r = reading(str(parse("mxfp4")), 8192)
     for rows, tile in ((1, 8), (8, 8), (9, 16), (32, 32)):
-        call = Call("weight", "", rows, 4096, 8192, True)
+        call = ProductCall("weight", "", rows, 4096, 8192, True)
         each = to_measure(call, r)
         assert {settings.rows for settings in each} == {tile}
         assert all(fits(call, r, settings) for settings in each)
         assert to_measure(call._replace(fused=False), r) == []
-    assert to_measure(Call("weight", "", 33, 4096, 8192, True), r) == []
+    assert to_measure(ProductCall("weight", "", 33, 4096, 8192, True), r) == []

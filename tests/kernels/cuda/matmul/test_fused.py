@@ -20,7 +20,7 @@ from blockscale.kernels.cuda.matmul.fused import (
     usual,
     work,
 )
-from blockscale.kernels.cuda.matmul.operands import Call
+from blockscale.kernels.cuda.matmul.operands import ProductCall
 from blockscale.kernels.cuda.matmul.reading import reading
 from tests.support.cuda_equal import DEVICE
 
@@ -49,7 +49,7 @@ def test_what_is_left_of_the_last_wave(bias):
 
 
 def test_as_many_rows_as_registers_hold() -> None:
-    call = Call("weight", "", 512, 8192, 8192, True)
+    call = ProductCall("weight", "", 512, 8192, 8192, True)
     for name, rows in (("mxfp4", 256), ("int4", 128), ("int4:group32:fp32", 128), ("binary", 64)):
         settings = usual(call, reading(str(parse(name)), 8192))
         assert settings == FusedSettings(rows, 128), name
@@ -61,7 +61,7 @@ def test_as_many_rows_as_registers_hold() -> None:
 def test_what_is_measured(name: str) -> None:
     r = reading(str(parse(name)), 8192)
     for rows in (16, 33, 128, 512, 4096):
-        call = Call("weight", "", rows, 8192, 8192, True)
+        call = ProductCall("weight", "", rows, 8192, 8192, True)
         each = to_measure(call, r)
         assert each
         assert len(set(each)) == len(each)

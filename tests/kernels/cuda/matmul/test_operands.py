@@ -9,8 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.operands import (
-    Call,
     Codes,
+    ProductCall,
     Values,
     Weight,
     as_words,
@@ -138,7 +138,7 @@ def test_rows_of_a_tile_are_powers_of_two() -> None:
 
 def test_tiles_near_the_calls_rows() -> None:
     def worth(tile: int, rows: int) -> bool:
-        return worth_measuring(tile, Call("weight", "", rows, 64, 64))
+        return worth_measuring(tile, ProductCall("weight", "", rows, 64, 64))
 
     assert [rows for rows in (1, 8, 9, 64) if worth(8, rows)] == [1, 8]
     assert [tile for tile in (16, 32, 64, 128, 256) if worth(tile, 40)] == [32, 64]

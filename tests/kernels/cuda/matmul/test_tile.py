@@ -11,7 +11,7 @@ import triton.language as tl
 
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.finish import Ends
-from blockscale.kernels.cuda.matmul.operands import Call, Weight
+from blockscale.kernels.cuda.matmul.operands import ProductCall, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.matmul.tile import (
     GROUP,
@@ -50,7 +50,7 @@ def test_products(name: str, k: int) -> None:
 
 
 def test_which_tiles_fit() -> None:
-    call = Call("weight", "", 16, 512, 512)
+    call = ProductCall("weight", "", 16, 512, 512)
     rows, blocks = reading("int4:channel0:fp32", 512), reading("int4:group128:fp32", 512)
     assert fits(call, rows, TileSettings(16, 64, 64, 4, 3))
     assert fits(call, blocks, TileSettings(16, 64, 16, 4, 3))
@@ -73,7 +73,7 @@ def test_enough_programs() -> None:
         (16, 1024, TileSettings(16, 128, 32, 4, 3, 8)),
         (100, 28672, TileSettings(128, 128, 16, 8, 3, 2)),
     ):  # fmt: skip
-        assert usual(Call("weight", "", rows, n, 8192), r) == expected
+        assert usual(ProductCall("weight", "", rows, n, 8192), r) == expected
 
 
 def test_a_table_has_its_numbers() -> None:

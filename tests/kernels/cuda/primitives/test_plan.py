@@ -7,7 +7,7 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.kernels.cuda.primitives.plan import setting
-from blockscale.kernels.cuda.primitives.tiling import Blocks, tiling
+from blockscale.kernels.cuda.primitives.tiling import BlockedMatrix, tiling
 from blockscale.ops import primitives as P
 from tests.support.cuda_equal import DEVICE, wrong
 
@@ -55,8 +55,12 @@ def test_several_programs(fmt: str) -> None:
 def test_every_size_of_block_has_a_setting(given: bool) -> None:
     """A block as large as a program may hold has the most warps; larger ones take other ways."""
     for size in (*range(1, 70), *(2**k + d for k in range(7, 18) for d in (-1, 0, 1))):
-        box = Blocks(1, 6 * size, 9, 3 * size, 1, before=((3, 3), (2 * size, size)))
-        for shape in (Blocks(1, 7, 2 * size, 1, size), Blocks(1, 2 * size, 9, size, 1), box):
+        box = BlockedMatrix(1, 6 * size, 9, 3 * size, 1, before=((3, 3), (2 * size, size)))
+        for shape in (
+            BlockedMatrix(1, 7, 2 * size, 1, size),
+            BlockedMatrix(1, 2 * size, 9, size, 1),
+            box,
+        ):
             for merged in (False, True):
                 chosen = setting(shape, given=given, merged=merged)
                 laid = tiling(shape, chosen.elements, whole=not given, unit=chosen.unit)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.device.tile import locate, spread
-from blockscale.kernels.cuda.primitives.tiling import Blocks, blocks_of, groups, tiling
+from blockscale.kernels.cuda.primitives.tiling import BlockedMatrix, blocks_of, groups, tiling
 from tests.support.cuda_equal import DEVICE
 from tests.support.some import crossed
 
@@ -119,25 +119,29 @@ def test_neighbours_lie_as_kernels_are_told(
 def test_boxes_where_dimensions_merge() -> None:
     """Blocks that lie along two dimensions once others merge are what they always were."""
     for block, shape, expected in [
-        ("block1x2x3x3", (8, 6, 3, 3), Blocks(1, 1, 432, 1, 18, before=())),
-        ("block1x2x4x4", (8, 6, 4, 4), Blocks(1, 1, 768, 1, 32)),
-        ("block1x2x3x3", (8, 5, 3, 3), Blocks(1, 8, 45, 1, 18, before=((8, 1),))),
-        ("block4x8x*", (2, 6, 16, 9), Blocks(2, 6, 144, 4, 72)),
-        ("block2x*x*", (4, 3, 5), Blocks(1, 1, 60, 1, 30, before=())),
-        ("block4x1x8", (2, 12, 1, 32), Blocks(1, 24, 32, 4, 8)),
-        ("block2x2x2", (1, 1, 1), Blocks(1, 1, 1, 1, 1)),
-        ("block4x8x16", (64, 64, 64), Blocks(1, 4096, 64, 32, 16, before=((64, 8), (64, 4)))),
+        ("block1x2x3x3", (8, 6, 3, 3), BlockedMatrix(1, 1, 432, 1, 18, before=())),
+        ("block1x2x4x4", (8, 6, 4, 4), BlockedMatrix(1, 1, 768, 1, 32)),
+        ("block1x2x3x3", (8, 5, 3, 3), BlockedMatrix(1, 8, 45, 1, 18, before=((8, 1),))),
+        ("block4x8x*", (2, 6, 16, 9), BlockedMatrix(2, 6, 144, 4, 72)),
+        ("block2x*x*", (4, 3, 5), BlockedMatrix(1, 1, 60, 1, 30, before=())),
+        ("block4x1x8", (2, 12, 1, 32), BlockedMatrix(1, 24, 32, 4, 8)),
+        ("block2x2x2", (1, 1, 1), BlockedMatrix(1, 1, 1, 1, 1)),
+        (
+            "block4x8x16",
+            (64, 64, 64),
+            BlockedMatrix(1, 4096, 64, 32, 16, before=((64, 8), (64, 4))),
+        ),
     ]:
         assert blocks_of(shape, parse(f"int8:{block}:fp32").block) == expected, block
 
 
 def test_blocks_too_large_for_a_program() -> None:
-    assert tiling(Blocks(1, 1, 2**15, 1, 2**15), 64, whole=True) is not None
-    assert tiling(Blocks(1, 1, 2**15 + 1, 1, 2**15 + 1), 64, whole=True) is None
+    assert tiling(BlockedMatrix(1, 1, 2**15, 1, 2**15), 64, whole=True) is not None
+    assert tiling(BlockedMatrix(1, 1, 2**15 + 1, 1, 2**15 + 1), 64, whole=True) is None
 
 
 def test_a_tile_in_pairs_has_half_the_columns() -> None:
-    laid = tiling(Blocks(1, 4, 64, 1, 32), 64, whole=True)
+    laid = tiling(BlockedMatrix(1, 4, 64, 1, 32), 64, whole=True)
     assert laid is not None
     half: Any = laid.tile.in_pairs
     assert (half.rows, half.columns, half.part) == (laid.tile.rows, 16, 16)
