@@ -16,11 +16,10 @@ from blockscale.core.untrusted import kind_of
 from blockscale.graph import passes
 from blockscale.graph.edges import Edge
 from blockscale.graph.expand import expand
-from blockscale.graph.inlining import inlined
 from blockscale.graph.nodes import source_line
 from blockscale.graph.pickled import set_state, state
 from blockscale.graph.preparation import Prepared, edges_of, preparation, replace_ops
-from blockscale.graph.program import imported, same, traced
+from blockscale.graph.program import imported, same, traced, written_out
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.conversion import convert as convert_trained
@@ -46,7 +45,7 @@ def convert(prepared: Prepared) -> fx.GraphModule:
         raise TypeError(f"expected the result of bs.graph.prepare, found {kind_of(prepared)}")
     model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
-        made = inlined(model) or imported(traced(model))
+        made = written_out(model) or imported(traced(model))
     known = state(prepared)
     edges = _edge_entries(prepared, known.ledger)
     told = Ledger([*ledger.entries, *edges], known.ledger.unmatched)

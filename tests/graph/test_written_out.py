@@ -9,12 +9,11 @@ from torch import fx, nn
 from torch.export import Dim
 
 import blockscale as bs
-from blockscale.graph import conversion, inlining
-from blockscale.graph.inlining import inlined
+from blockscale.graph import conversion
 from blockscale.graph.nodes import scope, source_line, value
 from blockscale.graph.pickled import state
 from blockscale.graph.preparation import preparation
-from blockscale.graph.program import imported, same, traced
+from blockscale.graph.program import imported, same, traced, written_out
 from tests.support import graph_models as models
 from tests.support.graph_models import run
 
@@ -52,13 +51,34 @@ def tensors(graph: fx.GraphModule) -> dict[str, torch.Tensor]:
     return named | dict(graph.named_buffers(remove_duplicate=False))
 
 
+class Tied(nn.Module):
+    """A table that the head shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.table = nn.Linear(32, 50, bias=False), nn.Embedding(50, 32)
+        self.table.weight = self.head.weight
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(torch.relu(self.table(indices)))
+        return result
+
+
+def tied() -> tuple[nn.Module, torch.export.ExportedProgram, list[tuple[torch.Tensor, ...]]]:
+    model, batches = Tied().eval(), [(torch.randint(0, 50, (k, 4)),) for k in (2, 3)]
+    sizes = ({0: Dim("rows")},)
+    return model, torch.export.export(model, batches[0], dynamic_shapes=sizes), batches
+
+
+MODELS = {"net": models.net, "bert": models.bert, "gpt2": models.gpt2, "tied": tied}
 NETS = [
     ("net", bs.Recipe("int8_channel", "int8:tensor:fp32", "int8_token", bias="int32"), {}),
     ("net", bs.Recipe("nf4", rules={"op:softmax": {"input": "int8:tensor:fp32"}}), {}),
     ("net", bs.Recipe("int8_channel", "int8:tensor:fp32"), {"qat": True}),
-    ("gpt2", bs.Recipe("int8", "int8_token"), {}),
+    ("tied", bs.Recipe("int8", "int8_token"), {}),
 ]
 BERTS = [
+    ("gpt2", bs.Recipe("int8", "int8_token"), {}),
     ("bert", bs.Recipe("int4:group16:fp32", "uint8:tensor:fp32:asym", "int8:tensor:fp32"), {}),
     ("bert", bs.Recipe("mxfp4", rules={"op:add": {"input": "mxfp8", "output": "int8_token"}}), {}),
     ("gpt2", bs.Recipe("int4:group16:fp32", "nvfp4"), {}),
@@ -70,13 +90,13 @@ BERTS = [
     [*NETS, *(pytest.param(*each, marks=pytest.mark.slow) for each in BERTS)],
 )
 def test_it_is_what_a_whole_export_gives(name: str, recipe: Any, options: dict[str, Any]) -> None:
-    _, program, batches = getattr(models, name)()
+    _, program, batches = MODELS[name]()
     prepared = bs.graph.prepare(program, recipe, **options)
     for batch in batches:
         run(prepared.train() if options else prepared, batch)
     model, edges = with_layers(prepared)
     with edges, torch.no_grad():
-        ours, whole = inlined(model), imported(traced(model))
+        ours, whole = written_out(model), imported(traced(model))
     assert ours is not None
     for graph in (ours, whole):
         conversion.passes.apply(graph, (conversion.passes.clean,))
@@ -127,7 +147,7 @@ X = torch.randn(3, 8)
 
 def test_a_layer_becomes_its_ops() -> None:
     graph = calling(Layer(torch.sigmoid), X)
-    made = inlined(graph)
+    made = written_out(graph)
     assert made is not None
     assert not made.graph.find_nodes(op="call_module")
     assert list(dict(made.named_parameters())) == ["layer.weight"]
@@ -150,23 +170,22 @@ REFUSED = {
 
 @pytest.mark.parametrize("does", REFUSED.values(), ids=REFUSED)
 def test_what_needs_a_whole_export(does: Any) -> None:
-    assert inlined(calling(Layer(does), X)) is None
+    assert written_out(calling(Layer(does), X)) is None
 
 
 def test_a_graph_that_knows_no_sizes() -> None:
     graph = calling(Layer(torch.sigmoid), X)
     for node in graph.graph.nodes:
         node.meta.pop("val", None)
-    assert inlined(graph) is None
+    assert written_out(graph) is None
 
 
 def test_convert_exports_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     _, program, batches = models.net()
     prepared = bs.graph.prepare(program, "int8_channel")
     ours = bs.graph.convert(prepared)
-    monkeypatch.setattr(conversion, "inlined", lambda model: None)
+    monkeypatch.setattr(conversion, "written_out", lambda model: None)
     whole = bs.graph.convert(prepared)
-    assert inlining.inlined is not conversion.inlined
     assert lines(ours) == lines(whole)
     assert bs.graph.ledger(ours).entries == bs.graph.ledger(whole).entries
     assert torch.equal(run(ours, batches[1]), run(whole, batches[1]))
