@@ -165,7 +165,9 @@ class TensorQuantizer:
             return None
         packed, qparams = coded
         if rows is not x:
-            packed, qparams = packed[None], QParams(*(p if p is None else p[None] for p in qparams))
+            packed, outer = packed[None], qparams.outer
+            assert outer is not None
+            qparams = QParams(qparams.scale[None], outer[None])
         return Done(
             (*self._scale_pieces(qparams, slab), self._codes_piece(packed, slab)),
             self._not_finite(x),
