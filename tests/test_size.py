@@ -79,10 +79,6 @@ ALLOWED: dict[str, tuple[int, str]] = {
         66,
         "two thirds are its signature: typer's options with their help",
     ),
-    "files/directory/quantize_directory.py:quantize_directory": (
-        50,
-        "half is its docstring, of six options",
-    ),
 }
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Long work: how far it is, and how it closes what it opened."""
 
+import signal
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +29,29 @@ class Closing(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def stopped_softly() -> Iterator[None]:
+    """SIGTERM ends the block with SystemExit(143), so that what it opened is closed.
+
+    Python itself ends at once: schedulers and torchrun send this signal before they kill. In other
+    threads than the main one, and where the signal is looked after, nothing changes.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 # What a long run tells its caller while it lasts.

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is held is given back at the end of a `with`, also of one that an error ends."""
 
+import os
+import signal
+import threading
 import warnings
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.work import Closing, Progress
+from blockscale.core.work import Closing, Progress, stopped_softly
 from tests.support.file_models import tiny_tensors, write_model
 
 
@@ -87,3 +90,36 @@ def test_bytes_of_a_directory(tmp_path: Path) -> None:
             bs.quantize_directory(source, tmp_path / f"out{n}", "int8", progress=listener)
     assert heard.totals == [heard.done]
     assert heard.done > 0
+
+
+def test_sigterm_closes_what_is_open() -> None:
+    held = Held()
+    with pytest.raises(SystemExit) as end, stopped_softly(), held:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    assert end.value.code == 143 and held.closed == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_that_is_looked_after_stays_so() -> None:
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with stopped_softly():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_leave_the_signal_alone() -> None:
+    found = []
+
+    def look() -> None:
+        with stopped_softly():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]

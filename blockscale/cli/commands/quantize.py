@@ -6,7 +6,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -15,15 +15,26 @@ from blockscale.cli.progress import Bar
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown, shown_lines
+from blockscale.core.work import stopped_softly
 from blockscale.files.directory.plan import DirectoryLedger
 from blockscale.files.directory.quantize_directory import (
     check_output,
     plan_directory,
     quantize_directory,
 )
-from blockscale.layers.processes import is_first
+from blockscale.files.directory.ranks import ranks_of_launcher
+from blockscale.files.directory.shared_run import quantize_over_ranks
+from blockscale.layers.processes import is_first, launched
 from blockscale.reporting.ledger import ledger_notes, ledger_table
 from blockscale.reporting.table import size
+
+
+class Options(TypedDict):
+    """Of a run, whoever does it."""
+
+    force: int
+    strict: bool
+    seed: int
 
 
 def quantize(  # noqa: PLR0913 - one argument an option
@@ -79,9 +90,11 @@ def quantize(  # noqa: PLR0913 - one argument an option
     The recipe is a preset (blockscale presets), a format (a name or a spelling), a recipe's JSON,
     or a .json file with one. Tensors are streamed, so a model may be larger than memory. OUT_DIR
     appears when it is complete; to continue a run that was stopped or killed, give the same command
-    again. With --calibrate the whole model is read and run by transformers; torchrun … -m
-    blockscale quantize … shares the sequences out to processes, with the same result.
+    again. With --calibrate the whole model is read and run by transformers. Several processes, on
+    one host or several that share OUT_DIR's disk, do either by torchrun … -m blockscale quantize …
     """
+    if dry_run and not is_first():
+        return
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()
     if calibrate is not None:
@@ -96,6 +109,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
         return
     if weight is not None:
         raise ValueError("--weight is chosen from data: name a text by --calibrate")
+    options = Options(force=force, strict=strict, seed=seed)
     if dry_run:
         plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
         check_output(out, plan, force)
@@ -103,15 +117,28 @@ def quantize(  # noqa: PLR0913 - one argument an option
         if not as_json and not quiet:
             print(f"would write {size(plan.size)} to {out}; nothing is written")
         return
-    with Bar(quiet) as bar, warnings.catch_warnings():
+    with Bar(quiet or not is_first()) as bar, warnings.catch_warnings(), stopped_softly():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown below
-        ledger = quantize_directory(
-            model, out, chosen, force=force, strict=strict, seed=seed, progress=bar
-        )
-    seconds = time.monotonic() - began
-    _show(ledger, as_json, quiet, {"seconds": seconds, "bytes_per_second": bar.speed})
+        ledger = _run(model, out, chosen, options, bar)
+    if ledger is not None:  # else rank 0 shows it
+        _show_run(ledger, out, as_json, quiet, time.monotonic() - began, bar.speed)
+
+
+def _run(
+    model: Path, out: Path, recipe: Recipe, options: Options, bar: Bar
+) -> DirectoryLedger | None:
+    """Quantize alone, or with all that torchrun started; None where this process only helps."""
+    if not launched():
+        return quantize_directory(model, out, recipe, **options, progress=bar)
+    return quantize_over_ranks(model, out, recipe, ranks_of_launcher(), **options, progress=bar)
+
+
+def _show_run(
+    ledger: Ledger, out: Path, as_json: bool, quiet: bool, seconds: float, speed: float
+) -> None:
+    _show(ledger, as_json, quiet, {"seconds": seconds, "bytes_per_second": speed})
     if not as_json and not quiet:
-        print(f"wrote {out} in {seconds:.1f} s ({size(bar.speed)}/s)")
+        print(f"wrote {out} in {seconds:.1f} s ({size(speed)}/s)")
 
 
 def _recipe(text: str, skip: list[str]) -> Recipe:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -85,10 +86,10 @@ def as_folded(
 
 
 @contextmanager
-def computed_reader(files: ModelFiles, weight: ComputedWeight) -> Iterator["ComputedReader"]:
+def computed_reader(root: Path, weight: ComputedWeight) -> Iterator["ComputedReader"]:
     """A computed weight as if its file held it; the files of its parts are open meanwhile."""
     with ExitStack() as stack:
-        readers = {name: stack.enter_context(Reader(files.root / name)) for name in {*weight.files}}
+        readers = {name: stack.enter_context(Reader(root / name)) for name in {*weight.files}}
         yield ComputedReader(weight, [readers[name] for name in weight.files])
 
 

@@ -90,6 +90,18 @@ class Journal:
             self._pending = []
         self._unwritten, self._since = 0, time.monotonic()
 
+    def absorb(self, other: Path) -> None:
+        """Take over what another journal has, and delete it."""
+        found = Journal(other)
+        entries: list[dict[str, Any]] = [
+            {"shard": shard, "tensor": tensor, "notes": notes}
+            for shard, tensors in found._done.items()
+            for tensor, notes in tensors.items()
+        ]
+        digests = found._digests.items()
+        self._append([*entries, *({"shard": s, "digest": digest} for s, digest in digests)])
+        other.unlink(missing_ok=True)
+
     def _append(self, entries: list[dict[str, Any]]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:

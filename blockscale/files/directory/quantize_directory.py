@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from blockscale.files.directory.shard import (
     write_shard,
 )
 from blockscale.files.directory.swap import is_done, restore
-from blockscale.files.directory.tops import Tops
+from blockscale.files.directory.tops import Tops, joined_in
 from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.metadata import KEY, VERSION, FileError
 from blockscale.files.slabs.pool import Pool
@@ -69,27 +70,46 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     directories and files that cannot be used, ValueError for a recipe that quantizes nothing.
     """
     progress = progress or Progress()
-    goal = absolute(target)
     plan = plan_directory(source, target, recipe, strict=strict, seed=seed)
+    return run_plan(plan, absolute(target), force, progress, write_shards)
+
+
+Write = Callable[[DirectoryPlan, Workspace, Progress], None]  # all shards, into a work directory
+
+
+def run_plan(
+    plan: DirectoryPlan, goal: Path, force: int, progress: Progress, write: Write
+) -> DirectoryLedger:
+    """Carry a plan out and publish its result; what is finished is kept where that fails."""
     if restore(goal):
         progress.say(f"{goal} is back in its place: a forced run was killed while it replaced it")
     check_output(goal, plan, force)
     _tell_leftovers(goal, plan, progress)
     with Workspace(goal, plan.digest) as work:
-        try:
-            ledger = _fill(plan, work, progress)
-        except BaseException as error:
-            if not isinstance(error, FileError):
-                progress.say(
-                    f"finished parts are kept in {work.path}: run the same command again to "
-                    "continue"
-                )
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise FileError(f"the disk of {goal.parent} is full: make room on it") from error
-            raise
+        with told_of_full_disk(goal):
+            try:
+                ledger = _fill(plan, work, progress, write)
+            except BaseException as error:
+                if not isinstance(error, FileError):
+                    progress.say(
+                        f"finished parts are kept in {work.path}: run the same command again to "
+                        "continue"
+                    )
+                raise
         work.publish(force)
     ledger.warn()
     return ledger
+
+
+@contextmanager
+def told_of_full_disk(goal: Path) -> Iterator[None]:
+    """Raise FileError where there is no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FileError(f"the disk of {goal.parent} is full: make room on it") from error
+        raise
 
 
 def _tell_leftovers(goal: Path, plan: DirectoryPlan, progress: Progress) -> None:
@@ -125,17 +145,31 @@ def plan_directory(
     return plan
 
 
-def _fill(plan: DirectoryPlan, work: Workspace, progress: Progress) -> DirectoryLedger:
-    """Write everything into the work directory."""
+def start_progress(plan: DirectoryPlan, work: Workspace, progress: Progress) -> None:
+    """Tell how much there is to do, and how much of it is done."""
     total = sum(tensor.source.nbytes for shard in plan.shards for tensor in shard.tensors)
     progress.start(total, sum(finished_bytes(shard, work) for shard in plan.shards))
-    notes: dict[str, tuple[str, ...]] = {}
+
+
+def write_shards(plan: DirectoryPlan, work: Workspace, progress: Progress) -> None:
+    """Write every shard by this process alone."""
+    start_progress(plan, work, progress)
     with Pool() as pool, Digests() as digests, subnormals_kept():
-        quantize = Quantize(plan.seed, pool.map, Tops(plan, pool.map))
+        tops = Tops(plan.files.root, joined_in(plan.shards), pool.map)
+        quantize = Quantize(plan.seed, pool.map, tops)
         for shard in plan.shards:
             write_shard(plan, shard, work, quantize, digests, progress)
-            notes |= work.journal.done(shard.name)
         digests.settle(wait=True)
+
+
+def _fill(
+    plan: DirectoryPlan, work: Workspace, progress: Progress, write: Write
+) -> DirectoryLedger:
+    """Write everything into the work directory."""
+    write(plan, work, progress)
+    notes: dict[str, tuple[str, ...]] = {}
+    for shard in plan.shards:
+        notes |= work.journal.done(shard.name)
     texts = texts_of(plan)
     work.drop_all_but({shard.name for shard in plan.shards})
     for name in plan.files.others:

@@ -2,8 +2,9 @@
 """Write one safetensors file of a run, tensor by tensor."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,7 +16,6 @@ from blockscale.core.work import Progress
 from blockscale.files.directory.computed import computed_reader
 from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import remove
-from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import Workspace
@@ -61,7 +61,7 @@ def write_shard(
 
     It has its name once its digest is known: settle the digests when all are written.
     """
-    if _is_finished(shard, work, progress):
+    if is_finished(shard, work, progress):
         return
     source, partial = plan.files.root / shard.name, work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,8 @@ def write_shard(
         try:
             for tensor in shard.tensors:
                 if tensor.name not in journal.done(shard.name):
-                    with _source(plan.files, tensor, reader) as held:
-                        notes = _write_tensor(held, writer, tensor, quantize, progress)
+                    with tensor_source(plan.files.root, tensor, reader) as held:
+                        notes = write_tensor(held, writer, tensor, quantize, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
                 digests.settle()  # of the shards before
         finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
@@ -97,13 +97,18 @@ def check_source(plan: DirectoryPlan, shard: ShardPlan) -> None:
         )
 
 
-def _is_finished(shard: ShardPlan, work: Workspace, progress: Progress) -> bool:
+def is_finished(
+    shard: ShardPlan,
+    work: Workspace,
+    progress: Progress,
+    digest_of: Callable[[Path], str] = file_digest,
+) -> bool:
     """Whether an earlier run finished a shard, and what lies there is what it wrote."""
     there = work.out / shard.name
     if not os.path.lexists(there):
         return False
     known = work.journal.digest(shard.name)
-    if known is not None and not there.is_symlink() and file_digest(there) == known:
+    if known is not None and not there.is_symlink() and digest_of(there) == known:
         return True
     progress.say(f"{there} is not what an earlier run finished: it is written again")
     remove(there)
@@ -112,16 +117,16 @@ def _is_finished(shard: ShardPlan, work: Workspace, progress: Progress) -> bool:
     return False
 
 
-def _source(
-    files: ModelFiles, tensor: TensorPlan, reader: Reader
+def tensor_source(
+    root: Path, tensor: TensorPlan, reader: Reader
 ) -> AbstractContextManager[Tensors]:
     """What a tensor is read from."""
     if tensor.computed is None:
         return nullcontext(reader)
-    return computed_reader(files, tensor.computed)
+    return computed_reader(root, tensor.computed)
 
 
-def _write_tensor(
+def write_tensor(
     reader: Tensors, writer: Writer, tensor: TensorPlan, quantize: Quantize, progress: Progress
 ) -> tuple[str, ...]:
     """Quantize or copy one tensor; returns what is to be noted of it."""

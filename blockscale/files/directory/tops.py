@@ -5,33 +5,41 @@ One pass over each such tensor, whichever shard it is in; what was found is kept
 lasts. A run that goes on after a kill finds the same numbers in the same files again.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import reduce
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.files.directory.computed import ComputedWeight, computed_reader
-from blockscale.files.directory.plan import DirectoryPlan, TensorPlan
+from blockscale.files.directory.plan import ShardPlan, TensorPlan
 from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows
 from blockscale.files.stream import Reader, Tensors
 
+Where = dict[str, tuple[str, TensorPlan]]  # {tensor: its shard, and its plan}
+
+
+def joined_in(shards: Iterable[ShardPlan]) -> Where:
+    """All tensors that share their outer scale with others."""
+    return {
+        tensor.name: (shard.name, tensor)
+        for shard in shards
+        for tensor in shard.tensors
+        if tensor.joined
+    }
+
 
 class Tops:
-    """What the tensors of a plan share."""
+    """What the tensors of a model share."""
 
-    def __init__(self, plan: DirectoryPlan, run: Map):
-        self._files = plan.files
-        self._run = run
-        self._where: dict[str, tuple[str, TensorPlan]] = {
-            tensor.name: (shard.name, tensor)
-            for shard in plan.shards
-            for tensor in shard.tensors
-            if tensor.joined
-        }
+    def __init__(self, root: Path, where: Where, run: Map):
+        """where: at least those that the tensors which are asked for share with."""
+        self._root, self._where, self._run = root, where, run
         self._found: dict[tuple[str, ...], Tensor] = {}
 
     def of(self, tensor: TensorPlan) -> Tensor | None:
@@ -55,5 +63,5 @@ class Tops:
         self, shard: str, computed: ComputedWeight | None
     ) -> AbstractContextManager[Tensors]:
         if computed is not None:
-            return computed_reader(self._files, computed)
-        return Reader(self._files.root / shard)
+            return computed_reader(self._root, computed)
+        return Reader(self._root / shard)

@@ -4,6 +4,7 @@
 .OUT.blockscale-HASH/       HASH names the plan: the recipe, the seed and the source files
     out/                    becomes OUT when all is done; a shard is NAME.partial until it is
     journal                 finished tensors
+    journal.R               those of rank R, where several processes work
     lock                    held while a process works here
 """
 
@@ -51,8 +52,15 @@ class Workspace(Closing):
                 discard(old)
             self.out.mkdir(exist_ok=True)
             self.journal = Journal(self.path / JOURNAL)
+            self.join_journals()
             self._held = stack.pop_all()
         return self
+
+    def join_journals(self) -> None:
+        """Take over what the ranks of this run, or of an earlier one, have finished."""
+        for path in sorted(self.path.glob(f"{JOURNAL}.*")):
+            if path.suffix[1:].isdigit():
+                self.journal.absorb(path)
 
     def close(self) -> None:
         """Let go of the lock."""

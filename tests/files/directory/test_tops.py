@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_scale(tmp_path, monkeypatch
     from blockscale.files.directory import shard
 
     model = write_model(tmp_path / "model", tensors(), shards=3)
-    calls, write = [], shard._write_tensor
+    calls, write = [], shard.write_tensor
 
     def killed(*args: object) -> tuple[str, ...]:
         calls.append(args)
@@ -117,9 +117,9 @@ def test_a_run_that_was_killed_goes_on_with_the_same_scale(tmp_path, monkeypatch
             raise KeyboardInterrupt
         return write(*args)
 
-    monkeypatch.setattr(shard, "_write_tensor", killed)
+    monkeypatch.setattr(shard, "write_tensor", killed)
     with pytest.raises(KeyboardInterrupt):
         bs.quantize_directory(model, tmp_path / "out", "nvfp4")
-    monkeypatch.setattr(shard, "_write_tensor", write)
+    monkeypatch.setattr(shard, "write_tensor", write)
     bs.quantize_directory(model, tmp_path / "out", "nvfp4")
     check(tmp_path / "out", "nvfp4")
