@@ -126,11 +126,12 @@ class StoredReference:
                 "batches, store=…) or `blockscale eval FLOAT --store FILE`"
             )
         kind, top, digests = (about.get(name) for name in ("kind", "top", "batches"))
-        plain = isinstance(kind, str) and isinstance(digests, list) and (
-            top is None or type(top) is int
-        )  # fmt: skip
         parts = ("logits",) if top is None else _PARTS
-        if not plain or any(f"{i}.{p}" not in names for i in range(len(digests)) for p in parts):
+        if (
+            not (isinstance(kind, str) and isinstance(digests, list))
+            or not (top is None or type(top) is int)
+            or any(f"{i}.{part}" not in names for i in range(len(digests)) for part in parts)
+        ):
             raise FileError(f"{path}: its description and its tensors do not fit: write it again")
         return cls(path, kind, top, {str(each): i for i, each in enumerate(digests)})
 
