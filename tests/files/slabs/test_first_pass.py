@@ -56,3 +56,11 @@ def test_tops(name, odd):
         fmt, passes = first_pass(x, name, elements)
         assert torch.equal(passes.tops(), reference.tops(reference.ranges(x, fmt), fmt))
         assert passes.finite is not odd
+
+
+def test_one_block_of_numbers_above_0():
+    """A range holds 0, also where no number is below it."""
+    x = torch.rand(37, 20) + 1
+    fmt, passes = first_pass(x, "uint8", 50)
+    found, expected = passes.ranges(), reference.ranges(x, fmt)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
