@@ -16,6 +16,14 @@ def test_places() -> None:
     assert deal(0, 2, 16) == (0, 0, 0)
 
 
+def test_a_part_of_no_element() -> None:
+    """It has no scale of its own, and what all share."""
+    q = bs.quantize(weight(8, 360), "e2m1:group128:e4m3")
+    none = q.narrow(1, 360, 0)
+    assert none.shape == (8, 0) and none.packed.shape == none.qparams.scale.shape == (8, 0)
+    assert none.qparams.outer.shape == (1, 1) and none.dequantize().shape == (8, 0)
+
+
 def test_what_is_shared_and_what_is_cut() -> None:
     shape = (64, 128)
     assert placements(parse("nvfp4"), shape, 0) == {"codes": 0, "scale": 0, "outer": None}

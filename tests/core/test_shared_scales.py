@@ -104,6 +104,9 @@ def test_blocks_without_a_finite_number_in_one_part() -> None:
     whole = bs.quantize(x, "uint4:tensor:fp16:offset")
     parts = quantized(x, "uint4:tensor:fp16:offset", 1, (0, 32, 64))
     assert all(torch.equal(part.qparams.offset, whole.qparams.offset) for part in parts)
+    whole = bs.quantize(x, "uint4:group64:fp16:offset")
+    parts = quantized(x, "uint4:group64:fp16:offset", 1, (0, 32, 64))
+    assert all(torch.equal(part.qparams.offset, whole.qparams.offset) for part in parts)
     x[2] = torch.nan
     whole = bs.quantize(x, "uint4:group64:fp16:offset")
     parts = quantized(x, "uint4:group64:fp16:offset", 1, (0, 32, 64))
