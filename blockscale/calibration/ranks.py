@@ -108,7 +108,7 @@ class Ranks:
 
     group: of torch.distributed; device: of the model, to which tensors come
     total: how many batches there are in all processes, once `deal_batches` was called
-    now: which of this process's batches runs
+    now: which of this process's batches runs, 0 without a group
     """
 
     def __init__(self, group: Any = None, device: torch.device | None = None):
@@ -137,6 +137,8 @@ class Ranks:
         together: {layer: the name in `costs` that stands for it and others}
         """
         self._together = together or {}
+        if self.size == 1:
+            return
         loads = [0.0] * self.size
         for name in sorted(costs, key=lambda name: (-costs[name], name)):
             owner = loads.index(min(loads))
@@ -185,8 +187,8 @@ class Ranks:
         """do(b) for each of this process's batches; after each round of N, owners add what was
         sent. Raises in every process what one of them raised."""
         if self.alone:
-            for self.now in range(own):
-                do(self.now)
+            for b in range(own):
+                do(b)
             return
         rounds = -(-self.count(own) // self.size)
         for b in range(rounds):

@@ -8,7 +8,8 @@ from torch import distributed
 
 from blockscale.core.untrusted import FileError
 from blockscale.files.directory import ranks as module
-from blockscale.files.directory.ranks import Ranks, launched, ranks_of_launcher
+from blockscale.files.directory.ranks import Ranks, ranks_of_launcher
+from blockscale.layers.processes import launched
 
 
 @pytest.fixture
