@@ -261,15 +261,13 @@ def _numbers(
     return [*shape[2:], *size, *out, *stride, *padding, *dilation, channels]
 
 
-def window(
-    x: Sequence[int], shape: Sizes, settings: Settings, fmt: str, *, always: bool = False
-) -> ConvWindow | None:
+def window(x: Sequence[int], shape: Sizes, settings: Settings, fmt: str) -> ConvWindow | None:
     """How patches of codes x [batch, *size, channels] become rows of an integer linear layer.
 
-    None where that cannot be or, unless always, does not pay.
+    None where that cannot be or does not pay.
     """
     out = sizes_after(x[1:-1], shape, settings)
-    if min(x[0], *out) <= 0 or not (always or by_patches(shape, fmt, _native.isa())):
+    if min(x[0], *out) <= 0 or not by_patches(shape, fmt, _native.isa()):
         return None
     stride, padding, _ = settings
     own = (prod(shape[2:]), max(stride), max(padding)) == (1, 1, 0) and native(fmt).bits == 8

@@ -31,7 +31,7 @@ PLANES_NUMBERS, PLANES_PRODUCTS = 64, 1024
 PLANES_ISAS = ("avx512vnni", "amx")  # that multiply codes of planes
 
 # Times of torch's float32 convolution, where they are not all below one (benchmarks/results).
-TORCH, NUMBERS, SMALL_PLANES = "1.1 to 1.8", "0.7 to 1.2", "0.9 to 1.2"
+TORCH, NUMBERS, SMALL_PLANES = "1.1 to 1.8", "0.7 to 1.2", "0.8 to 1.0"
 PIXELS, OWN_ROWS = "1.3 to 2.5", "0.4 to 1.8"
 
 
@@ -39,7 +39,7 @@ class ConvWay(Enum):
     """How a convolution is computed.
 
     PLANES: vectors along the pixels of a channel, x and the result channels first: integers, four
-        channels at a time, or float32
+        channels or four neighbours of one at a time, or float32
     PATCHES: integers times integers, of patches of x as the rows of a linear layer
     DIRECT: vectors of float32, of lines of x where they lie, by the decoded weight
     TORCH: torch's convolution in float32, by the decoded weight
@@ -72,9 +72,14 @@ def way(
         return ConvWay.PLANES
     if groups == 1 and input_fmt and by_patches(shape, input_fmt, isa):
         return ConvWay.PATCHES
+    return ConvWay.DIRECT if lies_direct(shape, groups) else ConvWay.TORCH
+
+
+def lies_direct(shape: Sequence[int], groups: int) -> bool:
+    """Whether vectors of outputs pay, of x where it lies."""
     # channels of pixels would be picked one by one for lanes that see several
     most = DIRECT_CHANNELS if groups == 1 else DIRECT_GROUPED
-    return ConvWay.DIRECT if shape[0] >= DIRECT_OUTPUTS and shape[1] <= most else ConvWay.TORCH
+    return shape[0] >= DIRECT_OUTPUTS and shape[1] <= most
 
 
 chosen = lru_cache(1024)(way)  # of tuples: parsing formats takes longer than small convolutions

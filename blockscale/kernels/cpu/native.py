@@ -112,6 +112,24 @@ def channels_last(x: Tensor) -> Tensor:
     return y
 
 
+def channels_first(x: Tensor) -> Tensor:
+    """x [batch, channels, *size], elements of 1, 2 or 4 bytes, in order."""
+    if x.is_contiguous() or x.ndim < 3 or not x.movedim(1, -1).is_contiguous() or not x.numel():
+        return in_order(x)
+    batch, channels, *size = x.shape
+    y = new(x.shape, x.dtype)
+    _native.transpose(
+        x.itemsize, x.data_ptr(), batch, prod(size), channels, y.data_ptr(), threads()
+    )
+    return y
+
+
+def lies_first(x: Tensor) -> bool:
+    """Whether x [batch, *size, channels] lies channels first, which `channels_last` turns sooner
+    than torch does."""
+    return x.ndim > 2 and not x.is_contiguous() and x.movedim(-1, 1).is_contiguous()
+
+
 def seed_words(native: NativeFormat, seed: Tensor | None) -> tuple[int, int]:
     """The seed and the index of the first element; 0, 0 where none is needed."""
     if not native.drawn:

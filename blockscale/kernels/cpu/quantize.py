@@ -18,6 +18,7 @@ from blockscale.kernels.cpu.native import (
     channels_last,
     floats,
     known,
+    lies_first,
     native,
     seed_words,
     threads,
@@ -34,7 +35,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     if by.scale is None:
         return choose_quantize(x, by.fmt, by.seed)[0]
     n = native(by.fmt)
-    if x.ndim > 2 and not x.is_contiguous() and _lies_first(x, n, by.scale):
+    if lies_first(x) and _turns(x, n, by.scale):
         return channels_last(quantize(x.movedim(-1, 1), by))
     x, dtype = floats(x)
     parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
@@ -43,11 +44,10 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _run(n, x, dtype, parts, by.seed, given=True)
 
 
-def _lies_first(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
-    """Whether x [batch, *size, channels] lies channels first, and its codes may: bytes under one
-    scale, which are sooner turned than numbers."""
+def _turns(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
+    """Whether the codes of x are turned: bytes under one scale, sooner than numbers."""
     alike = n.bytewise and n.bits == 8 and not n.drawn and scale.numel() == 1 and x.is_cpu
-    return alike and x.dtype in DTYPES and x.movedim(-1, 1).is_contiguous()
+    return alike and x.dtype in DTYPES
 
 
 @kernel("choose_quantize", backend="cpu", supports=known)

@@ -25,6 +25,6 @@ def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
 
 @integer_op
 def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
-    """Codes or sums [...] -> (x - zero) * 2^exponent [...] float32, rounded once."""
-    wide = (x.to(torch.int64) - zero).to(torch.float32)
+    """Codes or sums [...] -> (x - zero) * 2^exponent [...] float32, rounded once, in order."""
+    wide = (x.to(torch.int64) - zero).to(torch.float32).contiguous()
     return wide * pow2(torch.full((), exponent, dtype=torch.int32))

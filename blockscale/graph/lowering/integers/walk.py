@@ -228,5 +228,7 @@ def _to_float(builder: Builder, node: fx.Node, output: fx.Node) -> fx.Node:
         return node
     if not _floats(value(node)) and value(node) is not None:
         return found.node  # codes that the graph gives as codes
-    fixed = found.fixed
-    return builder.emit(output, "dequantize", [found.node, fixed.zero, fixed.exponent], fixed).node
+    fixed, codes = found.fixed, found.node
+    if calls(codes, aten.contiguous) and len(codes.args) == 1 and not codes.kwargs:
+        codes = codes.all_input_nodes[0]  # the floats lie in order anyway
+    return builder.emit(output, "dequantize", [codes, fixed.zero, fixed.exponent], fixed).node

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.core.operand import Quantizer
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import threads
+from blockscale.kernels.cpu.native import channels_first, threads
+from blockscale.kernels.cpu.quantize import dequantize as numbers
 from blockscale.kernels.cpu.quantize import quantize as quantize_by
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
@@ -69,17 +70,27 @@ def _quantizer(exponent: int, zero: int, fmt: str, rank: int) -> Quantizer:
     return Quantizer(torch.full(ones, 2.0**exponent), point, None, _under_one(fmt))
 
 
+_CODES = {
+    torch.int8: "int8:tensor:fp32:asym",
+    torch.uint8: "uint8:tensor:fp32:asym",
+    torch.int16: "int16:tensor:fp32:asym",
+}
+
+
 def _supports_dequantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     x, zero, exponent = arguments
-    narrow = x.dtype in (torch.int8, torch.uint8, torch.int16) or (
-        x.dtype == torch.int32 and not zero
-    )
+    narrow = abs(zero) <= 2**16 if x.dtype in _CODES else x.dtype == torch.int32 and not zero
     return narrow and -126 <= exponent <= 127
 
 
 @kernel("integer_dequantize", backend="cpu", supports=_supports_dequantize)
 def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
     """As ops.integer.doors.dequantize: one rounding, that of int32 to float32."""
-    values = x.to(torch.float32)
-    return (values.sub_(zero) if zero else values).mul_(2.0**exponent)
+    codes = channels_first(x)
+    if codes.dtype == torch.int32 or not codes.ndim:
+        values = codes.to(torch.float32)
+        return (values.sub_(zero) if zero else values).mul_(2.0**exponent)
+    by = _quantizer(exponent, zero, _CODES[codes.dtype], codes.ndim)
+    whole = Operand(codes, by.scale, by.zero_point, None, by.fmt, codes.shape[-1])
+    return numbers(whole, torch.float32)

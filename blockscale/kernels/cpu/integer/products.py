@@ -2,8 +2,9 @@
 """Products of codes in integer instructions: linear layers, matrices and convolutions, which
 `shifted` multiplies: those in groups and transposed ones in pieces that are ordinary ones.
 
-Groups: so many side by side as a panel of the kernels has outputs, with zeros where an output does
-not see a channel: panels are that wide anyway. Transposed: results that lie a stride apart see the
+Few channels to an output: where x lies. Other groups: so many side by side as a
+panel of the kernels has outputs, with zeros where an output does not see a channel: panels are that
+wide anyway. Transposed: results that lie a stride apart see the
 same cells of the kernel, so each such set is a convolution with stride 1 of x by those cells, in
 reverse (Dumoulin and Visin 2016, sec. 4.6, less the products of its zeros). Each result is the sum
 of one product, and ends once.
@@ -20,10 +21,13 @@ from torch.nn.functional import pad
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
+from blockscale.kernels.cpu.conv_way import lies_direct
 from blockscale.kernels.cpu.integer.shifted import (
+    DIRECT,
     PANEL,
     End,
     Multipliers,
+    Places,
     guard_of,
     guarded,
     kept_of,
@@ -126,11 +130,13 @@ def in_pieces(
     """Codes x [batch, *size, c] that `fits`, a weight [n, k] as stored -> codes or sums."""
     size, n = tuple(x.shape[1:-1]), weight.shape[0]
     whole = (x.shape[0], *sizes_after(of, size), n)
-    if of.groups == 1 and not of.transposed:  # the weight as it is
+    directly = _directly(of)
+    if not of.transposed and (of.groups == 1 or directly):  # the weight as it is
         (lines,) = _sets(of)
         numbers = _numbers(lines, size, whole[1:-1], x.shape[-1])
-        kept = kept_of(x, weight, bias, largest, end, x.shape[-1])
-        return run(kept, x, x_zero, numbers, whole, end)
+        kept = kept_of(x, weight, bias, largest, end, of.each[0])
+        places = Places(numbers, of.groups if directly else 0)
+        return run(kept, x, x_zero, places, whole, end)
     ready = _ready(of)[Operand(weight, end[0], bias, None, key_of(x, largest, end[4]), 0)]
     stacks, each = _stacks(of), [count * _together(of) for count in of.each]
     x = _apart(x, stacks, each[0], x_zero)
@@ -142,7 +148,8 @@ def in_pieces(
         if 0 in out:
             continue
         shape = (stacks, whole[0], *out, each[1])
-        made = run(kept, x, x_zero, _numbers(lines, size, out, each[0]), shape, end)
+        places = Places(_numbers(lines, size, out, each[0]))
+        made = run(kept, x, x_zero, places, shape, end)
         y = new((*whole[:-1], stacks, each[1]), made.dtype) if y is None else y
         y[(slice(None), *(slice(line.first, None, line.step) for line in lines))] = made.movedim(
             0, -2
@@ -150,6 +157,15 @@ def in_pieces(
     assert y is not None
     y = y.flatten(-2)
     return y if y.shape[-1] == n else y[..., :n].contiguous()
+
+
+def _directly(of: CodedConvolution) -> bool:
+    """Whether x is multiplied where it lies (src/isa/linear/direct.cpp): by the rule for float
+    scales, and as long as float32 holds the sums of codes."""
+    channels, outputs = of.each
+    if of.transposed or torch.Size(of.sizes).numel() * channels > DIRECT:
+        return False
+    return lies_direct((outputs * of.groups, channels), of.groups)
 
 
 def _apart(x: Tensor, stacks: int, channels: int, zero: int) -> Tensor:

@@ -20,7 +20,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.integer.whole import TYPES
-from blockscale.kernels.cpu.native import addresses, native, threads
+from blockscale.kernels.cpu.native import addresses, channels_last, lies_first, native, threads
 from blockscale.kernels.cpu.prepack import fingerprint
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.resident import Residents
@@ -31,6 +31,7 @@ OF_WEIGHT = (torch.int8, torch.int16)
 # as `Rounding` of src/spec.h counts them
 _ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up")
 PANEL = 32  # outputs that lie together: `kPanel` of src/linear.h
+DIRECT = 256  # products of codes that float32 sums exactly: `kHeld` of direct.cpp
 _BEYOND = 17  # bits to the left after which anything but 0 is more than any code of 16 bits
 # codes whose products int32 holds: 2^16 · 255 · 128 < 2^31, of a weight's low half 2^15 · 255 · 255
 _LONGEST = {torch.int8: 2**16, torch.int16: 2**15}
@@ -51,6 +52,17 @@ class _Step(NamedTuple):
     channels: tuple[int, int]
     weights: tuple[Any, ...]
     left: int
+
+
+class Places(NamedTuple):
+    """Of a convolution.
+
+    numbers: as `window` of src/bind_linear.cpp takes them; () without
+    groups:  where up to `DIRECT` products are summed without patches; else 0
+    """
+
+    numbers: tuple[int, ...] = ()
+    groups: int = 0
 
 
 class Multipliers(NamedTuple):
@@ -100,7 +112,7 @@ def linear(
 ) -> Tensor:
     """Codes x [..., k] that `takes` has seen, weight [n, k], bias [n] -> codes or sums [..., n]."""
     kept = kept_of(x, weight, bias, largest, end, weight.shape[1])
-    return run(kept, x, x_zero, (), (*x.shape[:-1], weight.shape[0]), end)
+    return run(kept, x, x_zero, Places(), (*x.shape[:-1], weight.shape[0]), end)
 
 
 def multiplies(a: Tensor, b: Tensor, a_zero: int, b_zero: int, fmt: str) -> bool:
@@ -124,7 +136,7 @@ def matmul(a: Tensor, b: Tensor, a_zero: int, b_zero: int, largest: int, end: En
     columns = _turned(b)
     steps, memory = _steps(columns, k, b_zero, ends.wide, "halves" in key)
     kept = ends._replace(steps=steps, memory=(*memory, columns))
-    return run(kept, a, a_zero, (), (*batch, a.shape[-2], n), end)
+    return run(kept, a, a_zero, Places(), (*batch, a.shape[-2], n), end)
 
 
 def _turned(x: Tensor) -> Tensor:
@@ -142,11 +154,11 @@ def run(
     kept: Multipliers,
     x: Tensor,
     x_zero: int,
-    places: tuple[int, ...],
+    places: Places,
     shape: tuple[int, ...],
     end: End,
 ) -> Tensor:
-    """places: of a convolution, as `window` of src/bind_linear.cpp takes them; () without."""
+    """Codes x -> codes or sums [*shape]."""
     _, zero, low, high, fmt = end
     sums = torch.int64 if kept.wide else torch.int32
     y = new(shape, _code_dtype(fmt) if fmt else sums)
@@ -157,8 +169,10 @@ def run(
     for i, step in enumerate(kept.steps):
         codes, point = halves[step.half]
         first, last = step.channels
-        part = codes if last - first == channels else codes[..., first:last].contiguous()
-        numbers = (*places[:-1], last - first) if places else ()
+        part, numbers = codes, places.numbers
+        if places.groups <= 1 and last - first != channels:
+            part = codes[..., first:last].contiguous()
+            numbers = (*numbers[:-1], last - first) if numbers else ()
         final = i + 1 == len(kept.steps)
         to = y if final or before is None else before
         ending = _ending(*((fmt, zero, low, high) if final else ("", 0, 0, 0)), kept.wide)
@@ -169,8 +183,8 @@ def run(
             own = ends[matrix] if final and stacked else ends
             done = weight.shifts(
                 _form(part.dtype).handle, part.data_ptr() + matrix * size, rows, point,
-                numbers, _address(to, at), (own.data_ptr(), _address(so_far, at)), kept.wide,
-                step.left, ending, threads(),
+                numbers, places.groups, _address(to, at), (own.data_ptr(), _address(so_far, at)),
+                kept.wide, step.left, ending, threads(),
             )  # fmt: skip
             assert done, "int8 by int8 under the scale 1"
     return y
@@ -183,7 +197,7 @@ def _address(y: Tensor | None, row: int) -> int:
 
 def _halves(x: Tensor, zero: int) -> list[tuple[Tensor, int]]:
     """x and its zero point in 8 bits: itself, or the high and the low half."""
-    codes = in_order(x)
+    codes = channels_last(x.movedim(-1, 1)) if lies_first(x) else in_order(x)
     if codes.dtype != torch.int16:
         return [(codes, zero)]
     return [((codes >> 8).to(torch.int8), zero >> 8), (codes.to(torch.uint8), zero & 255)]

@@ -82,7 +82,7 @@ void bind_linear(nb::module_& m) {
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
         .def("shifts", [](LinearWeight& w, const NativeFormat& format, Address x, int64_t rows,
-                          int32_t zero_point, const std::vector<int64_t>& places, Address y,
+                          int32_t zero_point, const std::vector<int64_t>& places, int64_t groups, Address y,
                           const std::array<Address, 2>& ends_before, bool wide, int before_left,
                           const std::array<int64_t, 5>& end, int threads) {
             static const float one = 1.0f;
@@ -95,6 +95,11 @@ void bind_linear(nb::module_& m) {
                           Rounding(rounding), Whole(type), zero, low, high};
             Output out = output(0, y, 0);
             out.shifts = &shifts;
+            if (groups > 0) {  // without patches
+                int64_t pixels = patches.out[0] * patches.out[1] * patches.out[2];
+                Image image{at(x), Dtype::fp32, &format.spec(), 1.0f, zero_point, rows / pixels, groups, patches};
+                return w.direct(image, &one, out, threads);
+            }
             return w.integers(format, in, out, threads);
         }, nb::call_guard<nb::gil_scoped_release>())
         .def("direct", [](LinearWeight& w, const NativeFormat* format, Address x, int dtype,

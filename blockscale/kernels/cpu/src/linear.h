@@ -70,12 +70,26 @@ struct Image {
     const struct Codes* by = nullptr;  // how numbers are quantized first; `step`: of these codes
 };
 
-// A weight as the products of planes read it: [panels][cells under the kernel][32][4] codes less their zero
-// points, of four channels each, zeros for those that are none; and the sums of all of an output's. Where an
-// output sees one channel [panels][cells][32] in float32.
+// A weight as vpdpbusd multiplies it where x lies: [panels][cells under the kernel][32][4] codes less their zero
+// points, of four channels each or, where an output sees one channel, of four neighbours along a line; zeros
+// for those that are none; and the sums of all of an output's. Without vpdpbusd, of one channel,
+// [panels][cells][32] in float32.
 struct PlaneWeight {
     const int8_t* codes;
     const int32_t* sums;  // [panels * 32]
+    bool whole;           // these are integers
+};
+
+// What of a convolution its PlaneWeight depends on: channels that an output sees; cells of a line of the kernel
+// whose neighbours may share a cell, 0: none may.
+struct PlaneShape {
+    int64_t inner, width;
+
+    bool operator==(const PlaneShape&) const = default;
+    // Cells of so many codes of an output.
+    int64_t cells(int64_t k) const {
+        return inner == 1 && width ? k / width * ((width + 3) / 4) : k / inner * ((inner + 3) / 4);
+    }
 };
 
 // What LinearWeight adds to both for the dot products.
@@ -152,14 +166,15 @@ struct Linears {
     bool (*few_rows)(const FloatWeight&, const void* x, Dtype, int64_t rows, const Output&,
                      int threads);
     void (*activate)(Activation, float* y, int64_t n, int threads);  // in place
-    // A convolution. False, and nothing written, if the weight is not finite.
-    bool (*direct)(const FloatWeight&, const Image&, const Output&, int threads);
+    // A convolution. False, and nothing written, if the weight is not finite or, for results by shifts, if float32
+    // might not hold a sum. packed: of integers, of codes of 8 bits; null: products are those of numbers.
+    bool (*direct)(const FloatWeight&, const PlaneWeight* packed, const Image&, const Output&, int threads);
     // The same of x whose channels lie first, so do those of the result, which are numbers and end in no
     // activation. packed: null: products are those of numbers.
     bool (*planes)(const FloatWeight&, const PlaneWeight* packed, const Image&, const Output&, int threads);
-    // Fills the parts of a PlaneWeight, whose outputs see so many channels. False where its codes cannot be
+    // Fills the parts of a PlaneWeight and says in `whole` what they are. False where its codes cannot be
     // multiplied so: several steps to an output, or several channels without vpdpbusd.
-    bool (*pack_planes)(const FloatWeight&, int64_t inner, int8_t* codes, int32_t* sums);
+    bool (*pack_planes)(const FloatWeight&, const PlaneShape&, int8_t* codes, int32_t* sums, bool* whole);
     // `planes` matrices [rows, columns] of numbers of 1, 2 or 4 bytes -> [columns, rows].
     void (*transpose)(int bytes, const void* x, int64_t planes, int64_t rows, int64_t columns, void* y,
                       int threads);

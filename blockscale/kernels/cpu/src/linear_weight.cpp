@@ -101,6 +101,10 @@ bool given_steps(const IntegerInput& x, Numbers<float>* steps) {
                         [](float step) { return std::abs(step) > 0x1p90f; });
 }
 
+PlaneShape shape_of(const Image& x) {
+    return {x.window.channels / x.groups, x.window.dilation[2] == 1 ? x.window.kernel[2] : 0};
+}
+
 }  // namespace
 
 bool codes_of(const NativeFormat& format, const void* scale, const int32_t* zero_point,
@@ -291,27 +295,31 @@ bool LinearWeight::direct(Image x, const void* scale, const Output& y, int threa
         isa().primitives->steps(*x.codes, {one_block(1), kNoBlocks}, given, &x.step);
         if (!(std::abs(x.step) <= 0x1p90f) || x.zero_point < -kFar || x.zero_point > kFar) return false;
     }
-    return isa().linears->direct(float_, x, y, threads);
+    const PlaneWeight* packed = nullptr;
+    if (x.codes && x.codes->element.bits == 8 && x.groups > 1 && x.window.channels == x.groups) {
+        int32_t zero = x.zero_point + (x.codes->element.is_signed ? 128 : 0);
+        if (zero >= 0 && zero <= 255) packed = plane_weight(shape_of(x));
+        if (packed && !packed->whole) packed = nullptr;
+    }
+    return isa().linears->direct(float_, packed, x, y, threads);
 }
 
-const PlaneWeight* LinearWeight::plane_weight(int64_t inner) {
+const PlaneWeight* LinearWeight::plane_weight(const PlaneShape& shape) {
     const Linears* linears = isa().linears;
     std::lock_guard<std::mutex> guard(lock_);
-    if (plane_inner_ != 0 && plane_inner_ != inner) return nullptr;  // the same codes in another shape
-    plane_inner_ = inner;
-    State& state = plane_state_[linears];
-    if (state == State::unknown) {
-        int64_t panels = (float_.grid.rows + kPanel - 1) / kPanel;
-        int64_t cells = float_.grid.columns / inner * ((inner + 3) / 4);
-        Numbers<int8_t> codes(panels * kPanel * cells * 4 + kSpare);
-        Numbers<int32_t> sums(panels * kPanel);
-        state = linears->pack_planes(float_, inner, codes.data(), sums.data()) ? State::yes : State::no;
-        if (state == State::yes) {
-            if (plane_codes_.empty()) plane_codes_ = std::move(codes), plane_sums_ = std::move(sums);
-            plane_ = {plane_codes_.data(), plane_sums_.data()};
-        }
+    if (plane_shape_.inner == 0) plane_shape_ = shape;
+    if (plane_shape_ != shape) return nullptr;  // the same codes in another shape
+    Planes& of = planes_[linears];
+    if (of.state == State::unknown) {
+        int64_t panels = (float_.grid.rows + kPanel - 1) / kPanel, k = float_.grid.columns;
+        int64_t cells = std::max(shape.cells(k), shape.inner == 1 ? k : 0);  // of integers, or numbers
+        of.codes.resize(panels * kPanel * cells * 4 + kSpare);
+        of.sums.resize(panels * kPanel);
+        of.weight = {of.codes.data(), of.sums.data(), false};
+        bool done = linears->pack_planes(float_, shape, of.codes.data(), of.sums.data(), &of.weight.whole);
+        of.state = done ? State::yes : State::no;
     }
-    return state == State::yes ? &plane_ : nullptr;
+    return of.state == State::yes ? &of.weight : nullptr;
 }
 
 bool LinearWeight::planes(const NativeFormat* format, Image x, QParams given, const Output& y, int threads) {
@@ -333,7 +341,7 @@ bool LinearWeight::planes(const NativeFormat* format, Image x, QParams given, co
         isa().primitives->steps(spec, {one_block(1), kNoBlocks}, given, &x.step);
         if (!(std::abs(x.step) <= 0x1p90f)) return false;
         x.by = &codes;
-        packed = plane_weight(inner);
+        packed = plane_weight(shape_of(x));
     }
     if (format && !packed && inner > kMostNumbers) return false;
     return isa().linears->planes(float_, packed, x, y, threads);

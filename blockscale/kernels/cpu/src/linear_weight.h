@@ -46,7 +46,7 @@ private:
     bool pack(int threads);
     // The sums of the weight's codes over blocks of so many; made once.
     const int32_t* sums_of(int64_t block, int threads);
-    const PlaneWeight* plane_weight(int64_t inner);
+    const PlaneWeight* plane_weight(const PlaneShape& shape);
     uint64_t sample() const;
 
     std::shared_ptr<NativeFormat> format_;
@@ -64,11 +64,14 @@ private:
     Numbers<float> panel_scales_;
     Numbers<int32_t> panel_zeros_;
     std::map<int64_t, Numbers<int32_t>> sums_;  // by block
-    std::map<const Linears*, State> plane_state_;  // by instruction set
-    Numbers<int8_t> plane_codes_;
-    Numbers<int32_t> plane_sums_;
-    PlaneWeight plane_;
-    int64_t plane_inner_ = 0;  // channels that an output sees, of the first convolution with this weight
+    struct Planes {
+        State state = State::unknown;
+        Numbers<int8_t> codes;
+        Numbers<int32_t> sums;
+        PlaneWeight weight;
+    };
+    std::map<const Linears*, Planes> planes_;  // by instruction set
+    PlaneShape plane_shape_{};                 // of the first convolution with this weight
     std::map<const Linears*, int64_t> few_;  // by instruction set: to find it reads all of the weight
 };
 

@@ -9,6 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.kernels.cpu.integer.look_up import _under_one
 from blockscale.kernels.registry import supporting, unavailable
+from blockscale.ops.integer import INTEGER_OPS
 from tests.kernels.cpu.integer.equal import equal
 from tests.support.integer_oracle import INT8, INT16, UINT8, whole
 
@@ -60,6 +61,18 @@ def test_dequantize(dtype):
     )
     for exponent in (-126, -9, 0, 90):
         equal("integer_dequantize", x, 0 if dtype == torch.int32 else 77, exponent)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_what_lies_channels_last_comes_out_in_order(dtype):
+    for shape in ((2, 5, 4, 3), (2, 7, 3), (1, 1, 1, 1)):
+        codes = whole(-99, 99, *shape, dtype=dtype).movedim(-1, 1)
+        equal("integer_dequantize", codes, 0, -3)
+        assert INTEGER_OPS["integer_dequantize"](codes, 0, -3).is_contiguous()
+        with bs.use("reference"):
+            assert INTEGER_OPS["integer_dequantize"](codes, 0, -3).is_contiguous()
+    equal("integer_dequantize", codes.new_zeros((2, 3, 0, 4)).movedim(-1, 1), 0, 1)
+    equal("integer_dequantize", codes.flatten()[0], 0, 1)
 
 
 def test_formats_keep_their_codes():

@@ -34,6 +34,10 @@ def given(
     )  # fmt: skip
 
 
+def _limits(dtype: torch.dtype) -> tuple[int, int]:
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
 @pytest.mark.parametrize("groups", [2, 3, 32, 33, 40])
 @pytest.mark.parametrize("outputs", [1, 2, 33])
 @pytest.mark.parametrize("channels", [1, 3])
@@ -42,6 +46,43 @@ def test_groups(groups, outputs, channels):
     sizes = ([2, 1], [1, 0], [1, 2])
     x, shape = (2, 5, 4, groups * channels), [groups * outputs, channels, 3, 2]
     equal("integer_conv", *given(x, shape, groups, False, *sizes))
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_channels_of_their_own(isa, width, stride):
+    """Four codes of a line share a lane, unless they lie apart; of lines shorter than the kernel,
+    lanes that are no output, and zero points at both ends."""
+    del isa
+    for dtype, zero in ((torch.uint8, 0), (torch.uint8, 255), (torch.int8, -128), (torch.int8, 5)):
+        for each, apart in ((1, 1), (2, 1), (1, 2)):
+            settings = ([1, stride], [1, width // 2], [1, apart])
+            args = [*given((2, 3, 21, 35), [35 * each, 1, 2, width], 35, False, *settings)]
+            args[0] = whole(*_limits(dtype), 2, 3, 21, 35, dtype=dtype)
+            args[10] = zero
+            equal("integer_conv", *args)
+
+
+@pytest.mark.parametrize("fmt", [INT8, UINT8, INT16, ""])
+@pytest.mark.parametrize("channels", [1, 3, 31])
+def test_few_channels(isa, fmt, channels):
+    """Without patches, up to the products that float32 sums exactly; the largest sums of those."""
+    del isa
+    for kernel in ((2, 3), (8, 32 // channels)):
+        x, shape = (2, 9, 40, channels), [20, channels, *kernel]
+        args = [*given(x, shape, 1, False, [1, 2], [1, 1], [1, 1], fmt=fmt, zero=-128)]
+        equal("integer_conv", *args)
+        args[0], args[1] = torch.full(x, 127, dtype=torch.int8), torch.full_like(args[1], -128)
+        equal("integer_conv", *args)
+
+
+def test_a_kernel_of_more_cells_than_float32_sums(isa):
+    del isa
+    for cells in (256, 300):
+        args = [*given((1, 310, 36), [36, 1, cells], 36, False, [1], [3], [1])]
+        args[0], args[1] = torch.full_like(args[0], -128), torch.full_like(args[1], -127)
+        args[10] = 127
+        equal("integer_conv", *args)
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4])
@@ -67,6 +108,8 @@ def test_transposed_of_several_dimensions(groups):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_sixteen_bits_in_groups(transposed):
     sizes = ([2, 1], [1, 1], [1, 1], [1, 0])
+    args = given((2, 4, 5, 36), [36, 1, 3, 5], 36, False, *sizes, wide=True)  # in halves, in lanes
+    equal("integer_conv", *args)
     shape = [6, 2, 3, 2] if transposed else [6, 3, 3, 2]
     args = given((2, 4, 5, 6), shape, 3 if transposed else 2, transposed, *sizes, wide=True)
     equal("integer_conv", *args)

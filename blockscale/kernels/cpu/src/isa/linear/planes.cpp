@@ -2,8 +2,9 @@
 // Convolutions of planes: x and the result channels first, each channel a plane. Vectors run along the
 // pixels of a line, so that nothing is turned, and numbers of x become codes on their way into a slab.
 //
-// A cell of the slab is a pixel's number of one channel in float32 or, with vpdpbusd, four channels' codes:
-// less their lowest, so that they are unsigned; what that adds to a sum is known before (`starts`).
+// A cell of the slab is a pixel's number of one channel in float32 or, with vpdpbusd, four channels' codes or
+// those of four neighbours of an only channel: less the lowest, so that they are unsigned; what that adds to a
+// sum is known before (`starts`).
 #include "planes.h"
 
 #include "../simd/environment.h"
@@ -38,7 +39,9 @@ inline void add(Vector& sum, Vector x, Vector w) { sum = multiply_add(x, w, sum)
 
 inline void add(Ints& sum, Vector x, Vector w) {
 #if defined(__AVX512VNNI__)  // a line of assembly, as in tile_vnni.h
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    Ints own = sum;  // GCC keeps arrays in memory whose elements are operands of assembly
+    asm("vpdpbusd %2, %1, %0" : "+v"(own) : "v"(x), "v"(w));
+    sum = own;
 #else
     (void)sum, (void)x, (void)w;
 #endif
@@ -187,7 +190,7 @@ void find_offsets(const Work& p, int64_t* offsets) {
     const Window& w = p.at;
     for (int64_t a = 0; a < w.kernel[0]; ++a)
         for (int64_t b = 0; b < w.kernel[1]; ++b)
-            for (int64_t c = 0; c < w.kernel[2]; ++c)
+            for (int64_t c = 0; c < w.kernel[2]; c += p.beside ? kCell : 1)
                 for (int64_t cell = 0; cell < p.depth; ++cell) {
                     int64_t line = (cell * w.kernel[0] + a) * p.lines + b * w.dilation[1];
                     int64_t column = c * w.dilation[2];
@@ -223,14 +226,16 @@ Work plan_of(const FloatWeight& w, const Image& x, const Output& out, bool codes
     Work p{};
     p.x = &x, p.spec = w.spec, p.at = x.window, p.out = out, p.n = w.grid.rows;
     p.inner = x.window.channels / x.groups, p.each = p.n / x.groups;
+    p.beside = codes && p.inner == 1;
     p.depth = codes ? ceil_div(p.inner, kCell) : p.inner;
     p.terms = p.depth * p.at.cells();
+    if (p.beside) p.terms = p.at.kernel[0] * p.at.kernel[1] * ceil_div(p.at.kernel[2], kCell);
     find_sizes(p);
     return p;
 }
 
 bool run_packed(const FloatWeight& w, const PlaneWeight& packed, const Image& x, const Output& out, int threads) {
-    const bool codes = x.window.channels > x.groups;
+    const bool codes = packed.whole;
     Work p = plan_of(w, x, out, codes);
     p.move = x.by->zero_point - static_cast<int32_t>(x.by->spec->element.low);
     if (codes && (p.move < 0 || p.move > 255)) return false;  // no code is 0
@@ -266,26 +271,18 @@ bool planes(const FloatWeight& w, const PlaneWeight* packed, const Image& x, con
     return true;
 }
 
-// [panels][cells under the kernel][32][4]
-bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* cells, int32_t* sums) {
-    constexpr int64_t kMostTerms = INT32_MAX / (255 * 128);  // whose sums int32 holds
-    if (!one_step_each(w)) return false;
-    FullPrecision guard;
-    Decoded decoded(w, nullptr, true);
-    int64_t k = w.grid.columns;
-    if (inner == 1) {
-        memcpy(cells, decoded.weight, decoded.outputs * k * kCell);
-        return true;
-    }
-#if defined(__AVX512VNNI__)
-    if (k > kMostTerms) return false;
-    int64_t depth = ceil_div(inner, kCell), terms = k / inner * depth;
+namespace {
+
+// [panels][cells under the kernel][32][4]; false where a code is none of int8.
+bool pack_cells(const PlaneShape& shape, Decoded& decoded, int64_t k, int8_t* cells, int32_t* sums) {
+    int64_t line = shape.inner == 1 ? shape.width : shape.inner;  // of codes that share cells
+    int64_t depth = ceil_div(line, kCell), terms = shape.cells(k);
     memset(cells, 0, decoded.outputs * terms * kCell);
     memset(sums, 0, decoded.outputs * 4);
     for (int64_t first = 0; first < decoded.outputs; first += kPanel)
         for (int64_t i = 0; i < k; ++i) {
-            int64_t term = i / inner * depth + i % inner / kCell;
-            int8_t* to = cells + (first * terms + term * kPanel) * kCell + i % inner % kCell;
+            int64_t term = i / line * depth + i % line / kCell;
+            int8_t* to = cells + (first * terms + term * kPanel) * kCell + i % line % kCell;
             for (int64_t lane = 0; lane < kPanel; ++lane) {
                 float code = decoded.weight[first * k + i * kPanel + lane];
                 if (!(code >= -128.0f && code <= 127.0f)) return false;
@@ -294,10 +291,25 @@ bool pack_planes(const FloatWeight& w, int64_t inner, int8_t* cells, int32_t* su
             }
         }
     return true;
+}
+
+}  // namespace
+
+bool pack_planes(const FloatWeight& w, const PlaneShape& shape, int8_t* cells, int32_t* sums, bool* whole) {
+    constexpr int64_t kMostTerms = INT32_MAX / (255 * 128);  // whose sums int32 holds
+    if (!one_step_each(w)) return false;
+    FullPrecision guard;
+    Decoded decoded(w, nullptr, true);
+    int64_t k = w.grid.columns;
+#if defined(__AVX512VNNI__)
+    *whole = k <= kMostTerms && (shape.inner > 1 || shape.width) && pack_cells(shape, decoded, k, cells, sums);
 #else
-    (void)sums, (void)kMostTerms;
-    return false;
+    (void)sums, (void)kMostTerms, (void)pack_cells;
+    *whole = false;
 #endif
+    if (*whole) return true;
+    if (shape.inner == 1) memcpy(cells, decoded.weight, decoded.outputs * k * kCell);
+    return shape.inner == 1;
 }
 
 }  // namespace blockscale::BLOCKSCALE_ISA

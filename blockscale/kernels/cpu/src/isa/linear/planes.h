@@ -26,6 +26,7 @@ struct Work {
     int64_t depth, terms;    // cells of a pixel, and under the kernel
     int64_t columns, band;   // of the result at a time
     int64_t pitch, phase, lines;  // of the slab: cells of a line and of each part of it; lines
+    bool beside;             // a cell is four neighbours of a line of the one channel, not four channels
     int32_t move;            // less the lowest code
     const int64_t* offsets;  // [terms], in the slab
     bool alone;              // pixels see no others
@@ -47,8 +48,8 @@ void zeros(const Work& p, float* to, int64_t count) {
 
 struct Buffers {
     explicit Buffers(const Work& p)
-        : memory(slab_size(p) + kLine), line(most_read(p)), wide(kCell * most_read(p)),
-          encode(p.x->by ? *p.x->by : Codes{p.spec, 1.0f, false, 0}) {
+        : memory(slab_size(p) + kLine), line(most_cells(p)), wide(kCell * most_read(p)),
+          codes(most_cells(p) + p.lines * kBetween), encode(p.x->by ? *p.x->by : Codes{p.spec, 1.0f, false, 0}) {
         slab = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t{63});
         if (!p.alone || !p.starts) zeros(p, slab, slab_size(p));  // junk may be slow in float32
     }
@@ -60,7 +61,13 @@ struct Buffers {
 
     static int64_t most_read(const Work& p) { return larger(p.columns, p.lines * p.at.size[2]) + 4 * kFloats; }
 
+    static int64_t most_cells(const Work& p) {
+        return larger(p.columns, p.lines * (p.at.size[2] + p.at.padding[2])) + 4 * kFloats;
+    }
+
     Array<float> memory, line, wide;
+    Array<uint8_t> codes;  // of neighbours, before they are cells
+    static constexpr int64_t kBetween = 2 * kFloats;  // of their lines
     float* slab;  // in `memory`, where a line of the cache begins
     Encoder encode;
 };
@@ -126,6 +133,42 @@ void read_codes(const Work& p, const Lines& lines, int64_t channels, Buffers& b,
     }
 }
 
+#if defined(__AVX512VNNI__)
+// Bytes i to i + 3 of 19 for each i below 16.
+inline __m512i neighbours(const uint8_t* bytes) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4);
+    const __m512i each = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6));
+    __m512i wide = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(lanes, wide), each);
+}
+
+// The codes of a channel's neighbours, from the first beyond the left edge on. All lines become codes first: a
+// load of what several stores have just written waits for them.
+void read_neighbours(const Work& p, const Lines& lines, Buffers& b, float* to, int64_t pitch) {
+    const Encoder encode = b.encode;
+    const __m128i zeros = _mm_set1_epi8(static_cast<char>(p.move));
+    int64_t n = lines.columns, left = p.at.padding[2], all = left + n, line_codes = all + Buffers::kBetween;
+    int64_t first = lines.channel * p.pixels_in() + lines.from;
+    uint8_t* codes = b.codes;
+    for (int64_t line = 0; line < lines.count; ++line, first += n, codes += line_codes) {
+        const float* x = widen(p.x->x, p.x->dtype, first, n, b.wide);
+        for (int64_t i = 0; i < left; i += kFloats) _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), zeros);
+        for (int64_t i = 0; i < n; i += kFloats) {
+            Vector whole = encode.whole(some(x + i, n - i));
+            __m512i each = (__m512i)(__builtin_convertvector(whole, Ints) + p.move);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + left + i), _mm512_cvtepi32_epi8(each));
+        }
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + all), zeros);
+    }
+    codes = b.codes;
+    for (int64_t line = 0; line < lines.count; ++line, to += pitch, codes += line_codes)
+        for (int64_t j = 0; j < all; j += kFloats) put(to + j, (Vector)neighbours(codes + j), all - j);
+}
+#else
+void read_neighbours(const Work&, const Lines&, Buffers&, float*, int64_t) {}
+#endif
+
 // Every second of n numbers, from the first on.
 void halve(const float* from, int64_t n, float* to) {
     int64_t half = ceil_div(n, 2), j = 0;
@@ -172,15 +215,18 @@ void fill_plane(const Work& p, const Band& band, int64_t cell, int64_t plane, Bu
                (plane * w.size[1] + first + low) * w.size[2] + band.column, high - low,
                p.alone ? band.columns : w.size[2]};
     const bool whole = w.stride[2] == 1;
-    float *lines_to = to + low * p.pitch, *cells = whole ? lines_to + w.padding[2] : b.line.get();
-    int64_t pitch = whole ? p.pitch : read.columns;
+    const int64_t left = p.beside ? 0 : w.padding[2];  // what begins beyond it is in cells of neighbours
+    float *lines_to = to + low * p.pitch, *cells = whole ? lines_to + left : b.line.get();
+    int64_t count = read.columns + w.padding[2] - left, pitch = whole ? p.pitch : count;
     read.channel += p.starts ? cell * kCell : cell;
-    if (p.starts) {
+    if (p.beside) {
+        read_neighbours(p, read, b, cells, pitch);
+    } else if (p.starts) {
         read_codes(p, read, smaller(kCell, p.inner - cell * kCell), b, cells, pitch);
     } else {
         read_numbers(p, read, b, cells, pitch);
     }
-    if (!whole) split_lines(p, cells, read.count, read.columns, w.padding[2], lines_to);
+    if (!whole) split_lines(p, cells, read.count, count, left, lines_to);
 }
 
 void fill_slab(const Work& p, const Band& band, Buffers& b) {

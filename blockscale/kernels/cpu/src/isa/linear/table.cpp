@@ -11,9 +11,9 @@ void floats(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int,
 int64_t few(const FloatWeight&, int);
 bool few_rows(const FloatWeight&, const void*, Dtype, int64_t, const Output&, int);
 void activate(Activation, float*, int64_t, int);
-bool direct(const FloatWeight&, const Image&, const Output&, int);
+bool direct(const FloatWeight&, const PlaneWeight*, const Image&, const Output&, int);
 bool planes(const FloatWeight&, const PlaneWeight*, const Image&, const Output&, int);
-bool pack_planes(const FloatWeight&, int64_t, int8_t*, int32_t*);
+bool pack_planes(const FloatWeight&, const PlaneShape&, int8_t*, int32_t*, bool*);
 void transpose(int, const void*, int64_t, int64_t, int64_t, void*, int);
 
 const Linears& linears() {
