@@ -15,6 +15,7 @@ from tests.support.file_models import contents, tiny_tensors, write_model
 @pytest.fixture(autouse=True)
 def _tiny_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "SLAB", 150)
+    monkeypatch.setattr(cutting, "BY_KERNEL", 1)
     warnings.simplefilter("ignore", UserWarning)
 
 

@@ -32,7 +32,7 @@ from blockscale.core.work import Progress
 
 model, out, steps, sig, force = sys.argv[1:]
 journal.SECONDS = 0.0
-cutting.SLAB = 150
+cutting.SLAB, cutting.BY_KERNEL = 150, 1
 warnings.simplefilter("ignore")
 
 class Killer(Progress):
