@@ -29,7 +29,7 @@ from blockscale.reporting.ledger import ledger_notes, ledger_table
 from blockscale.reporting.table import size
 
 
-class Options(TypedDict):
+class RunOptions(TypedDict):
     """Of a run, whoever does it."""
 
     force: int
@@ -109,7 +109,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
         return
     if weight is not None:
         raise ValueError("--weight is chosen from data: name a text by --calibrate")
-    options = Options(force=force, strict=strict, seed=seed)
+    options = RunOptions(force=force, strict=strict, seed=seed)
     if dry_run:
         plan = plan_directory(model, out, chosen, strict=strict, seed=seed)
         check_output(out, plan, force)
@@ -125,7 +125,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
 
 
 def _run(
-    model: Path, out: Path, recipe: Recipe, options: Options, bar: Bar
+    model: Path, out: Path, recipe: Recipe, options: RunOptions, bar: Bar
 ) -> DirectoryLedger | None:
     """Quantize alone, or with all that torchrun started; None where this process only helps."""
     if not launched():
