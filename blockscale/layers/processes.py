@@ -150,7 +150,7 @@ def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
     before = Snapshot(model)
     yield
     found: list[Any] = [None] * dist.get_world_size(members)  # type: ignore[arg-type]
-    dist.all_gather_object(found, _digests(model), members)  # type: ignore[arg-type]
+    dist.all_gather_object(found, _digests(model), members)
     odd = [i for i, each in enumerate(found) if each != found[0]]
     if odd:
         before.restore()

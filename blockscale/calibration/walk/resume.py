@@ -10,6 +10,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+from torch import Tensor  # noqa: TC002 - as in other modules
 
 from blockscale.calibration.blocks.calls import digest, tensors
 from blockscale.calibration.places import packed, unpack
@@ -53,7 +54,7 @@ class Finished:
 
     def save(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Keep all that was chosen for these layers of block i."""
-        held = {}
+        held: dict[str, Tensor] = {}
         told = {}
         for plan in plans:
             own, told[plan.name] = packed(plan, session)
