@@ -6,6 +6,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import blockscale as bs
 from blockscale.core.operand import Operand
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.linear import multiplied
@@ -15,6 +16,7 @@ from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
 from blockscale.kernels.cuda.matmul.operands import ProductCall, Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops import primitives as P
+from blockscale.ops.linear import linear
 from tests.support.gpu_linear import excess, stored
 
 pytestmark = [
@@ -131,3 +133,17 @@ def test_capture():
     x.copy_(torch.randn_like(x))
     graph.replay()
     assert torch.equal(y, run(x, weight, fmt, settings))
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("fmt", ["int8_channel", "int4:group128:fp32", "mxfp6", "nvfp4"])
+def test_a_large_weight_gives_the_same_sums_at_each_call(fmt: str, rows: int) -> None:
+    """As it is chosen: more programs than the GPU holds at a time (fused.SHARING)."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    weight = torch.randn(28672, 8192, device="cuda", generator=draw)
+    x = torch.randn(rows, 8192, device="cuda", generator=draw).bfloat16()
+    q = bs.quantize(weight, fmt)
+    expected = x.float() @ q.dequantize(torch.float32).T
+    each = [linear(x, q.operand) for _ in range(5)]
+    assert all(torch.equal(each[0], y) for y in each)
+    assert (each[0].float() - expected).norm() < 0.005 * expected.norm()
