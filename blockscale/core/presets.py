@@ -246,6 +246,7 @@ def _measured() -> dict[str, list[dict[str, Any]]]:
 _ENDS = ("*lm_head", "embed_out", "proj_out", "*embed_tokens", "*embed_in", "*wte", "*wpe")
 _TOSA = "e2m1:group32:e8m0/tosa"
 _INT4 = "int4:group32:fp16"
+_FOUR_SIX = "e2m1:group16:e4m3/four_six"
 _POW2 = "int8:tensor:pow2/nearest"
 
 
@@ -267,12 +268,12 @@ _TABLE = dict(
     [
         _preset("w4a16", "weights in 4 bits: memory, and a few rows at a time",
                 _INT4, "transform=awq", "weight=gptq"),
-        _preset("w4a16-nvfp4", "NVFP4 weights alone",
-                "nvfp4", "transform=awq"),
+        _preset("w4a16-nvfp4", "NVFP4 weights alone, blocks up to 6 or 4",
+                _FOUR_SIX, "transform=awq"),
         _preset("w4a4-mxfp4", "MXFP4 pairs, for hardware that multiplies them",
                 f"{_TOSA} x {_TOSA}", "transform=awq", "weight=gptq"),
-        _preset("w4a4-nvfp4", "NVFP4 pairs, for hardware that multiplies them",
-                "nvfp4 x nvfp4", "transform=smoothquant", "weight=gptq:absmax"),
+        _preset("w4a4-nvfp4", "NVFP4 pairs, an outer scale for each token",
+                "nvfp4 x nvfp4_token", "transform=smoothquant", "weight=gptq:absmax"),
         _preset("w8a16", "weights in 8 bits, without data",
                 "int8_channel"),
         _preset("w8a8", "8-bit integers times 8-bit integers, a scale for each token",
