@@ -186,7 +186,7 @@ def choose_weight(
     """The codes of a layer's weight, which it owns; none by what only chooses for blocks, and none
     where another process chooses for the layer."""
     if not session.ranks.owns(plan.name):
-        settle_top(plan, session.layers, session.places)
+        settle_top(plan, session.named, session.places)
         return
     if not callable(getattr(algorithm, "quantize", None)):
         session.notes[plan.name].append(

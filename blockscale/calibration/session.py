@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
-import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from blockscale.calibration.input_stats import (
     GramCollector,
     InputStats,
     InputStatsCollector,
+    LastProducts,
     Product,
     product_of,
     rows_of,
@@ -42,50 +41,6 @@ if TYPE_CHECKING:
     from blockscale.core.ledger import Entry
     from blockscale.layers.layer import QLayer
     from blockscale.layers.store import QWeight
-
-
-# Layers side by side have one input, such as query, key and value: its products are made once.
-
-
-class LastProducts:
-    """The products of the input that was seen last, as long as somebody holds it unchanged.
-
-    Of a longer input, which comes in pieces, they are added up.
-    """
-
-    def __init__(self) -> None:
-        self._of: weakref.ref[Tensor] | None = None
-        self._key: Hashable = None
-        self._found: Product | None = None
-
-    def of(
-        self, x: Tensor, alike: Hashable, rows: Callable[[], Iterable[Tensor]]
-    ) -> Iterator[Product]:
-        """The product of x [...], from its rows if it is not the last one; none without rows.
-
-        alike: equal for layers that make the same rows of one input
-        """
-        if x.is_inference():  # nobody could tell whether it was changed
-            yield from map(product_of, rows())
-            return
-        key = alike, x._version
-        if self._of is None or self._of() is not x or self._key != key:
-            self._found = _added(map(product_of, rows()))
-            self._of, self._key = weakref.ref(x), key
-        if self._found is not None:
-            yield self._found
-
-
-def _added(products: Iterable[Product]) -> Product | None:
-    """One product of all; their float32 sums are added up in float64."""
-    found: Product | None = None
-    for each in products:
-        if found is None:
-            found = each
-        else:
-            total = found.sum.double() + each.sum
-            found = Product(total, found.rows + each.rows, found.skipped + each.skipped)
-    return found
 
 
 Observing = tuple[Plan, str, Observer]  # a layer, its "input" or "output", and who looks
@@ -125,9 +80,10 @@ class Session:
     def deal(self, plans: Sequence[Plan]) -> None:
         """Let the layers have owners, by what it takes to gather and choose for them: these are
         chosen for at the same time. Experts whose statistics mix have one owner."""
-        costs: Counter[str] = Counter()
+        costs: dict[str, float] = {}
         for plan in plans:
-            costs[self.mixing.sets.get(plan.name, plan.name)] += _cost(plan)
+            name = self.mixing.sets.get(plan.name, plan.name)
+            costs[name] = costs.get(name, 0.0) + _cost(plan)
         self.ranks.deal(costs, self.mixing.sets)
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration import session
+from blockscale.calibration import input_stats
 from blockscale.calibration.input_stats import Product, product_of
 from blockscale.calibration.session import LastProducts
 from tests.calibration.networks import CHANNEL, STATIC, Net, deep, ids, net, quietly, state_of
@@ -211,7 +211,7 @@ def test_grams_of_layers_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(x)
         return product_of(x)
 
-    monkeypatch.setattr(session, "product_of", counted)
+    monkeypatch.setattr(input_stats, "product_of", counted)
     batches = [torch.randn(5, 8) for _ in range(2)]
     bs.calibrate(Attention(), batches, "int8_channel", weight=Spy(), progress=False)
     x = torch.cat(batches).double()

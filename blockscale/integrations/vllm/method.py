@@ -115,7 +115,7 @@ class BlockscaleMethod(QuantizationConfig):
         names = self.served.read_names()
         told = ", ".join(f"{count} × {fmt}" for fmt, count in self._counts.most_common())
         _log.info("blockscale: weights as they are stored: %s", told)
-        return WeightsMapper(orig_to_new_regex={Taken(names): None})  # type: ignore[dict-item]
+        return WeightsMapper(orig_to_new_regex={Taken(names): None})
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         assert self.served is not None
@@ -210,7 +210,7 @@ class LinearMethod(LinearMethodBase):
         layer.input_size_per_partition = input_size_per_partition
         parts = _parts(layer, self._shards, output_partition_sizes)
         joined = self._served.joined(self._shards, params_dtype, parts).to(_device())
-        sizes = (joined.layers[0].in_features, sum(joined.sizes))
+        sizes = (joined.each()[0].in_features, sum(joined.sizes))
         expected = (input_size_per_partition, sum(output_partition_sizes))
         if sizes != expected:
             raise ValueError(

@@ -46,7 +46,8 @@ class Served:
     def rename(self, to_server: Callable[[str], str | None]) -> None:
         """From now on the server's names are what `to_server` makes of the stored ones."""
         every = {*self.stored.metadata.tensors, *self.stored.metadata.aliases, *self.stored.files}
-        self.name = {to: name for name in every if (to := to_server(name)) not in (None, name)}  # type: ignore[misc]
+        renamed = {name: to_server(name) for name in every}
+        self.name = {to: name for name, to in renamed.items() if to not in (None, name)}
 
     def tensor(self, name: str) -> str | None:
         """The quantized tensor that the server calls `name`, followed to what it is tied to."""
@@ -263,13 +264,17 @@ class Joined(nn.Module):
     def __init__(self, layers: Iterable[QLinear]):
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.sizes = [layer.out_features for layer in self.layers]
+        self.sizes: list[int] = [layer.out_features for layer in self.each()]
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """bias [n of all]: added before a layer's sums are rounded, as the layer itself does."""
         each = [None] * len(self.sizes) if bias is None else bias.split(self.sizes)
-        outputs = [_product(layer, x, own) for layer, own in zip(self.layers, each, strict=True)]
+        outputs = [_product(layer, x, own) for layer, own in zip(self.each(), each, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    def each(self) -> list[QLinear]:
+        """The layers, in order."""
+        return list(self.layers)  # type: ignore[arg-type]
 
 
 def _product(layer: QLinear, x: Tensor, bias: Tensor | None) -> Tensor:

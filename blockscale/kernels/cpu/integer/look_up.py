@@ -92,5 +92,6 @@ def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
         values = codes.to(torch.float32)
         return (values.sub_(zero) if zero else values).mul_(2.0**exponent)
     by = _quantizer(exponent, zero, _CODES[codes.dtype], codes.ndim)
+    assert by.scale is not None
     whole = Operand(codes, by.scale, by.zero_point, None, by.fmt, codes.shape[-1])
     return numbers(whole, torch.float32)
