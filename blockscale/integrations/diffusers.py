@@ -178,3 +178,6 @@ def attach(models: Iterable[Any], recipe: Recipe | None) -> None:
             quantizer = BlockscaleQuantizer(BlockscaleConfig(recipe or Recipe()))
             quantizer.belongs_to(model)
             model.hf_quantizer = quantizer
+
+
+register()

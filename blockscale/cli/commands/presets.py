@@ -19,7 +19,7 @@ def presets(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets that --recipe takes, and what they reached; kv… are caches.
+    """List the presets that --recipe takes, and what they reached.
 
     Loss added and KL are nats a token; agreement is how often the likeliest class is the float
     model's; cosine is of embeddings with the float model's.

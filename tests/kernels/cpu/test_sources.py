@@ -28,7 +28,7 @@ def included(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SRC).as_posix())
 def test_one_file(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= 500  # tests/test_size.py: KERNEL_FILE
     inside = path.is_relative_to(SRC / "isa")
     for other in included(path):
         assert other.exists(), other

@@ -269,4 +269,4 @@ def test_all_kernels_are_started_by_direct() -> None:
                 by = node.func.value
                 if not (isinstance(by, ast.Call) and getattr(by.func, "id", "") == "direct"):
                     starts.append(f"{file.name}: {ast.unparse(node.func)}")
-    assert starts == ["direct.py: compiled[whole]", "direct.py: self.kernel[grid]"]
+    assert starts == ["relaunch.py: compiled[whole]", "relaunch.py: self.kernel[grid]"]
