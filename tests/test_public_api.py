@@ -164,7 +164,6 @@ def public_names():
         "selection",
         "reporting",
         "moved",
-        "parallel",
         "evaluation",
     }
     return sorted(n for n in vars(bs) if not n.startswith("_") and n not in modules)

@@ -3,8 +3,7 @@
 weights. Nothing of this file knows a server."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +11,15 @@ from torch import Tensor, nn
 from blockscale.layers.store import QWeight
 from blockscale.ops.pieces import grouped
 
-if TYPE_CHECKING:
-    from blockscale.integrations.vllm.served import Joined, Served
-
 
 class Matrices(nn.Module):
     """A matrix for each expert: one stack [E, n, k], or a layer for each as a file holds them."""
 
-    def __init__(self, stack: QWeight | None, layers: Sequence["Joined"] = ()):
+    def __init__(self, stack: QWeight | None, layers: Sequence[Any] = ()):
         super().__init__()
         self.stack = stack
         self.layers = nn.ModuleList(layers)
+        self.sizes: list[int] = layers[0].sizes if layers else []
 
     def forward(self, x: Tensor, ends: Sequence[int]) -> Tensor:
         """x [rows, k], sorted by expert, those of e ending before row `ends[e]` -> [rows, n].
@@ -38,7 +35,7 @@ class Matrices(nn.Module):
                 pieces.append(layer(x[start:end]))
                 start = end
         if start < len(x):
-            outputs = sum(self.layers[0].sizes)  # type: ignore[arg-type]
+            outputs = sum(self.sizes)
             pieces.append(x.new_zeros(len(x) - start, outputs))
         return torch.cat(pieces)
 
@@ -79,46 +76,3 @@ class Experts(nn.Module):
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         return y[back].reshape(tokens, each, -1).sum(1).to(x.dtype)
-
-
-@dataclass
-class StoredExperts:
-    """Where a directory has the experts of a layer.
-
-    tensors: all names; up, down: those of each expert in turn, `up` of gate and up, or of one stack
-    """
-
-    served: "Served"
-    up: list[list[str]]
-    down: list[list[str]]
-    stacked: bool
-
-    @property
-    def tensors(self) -> list[str]:
-        """Every stored name."""
-        return [name for names in (*self.up, *self.down) for name in names]
-
-    def read(self, chosen: Sequence[int], dtype: torch.dtype) -> Experts:
-        """The chosen experts, in this order. Raises ValueError where a part of a stack is asked
-        for: its experts are in one process."""
-        if not self.stacked:
-            return Experts(
-                self._matrices(self.up, chosen, dtype), self._matrices(self.down, chosen, dtype),
-                len(chosen),
-            )  # fmt: skip
-        up, down = (self.served.weight(names[0][0], dtype) for names in (self.up, self.down))
-        for stack in (up, down):
-            if list(chosen) != list(range(stack.shape[0])):
-                raise ValueError(
-                    f"{stack.name} is one stack of {stack.shape[0]} experts, of which this process "
-                    f"has {len(chosen)}: quantize the float directory (`blockscale quantize`), "
-                    f"whose files have experts one by one"
-                )
-        return Experts(Matrices(up), Matrices(down), up.shape[0])
-
-    def _matrices(
-        self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype
-    ) -> Matrices:
-        for expert in set(range(len(names))) - set(chosen):  # another process reads them
-            self.served.taken.update(names[expert])
-        return Matrices(None, [self.served.joined(names[each], dtype) for each in chosen])

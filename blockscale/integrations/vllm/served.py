@@ -19,7 +19,7 @@ from blockscale.core.pack import inputs_first
 from blockscale.core.reference import QParams
 from blockscale.files.load import quantized_layer, read_quantized
 from blockscale.files.stored_model import StoredModel
-from blockscale.integrations.vllm.experts import StoredExperts
+from blockscale.integrations.vllm.experts import Experts, Matrices
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
 from blockscale.layers.store import QBias, QWeight
@@ -95,7 +95,7 @@ class Served:
 
     def experts(
         self, name: str, count: int, projections: Sequence[str | None]
-    ) -> StoredExperts | None:
+    ) -> "StoredExperts | None":
         """The experts of the server's layer `name`: one by one, or as stacks; None if float.
 
         projections: what files call gate, up and down
@@ -281,3 +281,46 @@ def _product(layer: QLinear, x: Tensor, bias: Tensor | None) -> Tensor:
     """QLinear.forward with a bias that is not the layer's own."""
     x = layer.prepared(x)
     return layer.finished(linear(x, layer.qweight.operand, bias, layer.of_input(x)))
+
+
+@dataclass
+class StoredExperts:
+    """Where a directory has the experts of a layer.
+
+    tensors: all names; up, down: those of each expert in turn, `up` of gate and up, or of one stack
+    """
+
+    served: Served
+    up: list[list[str]]
+    down: list[list[str]]
+    stacked: bool
+
+    @property
+    def tensors(self) -> list[str]:
+        """Every stored name."""
+        return [name for names in (*self.up, *self.down) for name in names]
+
+    def read(self, chosen: Sequence[int], dtype: torch.dtype) -> Experts:
+        """The chosen experts, in this order. Raises ValueError where a part of a stack is asked
+        for: its experts are in one process."""
+        if not self.stacked:
+            return Experts(
+                self._matrices(self.up, chosen, dtype), self._matrices(self.down, chosen, dtype),
+                len(chosen),
+            )  # fmt: skip
+        up, down = (self.served.weight(names[0][0], dtype) for names in (self.up, self.down))
+        for stack in (up, down):
+            if list(chosen) != list(range(stack.shape[0])):
+                raise ValueError(
+                    f"{stack.name} is one stack of {stack.shape[0]} experts, of which this process "
+                    f"has {len(chosen)}: quantize the float directory (`blockscale quantize`), "
+                    f"whose files have experts one by one"
+                )
+        return Experts(Matrices(up), Matrices(down), up.shape[0])
+
+    def _matrices(
+        self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype
+    ) -> Matrices:
+        for expert in set(range(len(names))) - set(chosen):  # another process reads them
+            self.served.taken.update(names[expert])
+        return Matrices(None, [self.served.joined(names[each], dtype) for each in chosen])

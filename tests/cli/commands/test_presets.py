@@ -28,7 +28,7 @@ def test_one_of_them():
     result = run("w4a4-nvfp4")
     assert result.stdout.startswith("w4a4-nvfp4: NVFP4 pairs")
     assert '"transform": "smoothquant"' in result.stdout
-    assert "16 × 512 tokens of Python's help texts; 2026-11-26 on NVIDIA H200" in result.stdout
+    assert "16 × 512 tokens of Python's help texts; 2026-11-27 on NVIDIA H200" in result.stdout
 
 
 def test_json_reads_back():
