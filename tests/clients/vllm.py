@@ -64,15 +64,22 @@ print(json.dumps(said))
 
 
 def prompt_logprobs(
-    directory: Path, prompts: list[list[int]], vocabulary: int, dtype: str = "float32"
+    directory: Path,
+    prompts: list[list[int]],
+    vocabulary: int,
+    dtype: str = "float32",
+    installed: Path | None = None,
 ) -> torch.Tensor:
     """[prompts, tokens - 1, vocabulary] float32: what vLLM expects after each token but the last.
 
     directory: of a model whose prompts are given as tokens, all of one length; no tokenizer is read
+    installed: where our plug-in is to be found
     """
     script = _SCRIPT.replace("EMULATED", _EMULATED)
     text = str([list(map(int, prompt)) for prompt in prompts])
-    return torch.tensor(run("vllm", script, directory, text, vocabulary, dtype))
+    return torch.tensor(
+        run("vllm", script, directory, text, vocabulary, dtype, installed=installed)
+    )
 
 
 _GREEDY = """
