@@ -25,7 +25,6 @@ from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
@@ -85,13 +84,6 @@ class BlockscaleMethod(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BlockscaleMethod":
         return cls()
-
-    @classmethod
-    def override_quantization_method(
-        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
-    ) -> str | None:
-        """Our config.json says `method`, which no other library takes for its own."""
-        return METHOD if METHOD in (hf_quant_cfg.get("method"), user_quant) else None
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
@@ -314,8 +306,3 @@ def _activation(layer: Any) -> Callable[[Tensor], Tensor]:
         return y
 
     return apply
-
-
-def declare() -> None:
-    """Put the method into vLLM's table, once."""
-    register_quantization_config(METHOD)(BlockscaleMethod)
