@@ -293,7 +293,7 @@ def test_arguments_come_before_the_recipes_own_and_stand_in_it(llama: nn.Module)
 def test_a_preset_is_what_its_parts_are(llama: nn.Module) -> None:
     one, other = copy.deepcopy(llama), copy.deepcopy(llama)
     quietly(one, tokens(), "w4a4-nvfp4")
-    plain = bs.Recipe("nvfp4", "nvfp4", skip=["lm_head", "model.embed_tokens"])
+    plain = bs.Recipe("nvfp4", "nvfp4_token", skip=["lm_head", "model.embed_tokens"])
     quietly(other, tokens(), plain, weight="gptq:absmax", transform="smoothquant")
     a, b = one.state_dict(), other.state_dict()
     assert a.keys() == b.keys()
