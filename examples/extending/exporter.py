@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """numpy's .npz: the codes and scales of a model, for programs that know no torch."""
 
-# Goes to:   blockscale/export/npz.py
-# Its test:  tests/export/test_npz.py: a file loaded by the target's own reader holds the same bits.
+# Goes to:   blockscale/export/to_npz.py
+# Its test:  tests/export/test_to_npz.py: a file that numpy loads holds the same bits.
 # By itself: bs.export.npz, and its line in bs.export.targets(). Where the target needs a package
 #            that may be missing, import it inside, and define `unavailable()` beside the function.
 

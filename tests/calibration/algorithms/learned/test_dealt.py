@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockscale.calibration.algorithms.learned.dealt import DealtSamples
+from blockscale.calibration.algorithms.learned.dealt import DealtSamples, _summed
 from blockscale.calibration.algorithms.learned.samples import Sample, Samples
 from blockscale.calibration.blocks.calls import Call
 from blockscale.calibration.ranks import Ranks
@@ -82,3 +82,23 @@ def test_gradients_are_those_of_the_sum(ranks: Ranks) -> None:
     assert gradients[0]["b"] is None and gradients[1]["b"] is None
     for name in "ac":
         assert torch.allclose(gradients[0][name], gradients[1][name], rtol=1e-5)  # type: ignore[arg-type]
+
+
+class FirstOfTwo:
+    """The first of two processes, which has calls 0 and 2; the other one's call has gradient 1."""
+
+    rank, size, device = 0, 2, torch.device("cpu")
+
+    def swapped(self, parcels: list[Tensor], sizes: list[int]) -> list[Tensor]:
+        assert sizes == [2 * 4, 1 * 4]
+        return [parcels[0], torch.ones(1).view(torch.uint8)]
+
+    def joined(self, total: Tensor) -> Tensor:
+        return torch.cat([total, total])
+
+
+def test_gradients_are_added_in_the_order_of_the_calls() -> None:
+    """1e8 + 1 - 1e8 is 0 in float32, and 1e8 - 1e8 + 1 is 1."""
+    flat = {0: torch.tensor([1e8, 0.0]), 2: torch.tensor([-1e8, 0.0])}
+    total = _summed(flat, [0, 1, 2], 2, FirstOfTwo())  # type: ignore[arg-type]
+    assert total.tolist() == [0.0, 0.0]
