@@ -138,7 +138,8 @@ def test_capture():
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4:group128:fp32", "mxfp6", "nvfp4"])
 def test_a_large_weight_gives_the_same_sums_at_each_call(fmt: str, rows: int) -> None:
-    """As it is chosen: more programs than the GPU holds at a time (fused.SHARING)."""
+    """As it is chosen: more programs than the GPU holds at a time. Where some begin while others
+    end, barriers that nobody waits for came to life in the memory that others had been given."""
     draw = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(28672, 8192, device="cuda", generator=draw)
     x = torch.randn(rows, 8192, device="cuda", generator=draw).bfloat16()

@@ -30,12 +30,6 @@ from blockscale.kernels.cuda.matmul.reading import Reading
 from blockscale.kernels.cuda.matmul.tile import place
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 
-# Whether programs may share a processor. On an H200 (2026-11-27, triton 3.6) large weights, such as
-# 28672 x 8192, gave other sums at each call then: int8 with 16 rows and 4 or 5 programs, 6 bits and
-# int4:group128 with 64 rows and 2. The cause is not known (barriers and phases look right in the
-# PTX), so none share; tests/gpu/test_linear_fused.py repeats calls of such weights.
-SHARING = False
-
 _REGISTERS = 65536  # of a processor
 _SHARED = 220 * 1024  # bytes of shared memory that a program may have, less some for what it writes
 
@@ -307,9 +301,8 @@ _TO_MEASURE = (  # rows, outputs, programs that share a processor
 
 
 def fits(call: ProductCall, r: Reading, settings: FusedSettings) -> bool:
-    """Whether the GPU runs the kernel, the kernel takes the weight and the tile, and programs have
-    processors of their own (`SHARING`)."""
-    return call.fused and (SHARING or settings.programs < 2) and takes(r, settings)
+    """Whether the GPU runs the kernel, and the kernel takes the weight and the tile."""
+    return call.fused and takes(r, settings)
 
 
 def usual(call: ProductCall, r: Reading) -> FusedSettings:
@@ -336,7 +329,7 @@ def to_measure(call: ProductCall, r: Reading) -> list[FusedSettings]:
         unrolls = (1, 2) if slots(r) and rows >= 128 and not programs else (1,)
         for (split_k, split_tail), unroll in product(splits, unrolls):
             each = FusedSettings(rows, outputs, programs, split_k, split_tail, unroll)
-            if fits(call, r, each):
+            if takes(r, each):
                 taken.append(each)
     return taken
 

@@ -63,8 +63,7 @@ def test_what_is_measured(name: str) -> None:
     for rows in (16, 33, 128, 512, 4096):
         call = ProductCall("weight", "", rows, 8192, 8192, True)
         each = to_measure(call, r)
-        assert each or rows == 16  # tiles of few rows pay where programs share a processor
-        assert all(settings.programs < 2 for settings in each)
+        assert each
         assert len(set(each)) == len(each)
         assert all(fits(call, r, settings) for settings in each)
         assert not any(fits(call._replace(fused=False), r, settings) for settings in each)
@@ -72,17 +71,6 @@ def test_what_is_measured(name: str) -> None:
         assert all(settings.rows <= top for settings in each)
         if rows == 512 and name == "int4:group32:fp32":
             assert {settings.unroll for settings in each} == {1, 2}
-
-
-def test_programs_that_would_share_a_processor_are_not_chosen() -> None:
-    """Also where a table says so (fused.SHARING)."""
-    r, call = (
-        reading(str(parse("int8_channel")), 8192),
-        ProductCall("weight", "", 16, 28672, 8192, True),
-    )
-    assert takes(r, FusedSettings(16, 64, 5, 4))
-    assert not fits(call, r, FusedSettings(16, 64, 5, 4))
-    assert fits(call, r, FusedSettings(64, 64, 0, 4))
 
 
 @pytest.mark.pairs

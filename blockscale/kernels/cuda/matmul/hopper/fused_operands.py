@@ -25,7 +25,8 @@ class Ring(NamedTuple):
     w_tiles: int32 [stages, outputs, 16]; x_tiles again, unused, where codes are 6 bits
     full, empty: barriers [stages] that are passed when a stage was filled, and when all are done
         with it
-    alternate: barriers [2] by which two groups of warps keep half a product apart
+    alternate: barriers [2] by which two groups of warps keep half a product apart; full again,
+        unused, where there is one group
     """
 
     x_tiles: gl.shared_memory_descriptor
@@ -162,7 +163,12 @@ def stored_layout(t, outputs):
 
 @gluon.jit
 def ring_of(x_at, w_at, T: gl.constexpr):
-    """Shared memory, and barriers that nothing has passed."""
+    """Shared memory, and barriers that nothing has passed.
+
+    No barrier is made that nobody waits for: Triton gives memory that is read no more to others,
+    and what a GPU holds of a barrier may still be written there, when other programs begin on its
+    processor (PTX ISA, mbarrier.inval: a barrier's memory serves nothing else before that).
+    """
     STAGES: gl.constexpr = T.stages
     K: gl.constexpr = T.codes
     if T.split:
@@ -176,12 +182,14 @@ def ring_of(x_at, w_at, T: gl.constexpr):
         w_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, T.outputs, WORDS], w_at.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    alternate = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=T.groups)
-    for i in gl.static_range(2):
-        mbarrier.init(alternate.index(i), count=1)
+    alternate = full
+    if T.groups == 2:
+        alternate = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2):
+            mbarrier.init(alternate.index(i), count=1)
     fence_async_shared()
     return Ring(x_tiles, w_tiles, full, empty, alternate)
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the products for Hopper keep in shared memory, read from what Gluon makes of them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+PROGRAM = """
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda.matmul.fused import FusedSettings, work
+from blockscale.kernels.cuda.matmul.hopper.fused import multiply
+from blockscale.kernels.cuda.matmul.reading import reading
+
+target = GPUTarget("cuda", 90, 32)
+backend = make_backend(target)
+for fmt, outputs, programs, block in (
+    ("int8:channel0:fp32", 64, 4, 0), ("int4:group128:fp32", 128, 0, 2), ("mxfp8", 128, 0, 1)
+):
+    t = work(reading(str(parse(fmt)), 8192), FusedSettings(16, outputs, programs), block, 0)
+    names = multiply.arg_names
+    kinds = dict.fromkeys(names, "i32")
+    kinds |= dict.fromkeys(("zero", "factors", "x_row", "bias", "parts", "T"), "constexpr")
+    x, w = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(64, 32, 2)
+    kinds["x_at"] = f"tensordesc<bf16[{t.box}, {t.codes}],{x!r}>"
+    kinds["w_at"] = f"tensordesc<i32[{outputs}, 16],{w!r}>"
+    kinds |= {"scale": "*fp32", "out": "*bf16"}
+    fixed = {(i,): t if n == "T" else None for i, n in enumerate(names) if kinds[n] == "constexpr"}
+    options = backend.parse_options({"num_warps": t.warps})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    made = GluonASTSource(multiply, kinds, fixed, {}).make_ir(
+        target, options, backend.get_codegen_implementation(options),
+        backend.get_module_map(), context,
+    )
+    print(t.groups, t.stages, str(made).count("ttng.init_barrier"))
+"""
+
+
+@pytest.mark.slow
+def test_no_barrier_is_made_that_nobody_waits_for() -> None:
+    """Its memory would be given to others, where the GPU may write the barrier once more: sums of
+    large weights were wrong while programs shared a processor. A full and an empty one a stage; two
+    more by which groups of warps take turns."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    rows = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+    assert [groups for groups, _, _ in rows] == [1, 2, 2]
+    for groups, stages, barriers in rows:
+        assert barriers == 2 * stages + (2 if groups == 2 else 0)
