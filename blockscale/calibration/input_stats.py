@@ -217,7 +217,7 @@ class InputStatsCollector:
         return InputStats(self.rows, self._amax, mean, gram, sample, self.skipped, self._places)
 
 
-class Product(NamedTuple):
+class Gram(NamedTuple):
     """X^T X [k, k] of some rows, how many they were, and how many were left out."""
 
     sum: Tensor
@@ -225,15 +225,15 @@ class Product(NamedTuple):
     skipped: int
 
 
-def product_of(x: Tensor) -> Product:
+def product_of(x: Tensor) -> Gram:
     """X [rows, k] float32, at most a few thousand rows -> their product, without rows that hold a
     NaN or an infinity."""
     with float32_inside(x):
         product = _symmetric(x)
         if bool(product.diagonal().isfinite().all()):  # so x is: a square is never below 0
-            return Product(product, len(x), 0)
+            return Gram(product, len(x), 0)
         kept = x[x.isfinite().all(-1)]
-        return Product(_symmetric(kept), len(kept), len(x) - len(kept))
+        return Gram(_symmetric(kept), len(kept), len(x) - len(kept))
 
 
 def _symmetric(x: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class GramCollector:
         self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
         self.rows = self.skipped = 0
 
-    def add(self, product: Product) -> None:
+    def add(self, product: Gram) -> None:
         """What `product_of` made of further rows."""
         self.sum += product.sum
         self.rows += product.rows
@@ -321,11 +321,11 @@ class LastProducts:
     def __init__(self) -> None:
         self._of: weakref.ref[Tensor] | None = None
         self._key: Hashable = None
-        self._found: Product | None = None
+        self._found: Gram | None = None
 
     def of(
         self, x: Tensor, alike: Hashable, rows: Callable[[], Iterable[Tensor]]
-    ) -> Iterator[Product]:
+    ) -> Iterator[Gram]:
         """The product of x [...], from its rows if it is not the last one; none without rows.
 
         alike: equal for layers that make the same rows of one input
@@ -341,13 +341,13 @@ class LastProducts:
             yield self._found
 
 
-def _added(products: Iterable[Product]) -> Product | None:
+def _added(products: Iterable[Gram]) -> Gram | None:
     """One product of all; their float32 sums are added up in float64."""
-    found: Product | None = None
+    found: Gram | None = None
     for each in products:
         if found is None:
             found = each
         else:
             total = found.sum.double() + each.sum
-            found = Product(total, found.rows + each.rows, found.skipped + each.skipped)
+            found = Gram(total, found.rows + each.rows, found.skipped + each.skipped)
     return found

@@ -13,7 +13,7 @@ from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference
 from blockscale.calibration.blocks.calls import BlockAlgorithm
-from blockscale.calibration.blocks.find import Block
+from blockscale.calibration.blocks.find import LayerBlock
 from blockscale.calibration.choose import (
     choose_before,
     choose_weights,
@@ -121,7 +121,7 @@ def _session(
 def _finished(
     data: Data,
     layers: Sequence[Plan],
-    blocks: Sequence[Block],
+    blocks: Sequence[LayerBlock],
     methods: "Methods",
     padding: Padding,
 ) -> Finished:
@@ -148,7 +148,7 @@ def _refuse(data: Data, why: Sequence[str]) -> None:
 
 def _blocks(
     model: nn.Module, layers: Sequence[Plan], methods: "Methods", data: Data, steps: "_Steps"
-) -> list[Block]:
+) -> list[LayerBlock]:
     """The blocks to be walked; none where one pass will do."""
     by_block = callable(getattr(methods.algorithm, "quantize_block", None))
     if data.sequential and getattr(methods.algorithm, "needs_drift", False):

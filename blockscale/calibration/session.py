@@ -12,11 +12,11 @@ from blockscale.calibration.batches import Batches
 from blockscale.calibration.coverage import Coverage, Seen
 from blockscale.calibration.input_stats import (
     Callback,
+    Gram,
     GramCollector,
     InputStats,
     InputStatsCollector,
     LastProducts,
-    Product,
     product_of,
     rows_of,
     seen_by,
@@ -191,7 +191,7 @@ class Session:
         alike = (width(plan), plan.layout) if before is None else id(before)
 
         def add(x: Tensor, size: Size) -> None:
-            products: Iterator[Product]
+            products: Iterator[Gram]
             if of_convolution(plan.layout):
                 products = map(product_of, rows_of(plan, x, before, size))
             else:

@@ -15,8 +15,8 @@ from blockscale.calibration.comparison import LayerDifferences
 from blockscale.calibration.progress_bar import listener
 from blockscale.core.work import Progress
 from blockscale.evaluation.figures import Accumulated, Evaluation, Parts, exponential
-from blockscale.evaluation.journal import Journal, batch_digest, fingerprint
-from blockscale.evaluation.kinds import KINDS, Measured, given_of, kind_of, measure
+from blockscale.evaluation.journal import BatchJournal, batch_digest, fingerprint
+from blockscale.evaluation.kinds import KINDS, Measurement, given_of, kind_of, measure
 from blockscale.evaluation.stored import ReferenceFile, StoredReference, beside
 from blockscale.layers.guards import check_model
 from blockscale.layers.model import unwrapped
@@ -82,7 +82,7 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
     if resume is not None:
         what = "figures" if figures is not None else kind
         beside_it = "" if stored is None else f" {stored.run}"
-        journal = Journal(resume, f"{fingerprint(model, other)} {what}{beside_it}")
+        journal = BatchJournal(resume, f"{fingerprint(model, other)} {what}{beside_it}")
     with ExitStack() as ends:
         ends.callback(heard.close)
         first = ends.enter_context(unwrapped(model))
@@ -148,7 +148,7 @@ class _Keep:
         return every, ends.enter_context(ReferenceFile(self._store, len(every), self._top))
 
 
-def _batch(run: "_Run", batch: Any, index: int, journal: Journal | None) -> Measured:
+def _batch(run: "_Run", batch: Any, index: int, journal: BatchJournal | None) -> Measurement:
     """What one batch gives, measured or read. What a model raises says at which batch."""
     if journal is None:
         digest = ""
@@ -183,10 +183,10 @@ class _Run:
         self._positions: dict[str, tuple[Tensor, Tensor]] = {}
         self.differences: LayerDifferences | None = None
 
-    def measure(self, batch: Any) -> Measured:
+    def measure(self, batch: Any) -> Measurement:
         """Run both models over a batch."""
         if self._own is not None:
-            return Measured(_own(self._own, self._model, self._reference, batch), {})
+            return Measurement(_own(self._own, self._model, self._reference, batch), {})
         given = given_of(batch, self._kind or "classes")
         if self.differences is not None:
             theirs, mine = self.differences.run(given)
@@ -201,7 +201,7 @@ class _Run:
             theirs = self._stored.of(batch, self._kind)
         return replace(measure(self._kind, batch, mine, theirs), kind=self._kind)
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: Measurement) -> None:
         """Add up a batch."""
         self._count += 1
         self._kind = self._kind or measured.kind or None  # of what an earlier run measured, too

@@ -15,7 +15,7 @@ from blockscale.calibration.blocks.calls import digest
 from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import quoted
 from blockscale.evaluation.figures import Parts
-from blockscale.evaluation.kinds import Measured
+from blockscale.evaluation.kinds import Measurement
 from blockscale.files.whole import check_place
 
 _SCHEMA = 1
@@ -48,7 +48,7 @@ def batch_digest(batch: Any) -> str:
     return run.hexdigest()
 
 
-class Journal:
+class BatchJournal:
     """Lines of JSON: a head that says which run it is, then what each batch gave.
 
     path: None keeps nothing. A line that was cut off by a kill is measured again.
@@ -65,7 +65,7 @@ class Journal:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def at(self, index: int, digest: str) -> Measured | None:
+    def at(self, index: int, digest: str) -> Measurement | None:
         """What batch `index` gave in an earlier run; None where it is still to be measured.
 
         Raises JournalError where that run had another batch there.
@@ -81,9 +81,9 @@ class Journal:
         kind = line.get("kind")
         if not isinstance(kind, str):
             raise JournalError(f"{self.path}: a line has no kind: delete the file")
-        return Measured(self._parts(line, "parts"), self._parts(line, "positions"), kind)
+        return Measurement(self._parts(line, "parts"), self._parts(line, "positions"), kind)
 
-    def add(self, digest: str, measured: Measured) -> None:
+    def add(self, digest: str, measured: Measurement) -> None:
         """Keep what a batch gave: it is on the disk when this returns."""
         line = {
             "batch": digest,

@@ -91,7 +91,7 @@ def top_logits(kind: str, batch: Any, logits: Tensor, count: int) -> TopLogits:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """parts: sums and weights of each sequence; positions: the same of each position [T].
 
     kind: one of KINDS, where it was found out
@@ -156,7 +156,7 @@ def _labels(batch: Any, logits: Tensor) -> Tensor | None:
     return found.to(logits.device) if isinstance(found, Tensor) else None
 
 
-def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measured:
+def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measurement:
     """The figures of one batch of a kind; those of agreement where there is a reference's output.
 
     Raises ValueError where the batch or the output does not have what the kind needs.
@@ -185,7 +185,7 @@ def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measur
     return _tokens(kind, batch, logits, other)
 
 
-def _classes(batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measured:
+def _classes(batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measurement:
     labels = _labels(batch, logits)
     known = torch.full(logits.shape[:1], IGNORED, device=logits.device)
     targets = known if labels is None else labels
@@ -196,10 +196,10 @@ def _classes(batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Me
     parts = _rows(logits[:, None], targets[:, None], None if other is None else other[:, None], 5)
     if labels is None:
         parts = {k: v for k, v in parts.items() if k not in ("loss", "accuracy", "loss added")}
-    return Measured({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, {})
+    return Measurement({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, {})
 
 
-def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measured:
+def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measurement:
     targets = _targets(kind, batch, logits)
     if kind == "next-token":  # what comes after the last token is not known
         logits, targets = logits[:, :-1], targets[:, 1:]
@@ -208,7 +208,7 @@ def _tokens(kind: str, batch: Any, logits: Tensor, other: Tensor | TopLogits | N
     positions = {
         name: (s.sum(0), w.sum(0)) for name, (s, w) in parts.items() if name in ("loss", "kl")
     }
-    return Measured({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, positions)
+    return Measurement({name: (s.sum(1), w.sum(1)) for name, (s, w) in parts.items()}, positions)
 
 
 def _targets(kind: str, batch: Any, logits: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _agreed(best: Tensor, others: Tensor, same: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _outputs(output: Any, reference: Any) -> Measured:
+def _outputs(output: Any, reference: Any) -> Measurement:
     """Of floats: the relative squared error and the cosine of each row."""
     if reference is None:
         raise ValueError(
@@ -330,4 +330,4 @@ def _outputs(output: Any, reference: Any) -> Measured:
     size = (signal * other).sqrt()
     cosine = torch.where(size > 0, product / size, (signal == other).double())
     one = torch.ones_like(error)
-    return Measured({"relative error": (error, signal), "cosine": (cosine, one)}, {})
+    return Measurement({"relative error": (error, signal), "cosine": (cosine, one)}, {})

@@ -220,7 +220,7 @@ def kept_layer_by_default(name: str, shape: Sequence[int]) -> str:
 # What several tensors decide together.
 
 
-class Codes(NamedTuple):
+class CodesKey(NamedTuple):
     """What decides whether layers can share a weight's codes: by which of them they differ."""
 
     format: str
@@ -228,14 +228,14 @@ class Codes(NamedTuple):
     profile: Profile | None
 
 
-def codes_of(outcome: Outcome, layout: str) -> Codes | None:
+def codes_of(outcome: Outcome, layout: str) -> CodesKey | None:
     """What a layer by itself wants its weight's codes to be; None where it stays in float."""
     if outcome.format is None:
         return None
-    return Codes(str(outcome.format), layout, outcome.scheme.profile)
+    return CodesKey(str(outcome.format), layout, outcome.scheme.profile)
 
 
-def why_tied(layer: str, wanted: Mapping[str, Codes | None], others: Sequence[str] = ()) -> str:
+def why_tied(layer: str, wanted: Mapping[str, CodesKey | None], others: Sequence[str] = ()) -> str:
     """Why a layer whose weight others use as well stays in float; empty if it is quantized, or
     stays so by itself.
 

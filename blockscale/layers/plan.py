@@ -3,12 +3,12 @@
 
 It is decided in this order, and what is decided does not change any more:
 
-1. `_decide`: each layer by itself is a `Candidate`, which can be quantized, or an `Outcome` says
-   why not (layers.decisions).
-2. `settle_ties`: candidates that share a weight with something that is not quantized in the same
+1. `_decide`: each layer by itself is a `QuantizableLayer`, or an `Outcome` says why it cannot be
+   quantized (layers.decisions).
+2. `settle_ties`: layers that share a weight with something that is not quantized in the same
    format are refused as well.
-3. `_with_parameters`: every parameter is counted for the first layer that has it. What is left of
-   the candidates is a `Plan` now, and what was refused is `Left`.
+3. `_with_parameters`: every parameter is counted for the first layer that has it. What is still to
+   be quantized is a `Plan` now, and what was refused is `Left`.
 4. `_joined`: plans of layers that servers join know each other, and share their outer scale.
 """
 
@@ -25,7 +25,7 @@ from blockscale.core.ledger import Entry, Status
 from blockscale.core.pack import of_convolution, stored_bytes, stored_shape
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.decisions import (
-    Codes,
+    CodesKey,
     Member,
     Outcome,
     Weight,
@@ -139,7 +139,7 @@ class Plan(Left):
 Decision: TypeAlias = Plan | Left
 
 
-class Candidate(NamedTuple):
+class QuantizableLayer(NamedTuple):
     """A layer that can be quantized, as far as it alone is concerned."""
 
     scheme: Scheme
@@ -151,7 +151,7 @@ class Candidate(NamedTuple):
 
 
 Names: TypeAlias = Mapping[nn.Module, tuple[str, ...]]
-Verdicts: TypeAlias = dict[nn.Module, Candidate | Outcome]
+Verdicts: TypeAlias = dict[nn.Module, QuantizableLayer | Outcome]
 
 
 def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
@@ -240,16 +240,16 @@ def settle_ties(
                 verdicts[module] = Outcome("skipped", told)
 
 
-def _codes_of(verdict: Candidate | Outcome) -> Codes | None:
+def _codes_of(verdict: QuantizableLayer | Outcome) -> CodesKey | None:
     """What a layer by itself wants its weight's codes to be, if any."""
     if isinstance(verdict, Outcome):
         return None
-    return Codes(str(verdict.format), verdict.layout, verdict.scheme.profile)
+    return CodesKey(str(verdict.format), verdict.layout, verdict.scheme.profile)
 
 
 def _decide(
     model: nn.Module, recipe: Recipe, module: nn.Module, names: tuple[str, ...]
-) -> Candidate | Outcome:
+) -> QuantizableLayer | Outcome:
     """What becomes of one layer, whatever it shares with others."""
     weight, kind = weight_of(module), quantized_class(module)
     outcome = decide(_described(model, module, names, kind, weight), recipe)
@@ -260,7 +260,7 @@ def _decide(
     if (reader := read_by_parent(model, names)) and (scheme.input or scheme.output or scheme.bias):
         scheme = Scheme(scheme.weight, profile=scheme.profile, since=scheme.since)
         note = f"{reader} computes with its weight without calling it: only the weight is quantized"
-    return Candidate(scheme, outcome.format, kind, weight, kind.layout_of(module), note)
+    return QuantizableLayer(scheme, outcome.format, kind, weight, kind.layout_of(module), note)
 
 
 def _described(
@@ -311,7 +311,7 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
         entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
         entry = replace(entry, bytes_before=size, bytes_after=size)
         verdict = verdicts[module]
-        if isinstance(verdict, Candidate):
+        if isinstance(verdict, QuantizableLayer):
             stored = stored_shape(verdict.parameter.shape, verdict.layout)
             left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
             entry = replace(entry, notes=(verdict.note,) if verdict.note else ())

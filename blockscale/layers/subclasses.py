@@ -75,7 +75,7 @@ _QUANTIZING = ("blockscale.", "torch.ao.")  # whose layers quantize already
 _STATE = ("_parameters", "_buffers", "_modules")  # of nn.Module; what else it has is attributes
 
 
-class Kept:
+class KeptSubclass:
     """What a quantized subclass is besides. `float_class` is the subclass itself."""
 
     float_class: ClassVar[type[nn.Module]]
@@ -166,11 +166,11 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
         body["forward"] = inner.forward
     elif own and kind.forward is parent.forward:  # which calls the step that the subclass has
         body["forward"] = parent.forward
-    made: type[QLayer] = type(kind.__name__, (Kept, kind, beneath), body)
+    made: type[QLayer] = type(kind.__name__, (KeptSubclass, kind, beneath), body)
     return _classes.setdefault((kind, inner), made)
 
 
-def _taken(cls: type[Kept], module: nn.Module) -> list[str]:
+def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
     """Names that the quantized layer uses and that a subclass uses for something else."""
     parent = parent_of(cls.float_class)
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}

@@ -102,7 +102,7 @@ def _read(given: Any) -> Candidate:
 
 
 @dataclass
-class Choice:
+class WeightOptions:
     """One weight, which several layers may share, and what it may become.
 
     names: of all layers that have it, and their other names; kind: the first one's class
@@ -160,13 +160,13 @@ class Choice:
 
 def choices(
     model: nn.Module, candidates: Sequence[Candidate], skip: Sequence[str] = ()
-) -> tuple[list[Choice], dict[str, str]]:
+) -> tuple[list[WeightOptions], dict[str, str]]:
     """The choices that a model gives, in its order, and {layer or parameter: why it has none}.
 
     A layer that a recipe of one format leaves in float has none, nor has a weight that some layer
     which shares it could not have. Raises ValueError where nothing is left to choose.
     """
-    found: dict[int, Choice] = {}
+    found: dict[int, WeightOptions] = {}
     left: dict[str, str] = {}
     for candidate in candidates:
         recipe = candidate.recipe(tuple(skip))
@@ -193,12 +193,12 @@ def choices(
     return list(found.values()), {name: why for name, why in left.items() if name not in named}
 
 
-def _add(found: dict[int, Choice], plan: Plan, candidate: Candidate) -> None:
+def _add(found: dict[int, WeightOptions], plan: Plan, candidate: Candidate) -> None:
     """Take a layer's plan into the choice of its weight."""
     key = id(plan.parameter)
     if key not in found:
         kind = type(plan.module).__name__
-        found[key] = Choice((), kind, tuple(plan.stored), plan.parameter)
+        found[key] = WeightOptions((), kind, tuple(plan.stored), plan.parameter)
     choice = found[key]
     choice.names = tuple(dict.fromkeys((*choice.names, *plan.names)))
     choice.plans[candidate.name] = (*choice.plans.get(candidate.name, ()), plan)

@@ -64,7 +64,7 @@ def recipe_of(
     score: str,
     budget: float,
     latency: float | None = None,
-) -> "Chosen":
+) -> "ChosenRecipe":
     """The recipe with the least score within the budgets."""
     if latency is not None and any(
         each.seconds is None for own in layers for each in own.candidates
@@ -87,10 +87,10 @@ def recipe_of(
         for own, i in zip(layers, found.chosen, strict=True)
     }
     seconds = None if latency is None else found.seconds
-    return Chosen(as_recipe(taken), found.bits / total, found.damage, found.gap, seconds)
+    return ChosenRecipe(as_recipe(taken), found.bits / total, found.damage, found.gap, seconds)
 
 
-class Chosen(NamedTuple):
+class ChosenRecipe(NamedTuple):
     """A recipe, bits a weight on average, its score in all, Allocation's gap, seconds if timed."""
 
     recipe: Recipe

@@ -20,7 +20,7 @@ from blockscale.core.work import Progress
 from blockscale.layers.apply import quantize_
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import swap
-from blockscale.selection.candidates import Candidate, Choice
+from blockscale.selection.candidates import Candidate, WeightOptions
 from blockscale.selection.choose import LayerChoice
 from blockscale.selection.objective import Curvature, MeasuredObjective, Objective
 from blockscale.selection.times import inputs_of, race
@@ -82,7 +82,7 @@ def bytes_under(model: nn.Module, layers: Sequence[LayerChoice], taken: Mapping[
 
 
 def foretold_seconds(
-    model: nn.Module, found: Sequence[Choice], chosen: Mapping[str, Candidate], batch: Any
+    model: nn.Module, found: Sequence[WeightOptions], chosen: Mapping[str, Candidate], batch: Any
 ) -> tuple[float, float]:
     """Seconds of the model for a batch with these candidates, and in float.
 
@@ -184,7 +184,9 @@ class Laboratory:
                 self.progress.advance()
         return total
 
-    def outputs(self, choices: Sequence[Choice], made: Mapping[str, QLayer]) -> dict[str, float]:
+    def outputs(
+        self, choices: Sequence[WeightOptions], made: Mapping[str, QLayer]
+    ) -> dict[str, float]:
         """{choice: SQNR in dB of its layers' outputs, given the float model's inputs}."""
         sums = {choice.name: Sums() for choice in choices}
         callbacks: dict[nn.Module, Callback] = {}
@@ -220,7 +222,10 @@ def placed(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def errors_of(
-    candidate: Candidate, choices: Sequence[Choice], lab: Laboratory, curvature: Curvature | None
+    candidate: Candidate,
+    choices: Sequence[WeightOptions],
+    lab: Laboratory,
+    curvature: Curvature | None,
 ) -> tuple[Errors, dict[str, QLayer]]:
     """The errors of a candidate in each layer that it can be in, and those layers.
 

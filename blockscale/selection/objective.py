@@ -15,7 +15,7 @@ from torch.func import functional_call
 from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.guards import call, device_of
-from blockscale.selection.candidates import Choice
+from blockscale.selection.candidates import WeightOptions
 
 Output = Callable[[Any, Any], Any]  # (what the model gave, the batch) -> what of it counts
 TaskLoss = Callable[[Any, Any], Tensor]  # (what the model gave, the batch) -> a number
@@ -203,7 +203,7 @@ _PROBES = 4  # of each batch
 class Curvature:
     """The diagonal for each choice's weight, float32; a copy of the model's size."""
 
-    def __init__(self, model: nn.Module, choices: Sequence[Choice]):
+    def __init__(self, model: nn.Module, choices: Sequence[WeightOptions]):
         self._model, self._choices = model, choices
         self.diagonals = [torch.zeros_like(c.parameter, dtype=torch.float32) for c in choices]
         self._names = _names(model, choices)
@@ -253,7 +253,7 @@ class _WithWeights(nn.Module):
         return functional_call(self._held[0], self._weights, args, kwargs)
 
 
-def _names(model: nn.Module, choices: Sequence[Choice]) -> list[list[str]]:
+def _names(model: nn.Module, choices: Sequence[WeightOptions]) -> list[list[str]]:
     """All names of each choice's parameter in the model."""
     every: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -20,7 +20,7 @@ from blockscale.layers.guards import ordinary_tensors
 from blockscale.layers.model import unwrapped
 from blockscale.layers.processes import check_whole
 from blockscale.selection.allocation import Budget
-from blockscale.selection.candidates import MXFP4, Candidate, Choice, choices, read
+from blockscale.selection.candidates import MXFP4, Candidate, WeightOptions, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError
 from blockscale.selection.errors import Laboratory, float_bytes
 from blockscale.selection.objective import Output, TaskLoss
@@ -146,7 +146,7 @@ def by_weights(model: nn.Module, candidates: Sequence[Candidate], skip: Sequence
     )  # fmt: skip
 
 
-def _layer(choice: Choice, candidates: Sequence[Candidate]) -> LayerChoice:
+def _layer(choice: WeightOptions, candidates: Sequence[Candidate]) -> LayerChoice:
     own = []
     for candidate in candidates:
         if candidate.name in choice.plans:

@@ -17,7 +17,7 @@ from blockscale.core.parse import display_name
 from blockscale.core.recipe import Recipe
 from blockscale.kernels.hardware import Hardware
 from blockscale.selection.allocation import Budget
-from blockscale.selection.candidates import Choice
+from blockscale.selection.candidates import WeightOptions
 from blockscale.selection.choose import LayerChoice, LayerError, recipe_of
 from blockscale.selection.errors import (
     Checked,
@@ -134,7 +134,7 @@ class Advised:
 def advised(
     model: nn.Module,
     search: Search,
-    found: Sequence[Choice],
+    found: Sequence[WeightOptions],
     budget: Budget,
     bits: float,
     lab: Laboratory | None,
@@ -168,7 +168,7 @@ def advised(
 
 
 def _timed(
-    model: nn.Module, search: Search, found: Sequence[Choice], batches: Sequence[Any] | None
+    model: nn.Module, search: Search, found: Sequence[WeightOptions], batches: Sequence[Any] | None
 ) -> tuple[Search, float | None]:
     """The search with its layers' seconds, and those of the whole float model."""
     if batches is None:
@@ -189,7 +189,7 @@ def _with_times(layer: LayerChoice, times: Mapping[tuple[str, str], float]) -> L
     return replace(layer, candidates=own, seconds=times.get((layer.name, "")))
 
 
-def _made_up(found: Sequence[Choice]) -> dict[nn.Module, list[Tensor]]:
+def _made_up(found: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
     """Rows of normal numbers for the layers that multiply them; the others are not timed."""
     return {
         module: [_drawn(choice, _ALONE)]
@@ -199,12 +199,12 @@ def _made_up(found: Sequence[Choice]) -> dict[nn.Module, list[Tensor]]:
     }
 
 
-def _multiplies(choice: Choice) -> bool:
+def _multiplies(choice: WeightOptions) -> bool:
     plan = next(iter(choice.plans.values()))[0]
     return plan.kind.takes_input and not of_convolution(plan.layout)
 
 
-def _drawn(choice: Choice, rows: int) -> Tensor:
+def _drawn(choice: WeightOptions, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, choice.shape[-1], generator=generator)
     return x.to(choice.parameter.device, choice.parameter.dtype)
@@ -252,7 +252,9 @@ def _good_enough(search: Search, quality: float) -> Point:
     return min(enough, key=lambda point: point.bits)
 
 
-def _rows(found: Sequence[Choice], search: Search, taken: Mapping[str, str]) -> dict[int, float]:
+def _rows(
+    found: Sequence[WeightOptions], search: Search, taken: Mapping[str, str]
+) -> dict[int, float]:
     """{rows: seconds a row} of the largest layer that multiplies, in its format."""
     able = [choice for choice in found if _multiplies(choice) and choice.name in taken]
     if not able:

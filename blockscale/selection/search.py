@@ -21,7 +21,7 @@ from blockscale.kernels.hardware import hardware
 from blockscale.layers.guards import ordinary_tensors
 from blockscale.layers.model import unwrapped
 from blockscale.layers.processes import check_whole
-from blockscale.selection.candidates import Candidate, Choice, choices, read
+from blockscale.selection.candidates import Candidate, WeightOptions, choices, read
 from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
@@ -129,7 +129,7 @@ def _batches(batches: Iterable[Any]) -> list[Any]:
 
 
 def _identity(
-    found: Sequence[Choice],
+    found: Sequence[WeightOptions],
     asked: Asked,
     what: Objective,
     batches: tuple[Sequence[Any], Sequence[Any]],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.selection.candidates import Candidate, Choice
+from blockscale.selection.candidates import Candidate, WeightOptions
 from blockscale.selection.choose import LayerChoice, LayerError, as_recipe, recipe_of
 from blockscale.selection.errors import Errors, Laboratory, errors_of
 from blockscale.selection.objective import Curvature, MeasuredObjective
@@ -32,7 +32,9 @@ class Asked:
 Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Point]
 
 
-def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState) -> Found:
+def searched(
+    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
+) -> Found:
     """The layers, the uniform points, the front's points and the point of the budget."""
     _announce(lab, found, asked, state)
     lab.remember()
@@ -53,7 +55,9 @@ def searched(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: Sear
     return layers, uniform, tuple(sorted(every.values(), key=lambda p: p.bits)), point
 
 
-def _announce(lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState) -> None:
+def _announce(
+    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
+) -> None:
     """Say how many runs of the model there will be, and how many were made before."""
     own, held = len(lab.batches), len(lab.held)
     runs = {_of(each): own + held for each in asked.candidates}
@@ -73,12 +77,12 @@ def _of(candidate: Candidate) -> str:
     return f"candidate {candidate.name}"
 
 
-def _alone(candidate: Candidate, choice: Choice) -> str:
+def _alone(candidate: Candidate, choice: WeightOptions) -> str:
     return f"alone {candidate.name} in {choice.name}"
 
 
 def _candidates(
-    lab: Laboratory, found: Sequence[Choice], asked: Asked, state: SearchState
+    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
 ) -> tuple[dict[str, Errors], tuple[Point, ...]]:
     """The errors of every candidate in every layer, and what each gives in all of them."""
     curvature: Curvature | None = None
@@ -101,7 +105,7 @@ def _candidates(
     return errors, tuple(sorted(uniform, key=lambda p: p.bits))
 
 
-def _curvature(lab: Laboratory, found: Sequence[Choice], seed: int) -> Curvature:
+def _curvature(lab: Laboratory, found: Sequence[WeightOptions], seed: int) -> Curvature:
     made = Curvature(lab.model, found)
     generator = torch.Generator().manual_seed(seed)
     for batch in lab.batches:
@@ -110,7 +114,7 @@ def _curvature(lab: Laboratory, found: Sequence[Choice], seed: int) -> Curvature
 
 
 def _uniform(
-    candidate: Candidate, found: Sequence[Choice], told: Mapping[str, Any], score: str
+    candidate: Candidate, found: Sequence[WeightOptions], told: Mapping[str, Any], score: str
 ) -> Point:
     """One candidate wherever it can be; the other layers stay in float, whose bits count."""
     own = {choice.names: candidate for choice in found if candidate.name in choice.plans}
@@ -128,7 +132,7 @@ def _uniform(
 
 def _measured(
     candidate: Candidate,
-    found: Sequence[Choice],
+    found: Sequence[WeightOptions],
     errors: Errors,
     lab: Laboratory,
     state: SearchState,
@@ -145,7 +149,7 @@ def _measured(
 
 
 def _layer(
-    choice: Choice,
+    choice: WeightOptions,
     candidates: Sequence[Candidate],
     errors: Mapping[str, Errors],
     times: Mapping[tuple[str, str], float],
@@ -170,7 +174,7 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
     budget: float,
     latency: float | None,
     layers: tuple[LayerChoice, ...],
-    found: Sequence[Choice],
+    found: Sequence[WeightOptions],
     asked: Asked,
     lab: Laboratory,
     state: SearchState,
@@ -189,7 +193,7 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
 
 
 def measured_with(
-    recipe: Recipe, found: Sequence[Choice], candidates: Sequence[Candidate], lab: Laboratory
+    recipe: Recipe, found: Sequence[WeightOptions], candidates: Sequence[Candidate], lab: Laboratory
 ) -> MeasuredObjective:
     """Damage and quality of the model with a recipe that has a candidate for every choice."""
     made: dict[str, nn.Module] = {}
@@ -198,6 +202,8 @@ def measured_with(
     return lab.measure(made, lab.held)
 
 
-def _candidate_of(recipe: Recipe, choice: Choice, candidates: Sequence[Candidate]) -> Candidate:
+def _candidate_of(
+    recipe: Recipe, choice: WeightOptions, candidates: Sequence[Candidate]
+) -> Candidate:
     scheme, _ = recipe.decide(choice.name)
     return next(each for each in candidates if each.scheme == scheme)

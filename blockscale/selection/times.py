@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from blockscale.calibration.batches import call
 from blockscale.calibration.input_stats import Callback, watch
-from blockscale.selection.candidates import Candidate, Choice
+from blockscale.selection.candidates import Candidate, WeightOptions
 
 # Memory that a call takes: the most that torch's allocators gave out at once while it ran.
 
@@ -71,7 +71,7 @@ _MOST = 2.0  # seconds that one layer may take in all
 
 def layer_seconds(
     inputs: Mapping[nn.Module, Sequence[Tensor]],
-    choices: Sequence[Choice],
+    choices: Sequence[WeightOptions],
     candidates: Sequence[Candidate],
     more: Mapping[str, Callable[[], Any]] | None = None,
 ) -> dict[tuple[str, str], float]:
@@ -102,7 +102,7 @@ def layer_seconds(
 
 
 def inputs_of(
-    model: nn.Module, choices: Sequence[Choice], batch: Any
+    model: nn.Module, choices: Sequence[WeightOptions], batch: Any
 ) -> dict[nn.Module, list[Tensor]]:
     """{layer: what it is called with for a batch}."""
     found: dict[nn.Module, list[Tensor]] = {m: [] for c in choices for m in c.modules}

@@ -14,7 +14,7 @@ import blockscale as bs
 from blockscale.calibration.algorithms.learned.loop import divergence, squared_error
 from blockscale.calibration.algorithms.learned.samples import Sample
 from blockscale.calibration.algorithms.signround import SignRound
-from blockscale.calibration.blocks.calls import Call
+from blockscale.calibration.blocks.calls import BlockCall
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.observers import make
 from blockscale.calibration.padding import Padding
@@ -225,7 +225,7 @@ def test_a_run_that_goes_on_is_of_the_same_tokens(tmp_path: Path) -> None:
 class _Given:
     """A stage that gives what it is called with."""
 
-    def run(self, _: Any, call: Call) -> Tensor:
+    def run(self, _: Any, call: BlockCall) -> Tensor:
         return call.args[0]
 
 
@@ -235,8 +235,8 @@ def test_errors_of_blocks_leave_padding_out(error: Any) -> None:
     batch = padded()[0]
     target = Padding("attention_mask").blank(wanted, batch)
     mask = batch["attention_mask"].bool()
-    found = error(_Given(), {}, Sample(Call((given,), {}), target))
-    expected = error(_Given(), {}, Sample(Call((given[mask],), {}), wanted[mask]))
+    found = error(_Given(), {}, Sample(BlockCall((given,), {}), target))
+    expected = error(_Given(), {}, Sample(BlockCall((given[mask],), {}), wanted[mask]))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
         mean_divergence(given, target), mean_divergence(given[mask], wanted[mask])

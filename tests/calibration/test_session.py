@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration import input_stats
-from blockscale.calibration.input_stats import Product, product_of
+from blockscale.calibration.input_stats import Gram, product_of
 from blockscale.calibration.session import LastProducts
 from tests.calibration.networks import CHANNEL, STATIC, Net, deep, ids, net, quietly, state_of
 
@@ -207,7 +207,7 @@ def test_grams_of_layers_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made = []
 
-    def counted(x: Tensor) -> Product:
+    def counted(x: Tensor) -> Gram:
         made.append(x)
         return product_of(x)
 

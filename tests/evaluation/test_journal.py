@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from blockscale.evaluation.journal import Journal, JournalError, batch_digest, fingerprint
-from blockscale.evaluation.kinds import Measured
+from blockscale.evaluation.journal import BatchJournal, JournalError, batch_digest, fingerprint
+from blockscale.evaluation.kinds import Measurement
 
-ONE = Measured({"loss": (torch.tensor([0.1, 1 / 3]).double(), torch.ones(2).double())}, {})
+ONE = Measurement({"loss": (torch.tensor([0.1, 1 / 3]).double(), torch.ones(2).double())}, {})
 
 
 def same(a, b):
@@ -19,18 +19,18 @@ def same(a, b):
 
 def test_what_was_measured_is_read_to_the_bit(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, "run").add("d0", ONE)
-    again = Journal(path, "run")
+    BatchJournal(path, "run").add("d0", ONE)
+    again = BatchJournal(path, "run")
     assert len(again) == 1
     assert same(again.at(0, "d0"), ONE)
     assert again.at(1, "d1") is None
     again.add("d1", ONE)
-    assert len(Journal(path, "run")) == 2
+    assert len(BatchJournal(path, "run")) == 2
 
 
 def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    journal = Journal(None, "run")
+    journal = BatchJournal(None, "run")
     journal.add("d0", ONE)
     assert same(journal.at(0, "d0"), ONE) and list(tmp_path.iterdir()) == []
 
@@ -38,30 +38,30 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kept", range(1, 40, 7))
 def test_a_line_that_a_kill_cut_off_is_measured_again(tmp_path, kept):
     path = tmp_path / "j.jsonl"
-    journal = Journal(path, "run")
+    journal = BatchJournal(path, "run")
     journal.add("d0", ONE)
     size = path.stat().st_size
     journal.add("d1", ONE)
     with path.open("rb+") as file:
         file.truncate(size + kept)
-    again = Journal(path, "run")
+    again = BatchJournal(path, "run")
     assert len(again) == 1 and path.stat().st_size == size
     again.add("d1", ONE)
-    assert len(Journal(path, "run")) == 2
+    assert len(BatchJournal(path, "run")) == 2
 
 
 def test_other_runs_batches_and_files_are_refused(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, "run").add("d0", ONE)
+    BatchJournal(path, "run").add("d0", ONE)
     with pytest.raises(JournalError, match="no journal of this evaluation"):
-        Journal(path, "another")
+        BatchJournal(path, "another")
     with pytest.raises(JournalError, match="another batch 0"):
-        Journal(path, "run").at(0, "d1")
+        BatchJournal(path, "run").at(0, "d1")
     kept = path.read_text()
     for text in ("hello\n", "[]\n", "{}\n"):
         path.write_text(text)
         with pytest.raises(JournalError, match="no journal"):
-            Journal(path, "run")
+            BatchJournal(path, "run")
         assert path.read_text() == text
     lines = kept.splitlines()
     for wrong in (
@@ -70,9 +70,9 @@ def test_other_runs_batches_and_files_are_refused(tmp_path):
     ):
         path.write_text(f"{lines[0]}\n{json.dumps(wrong)}\n")
         with pytest.raises(JournalError, match="delete the file"):
-            Journal(path, "run").at(0, "d0")
+            BatchJournal(path, "run").at(0, "d0")
     with pytest.raises(ValueError, match="is a directory"):
-        Journal(tmp_path, "run")
+        BatchJournal(tmp_path, "run")
 
 
 def test_models_and_batches_are_told_apart():

@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.layers.decisions import (
-    Codes,
+    CodesKey,
     Member,
     Weight,
     decide,
@@ -133,7 +133,7 @@ def test_formats_of_biases() -> None:
 
 
 def test_tied_weights_share_codes_or_none_has_them() -> None:
-    one, other = Codes("int8", "plain", None), Codes("int8", "transposed", None)
+    one, other = CodesKey("int8", "plain", None), CodesKey("int8", "transposed", None)
     assert why_tied("a", {"a": one, "b": one}) == ""
     assert why_tied("a", {"a": None, "b": one}) == ""
     for wanted in ({"a": one, "b": other}, {"a": one, "b": None}):

@@ -6,7 +6,7 @@ tests/calibration/blocks/test_lane.py: `lane_of`, `walk`.
 from typing import Any
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import Kept
+from blockscale.calibration.blocks.calls import TensorStore
 from blockscale.calibration.blocks.find import find_blocks
 from blockscale.calibration.blocks.lane import Lane
 from blockscale.calibration.blocks.record import record
@@ -14,7 +14,7 @@ from blockscale.layers.plan import Plan, plan_layers
 from tests.calibration.walk.networks import ids
 
 
-def lane_of(model: Any, kept: Kept, batches: Any = None) -> Lane:
+def lane_of(model: Any, kept: TensorStore, batches: Any = None) -> Lane:
     plans = [p for p in plan_layers(model, bs.Recipe("int8")) if isinstance(p, Plan)]
     return Lane(model, find_blocks(model, plans), batches or ids(), kept)
 

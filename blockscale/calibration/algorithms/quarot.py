@@ -12,7 +12,7 @@ from blockscale.core.format import Format
 if TYPE_CHECKING:
     from blockscale.calibration.input_stats import InputStats
     from blockscale.calibration.padding import Padding
-    from blockscale.calibration.rotations.stream import Stream
+    from blockscale.calibration.rotations.stream import ResidualStream
     from blockscale.core.recipe import Recipe
 
 
@@ -42,7 +42,7 @@ class QuaRot:
     def learned(
         self,
         model: nn.Module,  # noqa: ARG002 - what learns needs them
-        stream: "Stream",  # noqa: ARG002
+        stream: "ResidualStream",  # noqa: ARG002
         recipe: "Recipe",  # noqa: ARG002
         batches: Iterable[Any],  # noqa: ARG002
         padding: "Padding | None" = None,  # noqa: ARG002

@@ -28,7 +28,7 @@ from blockscale.calibration.algorithms.block_scales import widened
 from blockscale.calibration.algorithms.learned.dealt import DealtSamples
 from blockscale.calibration.algorithms.learned.loop import (
     STARTS,
-    Settings,
+    DescentSettings,
     divergence,
     learn,
     least,
@@ -92,7 +92,7 @@ class SignRound:
             raise ValueError(f"signround: steps must be an integer >= 1, got {steps!r}")
         if start not in STARTS:
             raise ValueError(f"signround: unknown start {start!r}; choose from {', '.join(STARTS)}")
-        self.settings = Settings(
+        self.settings = DescentSettings(
             int(steps),
             rate,
             factors,
@@ -190,7 +190,7 @@ class SignRound:
         ]
 
 
-def _check(settings: Settings, whole: float, whole_rate: float) -> None:
+def _check(settings: DescentSettings, whole: float, whole_rate: float) -> None:
     """Raises ValueError for numbers that make no sense."""
     _, rate, factors, _, positions, _, patience, *_ = settings
     rising, inside = settings.rising, settings.inside

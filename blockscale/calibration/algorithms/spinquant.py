@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from blockscale.calibration.algorithms.quarot import QuaRot
-from blockscale.calibration.rotations.learn import Settings, learn
+from blockscale.calibration.rotations.learn import RotationSettings, learn
 
 if TYPE_CHECKING:
     from blockscale.calibration.padding import Padding
-    from blockscale.calibration.rotations.stream import Stream
+    from blockscale.calibration.rotations.stream import ResidualStream
     from blockscale.core.recipe import Recipe
 
 
@@ -42,12 +42,12 @@ class SpinQuant(QuaRot):
             raise ValueError(
                 f"spinquant: steps, rate and batches must be > 0, got {steps}, {rate}, {batches}"
             )
-        self.settings = Settings(int(steps), rate, batches)
+        self.settings = RotationSettings(int(steps), rate, batches)
 
     def learned(
         self,
         model: nn.Module,
-        stream: "Stream",
+        stream: "ResidualStream",
         recipe: "Recipe",
         batches: Iterable[Any],
         padding: "Padding | None" = None,

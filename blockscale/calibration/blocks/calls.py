@@ -23,7 +23,7 @@ from blockscale.ops.tensor import QTensor
 # Tensors that are kept for a while: in memory, and beyond a budget in files.
 
 
-class Kept(Closing):
+class TensorStore(Closing):
     """Tensors by key. What exceeds `budget` bytes lies in safetensors files, one a tensor, in a
     temporary directory that only its user can read and that `close` deletes.
     """
@@ -81,7 +81,7 @@ class Kept(Closing):
 # What an algorithm that looks at a whole block is given, and what it gives back.
 
 
-class Call(NamedTuple):
+class BlockCall(NamedTuple):
     """One call of a block: `block(*args, **kwargs)`; shared tensors (masks) are one object."""
 
     args: tuple[Any, ...]
@@ -111,7 +111,7 @@ class BlockTask:
     module: nn.Module
     plans: Sequence[Plan]
     places: Mapping[str, Supplied]
-    calls: Sequence[Call]
+    calls: Sequence[BlockCall]
     targets: Sequence[Tensor]
     grams: Mapping[str, Tensor] = field(default_factory=dict)
     seed: int = 0
@@ -157,7 +157,7 @@ class Shape(NamedTuple):
     device: torch.device
 
 
-class Parts(NamedTuple):
+class NestedTensors(NamedTuple):
     """Nested tuples, lists and dicts: the leaves, a Key in the place of each tensor, and how they
     were nested."""
 
@@ -165,7 +165,7 @@ class Parts(NamedTuple):
     spec: Any
 
     @classmethod
-    def of(cls, value: Any, key: Callable[[int, Tensor], Key]) -> "Parts":
+    def of(cls, value: Any, key: Callable[[int, Tensor], Key]) -> "NestedTensors":
         """A value taken apart; key(place, tensor): keeps a tensor. Caches of keys and values are
         left out: a block that is called a second time would find what it wrote the first time."""
         leaves, spec = pytree.tree_flatten(value, is_leaf=is_cache)
@@ -222,9 +222,9 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def as_call(value: Any) -> Call:
-    """(args, kwargs) as a Call."""
-    return Call(*value)
+def as_call(value: Any) -> BlockCall:
+    """(args, kwargs) as a call."""
+    return BlockCall(*value)
 
 
 def digest(tensor: Tensor) -> Hashable:

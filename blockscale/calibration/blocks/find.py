@@ -58,7 +58,7 @@ def _stub(kind: type[nn.Module], number: int, enter: Enter) -> type[nn.Module]:
     return type(kind.__name__, (kind,), names)
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """One block: its dotted name, the list that it stands in, and the layers to be quantized."""
 
     name: str
@@ -67,7 +67,9 @@ class Block(NamedTuple):
     plans: tuple[Plan, ...]
 
 
-def find_blocks(model: nn.Module, plans: Sequence[Plan], pattern: str | None = None) -> list[Block]:
+def find_blocks(
+    model: nn.Module, plans: Sequence[Plan], pattern: str | None = None
+) -> list[LayerBlock]:
     """The blocks of a model in its order, none if there are none.
 
     They are the children of an nn.ModuleList or nn.Sequential, two or more, all of one class and
@@ -83,7 +85,7 @@ def find_blocks(model: nn.Module, plans: Sequence[Plan], pattern: str | None = N
     for chain, name in found:
         inside = [p for p in plans if p.name not in taken and any(_in(n, name) for n in p.names)]
         taken |= {plan.name for plan in inside}
-        blocks.append(Block(name, chain, model.get_submodule(name), tuple(inside)))
+        blocks.append(LayerBlock(name, chain, model.get_submodule(name), tuple(inside)))
     return blocks
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.blocks.calls import (
-    Call,
-    Kept,
+    BlockCall,
     Key,
-    Parts,
+    NestedTensors,
     Shape,
+    TensorStore,
     apart,
     as_call,
     digest,
@@ -23,7 +23,7 @@ from blockscale.calibration.blocks.calls import (
     tensors,
     version,
 )
-from blockscale.calibration.blocks.find import Block, NotWalkableError
+from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE
 from blockscale.core.untrusted import kind_of
@@ -41,29 +41,29 @@ class Lane:
     def __init__(
         self,
         model: nn.Module,
-        blocks: Sequence[Block],
+        blocks: Sequence[LayerBlock],
         batches: Sequence[Any],
-        kept: Kept,
+        kept: TensorStore,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.model, self.blocks, self.batches = model, blocks, batches
         self.kept, self.around = kept, around
         self.numbers = {block.module: i for i, block in enumerate(blocks)}
         self.done: set[int] = set()
-        self.ready: Callable[[Block], None] = lambda _: None  # before a block runs
+        self.ready: Callable[[LayerBlock], None] = lambda _: None  # before a block runs
         self.padding = Padding()
         self.ranks = ALONE  # who has other batches
         self.device: torch.device | None = None  # of batches, where it is not the model's
         self.met_others = False  # while recording: layers that have to be chosen first
-        self._calls: dict[int, list[Parts]] = {}
-        self._gave: dict[int, list[Parts]] = {}
+        self._calls: dict[int, list[NestedTensors]] = {}
+        self._gave: dict[int, list[NestedTensors]] = {}
         self._shapes: dict[Key, Shape] = {}  # of what blocks gave
         self._said: dict[Key, Shape] = {}  # of ghosts
         self._uses: Counter[Key] = Counter()  # by calls that are still to be made
         self._live: dict[int, list[Tensor]] = {}  # what a block gave inside the running model
         self.notes: list[tuple[str, str]] = []  # a block, and what is noted of it
 
-    def expect(self, calls: Mapping[int, list[Parts]], made: set[Key]) -> None:
+    def expect(self, calls: Mapping[int, list[NestedTensors]], made: set[Key]) -> None:
         """These blocks are called so next. made: tensors that were kept for it, needed or not."""
         for i, parts in calls.items():
             self._calls[i] = parts
@@ -72,7 +72,7 @@ class Lane:
             self.kept.drop(key)
         self._forget()
 
-    def call_of(self, i: int, b: int) -> Call:
+    def call_of(self, i: int, b: int) -> BlockCall:
         """The call of block i for batch b; what others still need of its tensors is copied."""
         seen: dict[Key, Tensor] = {}
 
@@ -155,7 +155,7 @@ class Lane:
             self._shapes[own] = Shape(tensor.shape, tensor.dtype, tensor.device)
             return own
 
-        parts = Parts.of(gave, key)
+        parts = NestedTensors.of(gave, key)
         odd = [leaf for leaf in parts.leaves if not isinstance(leaf, (Key, *_PLAIN))]
         if odd:
             block = self.blocks[i]
@@ -194,11 +194,11 @@ class Lane:
             self.kept.put(key, tensor.detach().clone())
         return key
 
-    def known(self, i: int, b: int) -> Parts | None:
+    def known(self, i: int, b: int) -> NestedTensors | None:
         """What block i gave for batch b; None if it is not kept."""
         return self._gave[i][b] if i in self._gave else None
 
-    def alike(self, i: int, b: int) -> tuple[Parts, dict[Key, Shape]] | None:
+    def alike(self, i: int, b: int) -> tuple[NestedTensors, dict[Key, Shape]] | None:
         """What block i might give for batch b, as the last one of its chain that is done."""
         last = self._last_done(i)
         if last is None:
@@ -214,7 +214,7 @@ class Lane:
         shapes = {own: self._shapes[old] for own, old in pairs}
         if i not in self.done:
             self._said |= shapes
-        return Parts(tuple(leaves), like.spec), shapes
+        return NestedTensors(tuple(leaves), like.spec), shapes
 
     def live(self, i: int, gave: Any) -> None:
         """What block i gave for the first batch inside the running model."""

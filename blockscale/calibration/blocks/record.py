@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from blockscale.calibration.blocks.calls import Key, Parts, ghost, holds_nan, version
+from blockscale.calibration.blocks.calls import Key, NestedTensors, ghost, holds_nan, version
 from blockscale.calibration.blocks.find import NotWalkableError, Stop, stubbed
 from blockscale.calibration.blocks.lane import Lane
 from blockscale.layers.guards import call
@@ -37,7 +37,7 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
     verify: run the first of a chain inside the model for the first batch, to be compared.
     Raises NotWalkableError where batches go through different blocks.
     """
-    every: list[dict[int, Parts]] = []
+    every: list[dict[int, NestedTensors]] = []
     made: set[Key] = set()
 
     def one(b: int) -> None:
@@ -76,7 +76,7 @@ class _Recorder:
     def __init__(self, lane: Lane, b: int, *, records: bool = True, verify: bool = False):
         self.lane, self.b = lane, b
         self.records, self.verify = records, verify
-        self.found: dict[int, Parts] = {}
+        self.found: dict[int, NestedTensors] = {}
         self.made: set[Key] = set()
         self._called: set[int] = set()
         self._known: dict[int, tuple[Tensor, int, Key]] = {}  # by id; the tensor stays alive
@@ -108,7 +108,7 @@ class _Recorder:
         if not self.records or (self.found and lane.met_others):
             raise Stop
         try:
-            self.found[i] = Parts.of((args, kwargs), lambda _, tensor: self._key(tensor))
+            self.found[i] = NestedTensors.of((args, kwargs), lambda _, tensor: self._key(tensor))
         except _DerivedError:
             if self.found:
                 raise Stop from None

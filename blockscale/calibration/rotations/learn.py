@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.rotations.matrices import head_sizes, turned
 from blockscale.calibration.rotations.rotated import logits, logits_of
-from blockscale.calibration.rotations.stream import Stream
+from blockscale.calibration.rotations.stream import ResidualStream
 from blockscale.core.format import Format
 from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.recipe import Recipe
@@ -24,7 +24,7 @@ DRIFT = 1e-8  # by which R^T R may differ from the identity
 MOMENTUM = 0.9
 
 
-class Settings(NamedTuple):
+class RotationSettings(NamedTuple):
     """steps; rate: the largest step, falling to 0; batches: how many serve, all to compare by."""
 
     steps: int
@@ -34,10 +34,10 @@ class Settings(NamedTuple):
 
 def learn(
     model: nn.Module,
-    stream: Stream,
+    stream: ResidualStream,
     recipe: Recipe,
     batches: Iterable[Any],
-    settings: Settings,
+    settings: RotationSettings,
     padding: Padding | None = None,
 ) -> tuple[Tensor | None, list[str]]:
     """The rotation R [size, size] float64 by which the stream is rotated further, or None.
@@ -73,8 +73,8 @@ def _descend(  # noqa: PLR0913 - a loop's state
     loss: Callable[[Tensor, int], Tensor],
     total: Callable[[Tensor], float],
     count: int,
-    stream: Stream,
-    settings: Settings,
+    stream: ResidualStream,
+    settings: RotationSettings,
     least: float,
 ) -> tuple[Tensor, float]:
     """The best rotation seen, and its loss; all are measured after each tenth of the steps."""
@@ -133,7 +133,7 @@ def divergence(found: Tensor, target: Tensor) -> Tensor:
 class _Quantized:
     """The model with a stream rotated by R and plainly rounded weights and inputs."""
 
-    def __init__(self, model: nn.Module, stream: Stream, recipe: Recipe):
+    def __init__(self, model: nn.Module, stream: ResidualStream, recipe: Recipe):
         self.model, self.stream = model, stream
         self.weights: dict[str, Plan] = {}
         self.inputs: dict[nn.Module, Format] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.rotations.stream import Norm, Stream, UnrotatableError, Use
+from blockscale.calibration.rotations.stream import Norm, ResidualStream, UnrotatableError, Use
 from blockscale.core.arithmetic import philox
 from blockscale.layers.before.rotate import random_signs
 from blockscale.ops.seed import seed_tensor
@@ -14,13 +14,13 @@ from blockscale.ops.seed import seed_tensor
 # What the parameters of a model become when its residual stream is rotated.
 
 
-def head_sizes(stream: Stream) -> set[int]:
+def head_sizes(stream: ResidualStream) -> set[int]:
     """The sizes of heads whose values are rotated."""
     return {use.heads for use in stream.uses if use.heads}
 
 
 def turned(
-    model: nn.Module, stream: Stream, rotation: Tensor, heads: Mapping[int, Tensor]
+    model: nn.Module, stream: ResidualStream, rotation: Tensor, heads: Mapping[int, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and what it becomes, in R's dtype: gains folded, then x' = x R.
 

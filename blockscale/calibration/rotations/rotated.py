@@ -15,7 +15,7 @@ from blockscale.calibration.blocks.calls import first_tensor
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.rotations.matrices import head_sizes, orthogonal, turned
-from blockscale.calibration.rotations.stream import Stream, UnrotatableError, stream_of
+from blockscale.calibration.rotations.stream import ResidualStream, UnrotatableError, stream_of
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
@@ -35,7 +35,7 @@ class Rotation(Protocol):
     def learned(
         self,
         model: nn.Module,
-        stream: Stream,
+        stream: ResidualStream,
         recipe: Recipe,
         batches: Iterable[Any],
         padding: Padding,

@@ -44,7 +44,7 @@ class Use:
 
 
 @dataclass
-class Stream:
+class ResidualStream:
     """How the stream goes through a model. size: its features; notes: {parameter: what to tell}."""
 
     size: int
@@ -61,7 +61,7 @@ class Stream:
 
 
 @torch.no_grad()
-def stream_of(model: nn.Module, batch: Any) -> Stream:
+def stream_of(model: nn.Module, batch: Any) -> ResidualStream:
     """The stream of a model with token embeddings and a head, seen while it runs on one batch.
 
     What reads the stream is what a norm's output is given to; what writes to it are embeddings and
@@ -92,13 +92,15 @@ def stream_of(model: nn.Module, batch: Any) -> Stream:
         if module not in norms
         for use in _uses(module, name, size, norms.get(readers.get(module)))
     ]
-    stream = Stream(size, list(norms.values()), uses, names[head], table.weight is head.weight)
+    stream = ResidualStream(
+        size, list(norms.values()), uses, names[head], table.weight is head.weight
+    )
     stream.uses += _values(names, stream)
     _check_shared(model, stream)
     return stream
 
 
-def _check_shared(model: nn.Module, stream: Stream) -> None:
+def _check_shared(model: nn.Module, stream: ResidualStream) -> None:
     """Raise for a parameter of several modules, but for a head that shares the embedding's."""
     first: dict[Tensor, str] = {}
     for name in dict.fromkeys(use.parameter for use in stream.uses):
@@ -211,7 +213,7 @@ def _uses(  # noqa: C901 - a list of cases
     yield from dict.fromkeys(known.values())
 
 
-def _values(names: dict[nn.Module, str], stream: Stream) -> Iterator[Use]:
+def _values(names: dict[nn.Module, str], stream: ResidualStream) -> Iterator[Use]:
     """Values of each head, between the matrices that give and take them, where those are apart."""
     for module, name in names.items():
         children = dict(module.named_children())

@@ -9,8 +9,8 @@ from torch import nn
 
 from blockscale.calibration.algorithms.learned.stage import first_given
 from blockscale.calibration.batches import device_of, inference
-from blockscale.calibration.blocks.calls import BlockTask, Call
-from blockscale.calibration.blocks.find import Block, NotWalkableError, find_blocks
+from blockscale.calibration.blocks.calls import BlockCall, BlockTask
+from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError, find_blocks
 from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk
@@ -25,23 +25,23 @@ from blockscale.ops.tensor import QTensor
 
 def blocks_of(
     model: nn.Module, plans: Sequence[Plan], wanted: bool | str, *, by_block: bool
-) -> list[Block]:
+) -> list[LayerBlock]:
     """The blocks to be walked. For an algorithm that chooses for blocks (by_block), a model in
     which there are none is one block itself.
 
     Raises ValueError for a pattern that matches nothing.
     """
-    found: list[Block] = []
+    found: list[LayerBlock] = []
     if wanted is not False:
         found = find_blocks(model, plans, None if wanted is True else wanted)
     if by_block and not found:
-        found = [Block("", "", model, tuple(plans))]
+        found = [LayerBlock("", "", model, tuple(plans))]
     return found
 
 
 def walked(
     start: Callable[[], Session],
-    blocks: Sequence[Block],
+    blocks: Sequence[LayerBlock],
     batches: Sequence[Any],
     methods: tuple[Any, Any, Any],
     options: Options,
@@ -104,7 +104,7 @@ def choose_whole(
     model, device = session.model, device_of(session.model)
     own = [plan for plan in session.layers if plan.name in start]
     with inference(model):
-        calls = [Call(*arguments(batch, device)) for batch in batches]
+        calls = [BlockCall(*arguments(batch, device)) for batch in batches]
         targets: list[Any] = []
 
         def one(b: int) -> None:

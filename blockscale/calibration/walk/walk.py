@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockscale.calibration.algorithms import Transform
-from blockscale.calibration.blocks.calls import Kept, Sequenced
-from blockscale.calibration.blocks.find import Block, NotWalkableError
+from blockscale.calibration.blocks.calls import Sequenced, TensorStore
+from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError
 from blockscale.calibration.blocks.lane import Lane
 from blockscale.calibration.blocks.record import record, run_around
 from blockscale.calibration.choose import groups, side_by_side, statistics_bytes, tell_untransformed
@@ -37,7 +37,7 @@ class Walk:
     def __init__(
         self,
         session: Session,
-        blocks: Sequence[Block],
+        blocks: Sequence[LayerBlock],
         batches: Sequence[Any],
         methods: tuple[Any, Transform | None, Spec],
         options: Options,
@@ -66,7 +66,7 @@ class Walk:
             tell_untransformed(self.session, self.transform, [fit])
         runs = self._runs()
         self._start(runs)
-        with Kept(self.budget) as kept:
+        with TensorStore(self.budget) as kept:
             self._open_lanes(kept)
             while sequence := self._next(verify=runs < 3):
                 for i in sequence:
@@ -98,7 +98,7 @@ class Walk:
         if self.settler is not None:
             self.settler.stream.load("", outside=tuple(block.name for block in self.blocks))
 
-    def _open_lanes(self, kept: Kept) -> None:
+    def _open_lanes(self, kept: TensorStore) -> None:
         """The main lane is the one whose grams count; the float one may be another, or the same."""
         model = self.session.model
         float_too = not self.sequential or self._knows_float()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.algorithms.hessian import by_nearest
 from blockscale.calibration.blocks.calls import BlockTask, Sequenced
-from blockscale.calibration.blocks.find import Block
+from blockscale.calibration.blocks.find import LayerBlock
 from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.places import share
@@ -142,7 +142,7 @@ class Settler:
         self.planned: list[ParameterPlan] = []
         self._weights: dict[int, QWeight] = {}
 
-    def load(self, block: Block) -> None:
+    def load(self, block: LayerBlock) -> None:
         """Read the weights of a block, those that are not there."""
         self.stream.load(block.name)
 
@@ -298,7 +298,7 @@ class Weights:
 
     def choose_block(
         self,
-        block: Block,
+        block: LayerBlock,
         plans: Sequence[Plan],
         grams: Mapping[str, Tensor],
         calls: Sequenced,

@@ -13,13 +13,13 @@ from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.profiles import scales
 from blockscale.core.profiles.knobs import Encoder, Profile
-from blockscale.core.profiles.scales import Chosen, rounder
+from blockscale.core.profiles.scales import ChosenScales, rounder
 from blockscale.core.reference import QParams
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.core.scales import TwoLevel
 
 
-def encode(x: Tensor, chosen: Chosen, profile: Profile, fmt: Format) -> Tensor:
+def encode(x: Tensor, chosen: ChosenScales, profile: Profile, fmt: Format) -> Tensor:
     """x [...] and its scales -> codes [...] of the element's code_dtype."""
     fl = rounder(profile.code_arithmetic, x.dtype)
     wide = reference.widen(x)

@@ -89,7 +89,7 @@ SUPER = 256
 _CHUNK = 1024  # super-blocks that are searched at a time: they stay in a processor's cache
 
 
-class Parts(NamedTuple):
+class EncodedBlocks(NamedTuple):
     """What an encoder makes of n numbers in each of some blocks.
 
     codes: [n, blocks]; scale: [super-blocks, each] codes; outer: [super-blocks, 1] fp16; offset,
@@ -109,7 +109,7 @@ def half(x: Tensor) -> Tensor:
 
 
 def by_super_block(
-    x: Tensor, fmt: Format, encode: Callable[[Tensor, Format], Parts]
+    x: Tensor, fmt: Format, encode: Callable[[Tensor, Format], EncodedBlocks]
 ) -> tuple[Tensor, QParams]:
     """x [..., n] -> codes [..., n] and what stands beside them, by `encode` of chunks."""
     assert isinstance(fmt.scale, TwoLevel)
@@ -120,7 +120,7 @@ def by_super_block(
     made = [encode(piece.T.contiguous(), fmt) for piece in pieces]
     if not made:
         empty = torch.zeros(0, dtype=torch.int32, device=x.device)
-        made = [Parts(empty.reshape(size, 0), empty, empty, empty, empty)]
+        made = [EncodedBlocks(empty.reshape(size, 0), empty, empty, empty, empty)]
     shapes = fmt.stored(x.shape)
     codes = torch.cat([each.codes.T for each in made]).reshape(x.shape).to(fmt.element.code_dtype)
     inner = fmt.scale.inner.element

@@ -11,7 +11,7 @@ from blockscale.core.format import Format
 from blockscale.core.profiles.codes import first_of_equals
 from blockscale.core.profiles.encoders import (
     SUPER,
-    Parts,
+    EncodedBlocks,
     by_super_block,
     first_largest,
     half,
@@ -175,14 +175,14 @@ class KType:
     def __call__(self, x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
         return by_super_block(x, fmt, self._encode)
 
-    def _encode(self, x: Tensor, fmt: Format) -> Parts:
+    def _encode(self, x: Tensor, fmt: Format) -> EncodedBlocks:
         """x [n, blocks] float32, n numbers in each of 256 / n blocks in a row"""
         if self.trials is None:
             return _symmetric(x, fmt, self)
         return _with_minimums(x, self.trials, self)
 
 
-def _with_minimums(x: Tensor, trials: Trials, k_type: KType) -> Parts:
+def _with_minimums(x: Tensor, trials: Trials, k_type: KType) -> EncodedBlocks:
     each = SUPER // x.shape[0]
     scales, minimums, codes = search_with_minimum(x, _weights(x, trials), trials)
     scale_codes, d = _unsigned(scales.reshape(-1, each), k_type.levels)
@@ -195,7 +195,9 @@ def _with_minimums(x: Tensor, trials: Trials, k_type: KType) -> Parts:
     step = (d.float() * scale_codes.float()).flatten()
     low = (dmin.float() * minimum_codes.float()).flatten()
     again = nearest_int((x + low) / step).clamp(0, trials.levels)
-    return Parts(torch.where(step == 0, codes.int(), again), scale_codes, d, minimum_codes, -dmin)
+    return EncodedBlocks(
+        torch.where(step == 0, codes.int(), again), scale_codes, d, minimum_codes, -dmin
+    )
 
 
 def _weights(x: Tensor, trials: Trials) -> Tensor:
@@ -213,7 +215,7 @@ def _unsigned(numbers: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return nearest_int(inverse * numbers), half(top / limit)
 
 
-def _symmetric(x: Tensor, fmt: Format, k_type: KType) -> Parts:
+def _symmetric(x: Tensor, fmt: Format, k_type: KType) -> EncodedBlocks:
     each, levels = SUPER // x.shape[0], 2 ** (fmt.bits - 1)
     find = refined if fmt.bits == 3 else symmetric
     scales, codes = find(x, levels)
@@ -235,7 +237,7 @@ def _symmetric(x: Tensor, fmt: Format, k_type: KType) -> Parts:
     codes = torch.where(step == 0, codes.int(), again)
     if fmt.bits == 6:
         codes = torch.where(nothing.expand_as(scale_codes).flatten(), -levels, codes)
-    return Parts(codes, scale_codes, d)
+    return EncodedBlocks(codes, scale_codes, d)
 
 
 # ggml's types of one scale a block that are no rules of knobs (ggml-quants.c, commit d99724f2).

@@ -18,7 +18,7 @@ from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import TwoLevel
 
 
-class Chosen(NamedTuple):
+class ChosenScales(NamedTuple):
     """What stands beside the codes, and what numbers are divided by.
 
     divisor: float32 [scale's shape]; with `reciprocal`, what numbers are multiplied by
@@ -39,7 +39,7 @@ def rounder(arithmetic: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda t: t.to(dtype).to(torch.float32)
 
 
-def choose(x: Tensor, profile: Profile, fmt: Format) -> Chosen:
+def choose(x: Tensor, profile: Profile, fmt: Format) -> ChosenScales:
     """x [...] -> its scales; fmt: the result's format."""
     ranges = reference.extremes(Blocks(reference.widen(x), fmt.block), fmt)
     if isinstance(fmt.scale, FloatScale):
@@ -50,7 +50,7 @@ def choose(x: Tensor, profile: Profile, fmt: Format) -> Chosen:
     return _two_level(ranges, profile, fmt, fmt.scale)
 
 
-def _float(x: Tensor, profile: Profile, fmt: Format) -> Chosen:
+def _float(x: Tensor, profile: Profile, fmt: Format) -> ChosenScales:
     scale = fmt.scale
     assert isinstance(scale, FloatScale)
     fl = rounder(profile.scale_arithmetic, x.dtype)
@@ -65,7 +65,7 @@ def _float(x: Tensor, profile: Profile, fmt: Format) -> Chosen:
     step = raw if profile.before_cast else scale.step(stored)
     zero = _zero_point(low, step, zeros, profile, fmt, fl) if fmt.asym else None
     code_fl = rounder(profile.code_arithmetic, x.dtype)
-    return Chosen(QParams(stored, zero_point=zero), _divisor(step, profile, code_fl))
+    return ChosenScales(QParams(stored, zero_point=zero), _divisor(step, profile, code_fl))
 
 
 def _at_least(size: Tensor, profile: Profile, dtype: torch.dtype) -> Tensor:
@@ -123,7 +123,7 @@ def _zero_point(
     return zero.to(torch.int32)
 
 
-def _power(ranges: reference.Ranges, profile: Profile, fmt: Format) -> Chosen:
+def _power(ranges: reference.Ranges, profile: Profile, fmt: Format) -> ChosenScales:
     scale = fmt.scale
     assert isinstance(scale, PowerOfTwo)
     a = reference.numerator(ranges.low, ranges.high, fmt)
@@ -137,7 +137,7 @@ def _power(ranges: reference.Ranges, profile: Profile, fmt: Format) -> Chosen:
     step = scale.step(stored, fmt.fraction_bits)
     if profile.smallest_divisor is not None:
         step = torch.where(stored == 0, profile.smallest_divisor, step)
-    return Chosen(QParams(stored), _divisor(step, profile, lambda t: t))
+    return ChosenScales(QParams(stored), _divisor(step, profile, lambda t: t))
 
 
 def _by_logarithm(a: Tensor, fmt: Format) -> Tensor:
@@ -158,7 +158,7 @@ def _by_logarithm(a: Tensor, fmt: Format) -> Tensor:
 
 def _two_level(
     ranges: reference.Ranges, profile: Profile, fmt: Format, scale: TwoLevel[Format]
-) -> Chosen:
+) -> ChosenScales:
     a = reference.numerator(ranges.low, ranges.high, fmt)
     block = scale.inner.block
     if profile.outer is None:
@@ -173,6 +173,6 @@ def _two_level(
     )
     qparams = QParams(codes, outer.to(scale.outer_type.dtype))
     if not profile.reciprocal:
-        return Chosen(qparams, scale.step(*qparams[:2]))  # type: ignore[arg-type]
+        return ChosenScales(qparams, scale.step(*qparams[:2]))  # type: ignore[arg-type]
     each = block.expand(outer, codes.shape)
-    return Chosen(qparams, each.reciprocal() / scale.values(codes))
+    return ChosenScales(qparams, each.reciprocal() / scale.values(codes))

@@ -11,7 +11,7 @@ from blockscale.layers.linear import QLinear, QTransposedLinear, replacement
 from blockscale.qat.layers.layer import Features, QATLayer
 
 
-class _Linear(QATLayer):
+class _TrainedLinear(QATLayer):
     """y = x @ weight.T + bias, the weight in its stored layout."""
 
     @classmethod
@@ -26,13 +26,13 @@ class _Linear(QATLayer):
         return self._like(F.linear(values, weight, bias), x)
 
 
-class QATLinear(_Linear, nn.Linear):
+class QATLinear(_TrainedLinear, nn.Linear):
     """nn.Linear that trains as QLinear."""
 
     kind = QLinear
 
 
-class QATTransposedLinear(_Linear):
+class QATTransposedLinear(_TrainedLinear):
     """Transformers' Conv1D that trains as QTransposedLinear."""
 
     kind = QTransposedLinear

@@ -28,7 +28,7 @@ from blockscale.ops.tensor import QTensor
 from blockscale.reporting.ledger import grouped, ledger_notes
 from blockscale.reporting.model.figures import read_search
 from blockscale.reporting.model.measure import measure
-from blockscale.reporting.model.stored import Row, Stored
+from blockscale.reporting.model.stored import Row, ReportedModel
 
 # What a directory's ledger says of it: a file that may be anybody's, so every field is checked.
 
@@ -187,16 +187,16 @@ def _about(*given: str | Path | None) -> dict[str, Any]:
 
 
 def _of_model(path: Path, source: str | Path | None, progress: Progress) -> dict[str, Any]:
-    with Stored(path) as model:
+    with ReportedModel(path) as model:
         rows = list(model.rows())
         if source is None:
             return _told(model, rows, None, progress)
-        with Stored(source) as floats:
+        with ReportedModel(source) as floats:
             return _told(model, rows, floats, progress)
 
 
 def _told(
-    model: Stored, rows: Sequence[Row], source: Stored | None, progress: Progress
+    model: ReportedModel, rows: Sequence[Row], source: ReportedModel | None, progress: Progress
 ) -> dict[str, Any]:
     sizes = {file: file.stat().st_size for each in (model, source) if each for file in each.files}
     progress.start(sum(row.nbytes for row in rows) + sum(sizes.values()), 0)
@@ -221,7 +221,7 @@ def _told(
 
 
 def _line(
-    row: Row, model: Stored, source: Stored | None, formats: dict[str, Any]
+    row: Row, model: ReportedModel, source: ReportedModel | None, formats: dict[str, Any]
 ) -> dict[str, Any]:
     line: dict[str, Any] = {
         "name": shown(row.name), "kind": shown(row.kind), "format": shown(row.format),
@@ -295,7 +295,7 @@ def _sum(rows: Sequence[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _origin(stored: Stored, progress: Progress) -> dict[str, Any]:
+def _origin(stored: ReportedModel, progress: Progress) -> dict[str, Any]:
     """Which files these are: size and SHA-256 of each."""
     files = [
         {

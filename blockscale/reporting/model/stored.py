@@ -56,7 +56,7 @@ class Row:
         return 8 * self.nbytes / max(self.elements, 1)
 
 
-class Stored(Closing):
+class ReportedModel(Closing):
     """A checkpoint of any producer, and of ours what its metadata says besides; a context."""
 
     def __init__(self, path: str | Path):

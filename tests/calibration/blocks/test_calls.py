@@ -10,13 +10,13 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibration.blocks.calls import (
+    BlockCall,
     BlockTask,
-    Call,
-    Kept,
     Key,
-    Parts,
+    NestedTensors,
     Sequenced,
     Shape,
+    TensorStore,
     apart,
     digest,
     equal,
@@ -50,7 +50,7 @@ def test_parts_come_together_again() -> None:
         return made
 
     value = ((x, None), {"mask": y, "flags": [True, 3], "cache": Cache()})
-    parts = Parts.of(value, key)
+    parts = NestedTensors.of(value, key)
     (first, none), more = parts.put_together(kept.__getitem__)
     assert first is x
     assert none is None
@@ -109,14 +109,14 @@ def test_sequenced_makes_items_when_they_are_read() -> None:
 # Tensors in memory and, beyond the budget, in files that go away.
 
 
-def folder(kept: Kept) -> Path:
+def folder(kept: TensorStore) -> Path:
     assert kept._folder is not None
     return Path(kept._folder.name)
 
 
 def test_within_the_budget_nothing_is_written() -> None:
     x = torch.randn(4)
-    with Kept(16) as kept:
+    with TensorStore(16) as kept:
         kept.put("x", x)
         assert kept.get("x").data_ptr() == x.data_ptr()
         assert kept._folder is None
@@ -126,7 +126,7 @@ def test_within_the_budget_nothing_is_written() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 def test_beyond_it_lies_in_a_private_folder(dtype: torch.dtype) -> None:
     x = torch.randn(3, 4).T.to(dtype)
-    with Kept(0) as kept:
+    with TensorStore(0) as kept:
         kept.put("x", x)
         where = folder(kept)
         assert stat.S_IMODE(where.stat().st_mode) == 0o700
@@ -139,7 +139,7 @@ def test_beyond_it_lies_in_a_private_folder(dtype: torch.dtype) -> None:
 
 
 def test_the_folder_goes_where_something_is_raised() -> None:
-    with pytest.raises(KeyboardInterrupt), Kept(0) as kept:
+    with pytest.raises(KeyboardInterrupt), TensorStore(0) as kept:
         kept.put("x", torch.ones(3))
         where = folder(kept)
         raise KeyboardInterrupt
@@ -147,7 +147,7 @@ def test_the_folder_goes_where_something_is_raised() -> None:
 
 
 def test_what_is_dropped_makes_room() -> None:
-    with Kept(16) as kept:
+    with TensorStore(16) as kept:
         kept.put("a", torch.ones(4))
         kept.put("b", torch.ones(4))
         assert (kept.on_disk("a"), kept.on_disk("b")) == (False, True)
@@ -169,7 +169,7 @@ def test_a_task_made_by_hand() -> None:
     with torch.no_grad():
         target = block(x)[0]
     places = {plan.name: Supplied() for plan in plans}
-    task = BlockTask("", block, plans, places, [Call((x,), {})], [target])
+    task = BlockTask("", block, plans, places, [BlockCall((x,), {})], [target])
     algorithm = Plain()
     made = algorithm.quantize_block(task)
     assert sorted(made) == sorted(plan.name for plan in plans)

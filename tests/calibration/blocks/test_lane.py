@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockscale.calibration.blocks.calls import Kept
+from blockscale.calibration.blocks.calls import TensorStore
 from blockscale.calibration.blocks.find import NotWalkableError
 from blockscale.calibration.blocks.record import record, run_around
 from tests.calibration.walk.networks import CALLS, decoder, ids
@@ -17,7 +17,7 @@ from tests.support.blocks_lane import lane_of, walk
 def test_replayed_blocks_give_what_the_model_gives(budget: float) -> None:
     model, batches = decoder(4), ids()
     given: list[Any] = []
-    with torch.no_grad(), Kept(budget) as kept:
+    with torch.no_grad(), TensorStore(budget) as kept:
         lane = lane_of(model, kept)
         assert walk(lane) == [[0], [1, 2, 3]]
         assert sum(CALLS.values()) == 4 * 3 + 1  # one to compare
@@ -31,7 +31,7 @@ def test_replayed_blocks_give_what_the_model_gives(budget: float) -> None:
 
 def test_equal_masks_are_kept_once() -> None:
     model = decoder(3)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane)
         masks = {id(lane.call_of(0, b).kwargs["mask"]) for b in range(3)}
@@ -44,7 +44,7 @@ def test_a_block_that_changes_its_input_in_place() -> None:
     model, batches = decoder(3), ids()
     for layer in model.layers:
         layer.forward = lambda x, mask, layer=layer: (x.add_(layer.feed(x)), None)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         walk(lane)
         x = model.table(batches[1])
@@ -56,7 +56,7 @@ def test_a_block_that_changes_its_input_in_place() -> None:
 def test_a_block_that_changes_what_is_shared() -> None:
     model = decoder(2)
     model.layers[0].forward = lambda x, mask: (x, mask.logical_not_())
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane)
         with pytest.raises(NotWalkableError, match=r"layers\.0 changes a shared argument in place"):
@@ -66,7 +66,7 @@ def test_a_block_that_changes_what_is_shared() -> None:
 def test_a_random_block_is_found_out() -> None:
     model = decoder(2)
     model.layers[0].forward = lambda x, mask: (x + torch.rand(()), None)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane, verify=True)
         with pytest.raises(NotWalkableError, match="it is random, or depends on a state"):
@@ -76,7 +76,7 @@ def test_a_random_block_is_found_out() -> None:
 def test_blocks_that_give_other_shapes_are_recorded_again() -> None:
     model = decoder(3)
     model.layers[1].forward = lambda x, mask: (x[:1], None)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         assert record(lane) == [0]
         lane.run(0, keep=True)
@@ -91,7 +91,7 @@ def test_blocks_that_give_other_shapes_are_recorded_again() -> None:
 def test_an_opaque_gift_is_refused() -> None:
     model = decoder(2)
     model.layers[0].forward = lambda x, mask: object()
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         record(lane)
         with pytest.raises(NotWalkableError, match=r"layers\.0 returns an object"):
@@ -102,7 +102,7 @@ def test_the_model_around_stops_at_the_first_block_to_come() -> None:
     model, seen = decoder(2), []
     model.table.register_forward_hook(lambda *_: seen.append("table"))
     model.head.register_forward_hook(lambda *_: seen.append("head"))
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         run_around(lane)
         assert seen == ["table"] * 3

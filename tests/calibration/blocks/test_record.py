@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.blocks.calls import Kept
+from blockscale.calibration.blocks.calls import TensorStore
 from blockscale.calibration.blocks.find import NotWalkableError
 from blockscale.calibration.blocks.record import record
 from tests.calibration.walk.networks import Block, Decoder, decoder
@@ -57,7 +57,7 @@ class Crossed(nn.Module):
 
 def test_where_something_is_computed_between_blocks_the_recording_goes_on_later() -> None:
     model = decoder(4, Between)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         assert walk(lane) == [[0], [1], [2, 3]]
 
@@ -66,7 +66,7 @@ def test_a_decoder_sees_what_its_encoder_gave() -> None:
     torch.manual_seed(0)
     model, seen = Both().eval(), []
     batches = [torch.randint(20, (2, 5)) for _ in range(2)]
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept, batches)
         assert walk(lane) == [[0], [1], [2], [3, 4]]
         model.decoder[2].register_forward_hook(lambda m, a, y: seen.append(y))
@@ -76,7 +76,7 @@ def test_a_decoder_sees_what_its_encoder_gave() -> None:
 
 
 def test_what_the_model_raises_is_told() -> None:
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(decoder(2), kept, [torch.tensor([[99]])])
         with pytest.raises(NotWalkableError, match="around its blocks raised IndexError"):
             record(lane)
@@ -92,6 +92,6 @@ def test_a_ghost_that_is_written_into_ends_the_recording() -> None:
             return x
 
     model = decoder(3, Writing)
-    with torch.no_grad(), Kept(2e9) as kept:
+    with torch.no_grad(), TensorStore(2e9) as kept:
         lane = lane_of(model, kept)
         assert walk(lane) == [[0], [1], [2]]

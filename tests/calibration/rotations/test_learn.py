@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.calibration.rotations.learn import Settings, cayley, divergence, learn
+from blockscale.calibration.rotations.learn import RotationSettings, cayley, divergence, learn
 from blockscale.calibration.rotations.matrices import orthogonal
 from blockscale.calibration.rotations.rotated import logits
 from blockscale.calibration.rotations.stream import stream_of
@@ -36,7 +36,7 @@ def test_it_is_never_worse_and_learns(name: str) -> None:
     model, data = decoder(name, torch.float32), batches()
     stream, before = stream_of(model, data[0]), logits(model, data[0]).detach()
     with torch.no_grad():
-        rotation, notes = learn(model, stream, RECIPE, data, Settings(8, 1.5, 2))
+        rotation, notes = learn(model, stream, RECIPE, data, RotationSettings(8, 1.5, 2))
     assert torch.equal(logits(model, data[0]), before)
     assert rotation is not None and "loss" in notes[0]
     first, last = (float(each) for each in notes[0].rpartition("loss ")[2].split(" -> "))

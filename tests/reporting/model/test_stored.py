@@ -10,11 +10,11 @@ from torch import nn
 import blockscale as bs
 from blockscale.files.inspect import inspect
 from blockscale.layers.before import Rotate
-from blockscale.reporting.model.stored import Stored
+from blockscale.reporting.model.stored import ReportedModel
 
 
 def test_rows_are_those_of_inspect(model):
-    with Stored(model) as stored:
+    with ReportedModel(model) as stored:
         rows = {row.name: row for row in stored.rows()}
     expected = {row.name: row for row in inspect(model).rows}
     assert rows.keys() == expected.keys()
@@ -29,7 +29,7 @@ def test_a_transform_belongs_to_its_layer(tmp_path):
     layer = nn.Sequential(nn.Linear(32, 8, bias=False))
     bs.quantize_(layer, bs.Recipe("int8", input="int8_token"), before={"0": Rotate(32, 32)})
     bs.save(layer, tmp_path / "m.safetensors")
-    with Stored(tmp_path / "m.safetensors") as stored:
+    with ReportedModel(tmp_path / "m.safetensors") as stored:
         [row] = [row for row in stored.rows() if row.quantized]
         assert row.before.startswith("rotate:32")
         assert row.input
@@ -39,7 +39,7 @@ def test_a_transform_belongs_to_its_layer(tmp_path):
 
 
 def test_floats_come_in_the_layout_of_the_codes(model, source):
-    with Stored(model) as stored, Stored(source) as floats:
+    with ReportedModel(model) as stored, ReportedModel(source) as floats:
         rows = {row.name: row for row in stored.rows()}
         conv = floats.floats(rows["conv.weight"])
         plain = floats.tensor("conv.weight")
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_said(model, tmp_path):
         "layers.0.proj.weight": torch.zeros(33, 40, dtype=torch.int32),
     }
     save_file(other, tmp_path / "other.safetensors")
-    with Stored(model) as stored, Stored(tmp_path / "other.safetensors") as floats:
+    with ReportedModel(model) as stored, ReportedModel(tmp_path / "other.safetensors") as floats:
         rows = {row.name: row for row in stored.rows()}
         for name, said in {
             "embed.weight": "shape",
@@ -68,7 +68,7 @@ def test_files_of_other_producers(tmp_path):
     codes = torch.randn(16, 32).to(torch.float8_e4m3fn)
     tensors = {"a.weight": codes, "a.weight_scale_inv": torch.ones(1, 1), "b": torch.zeros(3)}
     save_file(tensors, tmp_path / "m.safetensors")
-    with Stored(tmp_path / "m.safetensors") as stored:
+    with ReportedModel(tmp_path / "m.safetensors") as stored:
         rows = {row.name: row for row in stored.rows()}
         assert stored.producer == "FP8 tiles (DeepSeek, transformers)"
         assert rows["a.weight"].quantized

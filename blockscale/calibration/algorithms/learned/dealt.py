@@ -15,7 +15,7 @@ from blockscale.calibration.algorithms.learned.samples import (
     Samples,
     joined,
 )
-from blockscale.calibration.blocks.calls import Call, Sequenced
+from blockscale.calibration.blocks.calls import BlockCall, Sequenced
 from blockscale.calibration.ranks import Ranks
 
 
@@ -29,9 +29,9 @@ class DealtSamples(Samples):
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[BlockCall],
         targets: Sequence[Tensor],
-        run: Callable[[Call], Tensor],
+        run: Callable[[BlockCall], Tensor],
         ranks: Ranks,
     ):
         self._ranks = ranks
@@ -49,7 +49,7 @@ class DealtSamples(Samples):
         if not self._apart:
             self.rows = [(i, 0) for i in range(len(self._sizes))]
 
-    def _comes_apart(self, run: Callable[[Call], Tensor]) -> bool:
+    def _comes_apart(self, run: Callable[[BlockCall], Tensor]) -> bool:
         """Whether a row of the first call gives the same alone."""
         if self._sizes[0] < 2:
             return True

@@ -164,7 +164,7 @@ class Floats:
         return self._element.encode(points, nearest_even, None, False)
 
 
-class Table:
+class TableGrid:
     """Any other element of at most 8 bits: neighbours are those of the sorted table."""
 
     def __init__(self, values: Tensor, codes: Tensor):
@@ -217,4 +217,4 @@ def grid_of(fmt: Format, book: Tensor | None, device: torch.device) -> Grid:
     known = element_of(element, book)
     patterns = torch.arange(2**element.bits, dtype=torch.uint8, device=device)
     codes = known.from_bits(patterns)
-    return Table(known.decode(codes), codes)
+    return TableGrid(known.decode(codes), codes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.learned.samples import Row, Sample, Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
-from blockscale.calibration.algorithms.learned.weight import LearnedWeight, Rates
+from blockscale.calibration.algorithms.learned.weight import LearnedWeight, LearningRates
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.calibration.algorithms.search import Search
 from blockscale.core.format import Format
@@ -46,7 +46,7 @@ def divergence(stage: Stage, values: Values, sample: Sample) -> Tensor:
     return torch.where(known[..., 0], each, 0.0).sum()
 
 
-class Settings(NamedTuple):
+class DescentSettings(NamedTuple):
     """How long and how far.
 
     steps: of the descent; patience: checks without a better one after which it ends, 0: never
@@ -89,7 +89,7 @@ def learn(
     stage: Stage,
     weights: Mapping[str, LearnedWeight],
     samples: Samples,
-    settings: Settings,
+    settings: DescentSettings,
     seed: int,
     progress: Progress | None = None,
 ) -> list[float]:
@@ -131,19 +131,19 @@ def _descend(
         samples.descend(lambda part: error(stage, values, part), rows, values)
 
 
-def _move(weights: Mapping[str, LearnedWeight], rates: Rates) -> None:
+def _move(weights: Mapping[str, LearnedWeight], rates: LearningRates) -> None:
     for weight in weights.values():
         if weight.value.grad is not None:  # None: the calls of this step did not reach it
             weight.step(rates)
 
 
-def _rates(settings: Settings, done: int) -> Rates:
+def _rates(settings: DescentSettings, done: int) -> LearningRates:
     """Those of a step, which add up to what the settings say."""
     rising = round(settings.rising * settings.steps)
     height = 1 + cos(pi * max(done - rising, 0) / (settings.steps - rising))
     height *= min((done + 1) / (rising + 1), 1.0)
     offsets = settings.rate * height / settings.steps
-    return Rates(offsets, offsets * settings.factors, offsets * settings.tables)
+    return LearningRates(offsets, offsets * settings.factors, offsets * settings.tables)
 
 
 def _states(weights: Mapping[str, LearnedWeight]) -> dict[str, tuple[Tensor, ...]]:

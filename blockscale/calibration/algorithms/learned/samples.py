@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.calibration.blocks.calls import Call
+from blockscale.calibration.blocks.calls import BlockCall
 from blockscale.core.torch_private import pytree
 
 NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ
@@ -22,7 +22,7 @@ Row = tuple[int, int]  # which call, and which row of its batch
 class Sample(NamedTuple):
     """A call, or some rows of calls as one, and what the block should give for it."""
 
-    call: Call
+    call: BlockCall
     target: Tensor
 
 
@@ -33,7 +33,10 @@ class Samples:
     """
 
     def __init__(
-        self, calls: Sequence[Call], targets: Sequence[Tensor], run: Callable[[Call], Tensor]
+        self,
+        calls: Sequence[BlockCall],
+        targets: Sequence[Tensor],
+        run: Callable[[BlockCall], Tensor],
     ):
         self._calls, self._targets = calls, targets
         self._shapes = [target.shape for target in targets]
@@ -133,7 +136,7 @@ class Samples:
             return leaves, spec, _rows_of(self._targets[i], at, size), len(rows)
         return leaves, spec, self._targets[i], size
 
-    def _joins(self, run: Callable[[Call], Tensor]) -> bool:
+    def _joins(self, run: Callable[[BlockCall], Tensor]) -> bool:
         """Whether rows give the same alone and together with those of other calls."""
         if len(self.rows) < 2:
             return True
@@ -180,7 +183,7 @@ class _Held:
             leaf.index_select(0, at.to(leaf.device)) if own else leaf
             for leaf, own in zip(self._leaves, self._of_rows, strict=True)
         ]
-        call = Call(*pytree.tree_unflatten(leaves, self._spec))
+        call = BlockCall(*pytree.tree_unflatten(leaves, self._spec))
         return Sample(call, self._target.index_select(0, at))
 
 
@@ -212,7 +215,7 @@ def _cat_or_same(a: Any, b: Any, rows: int, others: int) -> bool:
 def joined(pieces: list[tuple[Any, ...]]) -> Sample:
     """Pieces that are alike -> one call."""
     leaves = [_cat([piece[0][j] for piece in pieces], pieces) for j in range(len(pieces[0][0]))]
-    call = Call(*pytree.tree_unflatten(leaves, pieces[0][1]))
+    call = BlockCall(*pytree.tree_unflatten(leaves, pieces[0][1]))
     return Sample(call, torch.cat([piece[2] for piece in pieces]))
 
 

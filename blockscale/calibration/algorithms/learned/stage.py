@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from blockscale.calibration.blocks.calls import BlockTask, Call, first_tensor
+from blockscale.calibration.blocks.calls import BlockCall, BlockTask, first_tensor
 from blockscale.calibration.input_stats import seen_by
 from blockscale.core.pack import from_stored, of_convolution
 from blockscale.layers.plan import Plan
@@ -27,7 +27,7 @@ class Stage:
         self._plans = {plan.name: plan for plan in task.plans}
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def run(self, weights: Mapping[str, Tensor], call: Call) -> Tensor:
+    def run(self, weights: Mapping[str, Tensor], call: BlockCall) -> Tensor:
         """{plan.name: values of its weight as stored} and a call -> the block's first tensor."""
         given = {}
         for name, values in weights.items():
@@ -39,12 +39,12 @@ class Stage:
         self._seen.clear()
         return self._first(y)
 
-    def as_it_is(self, call: Call) -> Tensor:
+    def as_it_is(self, call: BlockCall) -> Tensor:
         """What the block gives for a call as it is."""
         with torch.no_grad():
             return self._first(self._task.module(*call.args, **call.kwargs))
 
-    def gives_logits(self, call: Call) -> bool:
+    def gives_logits(self, call: BlockCall) -> bool:
         """Whether what it gives for a call has a part of that name."""
         with torch.no_grad():
             return logits_of(self._task.module(*call.args, **call.kwargs)) is not None

@@ -119,7 +119,7 @@ class Direction:
 _INSIDE = 0.49  # gaps: as far as a weight may lie from the code it begins with
 
 
-class Rates(NamedTuple):
+class LearningRates(NamedTuple):
     """How far a step moves what is learned: offsets in gaps, factors in octaves, tables in gaps."""
 
     offsets: float
@@ -165,7 +165,7 @@ class LearnedWeight:
         self.value.copy_(self._cells.plain(value if offset is None else value.add_(offset)))
 
     @torch.no_grad()
-    def step(self, rates: Rates) -> None:
+    def step(self, rates: LearningRates) -> None:
         """Move what is learned against its gradient; then `refresh`. The gradient is taken away."""
         assert self.value.grad is not None
         gradient, step = self._cells.view(self.value.grad), self._spread()[1]

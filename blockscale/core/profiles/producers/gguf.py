@@ -18,7 +18,7 @@ from blockscale.core.parse import parse
 from blockscale.core.profiles import ggml
 from blockscale.core.profiles.encoders import (
     SUPER,
-    Parts,
+    EncodedBlocks,
     by_super_block,
     first_largest,
     half,
@@ -51,13 +51,13 @@ class IQ4:
         shape = fmt.stored(x.shape)["scale"][1]
         return codes.T.reshape(x.shape), QParams(half(scales).reshape(shape))
 
-    def _super_block(self, x: Tensor, fmt: Format) -> Parts:
+    def _super_block(self, x: Tensor, fmt: Format) -> EncodedBlocks:
         scales = self._scales(x, fmt).reshape(-1, SUPER // x.shape[0])
         top, _ = first_largest(scales.T)
         d = (-top / 32).unsqueeze(-1)
         scale_codes = nearest_int(_inverse(d) * scales).clamp(-32, 31)
         step = (d * scale_codes).flatten()  # d before its cast to fp16
-        return Parts(_codes(x, _inverse(step), fmt), scale_codes, half(d))
+        return EncodedBlocks(_codes(x, _inverse(step), fmt), scale_codes, half(d))
 
     def _scales(self, x: Tensor, fmt: Format) -> Tensor:
         """x [n, blocks] -> the best scale of each block [blocks]"""

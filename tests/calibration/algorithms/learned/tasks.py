@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import BlockTask, Call
+from blockscale.calibration.blocks.calls import BlockCall, BlockTask
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.supplied import Supplied
 
@@ -42,7 +42,7 @@ def task_of(
     holder.block = Net().eval()
     plans = [p for p in plan_layers(holder, bs.Recipe.read(recipe)) if isinstance(p, Plan)]
     mixing = torch.randn(16, 16) * torch.logspace(0, -1, 16)
-    calls = [Call((torch.randn(n, places, 16) @ mixing,), {}) for n in rows]
+    calls = [BlockCall((torch.randn(n, places, 16) @ mixing,), {}) for n in rows]
     with torch.no_grad():
         targets = [holder.block(*call.args)[0] for call in calls]
     places_of = {plan.name: Supplied() for plan in plans}

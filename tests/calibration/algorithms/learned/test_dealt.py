@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.learned.dealt import DealtSamples, _summed
 from blockscale.calibration.algorithms.learned.samples import Sample, Samples
-from blockscale.calibration.blocks.calls import Call
+from blockscale.calibration.blocks.calls import BlockCall
 from blockscale.calibration.ranks import Ranks
 
 SIZES = (3, 1, 2)
@@ -24,18 +24,18 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def calls_of() -> tuple[list[Call], list[Tensor]]:
+def calls_of() -> tuple[list[BlockCall], list[Tensor]]:
     draw = torch.Generator().manual_seed(0)
-    calls = [Call((torch.randn(n, 4, 8, generator=draw),), {}) for n in SIZES]
+    calls = [BlockCall((torch.randn(n, 4, 8, generator=draw),), {}) for n in SIZES]
     return calls, [2 * call.args[0] for call in calls]
 
 
-def together(call: Call) -> Tensor:
+def together(call: BlockCall) -> Tensor:
     x: Tensor = call.args[0]
     return x * 2
 
 
-def mixed(call: Call) -> Tensor:
+def mixed(call: BlockCall) -> Tensor:
     x: Tensor = call.args[0]
     return x * 2 + x.mean(0)
 

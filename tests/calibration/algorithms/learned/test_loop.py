@@ -11,7 +11,7 @@ from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.learned import loop
 from blockscale.calibration.algorithms.learned import loop as race
 from blockscale.calibration.algorithms.learned.loop import (
-    Settings,
+    DescentSettings,
     error_over,
     learn,
     least,
@@ -20,16 +20,16 @@ from blockscale.calibration.algorithms.learned.loop import (
 )
 from blockscale.calibration.algorithms.learned.samples import Sample, Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
-from blockscale.calibration.algorithms.learned.weight import LearnedWeight, Rates
+from blockscale.calibration.algorithms.learned.weight import LearnedWeight, LearningRates
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.blocks.calls import Call
+from blockscale.calibration.blocks.calls import BlockCall
 from tests.calibration.algorithms.learned.tasks import task_of, weights_of
 
-FAST = Settings(steps=60, rate=0.5, positions=48, checks=6)
+FAST = DescentSettings(steps=60, rate=0.5, positions=48, checks=6)
 
 
 def learned(
-    settings: Settings = FAST, seed: int = 0
+    settings: DescentSettings = FAST, seed: int = 0
 ) -> tuple[list[float], dict[str, LearnedWeight], float]:
     """The errors of the checks, the weights as they were left, and their error at the end."""
     task = task_of("int3:group8:fp32")
@@ -55,8 +55,8 @@ def test_the_error_falls_and_the_best_is_left() -> None:
 def test_the_best_is_left_when_it_gets_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: steps in the wrong direction; the start is the best then."""
 
-    def uphill(settings: Settings, done: int) -> Rates:
-        return Rates(-0.05, -0.02, 0.0)
+    def uphill(settings: DescentSettings, done: int) -> LearningRates:
+        return LearningRates(-0.05, -0.02, 0.0)
 
     monkeypatch.setattr(loop, "_rates", uphill)
     errors, weights, at_the_end = learned()
@@ -68,7 +68,7 @@ def test_the_best_is_left_when_it_gets_worse(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_patience_ends_it_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_rates", lambda settings, done: Rates(-0.05, 0.0, 0.0))
+    monkeypatch.setattr(loop, "_rates", lambda settings, done: LearningRates(-0.05, 0.0, 0.0))
     errors, _, _ = learned(FAST._replace(patience=2))
     assert len(errors) == 3
 
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_codes() -> None:
 
 
 def test_rates_add_up_and_fall() -> None:
-    settings = Settings(steps=40, rate=0.3, factors=0.5)
+    settings = DescentSettings(steps=40, rate=0.3, factors=0.5)
     rates = [loop._rates(settings, done) for done in range(40)]
     assert sum(r.offsets for r in rates) == pytest.approx(0.3, rel=0.05)
     assert all(a.offsets > b.offsets for a, b in pairwise(rates))
@@ -91,9 +91,9 @@ def test_targets_that_are_not_finite_do_not_count() -> None:
     task = task_of("int3:group8:fp32")
     stage, values = Stage(task), weights_of(task)
     x = torch.randn(1, 3, 16)
-    y = stage.run(values, Call((x,), {})).detach()
+    y = stage.run(values, BlockCall((x,), {})).detach()
     target = y + torch.tensor([1.0, 2.0, torch.nan])[None, :, None]
-    error = squared_error(stage, values, Sample(Call((x,), {}), target))
+    error = squared_error(stage, values, Sample(BlockCall((x,), {}), target))
     assert float(error.detach()) == pytest.approx(16 * (1 + 4))
 
 
@@ -103,7 +103,7 @@ def test_products_in_bfloat16_come_near() -> None:
 
 
 def test_rates_may_rise_first() -> None:
-    rates = [loop._rates(Settings(steps=40, rising=0.2), done).offsets for done in range(40)]
+    rates = [loop._rates(DescentSettings(steps=40, rising=0.2), done).offsets for done in range(40)]
     assert rates.index(max(rates)) == 8
     assert rates[:9] == sorted(rates[:9]) and rates[8:] == sorted(rates[8:], reverse=True)
 
@@ -113,14 +113,14 @@ def test_divergence_is_that_of_the_distributions() -> None:
     task = task_of("int3:group8:fp32")
     stage, values = Stage(task), weights_of(task)
     x = torch.randn(1, 3, 16)
-    given = stage.run(values, Call((x,), {})).detach()
+    given = stage.run(values, BlockCall((x,), {})).detach()
     target = torch.randn(1, 3, 16)
     target[0, 2, 5] = torch.nan
-    found = loop.divergence(stage, values, Sample(Call((x,), {}), target))
+    found = loop.divergence(stage, values, Sample(BlockCall((x,), {}), target))
     pairs = given[0, :2].double().log_softmax(-1), target[0, :2].double().log_softmax(-1)
     expected = torch.nn.functional.kl_div(*pairs, reduction="sum", log_target=True)
     assert float(found.detach()) == pytest.approx(float(expected), rel=1e-5)
-    same = loop.divergence(stage, values, Sample(Call((x,), {}), given))
+    same = loop.divergence(stage, values, Sample(BlockCall((x,), {}), given))
     assert abs(float(same.detach())) < 1e-5
 
 
@@ -129,7 +129,9 @@ def test_places_without_a_target_give_no_gradient() -> None:
     stage = Stage(task)
     values = {name: w.requires_grad_() for name, w in weights_of(task).items()}
     target = torch.full((1, 3, 16), torch.inf)
-    loop.divergence(stage, values, Sample(Call((torch.randn(1, 3, 16),), {}), target)).backward()
+    loop.divergence(
+        stage, values, Sample(BlockCall((torch.randn(1, 3, 16),), {}), target)
+    ).backward()
     assert all(w.grad is not None and not w.grad.any() for w in values.values())
 
 

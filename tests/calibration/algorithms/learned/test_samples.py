@@ -9,10 +9,10 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.learned import samples as samples_module
 from blockscale.calibration.algorithms.learned.samples import Samples
-from blockscale.calibration.blocks.calls import Call
+from blockscale.calibration.blocks.calls import BlockCall
 
 
-def double(call: Call) -> Tensor:
+def double(call: BlockCall) -> Tensor:
     x = call.args[0] * 2
     for name in ("mask", "shift"):
         if name in call.kwargs:
@@ -20,14 +20,14 @@ def double(call: Call) -> Tensor:
     return x
 
 
-def samples_of(calls: list[Call], run: object = double) -> Samples:
+def samples_of(calls: list[BlockCall], run: object = double) -> Samples:
     return Samples(calls, [run(call) for call in calls], run)  # type: ignore[operator]
 
 
-def numbered(*rows: int, places: int = 3) -> list[Call]:
+def numbered(*rows: int, places: int = 3) -> list[BlockCall]:
     starts = itertools.accumulate((0, *rows))
     return [
-        Call((torch.arange(float(s), s + n)[:, None, None].expand(n, places, 2).clone(),), {})
+        BlockCall((torch.arange(float(s), s + n)[:, None, None].expand(n, places, 2).clone(),), {})
         for s, n in zip(starts, rows, strict=False)
     ]
 
@@ -57,7 +57,9 @@ def test_other_lengths_are_run_by_themselves() -> None:
 
 def test_shared_tensors_stay_and_those_of_rows_go_along() -> None:
     shared = torch.ones(1, 3, 2)
-    calls = [Call(c.args, {"mask": shared, "shift": c.args[0].clone()}) for c in numbered(3, 3)]
+    calls = [
+        BlockCall(c.args, {"mask": shared, "shift": c.args[0].clone()}) for c in numbered(3, 3)
+    ]
     samples = samples_of(calls)
     (part,) = samples.parts([(0, 2), (1, 0)])
     assert part.call.kwargs["mask"] is shared
@@ -66,7 +68,7 @@ def test_shared_tensors_stay_and_those_of_rows_go_along() -> None:
 
 
 def test_a_block_that_mixes_its_rows_gets_whole_calls() -> None:
-    def centred(call: Call) -> Tensor:
+    def centred(call: BlockCall) -> Tensor:
         return call.args[0] - call.args[0].mean(0)
 
     calls = numbered(4, 4)
@@ -83,7 +85,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 def test_a_target_without_rows_is_one_sample() -> None:
-    calls = [Call((torch.ones(4),), {}), Call((torch.zeros(4),), {})]
+    calls = [BlockCall((torch.ones(4),), {}), BlockCall((torch.zeros(4),), {})]
     samples = samples_of(calls)
     assert len(samples.rows) == 2
     for part in samples.parts(samples.rows):
@@ -94,7 +96,9 @@ def test_calls_put_together_once_give_what_they_give_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = torch.ones(1, 3, 2)
-    calls = [Call(c.args, {"mask": shared, "shift": c.args[0].clone()}) for c in numbered(3, 1, 2)]
+    calls = [
+        BlockCall(c.args, {"mask": shared, "shift": c.args[0].clone()}) for c in numbered(3, 1, 2)
+    ]
     held = samples_of(calls)
     monkeypatch.setattr(samples_module, "_HELD", 0)
     apart = samples_of(calls)

@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.calibration.algorithms.learned.stage import Stage
-from blockscale.calibration.blocks.calls import BlockTask, Call
+from blockscale.calibration.blocks.calls import BlockCall, BlockTask
 from blockscale.layers.before.scale import Scale
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QInput
@@ -71,7 +71,7 @@ def test_convolutions_have_their_channels_second() -> None:
     plans = [p for p in plan_layers(holder, recipe) if isinstance(p, Plan)]
     x = torch.randn(2, 4, 5, 5)
     places = {plan.name: Supplied() for plan in plans}
-    task = BlockTask("block", holder.block, plans, places, [Call((x,), {})], [holder.block(x)])
+    task = BlockTask("block", holder.block, plans, places, [BlockCall((x,), {})], [holder.block(x)])
     values = {p.name: p.parameter.detach().movedim(1, -1).flatten(1) for p in plans}
     with Stage(task).quantizing():
         given = Stage(task).run(values, task.calls[0])

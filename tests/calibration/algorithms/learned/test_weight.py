@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.algorithms.learned.weight import Cells, Direction, LearnedWeight, Rates
+from blockscale.calibration.algorithms.learned.weight import (
+    Cells,
+    Direction,
+    LearnedWeight,
+    LearningRates,
+)
 from blockscale.core.block import read_block
 from blockscale.ops.tensor import QTensor
 from tests.calibration.algorithms.learned.tasks import FORMATS
 
-RATES = Rates(0.2, 0.1, 0.1)
+RATES = LearningRates(0.2, 0.1, 0.1)
 
 
 def weight_of(text: str, seed: int = 0) -> tuple[Tensor, QTensor]:
@@ -75,7 +80,7 @@ def test_steps_lower_a_loss(text: str) -> None:
     least = before
     for done in range(60):
         loss().backward()
-        learned.step(Rates(0.01 * (1 - done / 60), 0.002, 0.0))
+        learned.step(LearningRates(0.01 * (1 - done / 60), 0.002, 0.0))
         least = min(least, float(loss().detach()))
     assert least < 0.95 * before
 
@@ -101,7 +106,7 @@ def test_a_learned_codebook_moves_and_its_codes_follow() -> None:
     learned = LearnedWeight(weight, start)
     for _ in range(40):
         (learned.value - weight - 0.1).square().sum().backward()
-        learned.step(Rates(1e-9, 0.0, 0.02))
+        learned.step(LearningRates(1e-9, 0.0, 0.02))
     book, old = learned.finished().qparams.book, start.qparams.book
     assert book is not None and old is not None and float((book - old).mean()) > 0
 
@@ -127,7 +132,7 @@ def test_codes_that_are_not_the_nearest_outlast_small_steps(text: str) -> None:
         learned = LearnedWeight(weight, other, inside)
         assert torch.equal(learned.value, other.dequantize())
         learned.value.grad = (other.dequantize() - weight).sign()  # back to the nearest
-        learned.step(Rates(0.1, 0.0, 0.0))
+        learned.step(LearningRates(0.1, 0.0, 0.0))
         assert torch.equal(learned.value, other.dequantize()) == kept
 
 
