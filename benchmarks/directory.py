@@ -27,7 +27,7 @@ import blockscale as bs
 from blockscale.bench.machine import commit, hardware, versions
 from blockscale.core.recipe import Recipe
 from blockscale.files.header import lay_out, sized
-from blockscale.files.stream import Reader, Writer, bytes_of
+from blockscale.files.stream import Reader, StreamWriter, bytes_of
 
 RECIPES = (
     "int8", "int8_channel", "int4", "uint4", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nf4",
@@ -64,7 +64,7 @@ def write_model(folder: Path, nbytes: float) -> int:
         names = [f"layers.{shard * each + i}.mlp.down.weight" for i in range(each)]
         kinds = {name: sized(torch.bfloat16, (ROWS, COLUMNS)) for name in names}
         path = folder / f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
-        with Writer(path, *lay_out(kinds, {"format": "pt"})) as writer:
+        with StreamWriter(path, *lay_out(kinds, {"format": "pt"})) as writer:
             for name in names:
                 writer.chunk(name, 0, bytes_of(noise.roll(shard * each + len(name), 0)))
     return SHARDS * each * ROWS * COLUMNS * 2

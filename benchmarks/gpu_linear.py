@@ -27,7 +27,7 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import available
 from blockscale.kernels.cuda import tables as tune
-from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
+from blockscale.kernels.cuda.matmul.choice import WayChoice, to_measure
 from blockscale.kernels.cuda.matmul.operands import ProductCall, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops.linear import linear
@@ -70,7 +70,7 @@ def nbytes(w: Weight) -> int:
     return sum(part.nbytes for part in w if part is not None)
 
 
-def run(x, w: Weight, fmt: str, choice: Choice | None, input_fmt: str = "", bias=None):
+def run(x, w: Weight, fmt: str, choice: WayChoice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
     from blockscale.kernels.cuda.linear import multiplied
     from blockscale.kernels.cuda.matmul.operands import read

@@ -15,7 +15,7 @@ from blockscale.export.auditing import audit as audit
 from blockscale.export.conversion import convert_checkpoint as convert_checkpoint
 
 
-class Target(NamedTuple):
+class FileTarget(NamedTuple):
     """A kind of file that models can be written to.
 
     about: the first line of its function's documentation
@@ -27,10 +27,10 @@ class Target(NamedTuple):
     unavailable: str | None
 
 
-def targets() -> tuple[Target, ...]:
+def targets() -> tuple[FileTarget, ...]:
     """What there is, in the order of names; `bs.export.<name>` writes it."""
     return tuple(
-        Target(name, (function.__doc__ or "").partition("\n")[0], _reason(name))
+        FileTarget(name, (function.__doc__ or "").partition("\n")[0], _reason(name))
         for name, function in _FUNCTIONS.items()
     )
 

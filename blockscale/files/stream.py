@@ -139,7 +139,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-class Writer(Closing):
+class StreamWriter(Closing):
     """A safetensors file whose pieces are written in any order.
 
     resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.

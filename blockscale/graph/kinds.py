@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 @dataclass
-class Found:
+class LayerNode:
     """A node that is a layer.
 
     module: the layer, which holds the program's own parameters
@@ -33,7 +33,7 @@ class Found:
     last: fx.Node | None = None
 
 
-Maker = Callable[[fx.GraphModule, fx.Node], Found | None]
+Maker = Callable[[fx.GraphModule, fx.Node], LayerNode | None]
 
 
 def parameter(graph: fx.GraphModule, node: object) -> Tensor | None:
@@ -61,7 +61,7 @@ def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
     return module.eval()
 
 
-def linear(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def linear(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """linear(x, weight [n, k], bias)."""
     given = _given(node)
     weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
@@ -69,10 +69,10 @@ def linear(graph: fx.GraphModule, node: fx.Node) -> Found | None:
         return None
     made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     kept = _holding(made, weight=weight, bias=bias)
-    return Found(kept, given["input"], given["weight"].target, ("Linear",))
+    return LayerNode(kept, given["input"], given["weight"].target, ("Linear",))
 
 
-def addmm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def addmm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """addmm(bias, x [m, k], weight [k, n]), or mm: GPT-2's Conv1D, or a linear layer that was
     decomposed, whose weight is transposed before."""
     given = _given(node)
@@ -95,8 +95,8 @@ def addmm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     whole = _around(node, x)
     names = ("Linear",) if transposed else ("Conv1D",)
     if whole is None:
-        return Found(kept, x, at.target, names)
-    return Found(kept, whole[0], at.target, names, whole[1])
+        return LayerNode(kept, x, at.target, names)
+    return LayerNode(kept, whole[0], at.target, names, whole[1])
 
 
 def _turns(node: fx.Node) -> bool:
@@ -132,7 +132,7 @@ _CONVS = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 _TRANSPOSED = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose3d}
 
 
-def conv(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def conv(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """conv1d, conv2d, conv3d, conv_transpose*, and what they are decomposed to."""
     given = _given(node)
     weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
@@ -156,7 +156,7 @@ def conv(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     if (padded := _padding(x, node)) is not None:
         # the convolution's own padding, of a mode that torch's convolutions do not know
         x, made._reversed_padding_repeated_twice, made.padding_mode = padded
-    return Found(kept, x, given["weight"].target, (kind.__name__,))
+    return LayerNode(kept, x, given["weight"].target, (kind.__name__,))
 
 
 def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
@@ -178,7 +178,7 @@ def _each(sizes: Any, dims: int) -> Any:
     return listed * dims if len(listed) == 1 else listed
 
 
-def embedding(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def embedding(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """embedding(weight, indices, padding_idx)."""
     given = _given(node)
     weight = parameter(graph, given["weight"])
@@ -189,13 +189,13 @@ def embedding(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     made.num_embeddings, made.embedding_dim = weight.shape
     made.padding_idx = None if padding is None or padding < 0 else padding
     kept = _holding(made, weight=weight)
-    return Found(kept, given["indices"], given["weight"].target, ("Embedding",))
+    return LayerNode(kept, given["indices"], given["weight"].target, ("Embedding",))
 
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-def batch_norm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def batch_norm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """batch_norm(x, weight, bias, running mean, running variance, training, momentum, eps)."""
     given = _given(node)
     mean, var = parameter(graph, given["running_mean"]), parameter(graph, given["running_var"])
@@ -212,14 +212,14 @@ def batch_norm(graph: fx.GraphModule, node: fx.Node) -> Found | None:
     kept = _holding(made, weight=weight, bias=bias)
     at = given["weight"] if given["weight"] is not None else given["running_mean"]
     name = str(at.target).replace("running_mean", "weight")
-    return Found(kept, given["input"], name, (type(made).__name__,))
+    return LayerNode(kept, given["input"], name, (type(made).__name__,))
 
 
-def dropout(graph: fx.GraphModule, node: fx.Node) -> Found | None:
+def dropout(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """dropout(x, p, train)."""
     del graph
     given = _given(node)
-    return Found(nn.Dropout(given["p"]).eval(), given["input"], None, ("Dropout",))
+    return LayerNode(nn.Dropout(given["p"]).eval(), given["input"], None, ("Dropout",))
 
 
 QUANTIZED: dict[Any, Maker] = {

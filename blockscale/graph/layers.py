@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from blockscale.graph import kinds
-from blockscale.graph.kinds import Found
+from blockscale.graph.kinds import LayerNode
 from blockscale.graph.nodes import scope
 from blockscale.graph.pickled import state
 from blockscale.layers.kinds import quantized_class
@@ -24,7 +24,7 @@ def with_layers(graph: fx.GraphModule, *, training: bool = False) -> tuple[str, 
     training: batch norms and dropouts become layers as well, which have two modes.
     """
     makers = kinds.TRAINED if training else kinds.QUANTIZED
-    calls: list[tuple[fx.Node, Found]] = []
+    calls: list[tuple[fx.Node, LayerNode]] = []
     for node in graph.graph.nodes:
         maker = makers.get(node.target) if node.op == "call_function" else None
         found = None if maker is None else maker(graph, node)
@@ -76,7 +76,9 @@ def _order(graph: fx.GraphModule) -> None:
         module._modules.update(ordered)
 
 
-def _name(graph: fx.GraphModule, node: fx.Node, found: Found, taken: dict[str, nn.Module]) -> str:
+def _name(
+    graph: fx.GraphModule, node: fx.Node, found: LayerNode, taken: dict[str, nn.Module]
+) -> str:
     """The layer's name: that of the module whose forward it was, else its weight's without
     `.weight`. Calls of one layer share it."""
     inside = re.sub(r"@\d+$", "", scope(node))
@@ -96,7 +98,7 @@ def _name(graph: fx.GraphModule, node: fx.Node, found: Found, taken: dict[str, n
     return name
 
 
-def _free(graph: fx.GraphModule, name: str, found: Found, taken: dict[str, nn.Module]) -> bool:
+def _free(graph: fx.GraphModule, name: str, found: LayerNode, taken: dict[str, nn.Module]) -> bool:
     """Whether a layer can have the name: nobody has, or an equal layer."""
     if name in taken:
         return kinds.equal(taken[name], found.module)
@@ -129,7 +131,7 @@ def _call(
     graph: fx.GraphModule,
     node: fx.Node,
     name: str,
-    found: Found,
+    found: LayerNode,
     moved: dict[fx.Node, fx.Node],
 ) -> fx.Node:
     """A call of the layer in the place of the node (and of the views around it).

@@ -62,7 +62,7 @@ aten: Any = torch.ops.aten
 ours: Any = torch.ops.blockscale
 
 
-class Quantize(NamedTuple):
+class QuantizeNode(NamedTuple):
     """A node that quantizes: its float tensor, and how. With no scale in `by` it chooses one."""
 
     x: fx.Node
@@ -155,13 +155,13 @@ def bound(node: fx.Node, op: Any) -> tuple[Any, ...]:
     return tuple(op.signature.bind(*arguments(node).values()))
 
 
-def quantize_of(node: Any) -> Quantize | None:
+def quantize_of(node: Any) -> QuantizeNode | None:
     """What a node quantizes and how; None if it is no `quantize` or `choose_quantize`."""
     if calls(node, ours.quantize):
-        return Quantize(*bound(node, primitives.quantize))
+        return QuantizeNode(*bound(node, primitives.quantize))
     if calls(node, ours.choose_quantize):
         x, fmt, seed = bound(node, primitives.choose_quantize)
-        return Quantize(x, Quantizer(None, None, None, fmt, seed))
+        return QuantizeNode(x, Quantizer(None, None, None, fmt, seed))
     return None
 
 

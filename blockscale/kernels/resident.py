@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Kept(Generic[T]):
+class _Resident(Generic[T]):
     """value: of the weight whose tensors `parts` weakly refer to (None where it has none)."""
 
     parts: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Residents(Generic[T]):
         unchanged: Callable[[T], bool] | None = None,
     ):
         self._make, self._fingerprint, self._unchanged = make, fingerprint, unchanged
-        self._kept: dict[int, _Kept[T]] = {}
+        self._kept: dict[int, _Resident[T]] = {}
 
     def __len__(self) -> int:
         """How many weights have something kept beside them."""
@@ -62,7 +62,7 @@ class Residents(Generic[T]):
             return kept.value
         return self._keep(weight)
 
-    def _holds(self, kept: _Kept[T], weight: Operand) -> bool:
+    def _holds(self, kept: _Resident[T], weight: Operand) -> bool:
         """Whether it was made of these very tensors, and they have not changed since."""
         if kept.fmt != weight.fmt or kept.size != weight.size:
             return False
@@ -100,7 +100,7 @@ class Residents(Generic[T]):
                 del self._kept[key]
 
         weak = tuple(None if part is None else ref(part, forget) for part in parts)
-        self._kept[key] = _Kept(weak, stamps, weight.fmt, weight.size, value)
+        self._kept[key] = _Resident(weak, stamps, weight.fmt, weight.size, value)
         return value
 
 

@@ -2,7 +2,7 @@
 """Files that are written a few rows at a time."""
 
 from blockscale.files.header import lay_out, sized
-from blockscale.files.stream import Writer
+from blockscale.files.stream import StreamWriter
 
 
 def specs(tensors):
@@ -11,7 +11,7 @@ def specs(tensors):
 
 def write(path, tensors, metadata, rows=2):
     header, placed = lay_out(specs(tensors), metadata)
-    with Writer(path, header, placed) as writer:
+    with StreamWriter(path, header, placed) as writer:
         assert not writer.resumed
         for name, tensor in tensors.items():
             count = tensor.shape[0] if tensor.ndim else 1

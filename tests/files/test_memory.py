@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from blockscale.files.header import StoredTensor, lay_out, sized
-from blockscale.files.stream import Writer
+from blockscale.files.stream import StreamWriter
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLUMNS = 131072, 4096  # of the largest tensor: 1.07 GB of bfloat16
@@ -51,7 +51,7 @@ def big_model(folder: Path) -> dict[str, StoredTensor]:
         header, placed = lay_out(
             {name: tensors[name] for name in names[index::3]}, {"format": "pt"}
         )
-        with Writer(folder / file, header, placed) as writer:
+        with StreamWriter(folder / file, header, placed) as writer:
             data = memoryview(noise.view(torch.uint8).numpy())
             for name, each in placed.items():
                 where[name] = file

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from blockscale.files.header import DTYPES, lay_out, sized
 from blockscale.files.metadata import FileError
-from blockscale.files.stream import Reader, Writer
+from blockscale.files.stream import Reader, StreamWriter
 from tests.files.pieces import specs, write
 from tests.support.file_models import tiny_tensors
 
@@ -63,22 +63,22 @@ def test_a_begun_file_is_gone_on_with(tmp_path):
     tensors = tiny_tensors()
     path = tmp_path / "a.safetensors"
     header, placed = lay_out(specs(tensors), {})
-    with Writer(path, header, placed) as writer:
+    with StreamWriter(path, header, placed) as writer:
         writer.rows("embed.weight", 0, tensors["embed.weight"])
-    with Writer(path, header, placed) as writer:
+    with StreamWriter(path, header, placed) as writer:
         assert writer.resumed
         for name in tensors.keys() - {"embed.weight"}:
             writer.rows(name, 0, tensors[name])
     assert torch.equal(load_file(path)["embed.weight"], tensors["embed.weight"])
     other, elsewhere = lay_out(specs(tensors), {"another": "header"})
-    with Writer(path, other, elsewhere) as writer:
+    with StreamWriter(path, other, elsewhere) as writer:
         assert not writer.resumed
     assert not load_file(path)["embed.weight"].any()
 
 
 def test_the_space_is_reserved(tmp_path):
     header, placed = lay_out({"x": sized(torch.float32, (1000, 1000))}, {})
-    with Writer(tmp_path / "a", header, placed):
+    with StreamWriter(tmp_path / "a", header, placed):
         pass
     assert (tmp_path / "a").stat().st_blocks * 512 >= 4_000_000
 

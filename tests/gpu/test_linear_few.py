@@ -10,7 +10,7 @@ from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.linear import weighted
 from blockscale.kernels.cuda.matmul import hopper
-from blockscale.kernels.cuda.matmul.choice import Choice
+from blockscale.kernels.cuda.matmul.choice import WayChoice
 from blockscale.kernels.cuda.matmul.few import FewSettings, takes, usual_words
 from blockscale.kernels.cuda.matmul.operands import Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
@@ -47,7 +47,7 @@ def stored(n: int, k: int, fmt: str, size: float = 1.0) -> Weight:
 
 
 def run(x, weight, fmt, settings, bias=None):
-    return weighted(Values(x), weight, fmt, bias, x.dtype, Choice("few", settings))
+    return weighted(Values(x), weight, fmt, bias, x.dtype, WayChoice("few", settings))
 
 
 @pytest.mark.parametrize("name", FORMATS)

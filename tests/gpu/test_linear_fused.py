@@ -11,7 +11,7 @@ from blockscale.core.operand import Operand
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.cuda.linear import multiplied
 from blockscale.kernels.cuda.matmul import hopper
-from blockscale.kernels.cuda.matmul.choice import Choice, rule
+from blockscale.kernels.cuda.matmul.choice import WayChoice, rule
 from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
 from blockscale.kernels.cuda.matmul.operands import ProductCall, Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
@@ -49,7 +49,7 @@ def formats(k):
 
 
 def run(x, weight, fmt, settings, bias=None):
-    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, Choice("fused", settings))
+    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, WayChoice("fused", settings))
 
 
 @pytest.mark.parametrize("fmt", formats(1152))

@@ -175,7 +175,7 @@ class FormatObserver(ao.ObserverBase):
             return scale, torch.zeros_like(scale, dtype=torch.int32)
         return scale, parts.zero_point.flatten().to(torch.int32)
 
-    def values(self, layout: str | None = None) -> "Values":
+    def values(self, layout: str | None = None) -> "FormatValues":
         """A module that gives what the format leaves of a tensor, as it is chosen now.
 
         layout: of a weight, which it then is, where its layer says; else what its rank says. Raises
@@ -185,7 +185,7 @@ class FormatObserver(ao.ObserverBase):
         if self.statistics is not None:
             parts = self.statistics.qparams()._asdict()
             by.restore({name: part for name, part in parts.items() if part is not None})
-        return Values(by, "weight" if layout else self.part, self.ch_axis, layout)
+        return FormatValues(by, "weight" if layout else self.part, self.ch_axis, layout)
 
     def convert(self, model: fx.GraphModule, node: fx.Node) -> None:
         """Write `values` in the place of the node that observed: torch.ao's decomposed converter
@@ -207,7 +207,7 @@ class FormatObserver(ao.ObserverBase):
         return f"'{self.format}', part='{self.part}'{along}{spec}"
 
 
-class Values(nn.Module):
+class FormatValues(nn.Module):
     """x [...] -> what a format leaves of it, with a straight-through gradient (bs.fake_quantize).
 
     by: the format, with its scale if it is static; part, ch_axis: as FormatObserver's

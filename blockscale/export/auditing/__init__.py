@@ -8,7 +8,7 @@ from pathlib import Path
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.parse import parse
 from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
-from blockscale.export.auditing.entries import DamagedError, Stored, gathered, opened
+from blockscale.export.auditing.entries import DamagedError, FileTensor, gathered, opened
 from blockscale.export.auditing.entries import entry as entry_of
 from blockscale.files.metadata import FileError
 
@@ -45,7 +45,7 @@ def _entries(path: Path) -> list[Entry]:
     return [entry_of(each) for each in gathered(_tensors(path))]
 
 
-def _tensors(path: Path) -> list[Stored]:
+def _tensors(path: Path) -> list[FileTensor]:
     with opened(path) as data:
         start = bytes(data[:8])
         if start[4:8] == pte_file.IDENTIFIER:

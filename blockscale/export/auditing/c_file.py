@@ -3,7 +3,7 @@
 
 import re
 
-from blockscale.export.auditing.entries import DamagedError, ReadBudget, Stored
+from blockscale.export.auditing.entries import DamagedError, FileTensor, ReadBudget
 
 HEAD = b"/* An integer model in C99, written by blockscale."
 _ARRAY = re.compile(rb"^static const (u?int(8|16|32|64))_t (c\d+_\w+)\[(\d+)\] = \{$", re.M)
@@ -11,7 +11,7 @@ _FLOATS = re.compile(rb"\b(?:float|double)\b|\b\d+\.\d*|\b\d+[eE]-?\d+\b")
 _WEIGHT = re.compile(r"^c\d+_(?:integers_)?(\w+)_weight(?:_(\d+))?$")
 
 
-def tensors(data: memoryview) -> list[Stored]:
+def tensors(data: memoryview) -> list[FileTensor]:
     """The constants of a file. Raises DamagedError for one that is cut short, whose arrays do not
     have the elements that they state, or that computes with floats."""
     text = bytes(data)
@@ -27,7 +27,7 @@ def tensors(data: memoryview) -> list[Stored]:
     return made
 
 
-def _array(text: bytes, found: re.Match[bytes]) -> Stored:
+def _array(text: bytes, found: re.Match[bytes]) -> FileTensor:
     ctype, name = found[1].decode(), found[3].decode()
     bits, size = int(found[2]), int(found[4])
     end = text.find(b"};", found.end())
@@ -36,7 +36,7 @@ def _array(text: bytes, found: re.Match[bytes]) -> Stored:
         raise DamagedError(f"{name} has {count} elements, its header says {size}")
     weight = _WEIGHT.match(name)
     low = weight is not None and not weight[1].rpartition("_default")[0].endswith("_norm")
-    stored = Stored(
+    stored = FileTensor(
         name, ctype, (size,), bits, size * bits // 8, low=low,
         reader="in integers" if low else "",
     )  # fmt: skip

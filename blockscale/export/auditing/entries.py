@@ -58,7 +58,7 @@ PARTS = (
 
 
 @dataclass
-class Stored:
+class FileTensor:
     """A tensor that a file holds.
 
     name: as the file has it; type: of its elements; bits: of one element
@@ -95,7 +95,7 @@ def is_part(name: str) -> bool:
     return name.rpartition(".")[2] in PARTS
 
 
-def gathered(tensors: Iterable[Stored]) -> list[Stored]:
+def gathered(tensors: Iterable[FileTensor]) -> list[FileTensor]:
     """The tensors, with scales and the like counted with the codes of the same name."""
     tensors = list(tensors)
     codes = {t.name.rpartition(".")[0]: t for t in tensors if _is_codes(t.name)}
@@ -113,7 +113,7 @@ def _is_codes(name: str) -> bool:
     return name.rpartition(".")[2] in ("codes", "integers")
 
 
-def entry(tensor: Stored) -> Entry:
+def entry(tensor: FileTensor) -> Entry:
     """The ledger's entry of a tensor."""
     before = 4 * tensor.elements
     size = tensor.nbytes + tensor.parts
@@ -131,7 +131,7 @@ def entry(tensor: Stored) -> Entry:
     )  # fmt: skip
 
 
-def _why(tensor: Stored) -> str:
+def _why(tensor: FileTensor) -> str:
     if tensor.type not in FLOATS:
         return f"{tensor.type}, not a quantized weight"
     if len(tensor.shape) < 2 or max(tensor.shape, default=0) == tensor.elements:

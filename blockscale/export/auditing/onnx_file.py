@@ -14,8 +14,8 @@ from blockscale.export.auditing.entries import (
     FLOATS,
     WAY,
     DamagedError,
+    FileTensor,
     ReadBudget,
-    Stored,
     is_part,
 )
 
@@ -58,7 +58,7 @@ class OnnxGraph:
                 self.makers[name] = node
 
 
-def reader(tensor: Stored, graph: OnnxGraph) -> None:
+def reader(tensor: FileTensor, graph: OnnxGraph) -> None:
     """Say of a tensor what reads it, whether it is a weight in codes, and what runtimes do."""
     if is_part(tensor.name):
         return
@@ -107,7 +107,7 @@ def _product(name: str, graph: OnnxGraph, seen: set[str]) -> tuple[Node, list[No
 
 
 def _fusions(
-    tensor: Stored, dequantized: Node, product: Node, way: list[Node], graph: OnnxGraph
+    tensor: FileTensor, dequantized: Node, product: Node, way: list[Node], graph: OnnxGraph
 ) -> str:
     block = dequantized.attributes.get("block_size", 0)
     direct = way == [dequantized]
@@ -147,7 +147,7 @@ _OF_THE_GRAPH = 256  # numbers of a vector: the values of all codes of 8 bits
 _TYPED = {4: 4, 5: 4, 7: 8, 10: 8, 11: 8}  # fields of numbers, and bytes of one where fixed
 
 
-def tensors(data: memoryview, path: Path) -> list[Stored]:
+def tensors(data: memoryview, path: Path) -> list[FileTensor]:
     """The initializers of a file. Raises DamagedError."""
     budget = ReadBudget()
     model = protobuf.fields(data, budget)
@@ -178,7 +178,7 @@ def node(data: memoryview, budget: ReadBudget) -> Node:
     return Node(protobuf.text(found, 4), domain, inputs, outputs, attributes)
 
 
-def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[Stored]:
+def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[FileTensor]:
     """Tensors that Constant nodes hold, under the names of what they give; none of the vectors of
     sizes, masks and values of codes that are the graph's."""
     found = []
@@ -195,7 +195,7 @@ def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[S
     return found
 
 
-def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> Stored:
+def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> FileTensor:
     found = protobuf.fields(data, budget)
     name, kind = protobuf.text(found, 8), protobuf.number(found, 2)
     if kind not in TYPES:
@@ -204,7 +204,7 @@ def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> Stored:
     shape = tuple(protobuf.numbers(found, 1, budget))
     if any(size < 0 or size > 2**40 for size in shape):
         raise DamagedError(f"tensor {name!r} has the shape {shape}")
-    stored = Stored(name, label, shape, bits, 0, format=_format(protobuf.text(found, 12)))
+    stored = FileTensor(name, label, shape, bits, 0, format=_format(protobuf.text(found, 12)))
     stored.nbytes = _nbytes(found, path, stored, budget)
     needed = (stored.elements * bits + 7) // 8
     typed = not protobuf.messages(found, 9) and protobuf.number(found, 14) != 1
@@ -213,7 +213,7 @@ def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> Stored:
     return stored
 
 
-def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: ReadBudget) -> int:
+def _nbytes(found: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
     if protobuf.number(found, 14) == 1:
         return _outside(found, path, stored, budget)
     if raw := protobuf.messages(found, 9):
@@ -225,7 +225,7 @@ def _nbytes(found: protobuf.Fields, path: Path, stored: Stored, budget: ReadBudg
     return total
 
 
-def _outside(found: protobuf.Fields, path: Path, stored: Stored, budget: ReadBudget) -> int:
+def _outside(found: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
     return outside(found, path, stored.name, budget)[2]
 
 
@@ -259,7 +259,7 @@ def _whole(text: str) -> int:
         raise DamagedError(f"{text[:40]!r} is not a number of bytes") from None
 
 
-def _by_function(tensor: Stored, graph: OnnxGraph) -> None:
+def _by_function(tensor: FileTensor, graph: OnnxGraph) -> None:
     """Packed codes that a function of ours reads, as earlier files have them: its name says in
     which format."""
     for each in graph.readers.get(tensor.name, []):
@@ -269,7 +269,7 @@ def _by_function(tensor: Stored, graph: OnnxGraph) -> None:
             _packed(tensor, " ".join(words))
 
 
-def _packed(tensor: Stored, words: str) -> None:
+def _packed(tensor: FileTensor, words: str) -> None:
     """Say of bytes which format's codes they are, the element first."""
     bits = _bits(words.partition(" ")[0])
     tensor.format, tensor.bits, tensor.elements = words, bits, tensor.nbytes * 8 // bits

@@ -10,7 +10,7 @@ from typing import Any
 from blockscale.core.joined_weights import groups
 from blockscale.core.ledger import Entry
 from blockscale.core.untrusted import json_object, read_json
-from blockscale.export.auditing.entries import Stored, entry
+from blockscale.export.auditing.entries import FileTensor, entry
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import opened
@@ -35,7 +35,7 @@ def entries(path: Path) -> list[Entry]:
         layer, _, last = name.rpartition(".")
         if last in _BESIDE and (f"{layer}.weight_scale" in rows):
             continue
-        stored = Stored(name, row.format, row.shape, 8, row.nbytes)
+        stored = FileTensor(name, row.format, row.shape, 8, row.nbytes)
         coded = last in ("weight_packed", "weight") and f"{layer}.weight_scale" in rows
         if coded:
             bits = _bits(config, row.format)
@@ -59,7 +59,7 @@ def _ours(row: Any) -> Entry:
             input=row.input, output=row.output, elements=row.elements,
             bytes_before=4 * row.elements, bytes_after=row.nbytes, details="read by blockscale",
         )  # fmt: skip
-    return entry(Stored(row.name, row.format, row.shape, 8, row.nbytes))
+    return entry(FileTensor(row.name, row.format, row.shape, 8, row.nbytes))
 
 
 def _config(path: Path) -> Any:

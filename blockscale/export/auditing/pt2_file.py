@@ -9,7 +9,14 @@ from typing import Any
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import parse_json
-from blockscale.export.auditing.entries import RATIO, TEXT, DamagedError, ReadBudget, Stored, owner
+from blockscale.export.auditing.entries import (
+    RATIO,
+    TEXT,
+    DamagedError,
+    FileTensor,
+    ReadBudget,
+    owner,
+)
 
 # torch._export.serde.schema.ScalarType of torch 2.13: number -> name, bits
 TYPES = {
@@ -20,7 +27,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def tensors(path: Path) -> list[Stored]:
+def tensors(path: Path) -> list[FileTensor]:
     """The weights and constants of a program. Raises DamagedError."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -30,11 +37,11 @@ def tensors(path: Path) -> list[Stored]:
         raise DamagedError(f"it is not a complete zip archive: {error}") from None
 
 
-def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> list[Stored]:
+def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> list[FileTensor]:
     budget = ReadBudget()
     graph = _json(archive, parts, "models/")
     formats = dict(_formats(graph, budget))
-    found: list[Stored] = []
+    found: list[FileTensor] = []
     for folder, config in (("data/weights/", "weights"), ("data/constants/", "constants")):
         table = _json(archive, parts, folder, f"_{config}_config.json", missing={})
         for name, told in (table.get("config") or {}).items():
@@ -70,7 +77,7 @@ def _stored(
     folder: str,
     parts: dict[str, zipfile.ZipInfo],
     formats: dict[str, tuple[str, str]],
-) -> Iterator[Stored]:
+) -> Iterator[FileTensor]:
     try:
         meta, file, pickled = told["tensor_meta"], told["path_name"], told["use_pickle"]
         label, bits = TYPES.get(int(meta["dtype"]), (f"type {meta['dtype']}", 8))
@@ -83,7 +90,7 @@ def _stored(
     needed = prod(shape) * bits // 8
     if not pickled and part.file_size < needed:
         raise DamagedError(f"{name} has {part.file_size:,} bytes, {list(shape)} {label} needs more")
-    tensor = Stored(name, label, shape, bits, needed)
+    tensor = FileTensor(name, label, shape, bits, needed)
     if name in formats:
         tensor.format, tensor.reader = formats[name]
         tensor.low = True

@@ -7,7 +7,7 @@ backends/xnnpack/serialization/runtime_schema.fbs.
 
 import struct
 
-from blockscale.export.auditing.entries import DamagedError, ReadBudget, Stored
+from blockscale.export.auditing.entries import DamagedError, FileTensor, ReadBudget
 from blockscale.export.auditing.protobuf import FlatTable
 
 IDENTIFIER = b"ET12"
@@ -60,7 +60,7 @@ class _File:
         return self.segments[index]
 
 
-def tensors(data: memoryview) -> list[Stored]:
+def tensors(data: memoryview) -> list[FileTensor]:
     """The constants of a file, named by their place. Raises DamagedError."""
     if len(data) < 32:
         raise DamagedError("it is too short for a program")
@@ -68,7 +68,7 @@ def tensors(data: memoryview) -> list[Stored]:
     plans = file.program.tables(1)
     if not plans:
         raise DamagedError("it has no method")
-    found: list[Stored] = []
+    found: list[FileTensor] = []
     for plan in plans:
         method = plan.text(0)
         found += _constants(plan, method)
@@ -81,7 +81,7 @@ def tensors(data: memoryview) -> list[Stored]:
     return found
 
 
-def _constants(plan: FlatTable, method: str) -> list[Stored]:
+def _constants(plan: FlatTable, method: str) -> list[FileTensor]:
     """Tensors of the portable kernels: those with data, which index 0 means there is none of."""
     found, seen = [], set[int]()
     for value in plan.tables(2):
@@ -95,7 +95,7 @@ def _constants(plan: FlatTable, method: str) -> list[Stored]:
         if tensor.table(6) is not None or any(size < 0 for size in shape):
             continue  # memory that is planned, not data
         seen.add(tensor.number(5))
-        stored = Stored(f"{method}.constant{tensor.number(5)}", label, shape, bits, 0)
+        stored = FileTensor(f"{method}.constant{tensor.number(5)}", label, shape, bits, 0)
         stored.nbytes = stored.elements * bits // 8
         stored.low = bits <= 16 and label.endswith(("int8", "int16")) and stored.elements > 1
         stored.format = f"{label}, codes or the bytes of scales" if label == "uint8" else label
@@ -117,13 +117,13 @@ def _processed(file: _File, delegate: FlatTable) -> memoryview:
     return inline[index].bytes(0)
 
 
-def _unknown(file: _File, delegate: FlatTable, name: str, backend: str) -> Stored:
+def _unknown(file: _File, delegate: FlatTable, name: str, backend: str) -> FileTensor:
     size = len(_processed(file, delegate))
     note = f"the data of {backend} are not inspected"
-    return Stored(name, "bytes", (size,), 8, size, notes=(note,))
+    return FileTensor(name, "bytes", (size,), 8, size, notes=(note,))
 
 
-def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
+def _xnnpack(file: _File, blob: memoryview, name: str) -> list[FileTensor]:
     """The constants of a graph of XNNPACK's, by what they are quantized as."""
     if len(blob) < 30 or bytes(blob[4:8]) != b"XH00":
         raise DamagedError(f"{name} is not an XNNPACK graph")
@@ -140,7 +140,7 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[Stored]:
             continue
         label, bits = _XNNPACK.get(value.number(0, "h"), ("unknown type", 8))
         shape = tuple(value.numbers(2, "I"))
-        stored = Stored(f"{name}.constant{value.number(3)}", label, shape, bits, 0)
+        stored = FileTensor(f"{name}.constant{value.number(3)}", label, shape, bits, 0)
         stored.nbytes = _size(file, constants, value.number(3))
         stored.low = label in _LOW and len(shape) > 1
         if stored.low:
@@ -162,7 +162,11 @@ def _size(file: _File, constants: list[FlatTable], index: int) -> int:
 
 
 def _quantization(
-    file: _File, stored: Stored, whole: FlatTable | None, constants: list[FlatTable], dynamic: bool
+    file: _File,
+    stored: FileTensor,
+    whole: FlatTable | None,
+    constants: list[FlatTable],
+    dynamic: bool,
 ) -> None:
     how = whole.table(2) if whole is not None else None
     kind = 0 if whole is None else whole.number(1, "B")

@@ -19,7 +19,7 @@ from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.slabs.cutting import cut as cut_into_slabs
 from blockscale.files.slabs.cutting import joined
 from blockscale.files.stored_model import INDEX, SINGLE
-from blockscale.files.stream import Writer as File
+from blockscale.files.stream import StreamWriter as File
 from blockscale.ops import pieces, primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor

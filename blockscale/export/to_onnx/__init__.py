@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.export.to_onnx import take, write
-from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, Needs
+from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, OpsetNeeds
 from blockscale.export.to_onnx.take import Piece, is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from blockscale.export.to_program import Example, arguments, program_of, tried
@@ -98,7 +98,7 @@ def _checked(path: str | Path, opset: int | None, overwrite: bool) -> Path:
     return path
 
 
-def _enough(opset: int | None, needs: Needs) -> int:
+def _enough(opset: int | None, needs: OpsetNeeds) -> int:
     """The opset of a file that needs one. Raises ValueError if a lower one is asked for."""
     if opset is not None and opset < needs.opset:
         raise ValueError(

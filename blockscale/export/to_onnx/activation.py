@@ -25,7 +25,7 @@ from blockscale.export.to_onnx import scope as split
 from blockscale.export.to_onnx.scope import Scope, Sizes, native, put_tensor, put_zeros
 
 
-class _Linear(NamedTuple):
+class _BlockAxis(NamedTuple):
     """How QuantizeLinear is told of blocks: of all (axis None), by axis, or along one."""
 
     axis: int | None = None
@@ -97,27 +97,27 @@ def _narrow(fmt: Format) -> bool:
     return fmt.element.integer and fmt.element.signed and not fmt.wide
 
 
-def _told(fmt: Format, sizes: Sizes) -> _Linear | None:
+def _told(fmt: Format, sizes: Sizes) -> _BlockAxis | None:
     """How QuantizeLinear is told of the blocks of a tensor of these sizes; None: it cannot be."""
     if fmt.block.flat:
         return None
     blocks = fmt.block.sizes_for(len(sizes))
     whole = [i for i, size in enumerate(blocks) if size == WHOLE or sizes[i] == 1]
     if len(whole) == len(blocks):
-        return _Linear()
+        return _BlockAxis()
     single = [i for i, size in enumerate(blocks) if size == 1]
     if len(single) == 1 and len(whole) >= len(blocks) - 1:
-        return _Linear(single[0])
+        return _BlockAxis(single[0])
     along = [i for i, size in enumerate(blocks) if size != 1]
     if len(along) != 1 or (n := sizes[along[0]]) is None:
         return None
-    return _Linear(along[0], blocks[along[0]] or n)
+    return _BlockAxis(along[0], blocks[along[0]] or n)
 
 
 def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes) -> str:
     """QuantizeLinear and DequantizeLinear under a given scale."""
     told = None if qparams.scale.numel() == 1 else _told(fmt, sizes)
-    told = told or _Linear()
+    told = told or _BlockAxis()
     dims = () if told.axis is None else (qparams.scale.numel(),)
     outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
     parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
@@ -153,7 +153,7 @@ def _clipped(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams) -> 
     return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in named))
 
 
-def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Linear) -> str:
+def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _BlockAxis) -> str:
     codes = scope.op("QuantizeLinear", x, step, zero, **told.attributes)
     if _narrow(fmt) and fmt.bits == 8:
         lowest = torch.tensor(-127, dtype=torch.int8)
@@ -161,7 +161,7 @@ def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _Line
     return scope.op("DequantizeLinear", codes, step, zero, **told.attributes)
 
 
-def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> str:
+def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _BlockAxis) -> str:
     """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
     kind = native(fmt.element, scope.file.opset)
     assert kind is not None
@@ -173,7 +173,7 @@ def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _Linear) -> 
     return _linear(scope, x, step, zero, fmt, told)
 
 
-def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, kind: str) -> str:
+def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _BlockAxis, kind: str) -> str:
     from onnx import TensorProto
 
     to = TensorProto.DataType.Value(kind)
@@ -184,7 +184,7 @@ def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _Linear, k
     return scope.op("DequantizeLinear", codes, step, **told.attributes)
 
 
-def _arranged(scope: Scope, parts: str, told: _Linear) -> str:
+def _arranged(scope: Scope, parts: str, told: _BlockAxis) -> str:
     """One number a block, as `split` has them, in the shape that QuantizeLinear wants."""
     if told.axis is None:
         return scope.op("Reshape", parts, scope.ints())

@@ -36,7 +36,7 @@ _SMALL = 1 << 17  # more than any code of 16 bits: wide sums saturate before the
 Sizes = tuple[int | None, ...]
 
 
-class Taken(NamedTuple):
+class TensorInput(NamedTuple):
     """A tensor that an op takes and that the graph computes: the name of its value, its dtype and
     its sizes, None where they are free."""
 
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
     sizes: Sizes
 
 
-Given = Mapping[str, Any]  # {argument: a Taken, a tensor that the model holds, or a plain value}
+Given = Mapping[str, Any]  # {argument: TensorInput, a tensor that the model holds, or a value}
 
 
 def is_written(op: str) -> bool:
@@ -58,12 +58,12 @@ def step(scope: Scope, op: str, given: Given) -> str:
     return _WRITERS[op](scope, given)
 
 
-def _value(scope: Scope, given: Given, name: str) -> Taken:
+def _value(scope: Scope, given: Given, name: str) -> TensorInput:
     """An argument as a value of the file: a tensor of the model is stored."""
     found = given[name]
-    if isinstance(found, Taken):
+    if isinstance(found, TensorInput):
         return found
-    return Taken(_stored(scope, name, found), found.dtype, tuple(found.shape))
+    return TensorInput(_stored(scope, name, found), found.dtype, tuple(found.shape))
 
 
 def _stored(scope: Scope, name: str, tensor: Tensor) -> str:
@@ -78,7 +78,7 @@ def _wide(given: Given) -> bool:
     return bool(given["largest"] > INT32_MAX)
 
 
-def _centered(scope: Scope, x: Taken, zero: int, *, wide: bool) -> str:
+def _centered(scope: Scope, x: TensorInput, zero: int, *, wide: bool) -> str:
     """How many steps each code means, int32 or int64."""
     codes = scope.cast(x.name, "INT64" if wide else "INT32")
     if not zero:

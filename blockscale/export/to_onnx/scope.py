@@ -25,7 +25,7 @@ LOWEST, RUN, HIGHEST = 21, 25, 28  # opsets: below no blocks; the last onnxrunti
 Array = np.ndarray[Any, Any]
 
 
-class Needs:
+class OpsetNeeds:
     """The lowest opset that holds all that was asked for, and what asked for it."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class File:
     def __init__(self, opset: int = 0) -> None:
         self.opset = opset
         self.tensors: dict[str, Any] = {}
-        self.needs = Needs()
+        self.needs = OpsetNeeds()
         self.turned: set[str] = set()
         self._called: dict[str, list[str]] = {}
         self._names: set[str] = set()

@@ -15,7 +15,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.reference import QParams
 from blockscale.export.to_onnx import activation
-from blockscale.export.to_onnx.integer import Taken, is_written
+from blockscale.export.to_onnx.integer import TensorInput, is_written
 from blockscale.export.to_onnx.scope import Sizes
 from blockscale.export.to_onnx.weight import Move
 from blockscale.graph.constants import get, is_constant
@@ -357,7 +357,7 @@ def _read(graph: fx.GraphModule, argument: Any, computed: list[fx.Node]) -> Any:
         return get(graph, argument).detach().cpu()
     computed.append(argument)
     sizes = tuple(n if isinstance(n, int) else None for n in shape(argument) or ())
-    return Taken("", value(argument).dtype, sizes)
+    return TensorInput("", value(argument).dtype, sizes)
 
 
 def without_dead(program: ExportedProgram) -> ExportedProgram:

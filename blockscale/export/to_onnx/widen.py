@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blockscale.export.to_onnx.integer import Taken
+from blockscale.export.to_onnx.integer import TensorInput
 from blockscale.export.to_onnx.take import Activation, MarkedRows, MarkedStep, MarkedWeight, Piece
 
 _HALVES = {10: "float16", 16: "bfloat16"}  # TensorProto.DataType
@@ -40,7 +40,7 @@ def _piece(piece: Piece) -> Piece:
         return replace(piece, given=_wide(piece.given), dtype=_wide(piece.dtype))
     if isinstance(piece, MarkedStep):
         given = {
-            name: each._replace(kind=_wide(each.kind)) if isinstance(each, Taken) else each
+            name: each._replace(kind=_wide(each.kind)) if isinstance(each, TensorInput) else each
             for name, each in piece.given.items()
         }
         return replace(piece, given=given)

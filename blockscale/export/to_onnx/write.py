@@ -215,7 +215,7 @@ def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
         return y if piece.dtype == torch.float32 else scope.cast(y, _KINDS[piece.dtype])
     names = iter(given)
     named = {
-        name: each._replace(name=next(names)) if isinstance(each, integer.Taken) else each
+        name: each._replace(name=next(names)) if isinstance(each, integer.TensorInput) else each
         for name, each in piece.given.items()
     }
     return integer.step(scope, piece.op, named)

@@ -23,7 +23,7 @@ _OURS = re.compile(r"\.(.+)\.blockscale-(?:(old|gone|again)-)?([0-9a-f]{8})-*", 
 _OTHER = re.compile(r"\.(.+)\.([0-9a-f]{8})\.(partial|new)", re.DOTALL)
 
 
-class Known(NamedTuple):
+class SideFile(NamedTuple):
     """kind: work, old, gone, again, partial or new; out: the name that it is for; digest: HASH."""
 
     kind: str
@@ -31,12 +31,12 @@ class Known(NamedTuple):
     digest: str
 
 
-def known(path: Path) -> Known | None:
+def known(path: Path) -> SideFile | None:
     """What a name says; None for one that is none of ours."""
     if found := _OURS.fullmatch(path.name):
-        return Known(found[2] or "work", found[1], found[3])
+        return SideFile(found[2] or "work", found[1], found[3])
     if found := _OTHER.fullmatch(path.name):
-        return Known(found[3], found[1], found[2])
+        return SideFile(found[3], found[1], found[2])
     return None
 
 

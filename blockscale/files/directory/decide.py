@@ -8,7 +8,7 @@ from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import BiasFormat, Recipe
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.eligibility import (
-    Known,
+    DirectoryFacts,
     is_layer,
     judge,
     settled,
@@ -23,7 +23,7 @@ Decided = tuple[Entry, TensorInfo | None]
 
 
 def decide(
-    name: str, source: StoredTensor, recipe: Recipe, known: Known, biased: set[str]
+    name: str, source: StoredTensor, recipe: Recipe, known: DirectoryFacts, biased: set[str]
 ) -> Decided:
     """The ledger's entry for a tensor, and how it is stored, if it is quantized.
 
@@ -53,7 +53,9 @@ def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
     return replace(entry, details=details, elements=weight.elements, bytes_before=weight.nbytes)
 
 
-def _decide_weight(name: str, source: StoredTensor, recipe: Recipe, known: Known) -> Decided:
+def _decide_weight(
+    name: str, source: StoredTensor, recipe: Recipe, known: DirectoryFacts
+) -> Decided:
     kind, layout, outcome = settled(name, source, recipe, known)
     entry = _entry(name, kind, outcome.status, source, outcome.reason)
     fmt, scheme = outcome.format, outcome.scheme

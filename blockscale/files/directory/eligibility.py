@@ -67,7 +67,7 @@ class Eligibility(NamedTuple):
     outcome: Outcome
 
 
-class Known(NamedTuple):
+class DirectoryFacts(NamedTuple):
     """What a directory says of its layers beside their names and shapes.
 
     conv1d: whether its model is of GPT-2's family (`has_conv1d`)
@@ -100,7 +100,7 @@ def has_conv1d(config: dict[str, Any] | None) -> bool:
     return bool(types_of(config).names & {*CONV1D_MODELS})
 
 
-def known_of(files: ModelFiles, recipe: Recipe) -> Known:
+def known_of(files: ModelFiles, recipe: Recipe) -> DirectoryFacts:
     """What config, biases and computed weights, of all shards, say of the layers."""
     biases: dict[str, int] = {}
     for name in files.shards:
@@ -110,7 +110,7 @@ def known_of(files: ModelFiles, recipe: Recipe) -> Known:
                     biases[each.removesuffix(".bias")] = source.shape[0]
     types, computed = types_of(files.config), computed_weights(files)
     tied = tied_in(files)
-    known = Known(has_conv1d(files.config), biases, types, computed, tied=tied)
+    known = DirectoryFacts(has_conv1d(files.config), biases, types, computed, tied=tied)
     folded = {
         each.computed.owner
         for name, each in computed.items()
@@ -119,14 +119,16 @@ def known_of(files: ModelFiles, recipe: Recipe) -> Known:
     return known._replace(folded=frozenset(folded))
 
 
-def judge(name: str, tensor: StoredTensor, recipe: Recipe, known: Known) -> Eligibility:
+def judge(name: str, tensor: StoredTensor, recipe: Recipe, known: DirectoryFacts) -> Eligibility:
     """What becomes of tensor `name` by itself; `settled` says what becomes of it with those that it
     is tied to."""
     kind, layout = _kind(name, tensor.shape, known)
     return Eligibility(kind, layout, decide(_described(name, tensor, kind, layout, known), recipe))
 
 
-def _described(name: str, tensor: StoredTensor, kind: str, layout: str, known: Known) -> Weight:
+def _described(
+    name: str, tensor: StoredTensor, kind: str, layout: str, known: DirectoryFacts
+) -> Weight:
     """A tensor of a file, as decisions know it."""
     dtype, shape = tensor.torch_dtype or tensor.dtype, tensor.shape
     stays = "empty" if prod(shape) == 0 else ""
@@ -155,7 +157,7 @@ def is_layer(name: str, kind: str) -> bool:
     return kind in LAYERS and name.endswith(".weight")
 
 
-def settled(name: str, tensor: StoredTensor, recipe: Recipe, known: Known) -> Eligibility:
+def settled(name: str, tensor: StoredTensor, recipe: Recipe, known: DirectoryFacts) -> Eligibility:
     """The same, where the weight is that of other layers as well: they share its codes, or none of
     them is quantized."""
     found = judge(name, tensor, recipe, known)
@@ -172,7 +174,7 @@ def _layer(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def biased_layers(files: ModelFiles, recipe: Recipe, known: Known) -> set[str]:
+def biased_layers(files: ModelFiles, recipe: Recipe, known: DirectoryFacts) -> set[str]:
     """The layers of all shards whose weight is quantized, and whose bias therefore may be."""
     layers: set[str] = set()
     for name in files.shards:
@@ -205,7 +207,7 @@ def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str:
     return why_not_bias_format(tensor.shape, fmt)
 
 
-def _kind(name: str, shape: tuple[int, ...], known: Known) -> tuple[str, str]:
+def _kind(name: str, shape: tuple[int, ...], known: DirectoryFacts) -> tuple[str, str]:
     """(what it seems to be, its layout)."""
     module, _, last = name.rpartition(".")
     weight, rank = last == "weight", len(shape)

@@ -16,7 +16,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.weight_scheme import for_rows
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.decide import decide, layer_formats, tied_formats
-from blockscale.files.directory.eligibility import Known, biased_layers, known_of
+from blockscale.files.directory.eligibility import DirectoryFacts, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.directory.stacks import stacked
 from blockscale.files.header import StoredTensor, lay_out, sized
@@ -134,7 +134,7 @@ def make_plan(
 
 
 def _plan_shard(
-    files: ModelFiles, name: str, recipe: Recipe, known: Known, biased: set[str]
+    files: ModelFiles, name: str, recipe: Recipe, known: DirectoryFacts, biased: set[str]
 ) -> tuple[ShardPlan, list[Entry]]:
     path = files.root / name
     with Reader(path) as reader:
@@ -164,7 +164,7 @@ def _plan_shard(
 
 
 def join(
-    shards: Sequence[ShardPlan], entries: Sequence[Entry], recipe: Recipe, known: Known
+    shards: Sequence[ShardPlan], entries: Sequence[Entry], recipe: Recipe, known: DirectoryFacts
 ) -> tuple[tuple[ShardPlan, ...], list[Entry]]:
     """The tensors that share their outer scale know each other, and their entries say so."""
     tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}

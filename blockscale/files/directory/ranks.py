@@ -31,7 +31,7 @@ LEAVING = 5.0  # seconds that rank 0 waits for the others at the end
 _PAUSE = 0.02  # seconds between two looks
 
 
-class Ranks(Closing):
+class StoreRanks(Closing):
     """This process, number `rank` of `world`; a context manager, in which it gives signs of life.
 
     store: of torch.distributed, the same for all; its keys are this run's alone
@@ -140,7 +140,7 @@ class Ranks(Closing):
         return item
 
 
-def ranks_of_launcher() -> Ranks:
+def ranks_of_launcher() -> StoreRanks:
     """This process among those that torchrun started."""
     store, rank, world = next(iter(distributed.rendezvous("env://")))
-    return Ranks(distributed.PrefixStore("blockscale", store), rank, world)
+    return StoreRanks(distributed.PrefixStore("blockscale", store), rank, world)

@@ -23,9 +23,9 @@ from blockscale.files.header import sized
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.pool import Map
-from blockscale.files.slabs.quantize_tensor import Piece, TensorQuantizer
+from blockscale.files.slabs.quantize_tensor import StoredRows, TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows, Rows
-from blockscale.files.stream import Reader, Tensors, Writer
+from blockscale.files.stream import Reader, StreamWriter, Tensors
 from blockscale.layers.model import beside_rows
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.signs import lost_signs
@@ -66,7 +66,7 @@ def write_shard(
     source, partial = plan.files.root / shard.name, work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
     journal = work.journal
-    with Reader(source) as reader, Writer(partial, shard.header, shard.placed) as writer:
+    with Reader(source) as reader, StreamWriter(partial, shard.header, shard.placed) as writer:
         if not writer.resumed:
             journal.forget(shard.name)
         try:
@@ -127,7 +127,11 @@ def tensor_source(
 
 
 def write_tensor(
-    reader: Tensors, writer: Writer, tensor: TensorPlan, quantize: Quantize, progress: Progress
+    reader: Tensors,
+    writer: StreamWriter,
+    tensor: TensorPlan,
+    quantize: Quantize,
+    progress: Progress,
 ) -> tuple[str, ...]:
     """Quantize or copy one tensor; returns what is to be noted of it."""
     name = tensor.name
@@ -171,7 +175,7 @@ class ByProfile:
         """Take the outer scale of all whose largest numerator this is."""
         self._top = top
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredRows]:
         """All that is stored. Raises ValueError, with the tensor's name, where the producer does
         not take it."""
         count = self._rows.shape[0]
@@ -185,5 +189,5 @@ class ByProfile:
         odd = told_of_odd(x)
         self.notes = (*([odd] if odd else []), *lost_signs("weight", x, q.format))
         for part in q.format.parts:
-            yield Piece(part, 0, getattr(q.qparams, part))
-        yield Piece("codes", 0, q.packed)
+            yield StoredRows(part, 0, getattr(q.qparams, part))
+        yield StoredRows("codes", 0, q.packed)

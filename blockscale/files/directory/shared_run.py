@@ -44,14 +44,14 @@ from blockscale.files.directory.quantize_directory import (
     start_progress,
     told_of_full_disk,
 )
-from blockscale.files.directory.ranks import Ranks
+from blockscale.files.directory.ranks import StoreRanks
 from blockscale.files.directory.shard import Quantize, is_finished, tensor_source, write_tensor
 from blockscale.files.directory.swap import JOURNAL, OUT
 from blockscale.files.directory.tops import Tops, Where, joined_in
 from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.header import LARGEST, LENGTH, StoredTensor
 from blockscale.files.slabs.pool import Pool
-from blockscale.files.stream import Reader, Writer
+from blockscale.files.stream import Reader, StreamWriter
 from blockscale.layers.ledger import without_data
 
 PIECE = 1 << 28  # bytes of source tensors in a piece of work, or one tensor that is larger
@@ -63,7 +63,7 @@ def quantize_over_ranks(  # noqa: PLR0913 - as quantize_directory, and the ranks
     source: str | Path,
     target: str | Path,
     recipe: Recipe | Format | Mapping[str, Any] | str | Path,
-    ranks: Ranks,
+    ranks: StoreRanks,
     *,
     force: int = 0,
     strict: bool = False,
@@ -91,7 +91,7 @@ def quantize_over_ranks(  # noqa: PLR0913 - as quantize_directory, and the ranks
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Some tensors of one shard.
 
     size, placed: of the whole output file, and where in it these tensors' parts go
@@ -105,10 +105,10 @@ class Piece:
     where: Where
 
 
-def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> Iterator[Piece]:
+def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> Iterator[ShardPiece]:
     """What is left to do of a shard; one piece without tensors where only its digest is."""
 
-    def piece(tensors: list[TensorPlan]) -> Piece:
+    def piece(tensors: list[TensorPlan]) -> ShardPiece:
         names = {each.name for each in tensors}
         placed = {
             name: each
@@ -116,7 +116,7 @@ def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> It
             if name in names or name.rpartition(".")[0] in names
         }
         shared = {name for each in tensors for name in each.joined}
-        return Piece(
+        return ShardPiece(
             shard.name, shard.size, placed, tuple(tensors), {name: joined[name] for name in shared}
         )
 
@@ -134,7 +134,7 @@ def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> It
 class SharedRun:
     """One process's part of a run."""
 
-    def __init__(self, ranks: Ranks, root: Path, goal: Path, recipe: Recipe, seed: int):
+    def __init__(self, ranks: StoreRanks, root: Path, goal: Path, recipe: Recipe, seed: int):
         self.goal = goal
         self._ranks, self._root, self._recipe, self._seed = ranks, root, recipe, seed
         self._stamps: dict[str, Stamp] = {}
@@ -172,7 +172,7 @@ class SharedRun:
         shards = _unfinished(plan, work, progress)
         start_progress(plan, work, progress)
         joined = joined_in(plan.shards)
-        pieces: list[Piece] = []
+        pieces: list[ShardPiece] = []
         for shard in shards:
             _begin(shard, work)
             own = list(pieces_of(shard, work.journal.done(shard.name), joined))
@@ -223,11 +223,14 @@ class SharedRun:
             digests.settle(wait=True)
 
     def _write(
-        self, piece: Piece, out: Path, journal: Journal, quantize: Quantize, progress: Progress
+        self, piece: ShardPiece, out: Path, journal: Journal, quantize: Quantize, progress: Progress
     ) -> None:
         """Write a piece, and wait until it is on the disk."""
         source, partial = self._root / piece.shard, out / f"{piece.shard}{PARTIAL}"
-        with Reader(source) as reader, Writer.join(partial, piece.size, piece.placed) as writer:
+        with (
+            Reader(source) as reader,
+            StreamWriter.join(partial, piece.size, piece.placed) as writer,
+        ):
             try:
                 for tensor in piece.tensors:
                     self._ranks.check()
@@ -257,7 +260,7 @@ class SharedRun:
 class SharedProgress(Progress):
     """Counts what all ranks write, and shows it in this one."""
 
-    def __init__(self, ranks: Ranks, shown: Progress):
+    def __init__(self, ranks: StoreRanks, shown: Progress):
         self._ranks, self._shown = ranks, shown
         self._own = self._seen = 0
 
@@ -322,7 +325,7 @@ def _source(path: Path) -> tuple[int, str]:
         os.close(file)
 
 
-def _nbytes(piece: Piece) -> int:
+def _nbytes(piece: ShardPiece) -> int:
     return sum(tensor.source.nbytes for tensor in piece.tensors)
 
 
@@ -330,7 +333,7 @@ def _begin(shard: ShardPlan, work: Workspace) -> None:
     """Lay a shard out in its full size, unless an earlier run has."""
     partial = work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    with Writer(partial, shard.header, shard.placed) as writer:
+    with StreamWriter(partial, shard.header, shard.placed) as writer:
         if not writer.resumed:
             work.journal.forget(shard.name)
         writer.sync()

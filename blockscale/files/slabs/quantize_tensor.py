@@ -43,7 +43,7 @@ _LARGE = 4  # slabs this many times too large are not held several at a time
 _STOCHASTIC = 4  # times the memory: Philox computes in int64
 
 
-class Piece(NamedTuple):
+class StoredRows(NamedTuple):
     """Part of what is stored: `rows` [r, ...] from row `row` on.
 
     Rows are those of dimension 0, or of the first two dimensions taken as one.
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 class Done(NamedTuple):
     """What a slab gives: pieces, and what is to be noted of it."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredRows, ...]
     odd: int = 0  # NaN and infinite weights
     clipped: int = 0  # scales that their format cannot hold
     scales: int = 0
@@ -108,7 +108,7 @@ class TensorQuantizer:
         self._top = top.expand(self._fmt.stored(self._shape)["outer"][1])
         self._outer = reference.outer_of(self._top, self._fmt)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredRows]:
         """Codes and scales, slab by slab; each part's rows come in order."""
         for done in self._passes():
             self._odd += done.odd
@@ -262,11 +262,11 @@ class TensorQuantizer:
         signs = tuple(lost_signs("weight", ranges.low, self._fmt))
         return qparams, Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
 
-    def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[Piece]:
+    def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[StoredRows]:
         """The scales of a slab; what several share comes with the first of them."""
         for part, sizes in self._sizes.items():
             if slab.start == 0 or not self._cuts.spans(sizes):
-                yield Piece(part, self._row(slab, sizes), self._flat(getattr(qparams, part)))
+                yield StoredRows(part, self._row(slab, sizes), self._flat(getattr(qparams, part)))
 
     def _row(self, slab: Slab, sizes: Sizes) -> int:
         """Where a slab's part of something begins that has one entry for each block of `sizes`."""
@@ -275,7 +275,7 @@ class TensorQuantizer:
             return slab.matrix
         return slab.matrix * -(-self._cuts.count // size) + slab.start // size
 
-    def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> Piece:
+    def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> StoredRows:
         packed = primitives.quantize(x, quantizer(qparams, self._fmt, self._drawn(slab)))
         return self._codes_piece(packed, slab)
 
@@ -283,8 +283,8 @@ class TensorQuantizer:
         """The seed, and the index of a slab's first element."""
         return torch.tensor([self._seed, self._first_row(slab) * self._row_size])
 
-    def _codes_piece(self, packed: Tensor, slab: Slab) -> Piece:
-        return Piece("codes", self._first_row(slab), self._flat(packed))
+    def _codes_piece(self, packed: Tensor, slab: Slab) -> StoredRows:
+        return StoredRows("codes", self._first_row(slab), self._flat(packed))
 
     def _first_row(self, slab: Slab) -> int:
         """The first row of a slab, those of the matrices before it counted."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.graph.adoption.parts import Call, NoFormatError, in_whole
+from blockscale.graph.adoption.parts import NoFormatError, QuantizerCall, in_whole
 from blockscale.graph.nodes import arguments, aten, call, calls, dequantize_of, ours, shape
 from blockscale.graph.nodes import replace as nodes_replace
 from blockscale.ops import primitives
@@ -94,8 +94,8 @@ def _sizes(x: fx.Node, block: Any) -> tuple[int, ...]:
     return in_whole(block, of)
 
 
-def _affine(kind: str) -> Callable[[fx.Node], Call]:
-    def read(node: fx.Node) -> Call:
+def _affine(kind: str) -> Callable[[fx.Node], QuantizerCall]:
+    def read(node: fx.Node) -> QuantizerCall:
         given = arguments(node)
         x, dtype = given["input"], given["output_dtype" if kind == "quantize" else "input_dtype"]
         low, high = _limits(dtype, given)
@@ -104,13 +104,13 @@ def _affine(kind: str) -> Callable[[fx.Node], Call]:
         if isinstance(out, int):  # a default as the schema has it: the number of float32
             out = torch.float32
         sizes = _sizes(x, given["block_size"])
-        made = Call(kind, x, sizes, given["scale"], zero, low, high, dtype, out=out)
+        made = QuantizerCall(kind, x, sizes, given["scale"], zero, low, high, dtype, out=out)
         return _with_choice(made) if kind == "quantize" else made
 
     return read
 
 
-def _with_choice(made: Call) -> Call:
+def _with_choice(made: QuantizerCall) -> QuantizerCall:
     """A quantize whose scale is chosen from its own x, as one."""
     chosen = _chosen_by(made)
     if chosen is None:
@@ -136,7 +136,7 @@ def _with_choice(made: Call) -> Call:
     return replace(made, kind="choose", mapping=mapping)
 
 
-def _chosen_by(made: Call) -> fx.Node | None:
+def _chosen_by(made: QuantizerCall) -> fx.Node | None:
     """The choose_qparams_affine of the same x that gives the scale and the zero point."""
     parts = (made.scale, made.zero_point)
     found = [
@@ -163,7 +163,7 @@ def _mapping(name: str, low: int, high: int) -> str | None:
     return {"SYMMETRIC": "half", "SYMMETRIC_NO_CLIPPING_ERR": "full"}.get(name)
 
 
-READERS: dict[str, Callable[[fx.Node], Call]] = {
+READERS: dict[str, Callable[[fx.Node], QuantizerCall]] = {
     "torchao::quantize_affine": _affine("quantize"),
     "torchao::dequantize_affine": _affine("dequantize"),
 }

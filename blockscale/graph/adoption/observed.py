@@ -16,14 +16,14 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from blockscale.core.untrusted import kind_of
 from blockscale.graph.adoption import affine, written
-from blockscale.graph.adoption.parts import Call, NoFormatError
+from blockscale.graph.adoption.parts import NoFormatError, QuantizerCall
 from blockscale.graph.adoption.written import Known, choose_quantize, dequantize, quantize
 from blockscale.graph.nodes import say
 from blockscale.qat import quantizers
 
 # Quantize and dequantize nodes of torch and torchao as ours, where a format gives their bits.
 
-_READERS: dict[str, Callable[[fx.Node], Call]] = {**written.READERS, **affine.READERS}
+_READERS: dict[str, Callable[[fx.Node], QuantizerCall]] = {**written.READERS, **affine.READERS}
 
 
 def schema_name(node: fx.Node) -> str:

@@ -28,7 +28,7 @@ class NoFormatError(ValueError):
 
 
 @dataclass(frozen=True)
-class Call:
+class QuantizerCall:
     """A node that quantizes, dequantizes or chooses.
 
     kind:   "quantize", "dequantize" or "choose"
@@ -122,7 +122,7 @@ _BYTES = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 
 
 @dataclass(frozen=True)
-class Parts:
+class ScaleNodes:
     """Nodes of the scale and the zero point; zero_type: "int32", or "fp32" where it is floats."""
 
     scale: fx.Node
@@ -130,14 +130,14 @@ class Parts:
     zero_type: str
 
 
-def parts_of(graph: fx.GraphModule, node: fx.Node, found: Call) -> Parts:
+def parts_of(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall) -> ScaleNodes:
     """The parts of a node, written before it; raises NoFormatError for what has no counterpart."""
     name = reader_of(node)
     zero, kind = _zero_point(graph, node, found, f"{name}.zero_point")
-    return Parts(_scale(graph, node, found, f"{name}.scale"), zero, kind)
+    return ScaleNodes(_scale(graph, node, found, f"{name}.scale"), zero, kind)
 
 
-def _scale(graph: fx.GraphModule, node: fx.Node, found: Call, name: str) -> fx.Node:
+def _scale(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, name: str) -> fx.Node:
     scale, item = found.scale, _by_item(node)
     value = constant(graph, scale)
     if not isinstance(scale, fx.Node):
@@ -168,7 +168,7 @@ def _only_float32(dtype: torch.dtype) -> None:
         )
 
 
-def _rounded(found: Call, scale: float) -> Tensor:
+def _rounded(found: QuantizerCall, scale: float) -> Tensor:
     """A scale that was a Python number, whose reciprocal is taken in float64."""
     value = torch.tensor(scale, dtype=torch.float32)
     theirs = torch.tensor(1.0 / scale if scale else torch.inf, dtype=torch.float32)
@@ -178,7 +178,7 @@ def _rounded(found: Call, scale: float) -> Tensor:
 
 
 def _zero_point(
-    graph: fx.GraphModule, node: fx.Node, found: Call, name: str
+    graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, name: str
 ) -> tuple[fx.Node | None, str]:
     zero = found.zero_point
     if zero is None or _always_zero(zero):
@@ -245,7 +245,7 @@ def _dtype(part: Any) -> torch.dtype:
     return found
 
 
-def _counts(found: Call) -> list[Any]:
+def _counts(found: QuantizerCall) -> list[Any]:
     """How many blocks there are along each dimension; None where it is not known."""
     of = shape(found.x)
     if of is None:
@@ -254,7 +254,9 @@ def _counts(found: Call) -> list[Any]:
     return [1 if size == WHOLE else n // size if isinstance(n, int) else None for n, size in pairs]
 
 
-def _held(graph: fx.GraphModule, part: Tensor, name: str, found: Call, node: fx.Node) -> fx.Node:
+def _held(
+    graph: fx.GraphModule, part: Tensor, name: str, found: QuantizerCall, node: fx.Node
+) -> fx.Node:
     """A constant part as a buffer of the tensor's rank."""
     counts = _counts(found)
     if part.numel() == 1 and all(count in (1, None) for count in counts):
@@ -269,7 +271,7 @@ def _held(graph: fx.GraphModule, part: Tensor, name: str, found: Call, node: fx.
     return kept
 
 
-def _of_rank(graph: fx.GraphModule, part: fx.Node, found: Call, node: fx.Node) -> fx.Node:
+def _of_rank(graph: fx.GraphModule, part: fx.Node, found: QuantizerCall, node: fx.Node) -> fx.Node:
     """A part that is computed, with the dimensions that a block covers: one number in any rank
     stays as it is."""
     sizes = shape(part)

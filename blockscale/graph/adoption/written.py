@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The nodes of ours that stand for a `Call` of another library."""
+"""The nodes of ours that stand for a `QuantizerCall` of another library."""
 
 import operator
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from blockscale.core.pack import packed_dtype
 from blockscale.core.parse import parse
 from blockscale.graph import constants
 from blockscale.graph.adoption.parts import (
-    Call,
     NoFormatError,
-    Parts,
+    QuantizerCall,
+    ScaleNodes,
     block_name,
     constant,
     element,
@@ -44,43 +44,47 @@ def _codes(given: dict[str, Any]) -> dict[str, Any]:
     return {"low": int(low), "high": int(high), "dtype": given["dtype"]}
 
 
-def _per_tensor(kind: str) -> Callable[[fx.Node], Call]:
-    def read(node: fx.Node) -> Call:
+def _per_tensor(kind: str) -> Callable[[fx.Node], QuantizerCall]:
+    def read(node: fx.Node) -> QuantizerCall:
         given = arguments(node)
         x = given["input"]
         sizes = (WHOLE,) * rank_of(x)
         out = given.get("out_dtype") or torch.float32
-        return Call(kind, x, sizes, given["scale"], given["zero_point"], **_codes(given), out=out)
+        return QuantizerCall(
+            kind, x, sizes, given["scale"], given["zero_point"], **_codes(given), out=out
+        )
 
     return read
 
 
-def _per_channel(kind: str) -> Callable[[fx.Node], Call]:
-    def read(node: fx.Node) -> Call:
+def _per_channel(kind: str) -> Callable[[fx.Node], QuantizerCall]:
+    def read(node: fx.Node) -> QuantizerCall:
         given = arguments(node)
         x = given["input"]
         rank, axis = rank_of(x), given["axis"]
         sizes = tuple(1 if dim == axis % rank else WHOLE for dim in range(rank))
         out = given.get("out_dtype") or torch.float32
-        return Call(kind, x, sizes, given["scales"], given["zero_points"], **_codes(given), out=out)
+        return QuantizerCall(
+            kind, x, sizes, given["scales"], given["zero_points"], **_codes(given), out=out
+        )
 
     return read
 
 
-def _per_token(kind: str) -> Callable[[fx.Node], Call]:
-    def read(node: fx.Node) -> Call:
+def _per_token(kind: str) -> Callable[[fx.Node], QuantizerCall]:
+    def read(node: fx.Node) -> QuantizerCall:
         given = arguments(node)
         x = given["input"]
         sizes = (1,) * (rank_of(x) - 1) + (WHOLE,)
         out = given.get("output_dtype") or torch.float32
         scale, zero = given["scales"], given["zero_points"]
-        return Call(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
+        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
 
     return read
 
 
-def _per_group(kind: str) -> Callable[[fx.Node], Call]:
-    def read(node: fx.Node) -> Call:
+def _per_group(kind: str) -> Callable[[fx.Node], QuantizerCall]:
+    def read(node: fx.Node) -> QuantizerCall:
         given = arguments(node)
         x = (
             given["input"]
@@ -99,7 +103,7 @@ def _per_group(kind: str) -> Callable[[fx.Node], Call]:
         out = given.get("output_dtype") or torch.float32
         sizes = in_whole((1, size), of)
         scale, zero = given["scales"], given["zero_points"]
-        return Call(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
+        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
 
     return read
 
@@ -112,7 +116,7 @@ _OPS = {
     "per_token": _per_token,
     "per_channel_group": _per_group,
 }
-READERS: dict[str, Callable[[fx.Node], Call]] = {
+READERS: dict[str, Callable[[fx.Node], QuantizerCall]] = {
     f"quantized_decomposed::{kind}_{which}": read(kind)
     for which, read in _OPS.items()
     for kind in ("quantize", "dequantize")
@@ -125,7 +129,7 @@ class Packed:
 
     codes: fx.Node
     fmt: str
-    parts: Parts
+    parts: ScaleNodes
     scale: Any
     zero_point: Any
 
@@ -133,7 +137,7 @@ class Packed:
 Known = dict[fx.Node, Packed]
 
 
-def quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+def quantize(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known) -> None:
     """Write blockscale's quantize in the place of the node."""
     parts = parts_of(graph, node, found)
     fmt = _format(graph, found, parts)
@@ -143,7 +147,9 @@ def quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -
     _give(graph, node, Packed(codes, fmt, parts, found.scale, found.zero_point), found, packed)
 
 
-def choose_quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+def choose_quantize(
+    graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known
+) -> None:
     """Write choose_quantize in the place of a quantize whose scale is chosen from its input."""
     low_only, _ = element(found.low, found.high, found.mapping == "asym")
     options = [found.mapping] if found.mapping else []
@@ -151,12 +157,12 @@ def choose_quantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: K
     chosen = call(graph, ours.choose_quantize.default, (found.x, fmt, None), like=node)
     count = 1 + len(parse(fmt).parts)
     taken = [call(graph, operator.getitem, (chosen, place), like=node) for place in range(count)]
-    parts = Parts(taken[1], taken[2] if count > 2 else None, "fp32")
+    parts = ScaleNodes(taken[1], taken[2] if count > 2 else None, "fp32")
     made = Packed(taken[0], fmt, parts, found.scale, found.zero_point)
     _give(graph, node, made, found, packed)
 
 
-def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known) -> None:
+def dequantize(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known) -> None:
     """Write blockscale's dequantize in the place of the node."""
     bits = int(found.high + 1).bit_length() - (found.low == 0)
     if bits > 8 and found.out != torch.float32:
@@ -180,7 +186,7 @@ def dequantize(graph: fx.GraphModule, node: fx.Node, found: Call, packed: Known)
     return None
 
 
-def _format(graph: fx.GraphModule, found: Call, parts: Parts) -> str:
+def _format(graph: fx.GraphModule, found: QuantizerCall, parts: ScaleNodes) -> str:
     """The spelling of the format with these codes, blocks, scales and kind of zero point."""
     name, own = element(found.low, found.high, parts.zero_point is not None)
     if parts.zero_type != "int32" and parts.zero_point is not None:
@@ -201,7 +207,9 @@ def _powers_of_two(scale: Tensor) -> bool:
     return bool((normal & (bits & 0x7FFFFF == 0)).all())
 
 
-def _give(graph: fx.GraphModule, node: fx.Node, made: Packed, found: Call, packed: Known) -> None:
+def _give(
+    graph: fx.GraphModule, node: fx.Node, made: Packed, found: QuantizerCall, packed: Known
+) -> None:
     """Let who reads the node's codes read ours, unpacked if they are packed."""
     codes, form = made.codes, parse(made.fmt)
     if form.bits not in (8, 16) or packed_dtype(form.element) != found.dtype:
@@ -214,7 +222,7 @@ def _give(graph: fx.GraphModule, node: fx.Node, made: Packed, found: Call, packe
     replace(node, codes)
 
 
-def _packed(graph: fx.GraphModule, node: fx.Node, found: Call, fmt: str) -> fx.Node:
+def _packed(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, fmt: str) -> fx.Node:
     """The packed codes of a node that gives them one by one."""
     form = parse(fmt)
     known = constant(graph, found.x)
@@ -233,7 +241,7 @@ def _packed(graph: fx.GraphModule, node: fx.Node, found: Call, fmt: str) -> fx.N
     return call(graph, ours.pack.default, (codes, fmt), like=node)
 
 
-def _write_sums(graph: fx.GraphModule, node: fx.Node, found: Call) -> None:
+def _write_sums(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall) -> None:
     """Integers of 32 bits, as biases have: code · scale, each rounded to float32 once."""
     zero = constant(graph, found.zero_point)
     if found.zero_point is not None and (zero is None or bool(zero.any())):

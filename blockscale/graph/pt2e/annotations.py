@@ -132,7 +132,7 @@ def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     return w, bias
 
 
-def _x_of(node: fx.Node, found: kinds.Found) -> Edge:
+def _x_of(node: fx.Node, found: kinds.LayerNode) -> Edge:
     """The edge on which a layer's input is quantized: before the view of it, if only the layer
     reads that."""
     given = arguments(node)

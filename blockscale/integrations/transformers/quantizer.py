@@ -19,7 +19,7 @@ from blockscale.integrations.transformers.placement import (
     dispatched,
     loading_places,
 )
-from blockscale.integrations.transformers.quantizing import Quantize, Quantizing
+from blockscale.integrations.transformers.quantizing import QuantizeStep, Quantizing
 from blockscale.integrations.transformers.reading import CheckpointReading
 from blockscale.integrations.transformers.saving import state_and_metadata
 
@@ -86,10 +86,10 @@ class BlockscaleQuantizer(HfQuantizer):
         """Whether a parameter is quantized when it arrives."""
         return self._quantizing is not None and self._quantizing.wants(param_name)
 
-    def get_quantize_ops(self) -> Quantize:
+    def get_quantize_ops(self) -> QuantizeStep:
         """The step that quantizes what was read."""
         assert self._quantizing is not None  # or it would need no quantization
-        return Quantize(self._quantizing)
+        return QuantizeStep(self._quantizing)
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
         """Bytes of an element, by which `device_map="auto"` shares a model out."""

@@ -195,7 +195,7 @@ class Quantizing:
         return ledger
 
 
-class Quantize(ConversionOps):
+class QuantizeStep(ConversionOps):
     """The last step of reading a weight that is to be quantized."""
 
     def __init__(self, quantizing: Quantizing):

@@ -12,7 +12,7 @@ from blockscale.layers.store import QWeight
 from blockscale.ops.pieces import grouped
 
 
-class Matrices(nn.Module):
+class ExpertMatrices(nn.Module):
     """A matrix for each expert: one stack [E, n, k], or a layer for each as a file holds them."""
 
     def __init__(self, stack: QWeight | None, layers: Sequence[Any] = ()):
@@ -43,7 +43,7 @@ class Matrices(nn.Module):
 class Experts(nn.Module):
     """up: of gate and up, joined in this order; down: the way back."""
 
-    def __init__(self, up: Matrices, down: Matrices, count: int):
+    def __init__(self, up: ExpertMatrices, down: ExpertMatrices, count: int):
         super().__init__()
         self.up, self.down, self.count = up, down, count
 

@@ -19,7 +19,7 @@ from blockscale.core.pack import inputs_first
 from blockscale.core.reference import QParams
 from blockscale.files.load import quantized_layer, read_quantized
 from blockscale.files.stored_model import StoredModel
-from blockscale.integrations.vllm.experts import Experts, Matrices
+from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
 from blockscale.layers.store import QBias, QWeight
@@ -316,11 +316,11 @@ class StoredExperts:
                     f"has {len(chosen)}: quantize the float directory (`blockscale quantize`), "
                     f"whose files have experts one by one"
                 )
-        return Experts(Matrices(up), Matrices(down), up.shape[0])
+        return Experts(ExpertMatrices(up), ExpertMatrices(down), up.shape[0])
 
     def _matrices(
         self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype
-    ) -> Matrices:
+    ) -> ExpertMatrices:
         for expert in set(range(len(names))) - set(chosen):  # another process reads them
             self.served.taken.update(names[expert])
-        return Matrices(None, [self.served.joined(names[each], dtype) for each in chosen])
+        return ExpertMatrices(None, [self.served.joined(names[each], dtype) for each in chosen])

@@ -70,7 +70,7 @@ class ConvWindow(NamedTuple):
     own: bool = False
 
 
-class Codes(NamedTuple):
+class InputCodes(NamedTuple):
     """x [batch, *size, channels] as codes, one a byte, and the parts beside them."""
 
     data: Tensor
@@ -172,7 +172,7 @@ def _as_integers(
         codes = channels_last(codes)
     else:
         codes, parts = patterns(channels_last(x), by)
-    return _of_patches(Codes(codes, parts, by.fmt), weight, places, result)
+    return _of_patches(InputCodes(codes, parts, by.fmt), weight, places, result)
 
 
 def _by_planes(
@@ -277,7 +277,7 @@ def window(x: Sequence[int], shape: Sizes, settings: Settings, fmt: str) -> Conv
 
 
 def _of_patches(
-    x: Codes, weight: Operand, places: ConvWindow, result: Result
+    x: InputCodes, weight: Operand, places: ConvWindow, result: Result
 ) -> list[Tensor] | None:
     form, numbers = native(x.fmt), () if places.own else places.numbers
     return from_codes(
@@ -285,7 +285,7 @@ def _of_patches(
     )
 
 
-def codes_of(x: Value) -> Codes:
+def codes_of(x: Value) -> InputCodes:
     """Codes x [batch, *size, channels] a byte each, so that patches and pixels begin on one."""
     form, size = native(x.fmt), (*x.data.shape[:-1], x.size)
     codes, parts = form.checked_codes(x.data, size), given_parts(form, size, x)
@@ -293,7 +293,7 @@ def codes_of(x: Value) -> Codes:
         packed, codes = codes, form.new_patterns(size)
         rows = codes.numel() // x.size
         _native.unpack(form.bits, packed.data_ptr(), rows, x.size, codes.data_ptr(), threads())
-    return Codes(codes, parts, x.fmt)
+    return InputCodes(codes, parts, x.fmt)
 
 
 def of_codes(

@@ -22,7 +22,7 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda import interpreting
 from blockscale.kernels.cuda.matmul import choice as ways
 from blockscale.kernels.cuda.matmul import composed, hopper
-from blockscale.kernels.cuda.matmul.choice import WAYS, Choice
+from blockscale.kernels.cuda.matmul.choice import WAYS, WayChoice
 from blockscale.kernels.cuda.matmul.codes import codes, float8_sums, pair
 from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, add_up
 from blockscale.kernels.cuda.matmul.operands import (
@@ -112,7 +112,7 @@ def _in_any_batch(
     return torch.cat([_product(left.alone(i), w, bias, dtype) for i in range(rows)])
 
 
-def _choice_for_any_rows(left: Values | Codes, w: Operand, dtype: torch.dtype) -> Choice | None:
+def _choice_for_any_rows(left: Values | Codes, w: Operand, dtype: torch.dtype) -> WayChoice | None:
     """How a product is computed whatever the number of rows; None where no kernel of ours does."""
     if w.more or w.format.zero:
         return None
@@ -164,7 +164,7 @@ def multiplied(
     fmt: str,
     bias: Tensor | None,
     dtype: torch.dtype,
-    choice: Choice | None = None,
+    choice: WayChoice | None = None,
 ) -> Tensor:
     """What was read of x with the weight, as `choice` says, else as is best: [rows, n] of dtype."""
     if isinstance(x, Codes):
@@ -184,7 +184,7 @@ def weighted(
     fmt: str,
     bias: Tensor | None,
     dtype: torch.dtype,
-    choice: Choice | None = None,
+    choice: WayChoice | None = None,
 ) -> Tensor:
     """Values of x with a weight that is decoded, as `choice` says, else as is best: [rows, n]."""
     (rows, k), n = x.x.shape, w.codes.shape[0]
@@ -229,7 +229,7 @@ def _sum_of_parts(
     r: Reading,
     bias: Tensor | None,
     dtype: torch.dtype,
-    choice: Choice,
+    choice: WayChoice,
 ) -> Tensor:
     """As `weighted`, of tables that are read in several parts."""
     readings, run = (r, *r.further), WAYS[choice.way].run

@@ -13,7 +13,7 @@ from blockscale.kernels.cuda.primitives import choose, guard, launch
 from blockscale.kernels.cuda.primitives.decoding import decode_tile, pack_row, unpack_row
 from blockscale.kernels.cuda.primitives.plan import (
     Form,
-    Plan,
+    LaunchPlan,
     floats,
     form,
     on_device,
@@ -135,7 +135,12 @@ def _encoded(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
 
 
 def _codes(
-    f: Form, planned: Plan, x: Tensor, work: Tensor | None, parts: QParams, seed: Tensor | None
+    f: Form,
+    planned: LaunchPlan,
+    x: Tensor,
+    work: Tensor | None,
+    parts: QParams,
+    seed: Tensor | None,
 ) -> Tensor:
     """Packed codes of x. work: of `largest_numerator`; parts: the scale, or memory for it"""
     complete = f.bits in (8, 16) or planned.tiling.tile.packs
@@ -260,7 +265,7 @@ def _run(
 
 def _chosen(
     f: Form,
-    planned: Plan,
+    planned: LaunchPlan,
     x: Tensor,
     gradient: Tensor | None,
     out: Tensor,

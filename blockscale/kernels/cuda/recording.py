@@ -62,7 +62,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Memory:
+class TensorMemory:
     """What a tensor is, beside its numbers."""
 
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Memory:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Memory":
+    def of(cls, tensor: Tensor) -> "TensorMemory":
         """That of a tensor."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
@@ -98,7 +98,7 @@ class Alias:
 
     whole: int
     beyond: int
-    memory: Memory
+    memory: TensorMemory
     out: int
 
     def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
@@ -121,7 +121,7 @@ class Take:
     """A new tensor, for operations of torch's own."""
 
     out: int
-    memory: Memory
+    memory: TensorMemory
 
     def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
         """Take memory."""
@@ -246,10 +246,10 @@ class Recorder(TorchDispatchMode):
         self.given = len(given)
         self.alive: dict[int, weakref.ref[Tensor]] = {}
         self.number: dict[int, int] = {}
-        self.memory: list[Memory] = []
+        self.memory: list[TensorMemory] = []
         self.address: list[int] = []
         self.place: list[Place] = []
-        self.made: dict[int, Memory] = {}
+        self.made: dict[int, TensorMemory] = {}
         self.born: dict[int, int] = {}
         self.actions: list[Action] = []
         for each in given:
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
 
         self.number[known] = number
         self.alive[number] = weakref.ref(tensor, gone)
-        self.memory.append(Memory.of(tensor))
+        self.memory.append(TensorMemory.of(tensor))
         self.address.append(tensor.data_ptr())
         place = Place(number, 0)
         if within is not None:
@@ -293,7 +293,7 @@ class Recorder(TorchDispatchMode):
             return
         if name in _EMPTY:
             number = self._add(out, None)
-            self.made[number], self.born[number] = Memory.of(out), len(self.actions)
+            self.made[number], self.born[number] = TensorMemory.of(out), len(self.actions)
             return
         start = out.untyped_storage().data_ptr()
         of = [each for each in read if each.untyped_storage().data_ptr() == start]
@@ -304,7 +304,7 @@ class Recorder(TorchDispatchMode):
             other = out.dtype.itemsize != whole.dtype.itemsize
             if other and not (whole.shape and whole.compact):
                 self.why = self.why or f"{func} of memory in another order"
-            self.actions.append(Alias(root, beyond, Memory.of(out), number))
+            self.actions.append(Alias(root, beyond, TensorMemory.of(out), number))
             return
         precise = name in _PRODUCTS and args[0].dtype is torch.float32
         if name not in _REPEATED or precise:

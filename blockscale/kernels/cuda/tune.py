@@ -11,7 +11,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.linear import device_name, multiplied
 from blockscale.kernels.cuda.matmul import hopper
-from blockscale.kernels.cuda.matmul.choice import Choice, to_measure
+from blockscale.kernels.cuda.matmul.choice import WayChoice, to_measure
 from blockscale.kernels.cuda.matmul.codes import pair
 from blockscale.kernels.cuda.matmul.operands import Codes, ProductCall, Weight, read
 from blockscale.kernels.cuda.matmul.order import PARTS
@@ -21,7 +21,7 @@ from blockscale.kernels.cuda.quantize import choose_quantize
 
 def tune_linear(
     fmt: str, input_fmt: str, shape: tuple[int, int, int], path: Path | None = None
-) -> Choice:
+) -> WayChoice:
     """Measure every candidate for x [m, k] bfloat16 and a weight [n, k], and record the fastest.
 
     fmt, input_fmt: spellings; an empty `input_fmt` leaves x as it is
@@ -43,7 +43,7 @@ def tune_linear(
     parts = 1 if isinstance(values, Codes) else PARTS[values.x.dtype]
     call = ProductCall(what or "weight", fmt, m * parts, n, k, hopper.can_run(weight.codes))
 
-    def run(choice: Choice) -> torch.Tensor:
+    def run(choice: WayChoice) -> torch.Tensor:
         return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)
 
     best, _ = tables.fastest(to_measure(call, r), run, _milliseconds)

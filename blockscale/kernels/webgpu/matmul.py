@@ -13,8 +13,8 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate
 from blockscale.kernels.webgpu.gpu.probe import EXACT, DeviceArithmetic
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
-from blockscale.kernels.webgpu.primitives.form import Stored
+from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Shader, ShaderKernel
+from blockscale.kernels.webgpu.primitives.form import StoredParams
 from blockscale.kernels.webgpu.spec import STORAGE, FormatRoles, bits_of
 
 # Which kernel multiplies, and what it is compiled for.
@@ -98,14 +98,14 @@ class RightRoles(Roles):
     right: str
     device: DeviceArithmetic = EXACT
     format: FormatRoles | None = None
-    stored: Stored | None = None
+    stored: StoredParams | None = None
     decode: str | None = None
     chunk: str | None = None
     fast_step: str | None = None
 
 
 @dataclass(frozen=True)
-class FewRows(Kernel, part="kernels/matmul_few_rows"):
+class FewRows(ShaderKernel, part="kernels/matmul_few_rows"):
     """Products with few rows. bias: "added" or "none" """
 
     right: RightRoles
@@ -118,7 +118,7 @@ class ManyRows(FewRows, part="kernels/matmul_many_rows"):
 
 
 @dataclass(frozen=True)
-class TableRows(Kernel, part="kernels/table_rows"):
+class TableRows(ShaderKernel, part="kernels/table_rows"):
     """Rows of a table."""
 
     right: RightRoles
@@ -173,7 +173,7 @@ _FLUSHED = -126  # devices may take what is below 2^-126 for 0
 _MARGIN = 21  # a sum may be off by 2^-18 of its terms' magnitudes (64 ulps); the rest is reserve
 
 
-class Places(NamedTuple):
+class MatrixPlaces(NamedTuple):
     """Where numbers are in memory, counted in numbers: the first, and from one to the next."""
 
     start: int
@@ -194,12 +194,12 @@ class LeftOperand(NamedTuple):
     rows: int
     inner: int
     batches: int = 1
-    places: Places | None = None
+    places: MatrixPlaces | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
         """Their places by the names that shaders have for them."""
-        places = self.places or Places(0, self.rows * self.inner, self.inner, 1)
+        places = self.places or MatrixPlaces(0, self.rows * self.inner, self.inner, 1)
         return places.named("left")
 
 
@@ -258,7 +258,7 @@ def window(memory: Memory, start: int, nbytes: int) -> Window:
     return Window(memory, start, max(-(-nbytes // 16) * 16, 16))
 
 
-def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: Places) -> Right:
+def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: MatrixPlaces) -> Right:
     """Floats as the right factor; a row of theirs belongs to an output."""
     limits = Limits(2.0**30, 1.0, left=2.0**30)
     return Right(

@@ -20,7 +20,14 @@ from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
-from blockscale.kernels.webgpu.matmul import Limits, Places, Right, RightRoles, constants_of, floats
+from blockscale.kernels.webgpu.matmul import (
+    Limits,
+    MatrixPlaces,
+    Right,
+    RightRoles,
+    constants_of,
+    floats,
+)
 from blockscale.kernels.webgpu.primitives.encode import decode
 from blockscale.kernels.webgpu.primitives.form import (
     Form,
@@ -88,7 +95,7 @@ def _made(weight: Operand) -> _There:
 
     def dense() -> Right:
         values = decode(f, there, shape, parts, torch.float32) if numbers else allocate(0)
-        return floats(values, torch.float32, shape[0], Places(0, 0, shape[1], 1))
+        return floats(values, torch.float32, shape[0], MatrixPlaces(0, 0, shape[1], 1))
 
     direct = decodes(f.format, shape[1]) and numbers > 0
     return _There(_codes(f, there, shape, parts) if direct else None, dense)

@@ -23,12 +23,12 @@ from blockscale.kernels.webgpu.gpu.memory import (
     download,
     texels,
 )
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Shader, ShaderKernel
 from blockscale.kernels.webgpu.primitives.form import (
     DTYPES,
     Form,
     Parts,
-    Stored,
+    StoredParams,
     coding,
     geometry,
     memory_of,
@@ -139,7 +139,7 @@ _TOGETHER = 256  # rows: as many of any length begin at a multiple of 256 bytes
 
 
 @dataclass(frozen=True)
-class TextureFill(Kernel, part="kernels/texture/fill"):
+class TextureFill(ShaderKernel, part="kernels/texture/fill"):
     """Texels of packed elements. texel: texture/texel/{texel}"""
 
     texel: str
@@ -273,14 +273,14 @@ Three = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class TextureMap(Kernel, part="kernels/texture/map"):
+class TextureMap(ShaderKernel, part="kernels/texture/map"):
     """Texels of texels. texel: texture/texel/{texel}; op: texture/ops/{op}
 
     texels, blocks: how a texel's blocks are found, texture/blocks/{texels} and blocks/{blocks}
     """
 
     coding: Coding
-    stored: Stored
+    stored: StoredParams
     texels: str
     blocks: str
     texel: str

@@ -20,14 +20,14 @@ from blockscale.core.format import Format
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.probe import EXACT
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader, assembled, source, tables
+from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel, assembled, source, tables
 from blockscale.kernels.webgpu.spec import Coding, known, shader_of
 
 # What a page has to know of a format: its blocks as a matrix has them, and its shaders.
 
 
 @dataclass(frozen=True)
-class BoxRanges(Kernel, part="kernels/boxes/ranges"):
+class BoxRanges(ShaderKernel, part="kernels/boxes/ranges"):
     """What scales are chosen from. statistic: boxes/{statistic}"""
 
     coding: Coding
@@ -35,14 +35,14 @@ class BoxRanges(Kernel, part="kernels/boxes/ranges"):
 
 
 @dataclass(frozen=True)
-class BoxScales(Kernel, part="kernels/boxes/scales"):
+class BoxScales(ShaderKernel, part="kernels/boxes/scales"):
     """The scale of each block."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class BoxCodes(Kernel, part="kernels/boxes/codes"):
+class BoxCodes(ShaderKernel, part="kernels/boxes/codes"):
     """The code of each number, and its value."""
 
     coding: Coding

@@ -28,7 +28,7 @@ from blockscale.ops.tensor import QTensor
 from blockscale.reporting.ledger import grouped, ledger_notes
 from blockscale.reporting.model.figures import read_search
 from blockscale.reporting.model.measure import measure
-from blockscale.reporting.model.stored import Row, ReportedModel
+from blockscale.reporting.model.stored import ReportedModel, Row
 
 # What a directory's ledger says of it: a file that may be anybody's, so every field is checked.
 

@@ -12,7 +12,7 @@ from torch.ao import quantization as ao
 
 import blockscale as bs
 from blockscale.compat import torch_ao as T
-from blockscale.compat.torch_ao.blocks import FormatObserver, Values, spec_of
+from blockscale.compat.torch_ao.blocks import FormatObserver, FormatValues, spec_of
 from blockscale.core.pack import from_stored, to_stored
 
 STATIC = ["int8", "e4m3:tensor:fp32", "int8:channel-1:fp32", "uint8:tensor:pow2/nearest:asym"]
@@ -186,7 +186,7 @@ def test_what_is_refused() -> None:
 
 def test_a_repr_says_it() -> None:
     values = T.MinMaxObserver(dtype="bfp8", ch_axis=1).values()
-    assert isinstance(values, Values)
+    assert isinstance(values, FormatValues)
     assert "ch_axis=1" in repr(values)
     assert "QInput('int8:group64:e8m0/floor', dynamic)" in repr(values)
     assert "observer='min_max'" in repr(T.MinMaxObserver(dtype="int8"))

@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.export.auditing import entries
-from blockscale.export.auditing.entries import Stored, entry, gathered, owner
+from blockscale.export.auditing.entries import FileTensor, entry, gathered, owner
 from blockscale.files.metadata import FileError
 
 
@@ -15,10 +15,10 @@ def test_owners():
 
 
 def test_scales_count_with_their_codes():
-    codes = Stored("fc.weight.codes", "int4", (8, 64), 4, 256, low=True, reader="x")
-    scale = Stored("fc.weight.scale", "float32", (8, 2), 32, 64)
-    bias = Stored("fc.bias", "float32", (8,), 32, 32)
-    alone = Stored("other.scale", "float32", (4,), 32, 16)
+    codes = FileTensor("fc.weight.codes", "int4", (8, 64), 4, 256, low=True, reader="x")
+    scale = FileTensor("fc.weight.scale", "float32", (8, 2), 32, 64)
+    bias = FileTensor("fc.bias", "float32", (8,), 32, 32)
+    alone = FileTensor("other.scale", "float32", (4,), 32, 16)
     found = [entry(each) for each in gathered([scale, codes, bias, alone])]
     assert [each.name for each in found] == ["fc", "fc.bias", "other.scale"]
     assert found[0].bytes_after == 320 and found[0].bytes_before == 4 * 512
@@ -27,9 +27,9 @@ def test_scales_count_with_their_codes():
 
 
 def test_why_tensors_are_kept():
-    matrix = entry(Stored("w", "float32", (8, 8), 32, 256))
+    matrix = entry(FileTensor("w", "float32", (8, 8), 32, 256))
     assert matrix.reason == "float32 in the file"
-    table = entry(Stored("ids", "int64", (8, 8), 64, 512))
+    table = entry(FileTensor("ids", "int64", (8, 8), 64, 512))
     assert table.reason == "int64, not a quantized weight"
 
 

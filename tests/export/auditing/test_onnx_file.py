@@ -7,7 +7,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.export.auditing.entries import Stored
+from blockscale.export.auditing.entries import FileTensor
 from blockscale.export.auditing.onnx_file import Node, OnnxGraph, reader
 from blockscale.export.to_onnx.weight import rows, weight
 from blockscale.files.metadata import FileError
@@ -192,7 +192,7 @@ def read(tensor, *nodes):
 
 
 def codes(kind="int8", bits=8):
-    return Stored("fc.weight.codes", kind, (64, 32), bits, 2048)
+    return FileTensor("fc.weight.codes", kind, (64, 32), bits, 2048)
 
 
 def test_nothing_reads_it():
@@ -202,7 +202,7 @@ def test_nothing_reads_it():
 def test_a_table_of_rows_is_a_weight_and_indices_are_not():
     gather = Node("Gather", "", ["fc.weight.codes", "ids"], ["rows"], {})
     assert read(codes(), gather).low
-    ids = Stored("ids", "int64", (4,), 64, 32)
+    ids = FileTensor("ids", "int64", (4,), 64, 32)
     assert not read(ids, gather).low
 
 
@@ -231,8 +231,8 @@ def test_scales_are_no_weights():
         Node("DequantizeLinear", "", ["w", "s"], ["v"], {}),
         Node("MatMul", "", ["x", "v"], ["y"], {}),
     )
-    assert not read(Stored("s", "float8e8m0", (2, 2), 8, 4), *nodes).low
-    assert read(Stored("w", "int8", (2, 2), 8, 4), *nodes).low
+    assert not read(FileTensor("s", "float8e8m0", (2, 2), 8, 4), *nodes).low
+    assert read(FileTensor("w", "int8", (2, 2), 8, 4), *nodes).low
 
 
 @pytest.mark.parametrize(("level", "told"), [(0, "in float"), (4, "to int8")])
@@ -255,10 +255,10 @@ def test_without_zero_points_onnxruntime_fuses_nothing():
 
 
 def test_a_bias_on_the_way_to_the_next_product_is_a_vector():
-    bias = Stored("b", "float32", (4,), 32, 16)
+    bias = FileTensor("b", "float32", (4,), 32, 16)
     nodes = (Node("Add", "", ["y", "b"], ["h"], {}), Node("MatMul", "", ["h", "w"], ["z"], {}))
     assert not read(bias, *nodes).reader
-    assert read(Stored("w", "float32", (4, 4), 32, 64), *nodes).reader == "MatMul in float"
+    assert read(FileTensor("w", "float32", (4, 4), 32, 64), *nodes).reader == "MatMul in float"
 
 
 def test_loops_end():

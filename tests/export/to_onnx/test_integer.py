@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.export.to_onnx.integer import Taken, is_written, step
+from blockscale.export.to_onnx.integer import TensorInput, is_written, step
 from blockscale.ops.integer import INTEGER_OPS
 from tests.export.to_onnx.running import EDGES, run, same
 
@@ -26,7 +26,7 @@ def check(op: str, *args: object, stored: tuple[str, ...] = ()) -> None:
 
     def build(scope, names):
         taken = {
-            name: Taken(each, given[name].dtype, tuple(given[name].shape))
+            name: TensorInput(each, given[name].dtype, tuple(given[name].shape))
             for name, each in zip(computed, names, strict=True)
         }
         return step(scope, op, given | taken)
@@ -165,7 +165,7 @@ def test_padding_of_integers(dtype):
     x = codes(2, 3, 4, dtype=dtype)
 
     def build(scope, names):
-        taken = Taken(names[0], dtype, tuple(x.shape))
+        taken = TensorInput(names[0], dtype, tuple(x.shape))
         return step(scope, "pad", {"x": taken, "pad": [1, 0, 2, 3], "value": 7})
 
     found = run(build, x)

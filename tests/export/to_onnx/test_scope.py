@@ -12,7 +12,7 @@ from blockscale.core.parse import parse
 from blockscale.export.to_onnx.scope import (
     LOWEST,
     File,
-    Needs,
+    OpsetNeeds,
     Scope,
     native,
     put,
@@ -42,7 +42,7 @@ def test_equal_constants_are_one():
 
 
 def test_the_highest_need_is_kept():
-    needs = Needs()
+    needs = OpsetNeeds()
     assert needs.opset == LOWEST
     for opset, why in ((24, "a"), (22, "b"), (24, "c")):
         needs.at_least(opset, why)

@@ -8,7 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from blockscale.core.parse import parse
-from blockscale.export.to_onnx.integer import Taken
+from blockscale.export.to_onnx.integer import TensorInput
 from blockscale.export.to_onnx.take import Activation, MarkedRows, MarkedStep, MarkedWeight
 from blockscale.export.to_onnx.widen import pieces_widened, widened
 from tests.export.to_onnx.running import session
@@ -68,7 +68,8 @@ def test_pieces():
         MarkedWeight("w", coded, (), half), MarkedRows("t", coded, torch.float16),
         Activation("a", fmt, None, (2, 3), half, half),
         MarkedStep(
-            "s", "add", {"a": Taken("", half, ()), "b": Taken("", torch.int32, ()), "fmt": ""}
+            "s", "add",
+            {"a": TensorInput("", half, ()), "b": TensorInput("", torch.int32, ()), "fmt": ""},
         ),
     ]  # fmt: skip
     weight, rows, activation, step = pieces_widened(given)

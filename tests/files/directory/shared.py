@@ -14,10 +14,10 @@ from torch import distributed
 from blockscale.core.untrusted import FileError
 from blockscale.core.work import Progress, stopped_softly
 from blockscale.files.directory import journal, ranks, shared_run
-from blockscale.files.directory.ranks import Ranks
+from blockscale.files.directory.ranks import StoreRanks
 from blockscale.files.directory.shared_run import quantize_over_ranks
 from blockscale.files.slabs import cutting
-from blockscale.files.stream import Writer
+from blockscale.files.stream import StreamWriter
 
 WORLD = 2
 
@@ -48,7 +48,7 @@ def tried(path: pathlib.Path, case: str, store: object, rank: int, **how: object
     seen = Seen()
     recipe = {"weight": how.pop("recipe", "nvfp4")}
     model = how.pop("model", "model")
-    mine = Ranks(distributed.PrefixStore(case, store), rank, WORLD)
+    mine = StoreRanks(distributed.PrefixStore(case, store), rank, WORLD)
     out = path / f"out-{case.partition('.')[0]}"
     try:
         ledger = quantize_over_ranks(path / str(model), out, recipe, mine, progress=seen, **how)
@@ -64,7 +64,7 @@ def full_disk(self, data, start):
 
 def stopped_at(number: int):
     """A `take` that gets SIGTERM before it takes piece `number`."""
-    taken, take = [], Ranks.take
+    taken, take = [], StoreRanks.take
 
     def counted(self):
         taken.append(1)
@@ -77,7 +77,7 @@ def stopped_at(number: int):
 
 def waiting_at(number: int):
     """A `take` that leaves piece `number` and all after it to the others, until one fails."""
-    taken, take = [], Ranks.take
+    taken, take = [], StoreRanks.take
 
     def counted(self):
         taken.append(1)
@@ -99,18 +99,18 @@ def work(rank: int, folder: str) -> None:
     found["seed"] = tried(path, "seed", store, rank, seed=rank)
     found["sources"] = tried(path, "sources", store, rank, model="short" if rank else "model")
     found["refused"] = tried(path, "refused", store, rank, recipe="nvfp4", force=0, model="none")
-    put, take = Writer._put, Ranks.take
+    put, take = StreamWriter._put, StoreRanks.take
     if rank:
-        Writer._put = full_disk
+        StreamWriter._put = full_disk
     else:
-        Ranks.take = waiting_at(1)
+        StoreRanks.take = waiting_at(1)
     found["full"] = tried(path, "full", store, rank)
-    Writer._put, Ranks.take = put, take
+    StreamWriter._put, StoreRanks.take = put, take
     found["full.again"] = tried(path, "full.again", store, rank)
-    Ranks.take = stopped_at(2) if rank else waiting_at(3)
+    StoreRanks.take = stopped_at(2) if rank else waiting_at(3)
     with stopped_softly():
         found["stopped"] = tried(path, "stopped", store, rank)
-    Ranks.take = take
+    StoreRanks.take = take
     torch.save(found, path / f"{rank}.pt")
 
 
@@ -118,8 +118,8 @@ def killed(rank: int, folder: str) -> None:
     """One of three processes; the last one is killed with its second piece in its hands."""
     settings()
     ranks.SILENT, ranks.BEAT = 2.0, 0.2
-    mine = Ranks(distributed.FileStore(f"{folder}/killed", 3), rank, 3)
-    taken, take = [], Ranks.take
+    mine = StoreRanks(distributed.FileStore(f"{folder}/killed", 3), rank, 3)
+    taken, take = [], StoreRanks.take
 
     def counted(self):
         taken.append(1)
@@ -131,7 +131,7 @@ def killed(rank: int, folder: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return piece
 
-    Ranks.take = counted
+    StoreRanks.take = counted
     try:
         quantize_over_ranks(f"{folder}/model", f"{folder}/out", {"weight": "nvfp4"}, mine)
     except FileError as error:
@@ -141,7 +141,7 @@ def killed(rank: int, folder: str) -> None:
 def resumed(rank: int, folder: str) -> None:
     """One of two processes that go on."""
     settings()
-    mine = Ranks(distributed.FileStore(f"{folder}/resumed", 2), rank, 2)
+    mine = StoreRanks(distributed.FileStore(f"{folder}/resumed", 2), rank, 2)
     seen = Seen()
     quantize_over_ranks(
         f"{folder}/model", f"{folder}/out", {"weight": "nvfp4"}, mine, progress=seen

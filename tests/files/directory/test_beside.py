@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.files.directory.beside import (
-    Known,
+    SideFile,
     again_path,
     beside,
     free_name,
@@ -22,9 +22,9 @@ def test_names_are_read_as_they_are_made(name, tmp_path):
     digest = "0123456789abcdef"
     made = {"work": work_path, "old": old_path, "gone": gone_path}
     for kind, path in ((kind, make(target, digest)) for kind, make in made.items()):
-        assert known(path) == Known(kind, name, "01234567")
+        assert known(path) == SideFile(kind, name, "01234567")
         path.mkdir()
-        assert known(free_name(path)) == Known(kind, name, "01234567")
+        assert known(free_name(path)) == SideFile(kind, name, "01234567")
     assert known(again_path(target)).kind == "again"
     (tmp_path / f".{name}x.blockscale-01234567").mkdir()  # another output's
     assert beside(target) == sorted(make(target, digest) for make in made.values())

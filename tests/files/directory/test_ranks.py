@@ -8,7 +8,7 @@ from torch import distributed
 
 from blockscale.core.untrusted import FileError
 from blockscale.files.directory import ranks as module
-from blockscale.files.directory.ranks import Ranks, ranks_of_launcher
+from blockscale.files.directory.ranks import StoreRanks, ranks_of_launcher
 from blockscale.layers.processes import launched
 
 
@@ -17,7 +17,7 @@ def two(monkeypatch):
     """Two ranks of one store."""
     monkeypatch.setattr(module, "LEAVING", 0.0)
     store = distributed.HashStore()
-    return Ranks(store, 0, 2), Ranks(store, 1, 2)
+    return StoreRanks(store, 0, 2), StoreRanks(store, 1, 2)
 
 
 def test_what_one_tells_the_other_hears(two):

@@ -31,8 +31,8 @@ def test_a_source_that_changes(place):
 
 def test_many_small_tensors_share_a_wait(model, tmp_path, monkeypatch):
     waits = []
-    real = shard.Writer.sync
-    monkeypatch.setattr(shard.Writer, "sync", lambda self: (waits.append(1), real(self)))
+    real = shard.StreamWriter.sync
+    monkeypatch.setattr(shard.StreamWriter, "sync", lambda self: (waits.append(1), real(self)))
     monkeypatch.setattr(journals, "SECONDS", 1e9)
     quantize_directory(model, tmp_path / "out", "nvfp4")
     assert len(waits) == 4  # two a shard: its tensors, and its end

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
-from blockscale.integrations.vllm.experts import Experts, Matrices
+from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
 from blockscale.integrations.vllm.served import Joined
 from blockscale.layers.linear import QLinear
 from blockscale.layers.store import QWeight
@@ -20,15 +20,15 @@ def silu(y: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-def matrices(rows: int, columns: int, stacked: bool) -> tuple[Matrices, Tensor]:
+def matrices(rows: int, columns: int, stacked: bool) -> tuple[ExpertMatrices, Tensor]:
     """For each expert a matrix in int8, and their values [E, rows, columns]."""
     weights = torch.randn(COUNT, rows, columns)
     if stacked:
         held = QWeight.quantize(weights, parse("int8:group16:fp32"))
-        return Matrices(held), held.dequantize()
+        return ExpertMatrices(held), held.dequantize()
     each = [QWeight.quantize(weight, parse("int8:group16:fp32")) for weight in weights]
     layers = [Joined([QLinear(one, None, Scheme(one.format))]) for one in each]
-    return Matrices(None, layers), torch.stack([one.dequantize() for one in each])
+    return ExpertMatrices(None, layers), torch.stack([one.dequantize() for one in each])
 
 
 @pytest.mark.parametrize("stacked", [True, False])
@@ -66,4 +66,4 @@ def test_a_stack_whose_experts_share_numbers_is_refused() -> None:
     held = QWeight.quantize(torch.randn(COUNT, 2 * N, K), parse("int8:flat48:fp32"))
     held.name = "experts.gate_up_proj"
     with pytest.raises(ValueError, match=r"experts\.gate_up_proj: experts share numbers of int8"):
-        Matrices(held)(torch.randn(2, K), [1, 1, 2])
+        ExpertMatrices(held)(torch.randn(2, K), [1, 1, 2])

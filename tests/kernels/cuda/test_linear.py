@@ -121,7 +121,7 @@ def test_every_input_format(input_fmt: str) -> None:
 def ways(fmt: str, k: int) -> list:
     """One of each way that can run this weight."""
     from blockscale.kernels.cuda.matmul.blocks import BlocksSettings
-    from blockscale.kernels.cuda.matmul.choice import Choice
+    from blockscale.kernels.cuda.matmul.choice import WayChoice
     from blockscale.kernels.cuda.matmul.dense import DenseSettings
     from blockscale.kernels.cuda.matmul.reading import reading
     from blockscale.kernels.cuda.matmul.tile import TileSettings
@@ -129,11 +129,11 @@ def ways(fmt: str, k: int) -> list:
     r = reading(fmt, k)
     words = 16 if r.per_block else 32
     return [
-        Choice("tile", TileSettings(16, 16, words, 4, 1)),
-        Choice("tile", TileSettings(16, 16, 16, 4, 1, 2)),
-        Choice("blocks", BlocksSettings(16, 16, 32, 4, 1, 2))
+        WayChoice("tile", TileSettings(16, 16, words, 4, 1)),
+        WayChoice("tile", TileSettings(16, 16, 16, 4, 1, 2)),
+        WayChoice("blocks", BlocksSettings(16, 16, 32, 4, 1, 2))
         if r.per_block
-        else Choice("dense", DenseSettings()),
+        else WayChoice("dense", DenseSettings()),
     ]
 
 

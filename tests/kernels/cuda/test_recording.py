@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import UNQUANTIZED
-from blockscale.kernels.cuda.recording import Alias, Memory
+from blockscale.kernels.cuda.recording import Alias, TensorMemory
 from tests.kernels.cuda.replay_stand_in import (
     Counting,
     check,
@@ -138,12 +138,12 @@ def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_needed_at_once_lies_apart(seed: int) -> None:
-    from blockscale.kernels.cuda.recording import Memory, Recorder
+    from blockscale.kernels.cuda.recording import Recorder, TensorMemory
 
     some = random.Random(seed)
     recorder, last = Recorder([]), {}
     for n in range(12):
-        recorder.made[n] = Memory((some.randrange(1, 3000),), (1,), torch.uint8)
+        recorder.made[n] = TensorMemory((some.randrange(1, 3000),), (1,), torch.uint8)
         recorder.born[n] = n // 2
         last[n] = n // 2 + some.randrange(4)
     lent, scratch = recorder._lent({3}, last)
@@ -214,17 +214,17 @@ def test_what_memory_is(
     shape: tuple[int, ...], stride: tuple[int, ...], compact: bool, nbytes: int
 ) -> None:
     """Its bytes end with its last element; a dimension of one entry may have any stride."""
-    memory = Memory(shape, stride, torch.float32)
+    memory = TensorMemory(shape, stride, torch.float32)
     assert (memory.compact, memory.nbytes) == (compact, nbytes)
     there = torch.empty(64).as_strided(shape, stride)
-    assert Memory.of(there) == memory
+    assert TensorMemory.of(there) == memory
 
 
 def test_an_alias_begins_where_it_says() -> None:
     """Also as another dtype, of memory that does not begin at its storage's start."""
     whole = torch.arange(32, dtype=torch.int16)[4:]
     tensors = [whole, None]
-    Alias(0, 8, Memory((3, 2), (2, 1), torch.int32), 1)([], tensors, 0)
+    Alias(0, 8, TensorMemory((3, 2), (2, 1), torch.int32), 1)([], tensors, 0)
     assert torch.equal(
         tensors[1], torch.arange(32, dtype=torch.int16)[8:20].view(torch.int32).view(3, 2)
     )

@@ -14,7 +14,7 @@ from blockscale.kernels.webgpu.gpu.memory import download, upload
 from blockscale.kernels.webgpu.gpu.probe import wrongly_computed
 from blockscale.kernels.webgpu.linear import fingerprint
 from blockscale.kernels.webgpu.linear import rows as rows_of
-from blockscale.kernels.webgpu.matmul import Places, floats
+from blockscale.kernels.webgpu.matmul import MatrixPlaces, floats
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
 from blockscale.ops.embedding import embedding
@@ -349,7 +349,7 @@ def test_a_table_and_indices_on_the_gpu() -> None:
 
 def test_rows_of_floats() -> None:
     table = torch.randn(9, 7)
-    right = floats(upload(table), torch.float32, 9, Places(0, 0, 7, 1))
+    right = floats(upload(table), torch.float32, 9, MatrixPlaces(0, 0, 7, 1))
     indices = torch.tensor([8, 0, 0, 5])
     for dtype in (torch.float32, torch.bfloat16):
         found = download(rows_of(right, 7, indices, dtype), (4, 7), dtype)

@@ -11,7 +11,7 @@ from blockscale.kernels.webgpu.gpu.shader import source
 from blockscale.kernels.webgpu.matmul import (
     FEW,
     Limits,
-    Places,
+    MatrixPlaces,
     cast_shader,
     constants_of,
     most,
@@ -48,7 +48,7 @@ def test_nothing_overflows_within_the_limits() -> None:
 
 
 def test_places_by_name() -> None:
-    named = Places(5, 4, 3, 2).named("left")
+    named = MatrixPlaces(5, 4, 3, 2).named("left")
     assert named == {"left_start": 5, "left_batch": 4, "left_row": 3, "left_column": 2}
 
 

@@ -67,7 +67,7 @@ Piece = tuple[int, int, int, int, int, int, bool]  # of src/records.h, in its or
 _HIGHEST = -(2**15)  # the sign of an fp16 number
 
 
-class Part(NamedTuple):
+class BlockField(NamedTuple):
     """A part of a block: `entries` of `bits` each, `add` added to what is stored.
 
     packed: as codes are; negated: fp16 numbers with the other sign
@@ -107,25 +107,27 @@ def _bits(start: int, count: int, width: int, target: int, right: int = 0, left:
     return start, count, right, width, left, target, False
 
 
-def _number(name: str, start: int, count: int = 2, negated: bool = False) -> Part:
+def _number(name: str, start: int, count: int = 2, negated: bool = False) -> BlockField:
     """Numbers that are whole bytes."""
-    return Part(name, count, 8, tuple(_raw(start, count)), negated=negated)
+    return BlockField(name, count, 8, tuple(_raw(start, count)), negated=negated)
 
 
-def _codes(entries: int, bits: int, *pieces: Iterator[Piece], middle: int = 0) -> Part:
+def _codes(entries: int, bits: int, *pieces: Iterator[Piece], middle: int = 0) -> BlockField:
     every = tuple(piece for each in pieces for piece in each)
-    return Part("codes", entries, bits, every, -middle % 2**bits, True)
+    return BlockField("codes", entries, bits, every, -middle % 2**bits, True)
 
 
-def _whole_codes(start: int, count: int) -> Part:
+def _whole_codes(start: int, count: int) -> BlockField:
     """Codes that lie as ours do."""
     return _number("codes", start, count)
 
 
-def _six_bits(name: str, low: int, high: int) -> Part:
+def _six_bits(name: str, low: int, high: int) -> BlockField:
     """Scales (low 4, high 0) or minimums (low 8, high 4) of Q4_K and Q5_K, 12 bytes from 4 on."""
     first = _bits(low, 4, 6, 0)
-    return Part(name, 8, 6, (first, _bits(12, 4, 4, 4, right=high), _bits(low, 4, 2, 4, 6, 4)))
+    return BlockField(
+        name, 8, 6, (first, _bits(12, 4, 4, 4, right=high), _bits(low, 4, 2, 4, 6, 4))
+    )
 
 
 _BESIDE = (
@@ -133,7 +135,7 @@ _BESIDE = (
     _six_bits("offset", 8, 4),
 )  # fmt: skip
 _NEAR = _number("scale", 0)  # fp16
-PARTS: Mapping[str, tuple[Part, ...]] = {
+PARTS: Mapping[str, tuple[BlockField, ...]] = {
     "Q8_0": (_NEAR, _whole_codes(2, 32)),
     "Q4_0": (_NEAR, _codes(32, 4, _spread(2, 16, 4), middle=8)),
     "Q4_1": (_NEAR, _number("offset", 2), _codes(32, 4, _spread(4, 16, 4))),
@@ -146,13 +148,13 @@ PARTS: Mapping[str, tuple[Part, ...]] = {
     "Q1_0": (_NEAR, _whole_codes(2, 16)),
     "Q2_0": (_NEAR, _whole_codes(2, 16)),
     "Q2_K": (
-        Part("scale", 16, 4, (_bits(0, 16, 4, 0),)),
-        Part("offset", 16, 4, (_bits(0, 16, 4, 0, 4),)),
+        BlockField("scale", 16, 4, (_bits(0, 16, 4, 0),)),
+        BlockField("offset", 16, 4, (_bits(0, 16, 4, 0, 4),)),
         _number("outer", 80), _number("offset_outer", 82, negated=True),
         _codes(256, 2, _spread(16, 64, 2, 32)),
     ),
     "Q3_K": (
-        Part("scale", 16, 6, (*_spread(96, 8, 4), *_spread(104, 4, 2, left=4)), 32),
+        BlockField("scale", 16, 6, (*_spread(96, 8, 4), *_spread(104, 4, 2, left=4)), 32),
         _number("outer", 108),
         _codes(256, 3, _spread(32, 64, 2, 32), _spread(0, 32, 1, left=2), middle=4),
     ),
@@ -163,7 +165,8 @@ PARTS: Mapping[str, tuple[Part, ...]] = {
         _codes(256, 6, _spread(0, 128, 4, 64), _spread(128, 64, 2, 32, 4), middle=32),
     ),
     "IQ4_XS": (
-        Part("scale", 8, 6, (*_stream(4, 4, 4), *_stream(2, 2, 2, 4)), 32), _number("outer", 0),
+        BlockField("scale", 8, 6, (*_stream(4, 4, 4), *_stream(2, 2, 2, 4)), 32),
+        _number("outer", 0),
         _codes(256, 4, _spread(8, 128, 4, 16)),
     ),
 }  # fmt: skip
@@ -199,7 +202,7 @@ def negate(name: str, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: (whole[n].view(torch.int16) ^ _HIGHEST).view(torch.float16) for n in turned}
 
 
-def _place(whole: Tensor, part: Part, start: int, n: int) -> int:
+def _place(whole: Tensor, part: BlockField, start: int, n: int) -> int:
     each = part.entries * part.bits // 8 if part.packed else part.entries
     assert whole.is_contiguous() and whole.nbytes >= (start + n) * each, (part.name, whole.shape)
     return whole.data_ptr() + start * each

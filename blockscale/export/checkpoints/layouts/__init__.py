@@ -6,7 +6,7 @@ Such a file says which stored tensors are a weight, and how to decode it. It def
     PRODUCER: str             whose layout it is, as people call it
     METHODS: tuple[str, ...]  the values of `quant_method` in a model's configuration that name it;
                               () if it is told by names and dtypes alone
-    find(kinds, config, read) -> Found
+    find(kinds, config, read) -> LayoutTensors
 
 A directory is shown to the layouts whose METHODS its configuration names, then to the others that
 have METHODS, then to those without; each sees what none before it has taken.
@@ -30,7 +30,7 @@ from blockscale.ops.tensor import QTensor
 #
 #     PRODUCER: str             whose layout it is, as people call it     METHODS: tuple[str, ...]
 # the values of `quant_method` in a model's configuration that name it;
-# () if it is told by names and dtypes alone     find(kinds, config, read) -> Found
+# () if it is told by names and dtypes alone     find(kinds, config, read) -> LayoutTensors
 #
 # A directory is shown to the layouts whose METHODS its configuration names, then to the others that
 # have METHODS, then to those without; each sees what none before it has taken.
@@ -92,7 +92,7 @@ class Input:
 
 
 @dataclass
-class Found:
+class LayoutTensors:
     """What a layout finds among a file's or directory's tensors.
 
     weights: {name of the float weight: how it is stored}
@@ -115,7 +115,7 @@ class Found:
 
 
 @dataclass
-class Findings(Found):
+class Findings(LayoutTensors):
     """What all layouts found together. producers: {name of the float weight: whose it is}."""
 
     producers: dict[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def find_weights(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Finding
     """
     found, left = Findings(), dict(kinds)
     for module in _in_order(config.get("quant_method")):
-        one: Found = module.find(left, config, read)
+        one: LayoutTensors = module.find(left, config, read)
         for name in one.weights:
             if name in found.weights or (name in kinds and name not in one.beside):
                 raise FileError(f"{name} appears twice, once in the layout of {module.PRODUCER}")

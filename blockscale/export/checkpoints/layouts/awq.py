@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "AWQ"
@@ -28,10 +28,10 @@ _FIRST = 64  # outputs that are decoded alone
 _PARTS = ("qweight", "qzeros", "scales")
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight, qzeros and scales, and no g_idx."""
     del read
-    found, named = Found(), config.get("quant_method") in METHODS
+    found, named = LayoutTensors(), config.get("quant_method") in METHODS
     for name in kinds:
         base = name.removesuffix(".qweight")
         if base == name or f"{base}.g_idx" in kinds or not _whole(base, kinds):

@@ -17,7 +17,7 @@ from torch import Tensor
 from blockscale.core.elements.codebook import book, named
 from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 
@@ -29,10 +29,10 @@ _INT8 = 7.874015718698502e-3  # its 1 / 127: of absmax and a code, it is multipl
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with a quant_state, or with absolute maxima SCB."""
     del config
-    found = Found()
+    found = LayoutTensors()
     states = {name.partition(_STATE)[0]: name for name in kinds if _STATE in name}
     small = [*states.values(), *(f"{n}.{r}" for n in states for r in ("quant_map", *_ROLES[3:]))]
     tensors = read([name for name in small if name in kinds])

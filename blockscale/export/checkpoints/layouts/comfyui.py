@@ -7,17 +7,17 @@ Files that hold float8 without any scale are casts, and stay tensors of that dty
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.export.checkpoints.layouts import Found, Kinds, Read
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read
 from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "ComfyUI"
 METHODS: tuple[str, ...] = ()
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Float8 `….weight` with `….scale_weight`."""
     del config, read
-    found = Found()
+    found = LayoutTensors()
     for name in sorted(kinds):
         owner, _, last = name.rpartition(".")
         scale = f"{owner}.scale_weight"

@@ -27,7 +27,7 @@ from blockscale.export.checkpoints.assembling import (
     kept,
     little_endian,
 )
-from blockscale.export.checkpoints.layouts import Found, Input, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Input, Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 
@@ -223,9 +223,9 @@ _REMEDY = "no format here has that: save it in a dense format with the library t
 _SMALL = 1 << 20  # elements of a shape or an order
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Packed weights, and under its configuration those of one code an element."""
-    found, mine = Found(), config.get("quant_method") in METHODS
+    found, mine = LayoutTensors(), config.get("quant_method") in METHODS
     groups = groups_of(config) if mine else []
     modules = [name.removesuffix(_PACKED) for name in sorted(kinds) if name.endswith(_PACKED)]
     beside = [f"{m}{_BESIDE[role]}" for m in modules for role in ("shape", "order")]
@@ -253,7 +253,7 @@ def _parts(module: str, kinds: Kinds) -> dict[str, str]:
 
 
 def _unpacked(
-    found: Found, name: str, kinds: Kinds, groups: list[tuple[list[str], Mapping[str, Any]]]
+    found: LayoutTensors, name: str, kinds: Kinds, groups: list[tuple[list[str], Mapping[str, Any]]]
 ) -> None:
     module, _, last = name.rpartition(".")
     if last in ("bitmask", "weight_bitmask", "compressed"):
@@ -355,7 +355,7 @@ _BESIDE_INPUTS = (_GLOBAL, ".input_scale", ".input_zero_point")
 _MX = {(4, None): "e2m1", (4, "torch.uint8"): "e2m1", (8, "torch.uint8"): "e4m3"}
 
 
-def find_inputs(found: Found, kinds: Kinds, config: Mapping[str, Any]) -> None:
+def find_inputs(found: LayoutTensors, kinds: Kinds, config: Mapping[str, Any]) -> None:
     """Add what is known of the inputs of the layers that were found."""
     groups = groups_of(config, "input_activations")
     left = []

@@ -4,17 +4,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.export.checkpoints.layouts import Found, Kinds, Read
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read
 from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "FBGEMM"
 METHODS = ("fbgemm_fp8",)
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Under its configuration, float8 codes with `…_scale`."""
     del read
-    found = Found()
+    found = LayoutTensors()
     if config.get("quant_method") not in METHODS:
         return found
     for name in sorted(kinds):

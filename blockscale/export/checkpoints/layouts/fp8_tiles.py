@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from blockscale.export.checkpoints.assembling import BYTES, assembled
-from blockscale.export.checkpoints.layouts import Found, Kinds, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read, Weight
 from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
 PRODUCER = "FP8 tiles (DeepSeek, transformers)"
@@ -22,10 +22,10 @@ _INV = "_scale_inv"
 _FP4 = "e2m1:group32:e8m0/given"
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Codes with `…_scale_inv` beside them; under its configuration with `…scale`, too."""
     del read
-    found, mine = Found(), config.get("quant_method") in METHODS
+    found, mine = LayoutTensors(), config.get("quant_method") in METHODS
     for name in sorted(kinds):
         scale = _scale_of(name, kinds, mine)
         if scale is None:
@@ -41,7 +41,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
     return found
 
 
-def _contradicted(size: object, found: Found) -> list[str]:
+def _contradicted(size: object, found: LayoutTensors) -> list[str]:
     """Weights whose scales are of other tiles than the configuration says."""
     if not isinstance(size, list) or len(size) != 2:
         return []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from blockscale.export.checkpoints.assembling import BYTES, assembled
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "gpt-oss"
@@ -23,10 +23,10 @@ _BYTES = 16  # of a block of 32
 _NAN = 255  # of e8m0; the producer multiplies by 2^128
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Pairs of `…_blocks` and `…_scales`, by their dtypes and shapes."""
     del read
-    found = Found()
+    found = LayoutTensors()
     for name in sorted(kinds):
         base = name.removesuffix(_BLOCKS)
         (dtype, shape), scales = kinds[name], kinds.get(base + _SCALES)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "GPTQ"
@@ -31,9 +31,9 @@ _PROBED = 3  # modules whose zero points are looked at to tell the version
 _FORMATS = ("gptq", "gptq_v2", "gptq_p")
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight and scales as GPTQ has them."""
-    found = Found()
+    found = LayoutTensors()
     named = config.get("quant_method") in METHODS
     bases = [
         name.removesuffix(".qweight")
@@ -82,7 +82,7 @@ def _bits(base: str, kinds: Kinds, config: Mapping[str, Any]) -> int | None:
 
 
 def _add(
-    found: Found,
+    found: LayoutTensors,
     base: str,
     kinds: Kinds,
     config: Mapping[str, Any],
@@ -189,7 +189,7 @@ def zero_points(stored: Tensor, bits: int, version: str) -> Tensor:
 
 
 def _version(
-    bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read, found: Found
+    bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read, found: LayoutTensors
 ) -> str:
     """Which version, and so how zero points are stored; says where values contradict the key."""
     told = config.get("checkpoint_format", config.get("format"))

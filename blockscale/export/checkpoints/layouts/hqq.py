@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "HQQ"
@@ -36,10 +36,10 @@ _PACKINGS = {  # {name: (bits, dtype of words, codes in one)}
 _DTYPES = {f"torch.{n}": getattr(torch, n) for n in ("float32", "float16", "bfloat16")}
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with W_q, scale and zero."""
     del config
-    found = Found()
+    found = LayoutTensors()
     bases = [name.removesuffix(".W_q") for name in kinds if name.endswith(".W_q")]
     bases = [base for base in bases if {f"{base}.scale", f"{base}.zero"} <= kinds.keys()]
     there = {base: [s for s in _SETTINGS if f"{base}.{s}" in kinds] for base in bases}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "MLX"
@@ -29,10 +29,10 @@ _BITS = (2, 3, 4, 5, 6, 8)
 _GROUP = 64  # where nothing says another: mlx-lm's own
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights of uint32 with scales beside them."""
     del read
-    found = Found()
+    found = LayoutTensors()
     for name, (dtype, shape) in kinds.items():
         base = name.removesuffix(".weight")
         scales = f"{base}.scales"

@@ -16,7 +16,7 @@ from torch import Tensor
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "NVIDIA ModelOpt"
@@ -31,10 +31,10 @@ _KINDS = {
 Shape = tuple[int, ...]
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with `weight_scale`, under its configuration or if one has `weight_scale_2`, too."""
     del read
-    found, told = Found(), config.get("quant_method") in METHODS
+    found, told = LayoutTensors(), config.get("quant_method") in METHODS
     mine = told or any(name.endswith(".weight_scale_2") for name in kinds)
     for name in sorted(kinds):
         if not mine or not name.endswith(".weight") or f"{name}_scale" not in kinds:
@@ -55,7 +55,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
     return found
 
 
-def _contradicted(algorithm: str, found: Found) -> list[str]:
+def _contradicted(algorithm: str, found: LayoutTensors) -> list[str]:
     """Where no weight is of the one kind that the configuration names."""
     kind = next((kind for kind in _KINDS if algorithm.startswith(kind)), None)
     there = sorted({weight.kind for weight in found.weights.values()})

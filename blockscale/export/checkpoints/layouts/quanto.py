@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints import assembling
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
 PRODUCER = "optimum-quanto"
@@ -27,10 +27,10 @@ _BYTES = {
 _BITS = {"qint2": 2, "qint4": 4}
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with _data and _scale."""
     del read
-    found = Found()
+    found = LayoutTensors()
     modules = config.get("modules")
     for scale in kinds:
         name = scale.removesuffix("._scale")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.layouts import Found, Kinds, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read, Weight
 
 PRODUCER = "an unsupported layout"
 METHODS = ()
@@ -26,10 +26,10 @@ _LAYOUTS = {
 _NAMED = ("higgs", "spqr", "vptq", "aqlm", "exl3", "exl2", "quip", "eetq", "fp_quant", "sinq")
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with the tensors of one of them."""
     del read
-    found, method = Found(), config.get("quant_method")
+    found, method = LayoutTensors(), config.get("quant_method")
     for name in kinds:
         base, _, last = name.rpartition(".")
         who, others, why = _LAYOUTS.get(last, ("", (), ""))

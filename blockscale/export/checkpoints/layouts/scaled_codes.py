@@ -18,7 +18,7 @@ from torch import Tensor
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
 PRODUCER = "scaled codes"
@@ -42,10 +42,10 @@ _PACKED = {
 }
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Other producers' quantized tensors among those that no other layout has taken."""
     del config, read
-    found = Found()
+    found = LayoutTensors()
     for name in sorted(kinds):
         end = next((end for end in _PACKED if name.endswith(end)), None)
         if end is not None:
@@ -79,7 +79,7 @@ def _scale_of(name: str, kinds: Kinds) -> str | None:
     return next((each for each in _beside(name) if each in kinds), None)
 
 
-def _take(found: Found, name: str, scale: str, kinds: Kinds) -> None:
+def _take(found: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
     """Note how codes and their scale are decoded, or why they are not."""
     weight = name.removesuffix(_QDATA) + ".weight" if name.endswith(_QDATA) else name
     zero_point = scale.removesuffix("_inv").removesuffix("_scale") + "_zero_point"

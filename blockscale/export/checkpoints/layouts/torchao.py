@@ -13,7 +13,7 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import json_object, parse_json, quoted
 from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
-from blockscale.export.checkpoints.layouts import Found, Kinds, Parts, Read, Weight
+from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
 
@@ -171,10 +171,10 @@ _KEY = "tensor_names"
 _MOST = 1_000_000  # characters of what is said of one tensor
 
 
-def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
+def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights whose class the metadata name. Raises FileError for metadata that are no JSON."""
     del read
-    found, metadata = Found(), config.get("safetensors_metadata", {})
+    found, metadata = LayoutTensors(), config.get("safetensors_metadata", {})
     if _KEY not in metadata:
         return found
     for name, text in sorted(metadata.items()):
@@ -188,7 +188,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Found:
     return found
 
 
-def _add(found: Found, name: str, told: Mapping[str, Any], kinds: Kinds) -> None:
+def _add(found: LayoutTensors, name: str, told: Mapping[str, Any], kinds: Kinds) -> None:
     owner, _, last = name.rpartition(".")
     roles = told.get("_tensor_data_names")
     data = told.get("_data")

@@ -39,7 +39,7 @@ _CLAUSES = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 _EACH, _RUNS = r"\p{N}", r"\p{N}+"
 
 
-class Known(NamedTuple):
+class Pretokenizer(NamedTuple):
     """A name of llama.cpp's. whole: whether it takes a word that is a token without merging."""
 
     name: str
@@ -47,46 +47,48 @@ class Known(NamedTuple):
 
 
 # {steps, without the bytes at the end: the names, of which the first is the usual one}
-_KNOWN: dict[tuple[str, ...], tuple[Known, ...]] = {
-    (_GPT2,): (Known("gpt-2"),),
-    (_EACH, _GPT2): (Known("smollm"),),
-    (_LLAMA3,): (Known("llama-bpe", True), Known("smaug-bpe")),
-    (_QWEN2,): (Known("qwen2"),),
-    (rf"{_LETTERS}|\p{{N}}{_SIGNS}",): (Known("ufakzeka"),),
-    (r"[^\n]+|[\n]+", _QWEN2): (Known("laguna"),),
+_KNOWN: dict[tuple[str, ...], tuple[Pretokenizer, ...]] = {
+    (_GPT2,): (Pretokenizer("gpt-2"),),
+    (_EACH, _GPT2): (Pretokenizer("smollm"),),
+    (_LLAMA3,): (Pretokenizer("llama-bpe", True), Pretokenizer("smaug-bpe")),
+    (_QWEN2,): (Pretokenizer("qwen2"),),
+    (rf"{_LETTERS}|\p{{N}}{_SIGNS}",): (Pretokenizer("ufakzeka"),),
+    (r"[^\n]+|[\n]+", _QWEN2): (Pretokenizer("laguna"),),
     (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
         rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*{_BREAKS}",
-    ): (Known("qwen35"),),
-    (_EACH + "{1,3}", rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}+{_SIGNS}"): (Known("minicpm5", True),),
+    ): (Pretokenizer("qwen35"),),
+    (_EACH + "{1,3}", rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}+{_SIGNS}"): (
+        Pretokenizer("minicpm5", True),
+    ),
     (
         rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
         r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)"
         r"|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}",
-    ): (Known("jais-2"),),
+    ): (Pretokenizer("jais-2"),),
     (
         rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+{_BREAKS}",
-    ): (Known("seed-coder"),),
+    ): (Pretokenizer("seed-coder"),),
     (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
         r"|\s*[\r\n]|\s+(?!\S)|\s+",
-    ): (Known("bailingmoe"),),
+    ): (Pretokenizer("bailingmoe"),),
     (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-    ): (Known("exaone-moe"),),
-    (rf"{_UPPER}|{_LOWER}|\p{{N}}{_SLASHES}",): (Known("tekken", True),),
-    (_GPT4O,): (Known("gpt-4o"),),
-    (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O): (Known("tiny_aya"),),
-    (_RUNS, r"(?=(\d{3})+(?!\d))"): (Known("superbpe"),),
-    (_EACH + "{1,3}", _KANA, _WORDS): (Known("deepseek-v3"),),
+    ): (Pretokenizer("exaone-moe"),),
+    (rf"{_UPPER}|{_LOWER}|\p{{N}}{_SLASHES}",): (Pretokenizer("tekken", True),),
+    (_GPT4O,): (Pretokenizer("gpt-4o"),),
+    (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O): (Pretokenizer("tiny_aya"),),
+    (_RUNS, r"(?=(\d{3})+(?!\d))"): (Pretokenizer("superbpe"),),
+    (_EACH + "{1,3}", _KANA, _WORDS): (Pretokenizer("deepseek-v3"),),
     (r"[\r\n]", _CASED, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN, _EACH): (
-        Known("deepseek-llm"),
+        Pretokenizer("deepseek-llm"),
     ),
-    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _EACH): (Known("deepseek-coder"),),
-    ("Punctuation Contiguous", _GPT2, BYTES, _RUNS, "[0-9][0-9][0-9]"): (Known("falcon"),),
-    (_CLAUSES,): (Known("bloom"),),
-    (_CLAUSES, _EACH): (Known("viking"),),
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _EACH): (Pretokenizer("deepseek-coder"),),
+    ("Punctuation Contiguous", _GPT2, BYTES, _RUNS, "[0-9][0-9][0-9]"): (Pretokenizer("falcon"),),
+    (_CLAUSES,): (Pretokenizer("bloom"),),
+    (_CLAUSES, _EACH): (Pretokenizer("viking"),),
 }  # fmt: skip
 # llama.cpp writes these patterns otherwise, since its own engine has not all of their classes
 _NEARLY = {
@@ -143,7 +145,7 @@ def _spelling(pattern: str) -> str:
 _BY_STEPS = {tuple(map(_spelling, steps)): names for steps, names in _KNOWN.items()}
 
 
-def known_for(pre_tokenizer: Any) -> tuple[Known, ...]:
+def known_for(pre_tokenizer: Any) -> tuple[Pretokenizer, ...]:
     """llama.cpp's names for these cuts; none where it has no such."""
     steps = steps_of(pre_tokenizer)
     if not steps or BYTES not in steps:

@@ -44,7 +44,7 @@ _IDS = {"unknown": (40, 0), "bos": (41, 1), "eos": (42, 2), "padding": (43, -1)}
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """text, its score, and its type: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte."""
 
     text: str
@@ -56,7 +56,7 @@ class Pieces(NamedTuple):
     """A model. kind: unigram, bpe, word or char; prefix: whether a text gets a space in front."""
 
     kind: str
-    pieces: list[Piece]
+    pieces: list[VocabularyPiece]
     charsmap: bytes
     prefix: bool
     trims: bool  # whether runs of spaces become one
@@ -90,13 +90,13 @@ def _part(top: Fields, key: int, budget: ReadBudget) -> Fields:
     return fields(found[-1], budget) if found else {}
 
 
-def _piece(data: memoryview, budget: ReadBudget) -> Piece:
+def _piece(data: memoryview, budget: ReadBudget) -> VocabularyPiece:
     found = fields(data, budget)
     text, score = messages(found, 1), messages(found, 2)
     if not text or (score and len(score[-1]) != 4):
         raise DamagedError("a piece has no text, or a score that is not a float32")
     value = struct.unpack("<f", score[-1])[0] if score else 0.0
-    return Piece(bytes(text[-1]).decode(), value, whole_number(found, 3, 1))
+    return VocabularyPiece(bytes(text[-1]).decode(), value, whole_number(found, 3, 1))
 
 
 def pieces_of_bpe(

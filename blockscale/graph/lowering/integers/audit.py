@@ -21,7 +21,7 @@ _DOORS = ("integer_quantize", "integer_dequantize")
 
 
 @dataclass(frozen=True)
-class Weights:
+class ProductWeights:
     """The weights of one product, as they lie in the graph.
 
     name, op: of the node; shape: as stored, [n, k]; dtype: of the integers
@@ -55,7 +55,7 @@ class IntegerAudit:
     floats: tuple[str, ...]
     edges: dict[str, int]
     sums: tuple[Sum, ...] = ()
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[ProductWeights, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -114,7 +114,7 @@ def _walked(graph: fx.GraphModule) -> IntegerAudit:
     return IntegerAudit(ops, tuple(floats), edges, graph.meta.get(SUMS, ()))
 
 
-def weights(graph: fx.GraphModule) -> tuple[Weights, ...]:
+def weights(graph: fx.GraphModule) -> tuple[ProductWeights, ...]:
     """What the products of a graph's layers multiply by, from its tensors."""
     found = []
     for node in graph.graph.nodes:
@@ -124,7 +124,7 @@ def weights(graph: fx.GraphModule) -> tuple[Weights, ...]:
             tensor = get(graph, stored)
             most = int(terms(tensor).amax()) if tensor.numel() else 0
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(Weights(node.name, name, tuple(tensor.shape), dtype, most))
+            found.append(ProductWeights(node.name, name, tuple(tensor.shape), dtype, most))
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ _NEAR = 3.0  # times of sizes that differ by more than e^3 in all say nothing
 _CLEAR = 0.95  # a way takes the place of our kernel only where it is faster by more than noise
 
 
-class Choice(NamedTuple):
+class ChosenWay(NamedTuple):
     """A way, and why it."""
 
     way: str
@@ -41,7 +41,9 @@ def processor() -> str:
     return platform.machine().lower()
 
 
-def choose(product: Product | None, refused: dict[str, str | None], times: Times | None) -> Choice:
+def choose(
+    product: Product | None, refused: dict[str, str | None], times: Times | None
+) -> ChosenWay:
     """The way for a product.
 
     refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
@@ -49,20 +51,20 @@ def choose(product: Product | None, refused: dict[str, str | None], times: Times
     """
     able = [way for way, reason in refused.items() if reason is None]
     if len(able) == 1:
-        return Choice(able[0], f"the only one possible: {refused.get('onednn')}")
+        return ChosenWay(able[0], f"the only one possible: {refused.get('onednn')}")
     if product is None:
-        return Choice(able[0], "its sizes are not known, so no measurement applies")
+        return ChosenWay(able[0], "its sizes are not known, so no measurement applies")
     where = "measured here"
     if times is None:
         times, where = looked_up(product)
     known = {way: times[way] for way in able if way in times}
     if not known:
-        return Choice(able[0], where)
+        return ChosenWay(able[0], where)
     best = min(known, key=known.__getitem__)
     if able[0] in known and known[best] > _CLEAR * known[able[0]]:
         best = able[0]
     told = ", ".join(f"{way} {ms:.3g} ms" for way, ms in sorted(known.items()))
-    return Choice(best, f"{where}: {told}")
+    return ChosenWay(best, f"{where}: {told}")
 
 
 def looked_up(product: Product) -> tuple[Times, str]:

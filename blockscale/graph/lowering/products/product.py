@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class ProductNodes:
     """The nodes of a product.
 
     fused: whether it came as `fused_linear`
@@ -62,7 +62,7 @@ class Parts:
     y: Quantizer
 
 
-def parts_of(node: fx.Node) -> Parts | None:
+def parts_of(node: fx.Node) -> ProductNodes | None:
     """The parts of a node that is a linear layer in a quantized weight; None for others."""
     op = of_ours(node)
     if op is None or op.name not in ("fused_linear", "linear"):
@@ -71,7 +71,7 @@ def parts_of(node: fx.Node) -> Parts | None:
         x, weight, bias, activation, dtype, y = bound(node, op)
         if not weight.fmt:
             return None
-        return Parts(node, True, x, UNQUANTIZED, weight, bias, activation, dtype, y)
+        return ProductNodes(node, True, x, UNQUANTIZED, weight, bias, activation, dtype, y)
     a = arguments(node)
     sizes = _sizes(a["x"])
     if sizes is None:
@@ -81,12 +81,12 @@ def parts_of(node: fx.Node) -> Parts | None:
         a["weight"], a["scale"], a["zero_point"], a["outer"], a["fmt"], sizes[-1], a["more"]
     )
     dtype = node.meta["val"].dtype
-    return Parts(
+    return ProductNodes(
         node, False, Value(a["x"]), Quantizer(*by), coded, a["bias"], "", dtype, UNQUANTIZED
     )
 
 
-def product_of(parts: Parts) -> Product | None:
+def product_of(parts: ProductNodes) -> Product | None:
     """What its time depends on; None where its sizes are not known."""
     x, weight = _sizes(parts.x.data), _sizes(parts.weight.data)
     if x is None or weight is None:
@@ -108,7 +108,7 @@ def spelled(fmt: str) -> str:
     return parse(fmt).spelling if fmt else ""
 
 
-def floats_of(parts: Parts) -> tuple[fx.Node, Quantizer] | None:
+def floats_of(parts: ProductNodes) -> tuple[fx.Node, Quantizer] | None:
     """The floats that x is the codes of, and how; None where nobody can tell."""
     source: Any = parts.x.data  # a node
     if not parts.x.fmt:
@@ -157,7 +157,7 @@ _AFTER = {"relu": torch.ops.aten.relu.default, "silu": torch.ops.aten.silu.defau
 Quantized = dict[tuple[object, ...], Value]  # codes by what they are of
 
 
-def refused(parts: Parts) -> dict[str, str | None]:
+def refused(parts: ProductNodes) -> dict[str, str | None]:
     """{way: why it cannot run this product, or None}."""
     return {
         "kernel": None if has_kernel(parts.node, "cpu") else "no kernel takes these formats",
@@ -167,7 +167,7 @@ def refused(parts: Parts) -> dict[str, str | None]:
     }
 
 
-def inside(parts: Parts, backend: str) -> str | None:
+def inside(parts: ProductNodes, backend: str) -> str | None:
     """Why the backend's kernel of `linear` cannot quantize x itself for this product, or None."""
     if not parts.x.fmt and has_kernel(parts.node, backend):
         return "its input is float already, and it has its own kernel"
@@ -184,13 +184,13 @@ def inside(parts: Parts, backend: str) -> str | None:
     return None if supporting("linear", backend, formats, ()) else "no kernel takes these formats"
 
 
-def _onednn(parts: Parts) -> str | None:
+def _onednn(parts: ProductNodes) -> str | None:
     given = parts.y.scale is not None
     fmt = parts.x.fmt or parts.input.fmt
     return onednn.refuses(fmt, parts.weight.fmt, parts.activation, parts.y.fmt, given)
 
 
-def rewrite(graph: fx.GraphModule, parts: Parts, way: str, quantized: Quantized) -> None:
+def rewrite(graph: fx.GraphModule, parts: ProductNodes, way: str, quantized: Quantized) -> None:
     """Let the node run in this way. It may be replaced; it computes the same up to its ulps.
 
     quantized: codes that earlier calls made, which equal ones use too
@@ -201,7 +201,7 @@ def rewrite(graph: fx.GraphModule, parts: Parts, way: str, quantized: Quantized)
         _as_inside(graph, parts)
 
 
-def _as_onednn(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> None:
+def _as_onednn(graph: fx.GraphModule, parts: ProductNodes, quantized: Quantized) -> None:
     node = parts.node
     if parts.x.fmt:  # it takes the same arguments
         node.target = onednn.LINEAR
@@ -212,7 +212,7 @@ def _as_onednn(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Non
     _first_of(graph, call(graph, onednn.LINEAR, args, like=node), node)
 
 
-def _codes_of(graph: fx.GraphModule, parts: Parts, quantized: Quantized) -> Value:
+def _codes_of(graph: fx.GraphModule, parts: ProductNodes, quantized: Quantized) -> Value:
     """The codes of floats x, which other products of x use too."""
     by, size = parts.input, parts.weight.size
     x: Any = parts.x.data  # a node, as are all tensors of parts
@@ -246,7 +246,7 @@ def _told(graph: fx.GraphModule, part: object) -> object:
     return (str(part.target), *(_told(graph, each) for each in part.args))
 
 
-def _as_inside(graph: fx.GraphModule, parts: Parts) -> None:
+def _as_inside(graph: fx.GraphModule, parts: ProductNodes) -> None:
     found = floats_of(parts)
     assert found is not None
     (x, by), node = found, parts.node

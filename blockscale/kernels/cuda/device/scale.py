@@ -41,7 +41,7 @@ def is_stored_as_step(scale):
     return scale in ("fp32", "fp16", "bf16", "pow2")
 
 
-class Scale(NamedTuple):
+class UnitScale(NamedTuple):
     """The scale of each unit, [units], and what follows from it.
 
     stored: as above
@@ -197,7 +197,7 @@ def step_of(stored, outer, spec: tl.constexpr):
 def load_scale(
     scale, outer, zero, offset, index, present, outer_index, spec: tl.constexpr
 ):  # fmt: skip
-    """A Scale from memory.
+    """A UnitScale from memory.
 
     scale, outer, zero, offset: pointers, None where the format has no such thing
     index: int64 [units], where in `scale`, `zero` and `offset`; outer_index: where in `outer`
@@ -219,7 +219,7 @@ def load_scale(
     if spec.offset != "":
         added = widen_part(tl.load(offset + index, mask=present, other=0))
     step = step_of(stored, above, spec)
-    return Scale(stored, step, above, point, added, step)
+    return UnitScale(stored, step, above, point, added, step)
 
 
 @triton.jit

@@ -57,7 +57,7 @@ WAYS = {
 }
 
 
-class Choice(NamedTuple):
+class WayChoice(NamedTuple):
     """A way, by its name in WAYS, and its settings."""
 
     way: str
@@ -68,7 +68,7 @@ class Choice(NamedTuple):
         return [self.way, *self.settings.entry()]
 
 
-def read(entry: Sequence[Any]) -> Choice:
+def read(entry: Sequence[Any]) -> WayChoice:
     """The choice of a table's entry. Raises ValueError if it names no way."""
     name, *numbers = entry
     if name not in WAYS:
@@ -76,10 +76,10 @@ def read(entry: Sequence[Any]) -> Choice:
             f"a table of launch choices names the way {name!r}: expected one of {', '.join(WAYS)}; "
             "delete the table that BLOCKSCALE_TUNE_CACHE names"
         )
-    return Choice(name, WAYS[name].settings.read(numbers))
+    return WayChoice(name, WAYS[name].settings.read(numbers))
 
 
-def choose(call: ProductCall, r: Reading | None, device: str) -> Choice:
+def choose(call: ProductCall, r: Reading | None, device: str) -> WayChoice:
     """The measured choice for the nearest shape, if a table has one that fits, else the rule's.
 
     r: how the weight is read, None where codes meet codes; device: the GPU's name
@@ -92,52 +92,55 @@ def choose(call: ProductCall, r: Reading | None, device: str) -> Choice:
     return rule(call, r)
 
 
-def fits(choice: Choice, call: ProductCall, r: Reading | None) -> bool:
+def fits(choice: WayChoice, call: ProductCall, r: Reading | None) -> bool:
     """Whether the GPU and the blocks of the weight allow the choice."""
     condition = WAYS[choice.way].fits
     return r is None or condition is None or condition(call, r, choice.settings)
 
 
-def rule(call: ProductCall, r: Reading | None) -> Choice:
+def rule(call: ProductCall, r: Reading | None) -> WayChoice:
     """What is taken where nothing was measured."""
     if call.what == "fp8":
-        return Choice("library", codes.LibrarySettings())
+        return WayChoice("library", codes.LibrarySettings())
     if call.what == "int8":
-        return Choice("codes", codes.usual(call))
+        return WayChoice("codes", codes.usual(call))
     assert r is not None
     if call.fused and few.best(call, r):
-        return Choice("few", few.usual(call, r))
+        return WayChoice("few", few.usual(call, r))
     if call.fused and fused.takes(r) and call.rows > 32 and (call.rows < 2048 or r.per_block):
-        return Choice("fused", fused.usual(call, r))
+        return WayChoice("fused", fused.usual(call, r))
     if call.rows > 1024 or not tile.in_registers(r):
         return _through_memory(call, r)
-    return Choice("tile", tile.usual(call, r))
+    return WayChoice("tile", tile.usual(call, r))
 
 
-def _through_memory(call: ProductCall, r: Reading) -> Choice:
+def _through_memory(call: ProductCall, r: Reading) -> WayChoice:
     """What decodes the weight to memory."""
     if r.per_block:
-        return Choice("blocks", blocks.usual(call, r))
-    return Choice("dense", dense.DenseSettings())
+        return WayChoice("blocks", blocks.usual(call, r))
+    return WayChoice("dense", dense.DenseSettings())
 
 
-def for_any_rows(r: Reading | None) -> Choice | None:
+def for_any_rows(r: Reading | None) -> WayChoice | None:
     """A choice with which a row's sums do not depend on how many rows there are: tiles of one size,
     each of which has all of k. None where only the library multiplies.
 
     r: as `choose` takes it
     """
     if r is None:
-        return Choice("codes", codes.ANY_ROWS)
+        return WayChoice("codes", codes.ANY_ROWS)
     if tile.in_registers(r):
-        return Choice("tile", tile.ANY_ROWS)
-    return Choice("blocks", blocks.for_any_rows(r)) if r.per_block else None
+        return WayChoice("tile", tile.ANY_ROWS)
+    return WayChoice("blocks", blocks.for_any_rows(r)) if r.per_block else None
 
 
-def to_measure(call: ProductCall, r: Reading | None) -> list[Choice]:
+def to_measure(call: ProductCall, r: Reading | None) -> list[WayChoice]:
     """What `tune` measures for a call, of whose weight `r` is None where codes meet codes."""
     if call.what == "fp8":
-        return [Choice("library", codes.LibrarySettings()), *_of("codes", codes.to_measure(call))]
+        return [
+            WayChoice("library", codes.LibrarySettings()),
+            *_of("codes", codes.to_measure(call)),
+        ]
     if call.what == "int8":
         return _of("codes", codes.to_measure(call))
     assert r is not None
@@ -151,13 +154,13 @@ def to_measure(call: ProductCall, r: Reading | None) -> list[Choice]:
     return [*choices, *_of("few", few.to_measure(call, r)), *_of("tile", tile.to_measure(call, r))]
 
 
-def _memory_to_measure(call: ProductCall, r: Reading) -> list[Choice]:
+def _memory_to_measure(call: ProductCall, r: Reading) -> list[WayChoice]:
     """What `tune` measures of the ways that decode the weight to memory."""
     if r.per_block:
         return _of("blocks", blocks.to_measure(call, r))
     return _of("dense", dense.TO_MEASURE)
 
 
-def _of(way: str, settings: Sequence[Settings]) -> list[Choice]:
+def _of(way: str, settings: Sequence[Settings]) -> list[WayChoice]:
     """Choices of one way."""
-    return [Choice(way, each) for each in settings]
+    return [WayChoice(way, each) for each in settings]

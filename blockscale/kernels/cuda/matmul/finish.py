@@ -29,7 +29,7 @@ NO_ENDS = Ends(None, None)
 NO_FACTORS = OutputFactors(None, 0)
 
 
-class Result(NamedTuple):
+class ProductMemory(NamedTuple):
     """The memory of a product.
 
     y: what the call returns, [rows, n] in its dtype
@@ -49,13 +49,13 @@ class Result(NamedTuple):
         return self.y if self.whole else add_up(self.sums, self.sums.shape[0], ends, self.y)
 
 
-def result(x: Tensor, n: int, count: int, dtype: torch.dtype) -> Result:
+def result(x: Tensor, n: int, count: int, dtype: torch.dtype) -> ProductMemory:
     """Memory for x [rows, k] times a weight [n, k] of which each sum is `count` partial sums."""
     rows = x.shape[0]
     y = x.new_empty((rows, n), dtype=dtype)
     if count == 1:
-        return Result(y, y)
-    return Result(y, x.new_empty((count, rows, n), dtype=torch.float32))
+        return ProductMemory(y, y)
+    return ProductMemory(y, x.new_empty((count, rows, n), dtype=torch.float32))
 
 
 def add_up(

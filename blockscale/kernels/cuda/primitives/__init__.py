@@ -15,7 +15,7 @@ from blockscale.core import reference
 from blockscale.core.reference import QParams, Ranges
 from blockscale.kernels.cuda.primitives import encoding, ranges
 from blockscale.kernels.cuda.primitives.extremes import NOTHING
-from blockscale.kernels.cuda.primitives.plan import Form, Plan, one_pass
+from blockscale.kernels.cuda.primitives.plan import Form, LaunchPlan, one_pass
 from blockscale.kernels.cuda.primitives.plan import plan as plan_for
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 
@@ -27,7 +27,7 @@ def guard(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device)
 
 
-def launch(kernel: Any, plan: Plan, x: Tensor, *arguments: Any) -> None:
+def launch(kernel: Any, plan: LaunchPlan, x: Tensor, *arguments: Any) -> None:
     """Start a kernel as planned on x's device. arguments: its own, in order, before its Extents"""
     with guard(x):
         direct(kernel)[(plan.tiling.programs,)](
@@ -103,7 +103,7 @@ def _as_range(fmt: Form, work: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def encode(
-    planned: Plan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
+    planned: LaunchPlan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
     seed: Tensor | None,
 ) -> None:  # fmt: skip
     """Run the kernel `encode_tile` on x, which is contiguous and not empty.

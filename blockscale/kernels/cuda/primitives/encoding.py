@@ -32,7 +32,7 @@ from blockscale.kernels.cuda.device.numerics import EXPONENT, float_of, narrow, 
 from blockscale.kernels.cuda.device.powers import counts_binades, turning_points
 from blockscale.kernels.cuda.device.random_numbers import draw
 from blockscale.kernels.cuda.device.scale import (
-    Scale,
+    UnitScale,
     block_offset,
     choose_step,
     load_scale,
@@ -64,7 +64,7 @@ NEIGHBOURS: tl.constexpr = tl.constexpr(8)  # of two bytes each, which one instr
 
 @triton.jit
 def write_codes(target, code, spec: tl.constexpr, tile: tl.constexpr):
-    """Codes int32 [rows, columns] -> memory, packed if tile.packs. target: an encoding.Target"""
+    """Codes int32 [rows, columns] -> memory, packed if tile.packs. target: a ResultPlace"""
     if tile.packs:
         bits: tl.constexpr = spec.element.bits
         word = join_neighbours(code, tile.rows, tile.columns, bits)
@@ -80,7 +80,7 @@ def write_codes(target, code, spec: tl.constexpr, tile: tl.constexpr):
 def write_pairs(target, word, spec: tl.constexpr, tile: tl.constexpr):
     """Pairs of codes or values, as codes.codes_of_pairs makes them -> memory.
 
-    target: an encoding.Target, whose `at` counts pairs
+    target: a ResultPlace, whose `at` counts pairs
     """
     out, at, mask = target.out, target.at, target.mask
     bits: tl.constexpr = stored_bits(spec, tile)
@@ -100,7 +100,7 @@ def write_pairs(target, word, spec: tl.constexpr, tile: tl.constexpr):
 def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr):
     """Elements or pairs that are compared (signs.py) -> their codes or values in memory.
 
-    target: an encoding.Target; step: float32 [units]; dtype: of the elements
+    target: a ResultPlace; step: float32 [units]; dtype: of the elements
     """
     out = target.out
     kind: tl.constexpr = out.dtype.element_ty
@@ -130,7 +130,7 @@ def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: 
 ONE: tl.constexpr = tl.constexpr(0x3F800000)  # the bits of 1.0
 
 
-class Target(NamedTuple):
+class ResultPlace(NamedTuple):
     """Where results go, beside what they are made with.
 
     at: int64 [rows, columns], the index of each element; of each pair where a program takes pairs
@@ -189,7 +189,7 @@ def encode_tile(
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
     seen = read(x_at, extents, tile)
-    target = Target(seen.at, seen.mask, out, extra, seed, extents)
+    target = ResultPlace(seen.at, seen.mask, out, extra, seed, extents)
     if tile.chooses:
         above = 1.0
         if spec.scale == "two_level":
@@ -275,7 +275,7 @@ def choose_scale(
     x, found, mask, units, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Blocks' Extremes -> their scale.Scale, which is written if tile.keeps.
+    """Blocks' Extremes -> their scale.UnitScale, which is written if tile.keeps.
 
     x, mask: of a lanes.Read; tile: counts as x does
     """
@@ -306,7 +306,7 @@ def choose_scale(
     by = step
     if ordinary and uses_markstein(spec) and spec.offset == "":
         by = tl.where(found.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
-    return Scale(stored, step, units.outer, zero, offset, by)
+    return UnitScale(stored, step, units.outer, zero, offset, by)
 
 
 @triton.jit
@@ -314,7 +314,7 @@ def encode_with(
     x, scale, target, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Write what tile.result says of x, with the Scale of each unit."""
+    """Write what tile.result says of x, with the scale of each unit."""
     out, at, mask = target.out, target.at, target.mask
     if compares(ordinary, spec, tile):
         write_signs(target, x, scale.step, dtype, spec, tile)

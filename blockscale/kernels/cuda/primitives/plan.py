@@ -208,7 +208,7 @@ def setting(
 # How a primitive is launched: decided once for each format, shape, result and size of numbers.
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """A launch without its tensors.
 
     options: named arguments of Triton's own, such as num_warps
@@ -224,7 +224,7 @@ class Plan(NamedTuple):
 @lru_cache(4096)
 def plan(
     spelling: str, shape: tuple[int, ...], result: str, given: bool, seeds: int, size: int
-) -> Plan | None:
+) -> LaunchPlan | None:
     """How to compute a result, or None if blocks are too large to choose their scale in one pass.
 
     shape: of the tensor, none of whose sizes is 0
@@ -245,7 +245,7 @@ def plan(
         options["maxnreg"] = chosen.registers
     tile = _completed(laid, at, fmt, shape, result, given, seeds)
     row = fmt.scale_shape(shape)[-1] if fmt.row_outer else 1
-    return Plan(of_result, replace(laid, tile=tile), options, row)
+    return LaunchPlan(of_result, replace(laid, tile=tile), options, row)
 
 
 def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) -> Setting:
@@ -297,14 +297,14 @@ def paired(at: BlockedMatrix, fmt: Form, tile: Tile, uk: int) -> bool:
     return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)
 
 
-def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> Plan | None:
+def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> LaunchPlan | None:
     """A plan that also chooses the scales of x, or None if one pass over it is not enough."""
     if f.inner is not None and not (f.one_outer or f.row_outer):
         return None
     return plan(f.format.spelling, tuple(x.shape), result, False, seeds, x.itemsize)
 
 
-def with_scale(f: Form, x: Tensor, result: str, seeds: int) -> Plan:
+def with_scale(f: Form, x: Tensor, result: str, seeds: int) -> LaunchPlan:
     """A plan for x that reads given scales."""
     planned = plan(f.format.spelling, tuple(x.shape), result, True, seeds, x.itemsize)
     assert planned is not None

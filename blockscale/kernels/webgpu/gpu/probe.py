@@ -17,7 +17,7 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.device import gpu, missing
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles, Shader
+from blockscale.kernels.webgpu.gpu.shader import Roles, Shader, ShaderKernel
 
 OPERATIONS = (  # the columns of kernels/probe/arithmetic
     "multiplication from integers",
@@ -54,7 +54,7 @@ EXACT = DeviceArithmetic()  # right on every device
 
 
 @dataclass(frozen=True)
-class ProbeArithmetic(Kernel, part="kernels/probe/arithmetic"):
+class ProbeArithmetic(ShaderKernel, part="kernels/probe/arithmetic"):
     """What a device makes of floats."""
 
     device: DeviceArithmetic

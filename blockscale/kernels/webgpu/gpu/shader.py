@@ -125,7 +125,7 @@ def reached(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]
 #     // needs: bits/wide, element/{element}         parts that it calls; {element} is a role
 #     enable subgroups;                              moved to the top of the shader
 #
-# What fills the roles is a dataclass of the kernel (Kernel), with a field for each role.
+# What fills the roles is a dataclass of the kernel (ShaderKernel), with a field for each role.
 #
 # Shaders bind buffers by name, `@group(0) @binding(codes)`, and read the sizes of a call as
 # members of `sizes`, which is a constant (baked in) or a uniform: the text is the same. Constant
@@ -199,8 +199,8 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Kernel(Roles):
-    """The roles of a kernel, by a subclass: class Pack(Kernel, part="kernels/codes/pack").
+class ShaderKernel(Roles):
+    """The roles of a kernel, by a subclass: class Pack(ShaderKernel, part="kernels/codes/pack").
 
     part: the part with the entry point `main`
     """
@@ -218,7 +218,7 @@ class Kernel(Roles):
 
 
 @dataclass(frozen=True)
-class _Plain(Kernel):
+class _Plain(ShaderKernel):
     """A kernel without roles."""
 
     name: str = ""
@@ -241,7 +241,7 @@ class Shader:
     constants: (name, value): u32, i32 (Signed), bool, or an array of u32
     """
 
-    kernel: Kernel | str
+    kernel: ShaderKernel | str
     constants: tuple[tuple[str, Constant], ...] = ()
 
     @property
@@ -250,7 +250,7 @@ class Shader:
         return self.kernel if isinstance(self.kernel, str) else self.kernel.part
 
     @property
-    def roles(self) -> Kernel:
+    def roles(self) -> ShaderKernel:
         """What fills its roles."""
         return _Plain(self.kernel) if isinstance(self.kernel, str) else self.kernel
 
@@ -342,7 +342,9 @@ def needed(shader: Shader) -> dict[str, str]:
     return texts
 
 
-def _collect(name: str, roles: Kernel, filled: Mapping[str, str], texts: dict[str, str]) -> None:
+def _collect(
+    name: str, roles: ShaderKernel, filled: Mapping[str, str], texts: dict[str, str]
+) -> None:
     """Add a part and, before it, the parts that it needs."""
     if name in texts:
         return

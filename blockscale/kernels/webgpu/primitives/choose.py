@@ -9,7 +9,7 @@ import torch
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Roles
+from blockscale.kernels.webgpu.gpu.shader import Roles, ShaderKernel
 from blockscale.kernels.webgpu.primitives.form import (
     DTYPES,
     Constants,
@@ -48,7 +48,7 @@ class Writing(Roles):
 
 
 @dataclass(frozen=True)
-class Finish(Kernel, part="kernels/choose/finish"):
+class Finish(ShaderKernel, part="kernels/choose/finish"):
     """The scale of each block, of what was found in it."""
 
     coding: Coding
@@ -59,7 +59,7 @@ class Finish(Kernel, part="kernels/choose/finish"):
 
 
 @dataclass(frozen=True)
-class Numerators(Kernel, part="kernels/choose/numerators"):
+class Numerators(ShaderKernel, part="kernels/choose/numerators"):
     """The largest numerators of the blocks that share an outer scale."""
 
     coding: Coding
@@ -69,7 +69,7 @@ class Numerators(Kernel, part="kernels/choose/numerators"):
 
 
 @dataclass(frozen=True)
-class Outer(Kernel, part="kernels/choose/outer"):
+class Outer(ShaderKernel, part="kernels/choose/outer"):
     """Outer scales, of those."""
 
     coding: Coding
@@ -186,7 +186,7 @@ def outer_of(f: Form, largest: Memory, count: int) -> Memory:
 
 
 @dataclass(frozen=True)
-class ExtremesKernel(Kernel, part="kernels/choose/extremes"):
+class ExtremesKernel(ShaderKernel, part="kernels/choose/extremes"):
     """Extremes of blocks. reading: "quads" or "ones" of numbers; team: how they are merged"""
 
     coding: Coding
@@ -245,7 +245,7 @@ def _merge(
     each = max(_LEAST, -(-units * at.blocks // _LANES))
     part = min(team * each, units)
     slices = -(-units // part)
-    kernel: Kernel = ExtremesKernel(
+    kernel: ShaderKernel = ExtremesKernel(
         coding(f),
         read(x, dtype),
         statistic=statistic(f),

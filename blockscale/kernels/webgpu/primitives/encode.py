@@ -10,14 +10,14 @@ from torch import Tensor
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, upload
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel
 from blockscale.kernels.webgpu.primitives import fast_path
 from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
     NumberRoles,
     Parts,
-    Stored,
+    StoredParams,
     coding,
     geometry,
     numbers,
@@ -57,7 +57,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class QuantizeKernel(Kernel, part="kernels/codes/quantize"):
+class QuantizeKernel(ShaderKernel, part="kernels/codes/quantize"):
     """What a stored scale makes of numbers.
 
     result: "codes", "values", or the "gradient" that passes where numbers are in range, whose
@@ -67,7 +67,7 @@ class QuantizeKernel(Kernel, part="kernels/codes/quantize"):
 
     coding: Coding
     numbers: NumberRoles
-    stored: Stored
+    stored: StoredParams
     blocks: str
     result: str
     drawn: str
@@ -185,12 +185,12 @@ def chunk_of(bits: int, dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True)
-class DequantizeKernel(Kernel, part="kernels/codes/dequantize"):
+class DequantizeKernel(ShaderKernel, part="kernels/codes/dequantize"):
     """Values of codes. codes: in a "stream", or in "rows" with gaps"""
 
     coding: Coding
     numbers: NumberRoles
-    stored: Stored
+    stored: StoredParams
     blocks: str
     codes: str
 

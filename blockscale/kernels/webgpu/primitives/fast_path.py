@@ -18,13 +18,13 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
 from blockscale.kernels.webgpu.gpu.probe import arithmetic
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Shader, ShaderKernel
 from blockscale.kernels.webgpu.primitives.form import (
     Constants,
     Form,
     NumberRoles,
     Parts,
-    Stored,
+    StoredParams,
     coding,
     geometry,
     numbers,
@@ -178,7 +178,7 @@ _FORMATS = ("int8:group4:e8m0/floor", "e4m3:group4:e8m0/floor")  # of each way t
 
 
 @dataclass(frozen=True)
-class ProbeFastPath(Kernel, part="kernels/probe/fast_path"):
+class ProbeFastPath(ShaderKernel, part="kernels/probe/fast_path"):
     """What numbers are rounded to. family, scaled: as those of FastParts"""
 
     coding: Coding
@@ -234,12 +234,12 @@ _GROUP = 256  # invocations of a workgroup
 
 
 @dataclass(frozen=True)
-class FastDequantize(Kernel, part="kernels/fast_path/dequantize"):
+class FastDequantize(ShaderKernel, part="kernels/fast_path/dequantize"):
     """Values of codes, several units an invocation. narrow: fast_path_memory/narrow/{narrow}"""
 
     coding: Coding
     numbers: NumberRoles
-    stored: Stored
+    stored: StoredParams
     blocks: str
     narrow: str
 

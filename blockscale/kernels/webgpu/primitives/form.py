@@ -22,7 +22,7 @@ from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import Bound, Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, Texels, allocate, upload
 from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic, arithmetic
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Roles, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Shader, ShaderKernel
 from blockscale.kernels.webgpu.spec import Coding, shader_of
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, given_back, on_gpu
 
@@ -231,7 +231,7 @@ def numbers(dtype: torch.dtype) -> NumberRoles:
     return NumberRoles(DTYPES[dtype], halves, halves)
 
 
-def shader(f: Form, kernel: Kernel, constants: Mapping[str, Constant]) -> Shader:
+def shader(f: Form, kernel: ShaderKernel, constants: Mapping[str, Constant]) -> Shader:
     """A kernel for a format: its constants are the format's, and these."""
     return Shader(kernel, tuple((dict(shader_of(f.format)[1]) | dict(constants)).items()))
 
@@ -328,7 +328,7 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stored(Roles):
+class StoredParams(Roles):
     """How what stands beside codes is read: stored_params/scale_{given_scale} and so on."""
 
     given_scale: str
@@ -338,7 +338,7 @@ class Stored(Roles):
 
 
 @dataclass(frozen=True)
-class Spread(Kernel, part="kernels/choose/spread"):
+class Spread(ShaderKernel, part="kernels/choose/spread"):
     """The outer scale of each block."""
 
     blocks: str
@@ -386,9 +386,9 @@ def listed(parts: QParams, like: Tensor) -> list[Tensor]:
     return [moved(part, like) for part in parts if part is not None]
 
 
-def reading(f: Form, parts: Parts, shape: Shape) -> tuple[Stored, dict[str, Memory]]:
+def reading(f: Form, parts: Parts, shape: Shape) -> tuple[StoredParams, dict[str, Memory]]:
     """How what stands beside codes is read, and its memory."""
-    stored = Stored(
+    stored = StoredParams(
         given_scale="byte" if f.scale_dtype == torch.uint8 else DTYPES[f.scale_dtype],
         given_zero="none" if parts.zero is None else word_or_half(f.zero_dtype),
         given_offset="none" if f.offset_dtype is None else DTYPES[f.offset_dtype],

@@ -12,7 +12,7 @@ from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, zeros
-from blockscale.kernels.webgpu.gpu.shader import Kernel
+from blockscale.kernels.webgpu.gpu.shader import ShaderKernel
 from blockscale.kernels.webgpu.primitives import plan as plans
 from blockscale.kernels.webgpu.primitives.choose import (
     GROUP,
@@ -52,7 +52,7 @@ _HELD = 8  # fours of numbers that an invocation of a team keeps in registers
 
 
 @dataclass(frozen=True)
-class FastOuter(Kernel, part="kernels/fast_path/outer"):
+class FastOuter(ShaderKernel, part="kernels/fast_path/outer"):
     """The largest numerator of all blocks.
 
     find:  fast_path_choose/find/{find}; team: how neighbours merge what they found
@@ -90,7 +90,7 @@ class FastPath(FastOuter, part="kernels/fast_path"):
 
 
 @dataclass(frozen=True)
-class FastColumns(Kernel, part="kernels/fast_path_columns"):
+class FastColumns(ShaderKernel, part="kernels/fast_path_columns"):
     """Scales of columns and what they make of numbers; roles as those of FastPath."""
 
     coding: Coding
@@ -106,7 +106,7 @@ class FastColumns(Kernel, part="kernels/fast_path_columns"):
 
 
 @dataclass(frozen=True)
-class Team(Kernel, part="kernels/one_pass"):
+class Team(ShaderKernel, part="kernels/one_pass"):
     """Scales and what they make of numbers.
 
     finding: "extremes" or "means" of magnitudes; keeping: numbers are "held", or "reread"

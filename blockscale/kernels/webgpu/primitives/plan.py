@@ -170,7 +170,13 @@ def _tile(at: Geometry, bits: int, code_bits: int) -> int | None:
 
 
 def _lines(
-    f: Form, at: Geometry, dtype: torch.dtype, what: str, given: Settings, tile: int, step: int
+    f: Form,
+    at: Geometry,
+    dtype: torch.dtype,
+    what: str,
+    given: Settings,
+    tile: int,
+    step: int,
 ) -> Lines | None:
     """A plan, if the device's neighbours reach far enough for it."""
     units = at.block * dtype.itemsize // 16
@@ -215,16 +221,26 @@ def possible(at: Geometry, dtype: torch.dtype, what: str) -> Iterator[Settings]:
     """What an invocation may take, the fastest first (docs/webgpu.md, "Speed")."""
     units = at.block * dtype.itemsize // 16
     if units > 8 * _WARP:  # rows and large tiles, of which a workgroup takes one
-        yield from (Settings(8), Settings(4)) if units >= 2048 else (Settings(4), Settings(8))
+        yield from ((Settings(8), Settings(4)) if units >= 2048 else (Settings(4), Settings(8)))
     few, more = Settings(2, together=True), Settings(4, together=True)
     if what == "codes":
         yield from (more, few) if dtype == torch.float32 else (few, more)
     if what == "outer":
         yield from (Settings(1, 8), Settings(1, 4), Settings(2, 4))
-    yield from (Settings(2), Settings(4), Settings(1), Settings(8), Settings(16))
+    yield from (
+        Settings(2),
+        Settings(4),
+        Settings(1),
+        Settings(8),
+        Settings(16),
+    )
     if what == "codes":
         yield Settings(8, together=True)  # of odd numbers of bits these are words
-    yield from (Settings(4, 2), Settings(2, 2), Settings(2, 4))  # where few neighbours are in reach
+    yield from (
+        Settings(4, 2),
+        Settings(2, 2),
+        Settings(2, 4),
+    )  # where few neighbours are in reach
 
 
 def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> ColumnsPlan | None:

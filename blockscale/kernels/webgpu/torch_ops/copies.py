@@ -13,7 +13,7 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.device import gpu
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Shader, ShaderKernel
 from blockscale.kernels.webgpu.torch_device import NAME, WebGPUTensor, handles, is_whole
 
 # Where a kernel finds the elements of operands that are views, or are broadcast.
@@ -109,7 +109,7 @@ THREADS = 256  # invocations of a workgroup, one a word
 
 
 @dataclass(frozen=True)
-class Widen(Kernel, part="kernels/torch_copies/widen"):
+class Widen(ShaderKernel, part="kernels/torch_copies/widen"):
     """float32 of other numbers. numbers: torch/{numbers}; float: memory/float/{float}"""
 
     numbers: str
@@ -118,7 +118,7 @@ class Widen(Kernel, part="kernels/torch_copies/widen"):
 
 
 @dataclass(frozen=True)
-class Convert(Kernel, part="kernels/torch_copies/convert"):
+class Convert(ShaderKernel, part="kernels/torch_copies/convert"):
     """Narrower floats of float32."""
 
     float: str

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.probe import EXACT, DeviceArithmetic
-from blockscale.kernels.webgpu.gpu.shader import Constant, Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Constant, Shader, ShaderKernel
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
@@ -29,7 +29,7 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
 
 
 @dataclass(frozen=True)
-class IntegerKernel(Kernel, part="kernels/torch_elementwise/integers"):
+class IntegerKernel(ShaderKernel, part="kernels/torch_elementwise/integers"):
     """A function of two whole numbers, torch_functions/integers/{function}."""
 
     function: str
@@ -128,7 +128,7 @@ _COMPARE = {
 
 
 @dataclass(frozen=True)
-class Unary(Kernel, part="kernels/torch_elementwise/unary"):
+class Unary(ShaderKernel, part="kernels/torch_elementwise/unary"):
     """A function of numbers, torch_functions/unary/{function}; float: memory/float/{float}"""
 
     function: str
@@ -138,7 +138,7 @@ class Unary(Kernel, part="kernels/torch_elementwise/unary"):
 
 
 @dataclass(frozen=True)
-class BinaryKernel(Kernel, part="kernels/torch_elementwise/binary"):
+class BinaryKernel(ShaderKernel, part="kernels/torch_elementwise/binary"):
     """A function of two numbers, torch_functions/binary/{function}.
 
     second: the other one is of a "tensor", or the same "number" for all
@@ -157,7 +157,7 @@ class Compare(BinaryKernel, part="kernels/torch_elementwise/compare"):
 
 
 @dataclass(frozen=True)
-class Where(Kernel, part="kernels/torch_elementwise/where"):
+class Where(ShaderKernel, part="kernels/torch_elementwise/where"):
     """Elements of one of two tensors."""
 
     address: str

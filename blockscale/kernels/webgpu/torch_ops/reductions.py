@@ -11,8 +11,8 @@ from torch import Tensor
 from blockscale.kernels.webgpu import matmul as matmul
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import Memory
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
-from blockscale.kernels.webgpu.matmul import LeftOperand, Places, floats
+from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel
+from blockscale.kernels.webgpu.matmul import LeftOperand, MatrixPlaces, floats
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor, handles
 from blockscale.kernels.webgpu.torch_ops.copies import (
     FLOATS,
@@ -32,7 +32,7 @@ _SPAN = 1 << 13  # elements that one workgroup takes
 
 
 @dataclass(frozen=True)
-class Reduce(Kernel, part="kernels/torch_reductions/reduce"):
+class Reduce(ShaderKernel, part="kernels/torch_reductions/reduce"):
     """Numbers joined, two at a time, by torch_functions/binary/{joining}."""
 
     joining: str
@@ -140,7 +140,7 @@ def _as_list(dims: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Softmax(Kernel, part="kernels/torch_reductions/softmax"):
+class Softmax(ShaderKernel, part="kernels/torch_reductions/softmax"):
     """softmax of rows. float: memory/float/{float}"""
 
     float: str
@@ -298,8 +298,8 @@ def dense(a: WebGPUTensor, b: WebGPUTensor, dtype: torch.dtype) -> Memory:
     """
     (batches, m, k), n = a.shape, b.shape[2]
     batch, column, row = b.stride()
-    right = floats(b.memory, b.dtype, n, Places(int(b.storage_offset()), batch, row, column))
+    right = floats(b.memory, b.dtype, n, MatrixPlaces(int(b.storage_offset()), batch, row, column))
     left = LeftOperand(
-        a.memory, a.dtype, m, k, batches, Places(int(a.storage_offset()), *a.stride())
+        a.memory, a.dtype, m, k, batches, MatrixPlaces(int(a.storage_offset()), *a.stride())
     )
     return matmul.product(left, right, None, dtype)

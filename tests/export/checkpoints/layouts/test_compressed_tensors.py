@@ -14,7 +14,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.export.checkpoints.contents import inspect
-from blockscale.export.checkpoints.layouts import Found, Weight
+from blockscale.export.checkpoints.layouts import LayoutTensors, Weight
 from blockscale.export.checkpoints.layouts.compressed_tensors import (
     arguments,
     find_inputs,
@@ -441,7 +441,7 @@ def test_weights_alone_have_no_warning(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_read(told: dict[str, object]) -> None:
-    found = Found({"a.weight": Weight("any", (2, 32), {})})
+    found = LayoutTensors({"a.weight": Weight("any", (2, 32), {})})
     config = {"config_groups": {"g": {"targets": ["Linear"], "input_activations": told or None}}}
     find_inputs(found, {}, config)
     assert not found.inputs and len(found.warnings) == bool(told)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockscale.export.checkpoints import layouts
-from blockscale.export.checkpoints.layouts import Found, Weight, find_weights
+from blockscale.export.checkpoints.layouts import LayoutTensors, Weight, find_weights
 from blockscale.files.metadata import FileError
 
 KINDS = dict.fromkeys(("a", "b", "c", "d"), (torch.uint8, (4,)))
@@ -17,7 +17,7 @@ def taking(producer, methods, *names, weight=None):
     """A layout that takes these stored names, if it is shown them."""
 
     def find(kinds, config, read):
-        found = Found()
+        found = LayoutTensors()
         for name in names:
             if name in kinds:
                 found.evidence = f"{producer} has {name}"

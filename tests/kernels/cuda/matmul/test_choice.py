@@ -14,7 +14,7 @@ from blockscale.kernels import rates
 from blockscale.kernels.cuda import tables
 from blockscale.kernels.cuda.matmul.choice import (
     WAYS,
-    Choice,
+    WayChoice,
     choose,
     fits,
     read,
@@ -43,17 +43,17 @@ def mine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def test_choices():
     r, blocks = reading(str(parse("mxfp4")), 8192), reading(str(parse("int4")), 8192)
     yes, no = (ProductCall("weight", "", 512, 8192, 8192, fused) for fused in (True, False))
-    whole = Choice("fused", FusedSettings(256, 128))
+    whole = WayChoice("fused", FusedSettings(256, 128))
     assert fits(whole, yes, r)
     assert not fits(whole, no, r)
     assert not fits(whole, yes, blocks)
     assert rule(yes, r) == whole
-    assert rule(yes, blocks) == Choice("fused", FusedSettings(128, 128))
+    assert rule(yes, blocks) == WayChoice("fused", FusedSettings(128, 128))
     assert rule(no, r).way != "fused"
     assert rule(yes._replace(rows=8192), r).way == "dense"
     assert rule(yes._replace(rows=8192), blocks).way == "fused"
     assert rule(yes._replace(rows=20), r).way != "fused"
-    assert rule(yes._replace(rows=64, n=1024), r) == Choice("fused", FusedSettings(64, 64))
+    assert rule(yes._replace(rows=64, n=1024), r) == WayChoice("fused", FusedSettings(64, 64))
     assert any(c.way == "fused" for c in to_measure(yes, r))
     assert not any(c.way == "fused" for c in to_measure(no, r))
 
@@ -72,7 +72,7 @@ def test_what_runs_as_what() -> None:
         assert rule(ask, its).way == way, fmt
         taken = rule(ask._replace(fused=True), its).way
         assert taken == ("few" if few else way), fmt
-    wrong = Choice("tile", TileSettings(16, 64, 32, 4, 3))
+    wrong = WayChoice("tile", TileSettings(16, 64, 32, 4, 3))
     assert not fits(wrong, call, r)
     assert all(fits(c, call, r) for c in to_measure(call, r))
     assert rule(call._replace(what="fp8"), None).way == "library"
@@ -112,10 +112,10 @@ def test_what_is_recorded_is_found(mine: Path) -> None:
     assert tables.lookup("weight", FMT, (10, 512, 600), "another GPU") is None
     r = reading(FMT, 512)
     chosen = choose(ProductCall("weight", FMT, 16, 512, 512), r, "a GPU")
-    assert chosen == Choice("tile", TileSettings(16, 64, 64, 4, 3))
+    assert chosen == WayChoice("tile", TileSettings(16, 64, 64, 4, 3))
     tables.record({at: {"1,512,512": ["dense"]}})
     assert set(json.loads(mine.read_text())[at]) == {"16,512,512", "1,512,512"}
-    assert choose(ProductCall("weight", FMT, 1, 512, 512), r, "a GPU") == Choice(
+    assert choose(ProductCall("weight", FMT, 1, 512, 512), r, "a GPU") == WayChoice(
         "dense", DenseSettings()
     )
     assert [p.name for p in mine.parent.iterdir() if p.suffix != ".lock"] == ["tune.json"]

@@ -13,9 +13,9 @@ from blockscale.kernels import webgpu
 from blockscale.kernels.webgpu import primitives, textures, torch_ops
 from blockscale.kernels.webgpu.gpu import shader
 from blockscale.kernels.webgpu.gpu.shader import (
-    Kernel,
     Roles,
     Shader,
+    ShaderKernel,
     Signed,
     constant,
     declarations,
@@ -36,17 +36,17 @@ class Group(Roles):
 
 
 @dataclass(frozen=True)
-class Of(Kernel, part="a"):
+class Of(ShaderKernel, part="a"):
     group: Group
 
 
 @dataclass(frozen=True)
-class Other(Kernel, part="a"):
+class Other(ShaderKernel, part="a"):
     how: str
 
 
 @dataclass(frozen=True)
-class OfFile(Kernel, part="kernels/k"):
+class OfFile(ShaderKernel, part="kernels/k"):
     how: str
 
 
@@ -164,7 +164,7 @@ def every_role(name: str) -> set[str]:
     return found
 
 
-def kernels(of: type = Kernel) -> list[type[Kernel]]:
+def kernels(of: type = ShaderKernel) -> list[type[ShaderKernel]]:
     return [each for own in of.__subclasses__() for each in (own, *kernels(own))]
 
 

@@ -9,27 +9,27 @@ from torch import Tensor
 from blockscale.kernels.webgpu.gpu.launch import launch
 from blockscale.kernels.webgpu.gpu.memory import allocate, download, upload
 from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic
-from blockscale.kernels.webgpu.gpu.shader import Kernel, Shader
+from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel
 from blockscale.kernels.webgpu.spec import Coding, shader_of
 from tests.support.same import bits
 
 
 @dataclass(frozen=True)
-class ProbeCode(Kernel, part="kernels/probe/code"):
+class ProbeCode(ShaderKernel, part="kernels/probe/code"):
     """Codes and values of four numbers with a step."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class ProbeChoose(Kernel, part="kernels/probe/choose"):
+class ProbeChoose(ShaderKernel, part="kernels/probe/choose"):
     """Scales of extremes."""
 
     coding: Coding
 
 
 @dataclass(frozen=True)
-class ProbeRandom(Kernel, part="kernels/probe/random"):
+class ProbeRandom(ShaderKernel, part="kernels/probe/random"):
     """Random numbers."""
 
     random: str
@@ -37,7 +37,7 @@ class ProbeRandom(Kernel, part="kernels/probe/random"):
 
 
 @dataclass(frozen=True)
-class ProbeMeans(Kernel, part="kernels/probe/means"):
+class ProbeMeans(ShaderKernel, part="kernels/probe/means"):
     """Means, and floats of 16 bits. float: memory/float/{float}"""
 
     float: str

@@ -144,7 +144,7 @@ def decoded(word, stored, offset, R: gl.constexpr, DTYPES: gl.constexpr, FAST: g
     )
 
 
-class Memory(NamedTuple):
+class ScaleMemory(NamedTuple):
     """What lies beside the weight's words in memory.
 
     scale, zero: as they are stored; zero None where there is none
@@ -331,7 +331,7 @@ def multiply(
     FAST: gl.constexpr = R.pairs.limit > 0
     pn, pm, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     at_x, x_step = x_places(x, rows, pm, BM, 4 * R.planes), rows * R.planes  # of a word
-    memory = Memory(scale, zero, words, scale_count)
+    memory = ScaleMemory(scale, zero, words, scale_count)
     places, rs = places_of(weight, n, weight_stride, scale_stride, pn, R, BN)
     k0 = part * (STEPS * UNROLL * STEP)
     sums, most = swept(

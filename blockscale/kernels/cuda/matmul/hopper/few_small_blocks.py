@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from blockscale.kernels.cuda.matmul.hopper.few import (
-    Memory,
+    ScaleMemory,
     bits,
     columns,
     fence,
@@ -202,7 +202,7 @@ def multiply(
     """
     COUNT: gl.constexpr = STEP // R.words * UNROLL  # blocks in a turn
     pn, pm, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    memory = Memory(scale, zero, limit, scale_count)
+    memory = ScaleMemory(scale, zero, limit, scale_count)
     places = places_of(weight, n, weight_stride, scale_stride, pn, R, BN, COUNT)
     at_x, x_step = x_places(x, rows, pm, BM, 2 * R.planes), rows * R.planes  # of a word
     k0 = part * (STEPS * UNROLL * STEP)

@@ -37,10 +37,10 @@ from blockscale.kernels.cuda.matmul.finish import finished, times_outputs
 from blockscale.kernels.cuda.matmul.hopper.few import of_blocks
 from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
     Copies,
-    Memory,
     Side,
     Target,
-    Task,
+    TileTask,
+    WeightMemory,
     copies,
     free,
     left_operand,
@@ -271,9 +271,9 @@ def multiply(
             first = cut // tail * steps
             pid = whole + cut % tail
     pm, pn = place(pid, rows, n, BM, BN)
-    memory = Memory(w_at, word_stride, words, scale, zero, scale_stride, count)
+    memory = WeightMemory(w_at, word_stride, words, scale, zero, scale_stride, count)
     target = Target(factors, factor_stride, x_row, bias, out, parts, cut)
-    task = Task(ring, memory, target, rows, n, pm, pn, first, steps)
+    task = TileTask(ring, memory, target, rows, n, pm, pn, first, steps)
     source = Copies(x_at, w_at, ring, pm, pn, first, steps)
     if T.groups == 1:
         gl.warp_specialize([(sums_of, (task, T, 0, OUT)), (copies, (source, T))], [1], [24])

@@ -36,7 +36,7 @@ class Ring(NamedTuple):
     alternate: gl.shared_memory_descriptor
 
 
-class Memory(NamedTuple):
+class WeightMemory(NamedTuple):
     """What lies in global memory of the weight.
 
     weight: descriptor of the tiles of its words; a pointer to them where codes are 6 bits
@@ -73,7 +73,7 @@ class Target(NamedTuple):
     cut: gl.tensor
 
 
-class Task(NamedTuple):
+class TileTask(NamedTuple):
     """What a program computes: its tile, and its steps.
 
     rows, n: of x and of the weight; row_tile, output_tile: the tile's numbers
@@ -81,7 +81,7 @@ class Task(NamedTuple):
     """
 
     ring: Ring
-    memory: Memory
+    memory: WeightMemory
     target: Target
     rows: gl.tensor
     n: gl.tensor
@@ -92,7 +92,7 @@ class Task(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """What the warp of the copies needs: descriptors of x and of words; the rest as in a Task."""
+    """What the warp of the copies needs: descriptors of x and of words; the rest as TileTask."""
 
     x: gl.tensor
     weight: gl.tensor

@@ -26,7 +26,7 @@ from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
 from blockscale.kernels.cuda.matmul.hopper.fused_slots import together, types
 
 
-class Side(NamedTuple):
+class SixBitSide(NamedTuple):
     """Where a thread's codes and scales lie.
 
     weight: pointers to the first two of six words, [outputs, 4, 2]; words: of a row
@@ -151,7 +151,7 @@ def by_six_bits(task, base, T: gl.constexpr, OUT: gl.constexpr):
     word = thread.expand_dims(2) * 6 + inside.expand_dims(0).expand_dims(1)
     at_w = memory.weight + (rn * memory.word_stride).expand_dims(2) + word
     at_s = of_blocks(rn, R) * memory.scale_stride
-    side = Side(at_w, memory.words, memory.scale, at_s, thread, task.first, memory.count)
+    side = SixBitSide(at_w, memory.words, memory.scale, at_s, thread, task.first, memory.count)
     sums = gl.zeros([OUT, BM], gl.float32, product(T, OUT))
     if BLOCK == 0:
         sums = summed(ring, side, sums, 0, steps, T, OUT)

@@ -12,7 +12,7 @@ held: words [outputs, .] of the first step's turns; left: bfloat16 [outputs, cod
     turn's codes; both come back as the next steps'
 parts: float32 [outputs, share_rows], the sums of a block that are being added up, of two shares
 sums: likewise, those that have met their scales, of all shares
-own: Stored of the steps; zero: zero points [outputs] of the turn that follows
+own: StepScales of the steps; zero: zero points [outputs] of the turn that follows
 TURN: a turn of T.unroll steps, counted from their first; JOB: likewise a turn and a share of it
 """
 
@@ -126,7 +126,7 @@ def beside(values, at, first, count, step, T: gl.constexpr):
     return loaded
 
 
-class Stored(NamedTuple):
+class StepScales(NamedTuple):
     """What lies beside the words of several steps: scales and zero points [outputs], as they are
     stored, of each block that a step begins, step by step. A dummy stands for what there is not."""
 
@@ -136,7 +136,7 @@ class Stored(NamedTuple):
 
 @gluon.jit
 def stored(side, step, T: gl.constexpr):
-    """Stored of T.unroll steps."""
+    """StepScales of T.unroll steps."""
     COUNT: gl.constexpr = T.unroll
     scales, zeros = (), ()
     for i in gl.static_range(COUNT):
@@ -148,7 +148,7 @@ def stored(side, step, T: gl.constexpr):
             its_zeros = beside(side.zero, side.zero_at, side.first, side.count, step + i, T)
         scales = scales + (its_scales,)  # type: ignore[assignment]  # noqa: RUF005
         zeros = zeros + (its_zeros,)  # type: ignore[assignment]  # noqa: RUF005
-    return Stored(scales, zeros)
+    return StepScales(scales, zeros)
 
 
 @gluon.jit
@@ -266,7 +266,7 @@ def nothing(T: gl.constexpr, OUT: gl.constexpr, COUNT: gl.constexpr):
 def swept(
     ring, side, held, left, now, steps, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr
 ):  # fmt: skip
-    """Sums over all steps. held: words of the first, left: its first turn's codes, now: Stored."""
+    """Sums over all steps. held: words of the first, left: its first turn's codes, now: scales."""
     SHARES: gl.constexpr = T.shares
     BLOCK: gl.constexpr = T.block
     UNROLL: gl.constexpr = T.unroll
