@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockscale.layers.buffers import Buffers
-from blockscale.parallel.messages import gathered
+from blockscale.parallel.messages import gather_messages
 
 COUNTERS = ("samples", "nans", "infinities")
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -198,4 +198,4 @@ def _reduced(part: Tensor, how: str, group: dist.ProcessGroup | None) -> Tensor:
 
 def _joined(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """[n] of every process, n not the same in all -> [sum of n], in the order of the processes."""
-    return torch.cat(gathered(part, group))
+    return torch.cat(gather_messages(part, group))

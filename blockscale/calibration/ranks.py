@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockscale.parallel.messages import aligned, gathered, packed, swapped, unpacked, wire
+from blockscale.parallel.messages import aligned, gather_messages, packed, swapped, unpacked, wire
 
 T = TypeVar("T")
 
@@ -300,7 +300,7 @@ class Ranks:
 
     def joined(self, x: Tensor) -> Tensor:
         """x [n] of each process, n the same in all -> [N * n] in every process."""
-        return torch.cat(gathered(x, self.group, alike=True))
+        return torch.cat(gather_messages(x, self.group, alike=True))
 
     def _gathered(self, value: Any) -> list[Any]:
         told: list[Any] = [None] * self.size

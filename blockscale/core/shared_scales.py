@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scales of a tensor of which each process has a share, with the bits of one process.
+"""Scales of a tensor that nobody sees whole, with the bits of the whole: each process has a share
+of it, or it is read slab by slab.
 
-Ranges of blocks merge by minimum and maximum, and means are sums of integers: who had which share,
-and in which order they merged, changes no bit.
+Ranges of blocks merge by minimum and maximum, and means are sums of integers (docs/numerics.md,
+3.2): how the tensor was cut, and in which order the parts merged, changes no bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,12 +14,91 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.sums import mean_of, unit_exponent
-from blockscale.core.block import WHOLE, Blocks, read_block
+from blockscale.core.block import WHOLE, Block, Blocks, read_block
 from blockscale.core.cuts import Share, line_of, parts_of, refined
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 
 Merge = Callable[[Tensor, str], None]  # in place, over all shares: "max" or "sum"
+Region = tuple[slice, ...]  # the first dimensions of a tensor that has one entry for each block
+
+
+def part_ranges(x: Tensor, block: Block, fmt: Format) -> Ranges:
+    """The ranges of a part x [...] float32 of a tensor, each of the block's values in this part.
+
+    Where ranges need not hold 0, the range of a block without a finite number here is empty: from
+    infinity to -infinity. Means are not taken (`SummedBlocks`).
+    """
+    ranges = reference.extremes(Blocks(x, block), fmt)
+    if fmt.offset is None:
+        return ranges
+    some = Blocks(x.isfinite().to(x.dtype), block).range()[1] > 0
+    low = torch.where(some, ranges.low, torch.inf)
+    return Ranges(low, torch.where(some, ranges.high, -torch.inf), ranges.poisoned)
+
+
+class PartialRanges:
+    """The ranges of all blocks of a tensor, to which one part after the other adds its own.
+
+    shape: of the tensor
+    """
+
+    def __init__(self, shape: Sequence[int], fmt: Format, device: torch.device | None = None):
+        blocks = fmt.block.scale_shape(shape)
+        end = torch.inf if fmt.offset is not None else 0.0
+        self._low = torch.full(blocks, end, device=device)
+        self._high = -self._low
+        self._poisoned = torch.zeros(blocks, device=device, dtype=torch.bool)
+
+    def add(self, region: Region, part: Ranges) -> None:
+        """region: the part's blocks among those of the tensor."""
+        own = (self._low[region], self._high[region], self._poisoned[region])
+        low, high, poisoned = (each.reshape(own[0].shape) for each in part)
+        self._low[region] = torch.minimum(own[0], low)
+        self._high[region] = torch.maximum(own[1], high)
+        self._poisoned[region] = own[2] | poisoned
+
+    def whole(self, merge: Merge | None = None) -> Ranges:
+        """Of all parts; merge: with those that other processes have."""
+        low, high, poisoned = self._low, self._high, self._poisoned
+        if merge is not None:
+            merge(ends := torch.stack([-low, high, poisoned.to(low.dtype)]), "max")
+            low, high, poisoned = -ends[0], ends[1], ends[2] > 0
+        none = low > high
+        return Ranges(low.masked_fill(none, 0.0), high.masked_fill(none, 0.0), poisoned)
+
+
+Counted = tuple[Region, tuple[Tensor, Tensor]]  # of a part: where, and as `Blocks.magnitudes`
+Parts = Callable[[Tensor, Tensor | None], Iterable[Counted]]
+
+
+class SummedBlocks(Blocks):
+    """Stands in for the Blocks of a whole tensor, to an element that asks for means.
+
+    parts: (power, above), both of the whole tensor as in `Blocks.magnitudes`, or above None ->
+        what each part counts
+    merge: with what other processes count
+    """
+
+    def __init__(self, ranges: Ranges, parts: Parts, merge: Merge | None = None):
+        self.shape = tuple(ranges.low.shape)
+        self._counted, self._merge = parts, merge
+        self._power = unit_exponent(torch.maximum(-ranges.low, ranges.high))
+
+    def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
+        """The mean of |x| in each block, over |x| > `above` if given: one per block."""
+        total = torch.zeros(self.shape, dtype=torch.int64, device=self._power.device)
+        count = torch.zeros_like(total)
+        for region, (more, number) in self._counted(self._power, above):
+            total[region] += more.reshape(total[region].shape)
+            count[region] += number.reshape(total[region].shape)
+        if self._merge is not None:
+            self._merge(total, "sum")
+            self._merge(count, "sum")
+        return mean_of(total, count, self._power)
+
+
+# Shares of several processes.
 
 
 def choose(x: Tensor, fmt: Format, own: Share, merge: Merge) -> tuple[QParams, Format]:
@@ -100,11 +180,14 @@ def _beside_outer(x: Tensor, fmt: Format, own: Share, merge: Merge) -> QParams:
 
 
 class _Stretch(NamedTuple):
-    """Some elements of a share that no block of the whole tensor holds with others of it."""
+    """Some elements of a share that no block of the whole tensor holds with others of it.
 
-    blocks: Blocks
-    finite: Tensor  # 1 where a block holds a finite number, else 0
-    region: tuple[slice, ...]  # its blocks among those of the whole tensor
+    region: its blocks among those of the whole tensor
+    """
+
+    x: Tensor
+    block: Block
+    region: Region
 
 
 def _stretches(x: Tensor, fmt: Format, own: Share) -> list[_Stretch]:
@@ -119,53 +202,24 @@ def _stretches(x: Tensor, fmt: Format, own: Share) -> list[_Stretch]:
     pieces = []
     for first, stop in ((0, head), (head, length)):
         if first < stop:
-            some = x.narrow(axis, first, stop - first)
             at = 0 if size == WHOLE else (start + first) // size
             count = 1 if size == WHOLE else -(-(start + stop) // size) - at
             region = (slice(None),) * line.axis + (slice(at, at + count),)
-            finite = Blocks(some.isfinite().to(x.dtype), block).range()[1]
-            pieces.append(_Stretch(Blocks(some, block), finite, region))
+            pieces.append(_Stretch(x.narrow(axis, first, stop - first), block, region))
     return pieces
 
 
 def _merged_ranges(x: Tensor, fmt: Format, own: Share, merge: Merge) -> Ranges:
     """The ranges of all blocks of the whole tensor, from the shares of all."""
-    shape, end = fmt.block.scale_shape(own.shape), torch.inf if fmt.offset is not None else 0.0
-    low = torch.full(shape, end, device=x.device)
-    high, poisoned = -low, torch.zeros(shape, device=x.device)
-    pieces = _stretches(x, fmt, own)
+    every, pieces = PartialRanges(own.shape, fmt, x.device), _stretches(x, fmt, own)
     for piece in pieces:
-        ranges = reference.extremes(piece.blocks, fmt)
-        to = low[piece.region].shape
-        some = (piece.finite > 0).reshape(to)
-        low[piece.region] = torch.where(some, ranges.low.reshape(to), end)
-        high[piece.region] = torch.where(some, ranges.high.reshape(to), -end)
-        poisoned[piece.region] = ranges.poisoned.reshape(to).to(torch.float32)
-    merge(all_of_it := torch.stack([-low, high, poisoned]), "max")
-    low, high, poisoned = -all_of_it[0], all_of_it[1], all_of_it[2]
-    none = low > high
-    low, high = low.masked_fill(none, 0.0), high.masked_fill(none, 0.0)
-    ranges = Ranges(low, high, poisoned > 0)
-    return reference.with_means(ranges, _MergedBlocks(ranges, pieces, merge), fmt)
+        every.add(piece.region, part_ranges(piece.x, piece.block, fmt))
 
-
-class _MergedBlocks(Blocks):
-    """Stands in for the Blocks of the whole tensor, to an element that asks for means: sums of
-    integers (docs/numerics.md, 3.2), so that no order of shares changes a bit."""
-
-    def __init__(self, ranges: Ranges, stretches: Sequence[_Stretch], merge: Merge):
-        self.shape = tuple(ranges.low.shape)
-        self._stretches, self._merge = stretches, merge
-        self._power = unit_exponent(torch.maximum(-ranges.low, ranges.high))
-
-    def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
-        """The mean of |x| in each block, over |x| > `above` if given: one per block."""
-        total = torch.zeros(self.shape, dtype=torch.int64, device=self._power.device)
-        count = torch.zeros_like(total)
-        for blocks, _, at in self._stretches:
+    def counted(power: Tensor, above: Tensor | None) -> Iterable[Counted]:
+        for x, block, at in pieces:
+            blocks = Blocks(x, block)
             limit = None if above is None else above[at].reshape(blocks.shape)
-            sums, number = blocks.magnitudes(self._power[at].reshape(blocks.shape), limit)
-            total[at], count[at] = sums.reshape(total[at].shape), number.reshape(total[at].shape)
-        self._merge(total, "sum")
-        self._merge(count, "sum")
-        return mean_of(total, count, self._power)
+            yield at, blocks.magnitudes(power[at].reshape(blocks.shape), limit)
+
+    ranges = every.whole(merge)
+    return reference.with_means(ranges, SummedBlocks(ranges, counted, merge), fmt)

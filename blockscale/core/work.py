@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Long work: how far it is, and how it closes what it opened."""
+"""Long work: how far it is, how it closes what it opened, and silence around other libraries."""
 
+import logging
 import signal
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +54,19 @@ def stopped_softly() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No warnings and no log lines below errors, while another library is imported or at work."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 # What a long run tells its caller while it lasts.

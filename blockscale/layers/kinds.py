@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which quantized layer takes the place of which float layer: the files of this folder and of
-`tables` say so."""
+"""Which quantized layer takes the place of which float layer: the files of this folder say so."""
 
 from functools import cache
 from types import ModuleType
@@ -9,15 +8,14 @@ from torch import nn
 
 from blockscale import layers
 from blockscale.core.discover import import_all
-from blockscale.layers import tables
 from blockscale.layers.layer import QLayer
 from blockscale.layers.subclasses import parent_of, quantized_subclass
 
 
 @cache
 def _files() -> list[ModuleType]:
-    """The files of the folders that hold a kind of layer: they define `replacement`."""
-    files = [file for each in (layers, tables) for file in import_all(each.__name__, each.__path__)]
+    """The files of this folder that hold a kind of layer: they define `replacement`."""
+    files = import_all(layers.__name__, layers.__path__)
     return [file for file in files if hasattr(file, "replacement")]
 
 

@@ -17,7 +17,7 @@ from blockscale.core.parse import parse
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
-from blockscale.parallel.messages import gathered, packed, swapped, unpacked
+from blockscale.parallel.messages import gather_messages, packed, swapped, unpacked
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 
@@ -47,7 +47,7 @@ def all_gather(q: QTensor, group: Any = None) -> list[QTensor]:
                 "quantize to one format in all"
             )
     alike = all(each == every[0] for each in every)
-    messages = gathered(packed(parts), group, alike=alike)
+    messages = gather_messages(packed(parts), group, alike=alike)
     return [
         _of_parts(unpacked(message, like), q.format, size)
         for message, (_, size, like) in zip(messages, every, strict=True)
@@ -121,7 +121,7 @@ class _Averaging:
             total += _of_parts(unpacked(message, like), self.fmt, width).dequantize()
         total /= size
         own = self._quantized(total)
-        messages = gathered(packed(_parts(own)), self.group, alike=True)
+        messages = gather_messages(packed(_parts(own)), self.group, alike=True)
         means = [_of_parts(unpacked(m, like), self.fmt, width).dequantize() for m in messages]
         if self._feedback:
             left = slices - torch.stack([q.dequantize() for q in sent])

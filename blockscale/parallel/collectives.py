@@ -79,7 +79,7 @@ def shared(x: Tensor, group: Any) -> Tensor:
     return same
 
 
-def gathered(x: Tensor, places: Sequence[int], rank: int, group: Any) -> Tensor:
+def join_parts(x: Tensor, places: Sequence[int], rank: int, group: Any) -> Tensor:
     """x [..., part] -> [..., n]: the parts of all processes, which end at `places`."""
     whole: Tensor = _Gathered.apply(x, places, rank, group)
     return whole

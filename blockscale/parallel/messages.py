@@ -16,7 +16,7 @@ def wire(group: Any = None) -> torch.device:
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
-def gathered(x: Tensor, group: Any = None, *, alike: bool = False) -> list[Tensor]:
+def gather_messages(x: Tensor, group: Any = None, *, alike: bool = False) -> list[Tensor]:
     """x [n] of each process -> all of them, in every process.
 
     alike: n is known to be the same in all; else it is asked for, by one message more

@@ -22,7 +22,7 @@ from blockscale.layers.linear import QLinear
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops.linear import linear
 from blockscale.ops.tensor import QTensor, from_parts
-from blockscale.parallel.collectives import gathered, merge, shared, summed
+from blockscale.parallel.collectives import join_parts, merge, shared, summed
 
 
 @dataclass
@@ -137,7 +137,7 @@ class ColwiseLinear(_Linear):
         y = self.product(x, self.added_bias(), self.of_input(x))
         if not self.at.whole_io:
             return self.finished(y)
-        return self.finished(gathered(y, self.at.places, self.at.rank, self.at.group))
+        return self.finished(join_parts(y, self.at.places, self.at.rank, self.at.group))
 
 
 class RowwiseLinear(_Linear):
@@ -195,7 +195,7 @@ class ColwiseEmbedding(QEmbedding):
 
     def forward(self, indices: Tensor) -> Tensor:
         """indices [...] of rows -> [..., all of embedding_dim]."""
-        return gathered(super().forward(indices), self.at.places, self.at.rank, self.at.group)
+        return join_parts(super().forward(indices), self.at.places, self.at.rank, self.at.group)
 
 
 def refuses(layer: nn.Module, style: str) -> str:

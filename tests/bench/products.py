@@ -3,8 +3,8 @@
 
 import torch
 
-from blockscale.bench.peers import hushed
 from blockscale.bench.requests import Layer, Primitive
+from blockscale.core.work import quiet_libraries
 
 
 def errors(module, skip=()):
@@ -16,7 +16,7 @@ def errors(module, skip=()):
     with torch.no_grad():
         for peer in module.linear(layer):
             if peer.name not in skip:
-                with hushed():
+                with quiet_libraries():
                     y = peer.build()(x)()
                 y = torch.as_tensor(y[0] if isinstance(y, list) else y).float()
                 measured[peer.name] = float((y - expected).norm() / expected.norm())

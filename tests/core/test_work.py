@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is held is given back at the end of a `with`, also of one that an error ends."""
 
+import logging
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.core.work import Closing, Progress, stopped_softly
+from blockscale.core.work import Closing, Progress, quiet_libraries, stopped_softly
 from tests.support.file_models import tiny_tensors, write_model
 
 
@@ -123,3 +124,36 @@ def test_other_threads_leave_the_signal_alone() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+# Silence around other libraries.
+
+
+class Records(logging.Handler):
+    """Keeps what reaches the root logger."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def records():
+    handler = Records()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+
+
+def test_other_libraries_are_quiet(records):
+    with quiet_libraries():
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("theirs").warning("hello")
+        logging.getLogger("theirs").error("broken")
+    logging.getLogger("theirs").warning("after")
+    assert records.messages == ["broken", "after"]
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import blockscale as bs
 from blockscale.core import shared_scales
 from blockscale.core.cuts import deal, share
-from blockscale.parallel.collectives import gathered, merge, shared, summed
+from blockscale.parallel.collectives import join_parts, merge, shared, summed
 from tests.support import fresh
 from tests.support.shares import same, weight
 
@@ -27,7 +27,7 @@ def work(rank: int, folder: str) -> None:
         total = summed(x * 2, None)
         places = (0, 1, 4, 5)
         own = torch.full((2, places[rank + 1] - places[rank]), float(rank), requires_grad=True)
-        whole = gathered(own, places, rank, None)
+        whole = join_parts(own, places, rank, None)
         alike = torch.ones(2, requires_grad=True)
         used = shared(alike, None) * (rank + 1)
         (total.sum() + (whole * torch.arange(5.0)).sum() + used.sum()).backward()

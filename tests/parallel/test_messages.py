@@ -6,7 +6,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from blockscale.parallel.messages import ALIGNED, aligned, gathered, packed, swapped, unpacked, wire
+from blockscale.parallel.messages import (
+    ALIGNED,
+    aligned,
+    gather_messages,
+    packed,
+    swapped,
+    unpacked,
+    wire,
+)
 
 
 def test_tensors_are_packed_and_unpacked() -> None:
@@ -32,7 +40,9 @@ def test_one_process(tmp_path: Path) -> None:
     try:
         x = torch.arange(3)
         assert wire() == torch.device("cpu")
-        assert torch.equal(gathered(x)[0], x) and torch.equal(gathered(x, alike=True)[0], x)
+        assert torch.equal(gather_messages(x)[0], x) and torch.equal(
+            gather_messages(x, alike=True)[0], x
+        )
         data = torch.arange(4, dtype=torch.uint8)
         assert torch.equal(swapped([data], [4], torch.device("cpu"))[0], data)
     finally:

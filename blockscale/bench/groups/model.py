@@ -14,10 +14,11 @@ from torch import Tensor, fx, nn
 
 import blockscale as bs
 from blockscale.bench import targets
-from blockscale.bench.peers import hushed, onnxruntime, rivals
+from blockscale.bench.peers import onnxruntime, rivals
 from blockscale.bench.requests import Case, Contestant, Encoder, Peer, Skipped
 from blockscale.bench.settings import FULL, Settings
 from blockscale.bench.timing import Timing
+from blockscale.core.work import quiet_libraries
 from blockscale.demo import minilm
 from blockscale.demo.minilm import SENTENCES
 
@@ -120,7 +121,7 @@ def _exported(
 
 @lru_cache(maxsize=1)
 def _model(device: str) -> nn.Module:
-    with hushed():  # transformers looks at every library that is installed
+    with quiet_libraries():  # transformers looks at every library that is installed
         return minilm.build(minilm.directory()).to(device)
 
 

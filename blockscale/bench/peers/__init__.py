@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The contestants of other libraries, found in blockscale/bench/peers/."""
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from blockscale.bench import peers
 from blockscale.bench.requests import Contestant, Peer, Skipped
 from blockscale.core.discover import import_all
+from blockscale.core.work import quiet_libraries
 
 Finish = Callable[[Peer, Any], Contestant]
 
@@ -36,7 +34,7 @@ def rivals(
 
 def _built(peer: Peer, finish: Finish, made: dict[str, Any]) -> Contestant | Skipped:
     try:
-        with hushed():
+        with quiet_libraries():
             if peer.name not in made:
                 made[peer.name] = peer.build()
             return finish(peer, made[peer.name])
@@ -48,16 +46,3 @@ def told(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
-
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    """No warnings and no log lines below errors, while another library is imported and set up."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -5,9 +5,7 @@ Its portable kernels read no bits of a float. Exponents come from comparisons wi
 exact products by them, never from a logarithm.
 """
 
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from blockscale.core.work import quiet_libraries
 from blockscale.graph.nodes import aten as nodes_aten
 from blockscale.graph.nodes import each_call, set_value
 from blockscale.graph.program import exported
@@ -88,15 +87,12 @@ def _check(program: Any) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """executorch's warnings and logs are about itself; long chains need a deeper stack."""
-    depth, level = sys.getrecursionlimit(), logging.root.manager.disable
+    depth = sys.getrecursionlimit()
     sys.setrecursionlimit(max(depth, _DEPTH))
-    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_libraries():
             yield
     finally:
-        logging.disable(level)
         sys.setrecursionlimit(depth)
 
 

@@ -2,9 +2,7 @@
 """The file's model from a graph with marks: torch translates the floats, pieces the rest."""
 
 import io
-import logging
 import re
-import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from blockscale.core.torch_private import pytree
+from blockscale.core.work import quiet_libraries
 from blockscale.export.to_onnx import integer, weight
 from blockscale.export.to_onnx.activation import activation
 from blockscale.export.to_onnx.scope import LOWEST, File, Scope
@@ -135,15 +134,8 @@ def _part(key: Any) -> str:
 @contextmanager
 def _quiet() -> Any:
     """torch's exporter tells of packages that it does not find, and of its own deprecations."""
-    known = logging.getLogger("torch.onnx")
-    level = known.level
-    known.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        known.setLevel(level)
+    with quiet_libraries(), redirect_stdout(io.StringIO()):
+        yield
 
 
 def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:

@@ -16,11 +16,10 @@ from blockscale.core.block import WHOLE, Block
 from blockscale.core.cuts import Sizes, blocks_of, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
+from blockscale.core.shared_scales import Region
 
 SLAB = 1 << 17  # elements; temporaries of the reference take up to 150 bytes for each
 BY_KERNEL = 8  # times as many go to a kernel at once, beside which only codes take memory
-
-Region = tuple[slice, ...]  # the first dimensions of a tensor that has one entry for each block
 
 
 class Slab(NamedTuple):

@@ -29,8 +29,9 @@ from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer
 from blockscale.core.reference import QParams, Ranges
+from blockscale.core.shared_scales import Region
 from blockscale.files.slabs import cutting
-from blockscale.files.slabs.cutting import Cuts, Region, Slab
+from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.first_pass import FirstPass, Read
 from blockscale.files.slabs.pool import Map
 from blockscale.layers.saturation import ends, not_finite, saturates, told_of_clipped

@@ -13,8 +13,8 @@ from blockscale.core import reference
 from blockscale.core.block import WHOLE, Blocks, read_block
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
+from blockscale.core.shared_scales import SummedBlocks
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.slabs.first_pass import StreamedBlocks
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.slabs.quantize_tensor import TensorQuantizer
 from blockscale.kernels.registry import use
@@ -181,17 +181,18 @@ def test_notes():
     assert check(x, parse("nvfp4"), 64) == ("24 of 32 scales are outside the range of e4m3",)
 
 
-def streamed(x: torch.Tensor, block: str, rows: int) -> StreamedBlocks:
+def streamed(x: torch.Tensor, block: str, rows: int) -> SummedBlocks:
     """The blocks of x [n, k] in slabs of `rows`."""
-    sizes = read_block(block).sizes_for(2)
+    by = read_block(block)
 
-    def each(work):
+    def counted(power, above):
         for start in range(0, len(x), rows):
-            own = slice(0, 1) if sizes[0] == WHOLE else slice(start, start + rows)
-            yield (own,), work(x[start : start + rows], (own,))
+            own = slice(0, 1) if by.sizes_for(2)[0] == WHOLE else slice(start, start + rows)
+            limit = None if above is None else above[own]
+            yield (own,), Blocks(x[start : start + rows], by).magnitudes(power[own], limit)
 
-    low, high = Blocks(x, read_block(block)).range()
-    return StreamedBlocks(torch.maximum(-low, high), read_block(block), each)
+    low, high = Blocks(x, by).range()
+    return SummedBlocks(reference.Ranges(low, high, low > high), counted)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
