@@ -137,27 +137,34 @@ def _of_ranges(
     return with_zero(low, QParams(scale, outer), fmt)
 
 
-RoundTrip = Callable[[Tensor, QParams, Format], Tensor]
+Errors = Callable[[Tensor, QParams, Format], Tensor]
+
+
+def block_errors(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """x [...] float32 and its scale -> what a round trip loses of each block, [scale's shape]
+    float64: the sum of the squares in the order of docs/numerics.md, 3.5."""
+    return lost(x, fake_quantize(x, qparams, fmt), fmt)
+
+
+def lost(x: Tensor, values: Tensor, fmt: Format) -> Tensor:
+    """The same from the values [...] that a round trip leaves of x."""
+    error = values.double() - x.double()
+    return Blocks(error * error, fmt.block).sum()
 
 
 def settled(
-    x: Tensor, found: Ranges, qparams: QParams, fmt: Format, trip: RoundTrip | None = None
+    x: Tensor, found: Ranges, qparams: QParams, fmt: Format, errors: Errors = block_errors
 ) -> QParams:
     """What x's ranges chose -> the same where they decide; of blocks that compare two scales, or
     the two grids that the signs of one scale mean, the better one (docs/numerics.md, 3.5).
 
-    trip: x in float32, scales and a format -> x after a round trip; by the reference if it is None
+    errors: as `block_errors`, to the bit
     """
     if not fmt.compares:
         return qparams
     plain, wide = fmt.plain.deterministic, widen(x)
     other = qparams._replace(scale=_other_scale(found, qparams, fmt))
-
-    def error(some: QParams) -> Tensor:
-        lost = (trip or fake_quantize)(wide, some, plain).double() - wide.double()
-        return Blocks(lost * lost, fmt.block).sum()
-
-    better = error(other) < error(qparams)
+    better = errors(wide, other, plain) < errors(wide, qparams, plain)
     return qparams._replace(scale=torch.where(better, other.scale, qparams.scale))
 
 

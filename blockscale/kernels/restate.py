@@ -24,6 +24,7 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN
+from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.element import Element
 from blockscale.core.format import Format
@@ -35,6 +36,8 @@ from blockscale.core.scales import CodeScale, Offset, TwoLevel
 from blockscale.kernels.numbers import plain_levels
 
 _FLOAT32 = FLOAT_SCALES["fp32"]
+_RAISED = 2.0**100  # times a subnormal number: exact, and far above FLT_MIN
+_NAN_BYTE = 255  # of e8m0
 
 
 def for_decoding(fmt: Format) -> Format | None:
@@ -189,8 +192,10 @@ def restated_quantizer(
 
 
 def _steps(qparams: QParams, fmt: Format) -> Tensor:
-    """As reference.step_of, for scales that are codes: by a table of values, in fewer passes."""
+    """As reference.step_of; of scales that are codes by a table of values, in fewer passes."""
     scale = fmt.scale
+    if isinstance(scale, FloatScale):
+        return reference.step_of(qparams, fmt)
     if isinstance(scale, CodeScale):
         return _values(qparams.scale, scale.element).reshape(qparams.scale.shape)
     assert isinstance(scale, TwoLevel) and qparams.outer is not None
@@ -258,17 +263,20 @@ Extremes = Callable[[Tensor, Format], Tensor]  # as `chosen` takes it
 
 
 def chosen(
-    x: Tensor, fmt: Format, scale_of: Extremes, trip: reference.RoundTrip | None = None
+    x: Tensor, fmt: Format, scale_of: Extremes, errors: reference.Errors = reference.block_errors
 ) -> QParams:
     """x [...] -> the scales that the reference chooses, from ranges that kernels find.
 
-    scale_of: gives the scale of x in a format, by a kernel; trip: as `reference.settled` takes it
+    scale_of: gives the scale of x in a format, by a kernel; errors: as `reference.settled` takes it
     """
-    ranges = _ranges(x, fmt, scale_of)
-    if ranges is None:
-        return reference.choose_qparams(x, fmt)
-    qparams = reference.qparams_from_range(*ranges, fmt)
-    return reference.settled(x, ranges, qparams, fmt, trip)
+    with subnormals_kept(x.numel()):
+        if fmt.element.learned or not x.numel():
+            return reference.choose_qparams(x, fmt)
+        ranges = _ranges(x, fmt, scale_of)
+        if ranges is None:
+            ranges = reference.ranges(x, fmt)
+        qparams = reference.qparams_from_range(*ranges, fmt)
+        return reference.settled(x, ranges, qparams, fmt, errors)
 
 
 def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | None:
@@ -278,9 +286,7 @@ def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | No
     or its largest number (uint1), but where that is below 2^-126, which is the least they tell.
     """
     shape = fmt.block.scale_shape(x.shape)  # raises if the block does not fit
-    if x.dtype not in reference.FLOATS or not x.numel() or not fmt.element.ranged:
-        return None
-    if fmt.scale.poisons and not bool(torch.stack(torch.aminmax(x)).isfinite().all()):
+    if x.dtype not in reference.FLOATS or not fmt.element.ranged:
         return None
     block = fmt.block
     if block.strided:
@@ -288,17 +294,35 @@ def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | No
     elif block.flat:
         x, block = x.reshape(1, -1), read_block(f"group{block.flat}")
     unsigned, magnitude = parse(f"uint1:{block}:fp32"), parse(f"int2:{block}:fp32")
-    bare = fmt.offset is not None
-    if fmt.element.signed and not (fmt.wide or fmt.two_sided):
-        high = scale_of(x, magnitude)
-        low = -high
+    if fmt.offset is not None:
+        ends = _bare_ends(x, unsigned, scale_of)
+    elif fmt.element.signed and not (fmt.asym or fmt.wide or fmt.two_sided):
+        high = _largest(x, magnitude, scale_of)
+        ends = -high, high
     else:
-        high = scale_of(x, unsigned)
-        low = torch.zeros_like(high)
-        if fmt.asym or bare or fmt.element.signed:
-            low = -scale_of(-x, unsigned)
-    found = (high > FLT_MIN) & ((low < -FLT_MIN) | (low == 0))
-    if not bool(found.all()):  # blocks of zeros or of one sign: an end of them is not known
+        high = _largest(x, unsigned, scale_of)
+        both = fmt.asym or fmt.element.signed
+        ends = (-_largest(-x, unsigned, scale_of) if both else torch.zeros_like(high)), high
+    if ends is None:
         return None
-    low, high = low.reshape(shape), high.reshape(shape)
-    return reference.Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))
+    low, high = ends
+    poisoned = torch.zeros_like(low, dtype=torch.bool)
+    if fmt.scale.poisons and not bool(torch.stack(torch.aminmax(x)).isfinite().all()):
+        poisoned = scale_of(x, parse(f"int2:{block}:e8m0")) == _NAN_BYTE
+    return reference.Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
+
+
+def _bare_ends(x: Tensor, unsigned: Format, scale_of: Extremes) -> tuple[Tensor, Tensor] | None:
+    """The ends of ranges that are not widened to 0; None where some block has one sign or zeros."""
+    high, low = scale_of(x, unsigned), -scale_of(-x, unsigned)
+    return (low, high) if bool(((high > FLT_MIN) & (low < -FLT_MIN)).all()) else None
+
+
+def _largest(x: Tensor, plain: Format, scale_of: Extremes) -> Tensor:
+    """The largest number or magnitude of each block, 0 and subnormal ones told by a second look."""
+    found = scale_of(x, plain)
+    if bool((found > FLT_MIN).all()):
+        return found
+    raised = scale_of(reference.widen(x) * _RAISED, plain)  # infinities are left out
+    small = torch.where(raised > FLT_MIN, raised / _RAISED, 0.0)
+    return torch.where(found > FLT_MIN, found, small)

@@ -12,6 +12,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.kernels import by_sign
 from blockscale.kernels.operand import listed, strided_like
 from blockscale.kernels.registry import ByFormats, Formats, kernel, supporting
 from blockscale.kernels.resident import Residents, tensors
@@ -27,12 +28,24 @@ from blockscale.kernels.restate import (
 Restate = Callable[[Format], Format | None]
 
 
-def register(backend: str, fingerprint: Callable[[Tensor], int]) -> "RestatedOps":
+BlockErrors = Callable[[Tensor, Quantizer], Tensor | None]
+
+
+def register(
+    backend: str, fingerprint: Callable[[Tensor], int], block_errors: BlockErrors | None = None
+) -> "RestatedOps":
     """Make every op of a backend take the formats that its kernels know restated.
 
     fingerprint: as `Residents` takes it
+    block_errors: a kernel for `reference.block_errors`, in formats that kernels know; None where
+        its blocks are not for it
     """
-    ops = RestatedOps(backend, fingerprint)
+    ops = RestatedOps(backend, fingerprint, block_errors)
+    by_sign.register(backend, ops, fingerprint)
+    errors = ByFormats(
+        lambda formats: ops.runs("fake_quantize", for_encoding(*formats) or formats[0])
+    )
+    kernel("block_errors", backend=backend, supports=errors, last=True)(ops.block_errors)
     for names, restate in (
         (("dequantize", "embedding", "pack", "unpack", "choose_qparams"), for_decoding),
         (("quantize", "choose_quantize", "fake_quantize", "straight_through"), for_encoding),
@@ -49,8 +62,14 @@ def register(backend: str, fingerprint: Callable[[Tensor], int]) -> "RestatedOps
 class RestatedOps:
     """The ops of one backend, each as in blockscale.ops, by that backend's own kernels."""
 
-    def __init__(self, backend: str, fingerprint: Callable[[Tensor], int]):
+    def __init__(
+        self,
+        backend: str,
+        fingerprint: Callable[[Tensor], int],
+        block_errors: BlockErrors | None = None,
+    ):
         self.backend = backend
+        self._block_errors = block_errors
         self._weights = Residents(_kept, fingerprint)
 
     # --- which calls
@@ -61,7 +80,7 @@ class RestatedOps:
         def supports(formats: Formats) -> bool:
             (fmt,) = formats
             plain = restate(fmt)
-            return plain is not None and self._runs(op, plain)
+            return plain is not None and self.runs(op, plain)
 
         return supports
 
@@ -71,15 +90,16 @@ class RestatedOps:
         def supports(formats: Formats) -> bool:
             weight, *others = formats
             restated = [for_decoding(weight), *map(for_encoding, others)]
-            quantizes = all(self._runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others)
-            return any(restated) and quantizes and self._runs(op, restated[0] or weight)
+            quantizes = all(self.runs("fake_quantize", for_encoding(fmt) or fmt) for fmt in others)
+            return any(restated) and quantizes and self.runs(op, restated[0] or weight)
 
         return supports
 
-    def _runs(self, op: str, plain: Format) -> bool:
-        return supporting(op, self.backend, (_bounded(plain),), ()) is not None
+    def runs(self, op: str, *formats: Format) -> bool:
+        """Whether the backend has a kernel."""
+        return supporting(op, self.backend, tuple(map(_bounded, formats)), ()) is not None
 
-    def _run(self, op: str, *args: Any) -> Any:
+    def run(self, op: str, *args: Any) -> Any:
         """The kernel of a call whose formats it knows."""
         spellings = tuple(
             arg.fmt for arg in args if isinstance(arg, Operand | Quantizer) and arg.fmt
@@ -92,11 +112,11 @@ class RestatedOps:
 
     def dequantize(self, packed: Operand, dtype: torch.dtype) -> Tensor:
         """As ops.primitives.dequantize."""
-        return self._run("dequantize", restated_operand(packed, _decoded(packed)), dtype)
+        return self.run("dequantize", restated_operand(packed, _decoded(packed)), dtype)
 
     def embedding(self, weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """As ops.embedding.embedding."""
-        return self._run("embedding", self.weight(weight), indices, dtype)
+        return self.run("embedding", self.weight(weight), indices, dtype)
 
     def pack(self, codes: Tensor, fmt: str) -> Tensor:
         """As ops.primitives.pack."""
@@ -136,38 +156,42 @@ class RestatedOps:
         """As ops.primitives.choose_quantize."""
         qparams = self._chosen(x, parse(fmt))
         by = self._given(x, Quantizer(None, None, None, fmt, seed), qparams)
-        return [self._run("quantize", x, by), *listed(qparams)]
+        return [self.run("quantize", x, by), *listed(qparams)]
 
     def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.quantize."""
-        return self._run("quantize", x, self._given(x, by))
+        return self.run("quantize", x, self._given(x, by))
 
     def fake_quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.fake_quantize."""
-        return self._run("fake_quantize", x, self._given(x, by))
+        return self.run("fake_quantize", x, self._given(x, by))
 
     def straight_through(self, gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.straight_through."""
-        kept: Tensor = self._run("straight_through", gradient, x, self._given(x, by))
+        kept: Tensor = self.run("straight_through", gradient, x, self._given(x, by))
         return strided_like(gradient, kept) if kept.shape == gradient.shape else kept
 
     def _chosen(self, x: Tensor, fmt: Format) -> QParams:
         """The scales that x chooses."""
 
-        def scale_of(x: Tensor, plain: Format) -> Tensor:
-            found = supporting("choose_qparams", self.backend, (plain.spelling,), ())
-            assert found is not None, plain
-            scales: list[Tensor] = found.run(x, plain.spelling)
-            return scales[0]
+        return chosen(x, fmt, self.scale_of, self.block_errors)
 
-        def trip(x: Tensor, qparams: QParams, plain: Format) -> Tensor:
-            again = for_encoding(plain) or plain
-            by = quantizer(qparams, plain)
-            by = by if again == plain else restated_quantizer(qparams, by, again, x.shape)
-            rounded: Tensor = self._run("fake_quantize", x, by)
-            return rounded
+    def scale_of(self, x: Tensor, plain: Format) -> Tensor:
+        """The scale that x chooses in a format that kernels know, of one level."""
+        found = supporting("choose_qparams", self.backend, (plain.spelling,), ())
+        assert found is not None, plain
+        scales: list[Tensor] = found.run(x, plain.spelling)
+        return scales[0]
 
-        return chosen(x, fmt, scale_of, trip)
+    def block_errors(self, x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+        """As `reference.block_errors`."""
+        again = for_encoding(fmt) or fmt
+        by = quantizer(qparams, fmt)
+        by = by if again == fmt else restated_quantizer(qparams, by, again, x.shape)
+        errors = None if self._block_errors is None else self._block_errors(x, by)
+        if errors is None or errors.numel() != qparams.scale.numel():  # blocks that rows cut
+            return reference.lost(x, self.run("fake_quantize", x, by), fmt)
+        return errors.reshape(qparams.scale.shape)
 
     def _given(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
         """The scale of x in a format that kernels know: the given one, else the one of x."""
@@ -185,8 +209,8 @@ class RestatedOps:
         ready, dtype = self.weight(weight), x.dtype
         if input.fmt and for_encoding(input.format):
             x = self.fake_quantize(reference.widen(x), input)
-            return self._run("linear", x, ready, bias, UNQUANTIZED).to(dtype)
-        return self._run("linear", x, ready, bias, input).to(dtype)
+            return self.run("linear", x, ready, bias, UNQUANTIZED).to(dtype)
+        return self.run("linear", x, ready, bias, input).to(dtype)
 
     def conv(
         self,
@@ -235,7 +259,7 @@ class RestatedOps:
         if by.fmt and for_encoding(by.format):
             values = self.fake_quantize(reference.widen(x).movedim(1, -1), by)
             x, by = values.movedim(-1, 1), UNQUANTIZED
-        return self._run(op, x, ready, bias, *settings, by).to(dtype)
+        return self.run(op, x, ready, bias, *settings, by).to(dtype)
 
 
 class _Kept:

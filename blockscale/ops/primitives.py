@@ -13,6 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, part_names
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.kernels.registry import find
 from blockscale.ops import shapes
 from blockscale.ops.gradient import differentiable, not_differentiable
 from blockscale.ops.op import op
@@ -42,8 +43,17 @@ def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
     form = parse(fmt)
     ranges = reference.ranges(x, form)
     qparams = reference.qparams_from_range(*ranges, form, outer)
-    qparams = reference.settled(x, ranges, qparams, form)
+    qparams = reference.settled(x, ranges, qparams, form, block_errors)
     return to_list(qparams._replace(outer=None))
+
+
+def block_errors(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """As core.reference.block_errors, by a kernel of x's device where there is one. No torch op:
+    those that choose scales call it."""
+    found = find("block_errors", (fmt.spelling,), x.device.type, (), composed=True)
+    run = reference.block_errors if found is None else found.run
+    errors: Tensor = run(x, qparams, fmt)
+    return errors
 
 
 @op(shape=shapes.quantize)

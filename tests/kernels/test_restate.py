@@ -136,6 +136,27 @@ def test_chosen_scales_are_the_references(fmt: str) -> None:
     assert bool(asked) == form.element.ranged
 
 
+@pytest.mark.parametrize("fmt", ["e2m1:group16:ue5m3", "e2m1:group16:e4m3/four_six"])
+def test_blocks_of_zeros_and_nan_are_no_slow_way(fmt: str, monkeypatch) -> None:
+    """A row of padding, or one NaN, made the reference choose the scales of all others."""
+    form, x = parse(fmt), torch.randn(8, 96)
+    x[0], x[1, :16], x[2, 3], x[3, 70], x[4] = 0.0, -0.0, torch.nan, torch.inf, x[4] * 1e-42
+    expected = reference.choose_qparams(x, form)
+
+    def scale_of(x: torch.Tensor, plain) -> torch.Tensor:
+        """int2 under fp32 or e8m0: what kernels tell of magnitudes."""
+        blocks = x.reshape(*x.shape[:-1], -1, 16)
+        if str(plain.scale).startswith("e8m0"):
+            return torch.where(blocks.isfinite().all(-1), 127, 255).to(torch.uint8)
+        return torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(-1).clamp(min=2.0**-126)
+
+    monkeypatch.setattr(reference, "ranges", None)
+    found = chosen(x, form, scale_of)
+    assert same(found.scale, expected.scale)
+    if found.outer is not None:
+        assert same(found.outer, expected.outer)
+
+
 def test_an_offset_is_never_infinite() -> None:
     """Its scale was rounded up: the largest code would be beyond float32."""
     form = parse("int2:tensor:e8m0/ceil:offset(int6:tensor:fp32)")

@@ -51,6 +51,11 @@ class IntFloat(Element):
         values = tuple(_float32(self.max * k / _LARGEST) for k in range(-_LARGEST, _LARGEST + 1))
         return Codebook(f"book({','.join(f'{np.float32(value)}' for value in values)})", values)
 
+    @property
+    def unwritten(self) -> float:
+        """What the code of -8 means as an integer: it is read and never written."""
+        return -self.max - self.integers.table[_LARGEST + 1]
+
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
         raise self._unbound(y, rounding, zero_point, wide)
 
@@ -85,8 +90,7 @@ class BoundIntFloat(IntFloat):
 
     def decode(self, codes: Tensor) -> Tensor:
         ascending = self.integers.table
-        below = -self.max - ascending[_LARGEST + 1]  # -8, which is read and not written
-        values = (*ascending[_LARGEST:], below, *ascending[:_LARGEST])  # by code
+        values = (*ascending[_LARGEST:], self.unwritten, *ascending[:_LARGEST])  # by code
         whole = table(values, torch.float32, codes)[codes.to(torch.int32)]
         return torch.where(self._negative, -whole, self.floats.decode(codes))
 

@@ -208,7 +208,7 @@ class TensorQuantizer:
         outer = None if self._outer is None else self._outer[self._outers(slab)]
         ranges = reference.ranges(x, self._fmt)
         qparams, done = self._choose(ranges, outer)
-        qparams = reference.settled(x, ranges, qparams, self._fmt)
+        qparams = reference.settled(x, ranges, qparams, self._fmt, primitives.block_errors)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return done._replace(pieces=pieces, odd=self._not_finite(x))
 
@@ -230,7 +230,9 @@ class TensorQuantizer:
             parts = QParams(qparams.scale[at], qparams.outer[own])  # type: ignore[index]
             some = Ranges(*(part[at] for part in ranges))
             x = self._read(self._cuts, slab)
-            qparams.scale[at] = reference.settled(x, some, parts, self._fmt).scale
+            qparams.scale[at] = reference.settled(
+                x, some, parts, self._fmt, primitives.block_errors
+            ).scale
 
     def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
         """A slab that takes its part of the scales of the whole tensor."""

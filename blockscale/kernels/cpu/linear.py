@@ -28,7 +28,13 @@ from blockscale.kernels.cpu.native import (
     threads,
 )
 from blockscale.kernels.cpu.prepack import fingerprint, prepared
-from blockscale.kernels.cpu.quantize import choose_quantize, dequantize, fake_quantize, quantize
+from blockscale.kernels.cpu.quantize import (
+    block_errors,
+    choose_quantize,
+    dequantize,
+    fake_quantize,
+    quantize,
+)
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import batch_invariant, kernel
 from blockscale.kernels.restated_ops import register
@@ -349,4 +355,4 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
 
 # Formats that the CPU's kernels know only restated.
 
-OPS = register("cpu", fingerprint)
+OPS = register("cpu", fingerprint, block_errors)

@@ -112,6 +112,21 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     return listed(parts)
 
 
+def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
+    """As core.reference.block_errors, for a quantizer with a scale; None where blocks do not lie
+    in rows of the last dimension, or are long."""
+    n = native(by.fmt)
+    x, dtype = floats(x)
+    assert by.scale is not None
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
+    errors = new(parts.scale.shape, torch.float64)
+    at = addresses(parts)
+    done = x.numel() > 0 and _native.block_errors(
+        n.handle, x.shape, x.data_ptr(), dtype, at, errors.data_ptr(), threads()
+    )
+    return errors if done else None
+
+
 # Values from packed codes.
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core import reference
+from blockscale.core.operand import Operand, Quantizer, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
+from blockscale.kernels.cpu.quantize import block_errors
 from blockscale.ops import primitives as P
 from tests.kernels.cpu.equal import settings, wrong
 from tests.support.core_pack import NAMES, SHAPES, random_codes
@@ -421,3 +423,57 @@ def test_threads(isa: str, threads: int) -> None:
         _native.unpack(bits, packed[1].data_ptr(), 517, 333, back.data_ptr(), threads)
         assert torch.equal(*packed)
         assert torch.equal(back, patterns)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["nvfp4", "e2m1:group32:fp32", "int4:group24:fp16", "uint4:group5:fp32:asym",
+     "nf4:group48:bf16", "e2m1:group16:e4m3:recip", "uint4:group16:fp16:offset",
+     "e4m3:group16:e8m0/floor", "int12:group16:fp32"],
+)  # fmt: skip
+def test_errors_of_blocks(isa: str, fmt: str) -> None:
+    """In float64, in one order: a last bit decides between two scales (numerics.md, 3.5)."""
+    form, generator = parse(fmt), torch.Generator().manual_seed(1)
+    for shape in ((3, 96), (2, 5, 70), (1, 4100), (40,)):
+        x = torch.randn(shape, generator=generator)
+        rough_ones = x.clone()
+        rough_ones.view(-1)[::9], rough_ones.view(-1)[1::17] = 2.0**-140, 0.0
+        rough_ones.view(-1)[30], rough_ones.view(-1)[-1] = math.nan, math.inf
+        for each in (x, rough_ones, x.bfloat16(), x.half(), x * 1e-42):
+            given = reference.choose_qparams(x * 1.5, form)
+            expected = reference.block_errors(each.float(), given, form)
+            found = block_errors(each, quantizer(given, form))
+            assert found is not None and same(found, expected)
+
+
+def test_errors_of_blocks_that_are_not_for_the_kernel() -> None:
+    for fmt, shape in (
+        ("int4:tile2x8:fp32", (4, 16)),
+        ("int4:channel1:fp32", (4, 16)),
+        ("int4:token:fp32", (2, 2049)),
+        ("nvfp4", (0, 16)),
+    ):
+        x = torch.randn(shape)
+        given = reference.choose_qparams(x, parse(fmt))
+        assert block_errors(x, quantizer(given, parse(fmt))) is None
+        assert same(P.block_errors(x, given, parse(fmt)),
+                    reference.block_errors(x, given, parse(fmt)))  # fmt: skip
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("fmt", [
+    "e2m1:group16:e4m3/four_six", "e2m1:group16:(e4m3:token:fp32)/four_six",
+    "e2m1:flat16:e4m3/inv/four_six:recip", "e2m1:tile2x8:e4m3/four_six",
+    "e2m1:group24:e4m3/four_six", "e2m1:token:e4m3/four_six", "nvfp4_e5m3", "e2m1:group16:ue4m4",
+])  # fmt: skip
+def test_grids_of_2026(isa: str, fmt: str) -> None:
+    """Ties between 6 and 4, zeros, NaN, subnormals, and scales that saturate."""
+    generator = torch.Generator().manual_seed(2)
+    quarters = torch.randint(-24, 25, (6, 48), generator=generator) / 4.0
+    x = torch.randn(6, 48, generator=generator)
+    zeros = torch.cat([x[:3], torch.zeros(2, 48), x[5:] * 1e-42])
+    odd = zeros.clone()
+    odd[0, 5], odd[1, 40], odd[4] = math.nan, -math.inf, 3e38
+    steep = x * torch.logspace(-30, 30, 6)[:, None]
+    for each in (quarters, x, zeros, odd, steep, x.bfloat16(), torch.zeros(2, 16), odd * 1e-6):
+        assert wrong(each, fmt, None) == []

@@ -87,6 +87,11 @@ void bind_primitives(nb::module_& m) {
                          at(codes),      reinterpret_cast<float*>(values), wide(errors)};
         isa().primitives->round_columns(task, threads);
     }, nb::call_guard<nb::gil_scoped_release>());
+    m.def("block_errors", [](const NativeFormat& f, const Shape& shape, Address x, int dtype,
+                             const Parts& parts, Address errors, int threads) {
+        return isa().primitives->block_errors(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),
+                                              reinterpret_cast<double*>(errors), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
     m.def("embedding", [](const NativeFormat& f, int64_t rows, int64_t columns, Address codes,
                           const Parts& parts, Address indices, int64_t count, Address y,
                           int dtype, int threads) {

@@ -76,6 +76,10 @@ struct Primitives {
     bool (*embedding)(const Spec&, const Layout&, const void* packed, QParams,
                       const int64_t* indices, int64_t count, void* y, Dtype, int threads);
     void (*round_columns)(const ColumnsTask&, int threads);
+    // x -> what a round trip under its scale loses of each block, the sum of the squares in float64 in the
+    // order of docs/numerics.md, 3.5. False, and nothing written, where blocks do not lie in rows.
+    bool (*block_errors)(const Spec&, const Layout&, const void* x, Dtype, QParams, double* errors,
+                         int threads);
 };
 
 }  // namespace blockscale
