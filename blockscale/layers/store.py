@@ -2,6 +2,7 @@
 """What quantized layers are made of: the codes of a weight and a bias, and the quantizers of an
 input and an output."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -95,6 +96,26 @@ class QWeight(Scaled):
     def sharded(self) -> bool:
         """Whether FSDP2 has this process keep a part of the codes, and none of them is in use."""
         return self.frozen and hasattr(self._parameters["codes"], "full_tensor")
+
+    @property
+    def _is_fsdp_managed_module(self) -> bool:
+        """What FSDP sets on each module below the one that it was given."""
+        if "_is_fsdp_managed_module" not in self.__dict__:
+            raise AttributeError(f"no FSDP manages this {type(self).__name__}")
+        managed: bool = self.__dict__["_is_fsdp_managed_module"]
+        return managed
+
+    @_is_fsdp_managed_module.setter
+    def _is_fsdp_managed_module(self, managed: bool) -> None:
+        self.__dict__["_is_fsdp_managed_module"] = managed
+        if managed and not self.frozen:
+            warnings.warn(
+                "blockscale: FSDP shards parameters, and the codes of this model's quantized "
+                "layers are buffers: every process keeps all of them. Call "
+                "bs.parallel.as_parameters_(model) before fully_shard, with torch 2.13 or later; "
+                "FullyShardedDataParallel (FSDP1) cannot shard codes",
+                stacklevel=5,  # nn.Module.__setattr__, fully_shard, its decorator, who called
+            )
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,11 @@ def weights_of(model: nn.Module) -> list[QWeight]:
     return [each for each in model.modules() if isinstance(each, QWeight)]
 
 
+def _came_late(weight: QWeight) -> bool:
+    """Whether FSDP2 has seen a weight while its codes were buffers."""
+    return not weight.frozen and getattr(weight, "_is_fsdp_managed_module", False)
+
+
 def as_parameters_(model: Model, *, torch_version: str = torch.__version__) -> Model:
     """Let FSDP2 shard a quantized model: its codes and scales become parameters that take no
     gradient, under the names that they have. In place; call it before `fully_shard`.
@@ -30,8 +35,8 @@ def as_parameters_(model: Model, *, torch_version: str = torch.__version__) -> M
     model: with quantized layers, quantized or loaded; the same is returned
     torch_version: of the torch that will shard it
 
-    Raises ValueError for a model without quantized weights, and RuntimeError for a torch whose
-    FSDP2 takes no parameters of bytes (2.11; 2.13 does).
+    Raises ValueError for a model without quantized weights, and where FSDP2 has some of them
+    already; RuntimeError for a torch whose FSDP2 takes no parameters of bytes (2.11; 2.13 does).
     """
     check_model(model, "bs.parallel.as_parameters_")
     weights = weights_of(model)
@@ -39,6 +44,12 @@ def as_parameters_(model: Model, *, torch_version: str = torch.__version__) -> M
         raise ValueError(
             "bs.parallel.as_parameters_: the model has no quantized weights: call bs.quantize_ or "
             "bs.load first"
+        )
+    if late := [w.name for w in weights if _came_late(w)]:
+        raise ValueError(
+            f"bs.parallel.as_parameters_: fully_shard has been called for {len(late)} of the "
+            f"model's weights, such as {late[0]!r}, and did not shard them: call as_parameters_ "
+            "before it, on a model that is whole"
         )
     if tuple(int(n) for n in torch_version.split(".")[:2]) < _TAKES_BYTES:
         raise RuntimeError(

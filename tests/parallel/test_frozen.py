@@ -3,6 +3,7 @@
 
 import copy
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ def cast(mesh: Any) -> str:
     return _words(lambda: net(inputs()))
 
 
+def late(mesh: Any) -> dict[str, Any]:
+    """Codes that were buffers when FSDP2 came, and the call that should have been before it."""
+    net = model("mxfp4")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        shard(net, mesh)
+    return {
+        "told": [str(each.message) for each in told],
+        "files": [each.filename for each in told],
+        "refused": _words(lambda: bs.parallel.as_parameters_(net)),
+        "same": torch.equal(net(inputs()), model("mxfp4")(inputs())),
+    }
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
@@ -143,7 +158,7 @@ def work(rank: int, folder: str) -> None:
     try:
         mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
         found = {"sharded": sharded(mesh), "trained": trained(rank, mesh), "cast": cast(mesh)}
-        found["state"] = checkpointed(folder, mesh)
+        found |= {"state": checkpointed(folder, mesh), "late": late(mesh)}
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -179,6 +194,15 @@ def test_adapters_on_shards_train_as_on_one_process(found: list[dict[str, Any]])
 def test_a_cast_of_scales_is_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
         assert "scale of a weight in int4:group128:fp32 was cast to torch.bfloat16" in each["cast"]
+
+
+def test_codes_that_no_call_made_parameters_are_told(found: list[dict[str, Any]]) -> None:
+    """FSDP2 shards none of them: a warning where fully_shard was called, and no call after it."""
+    for each in found:
+        told = each["late"]["told"]
+        assert len(told) == 2 and all("bs.parallel.as_parameters_(model)" in text for text in told)
+        assert {*each["late"]["files"]} == {__file__} and each["late"]["same"]
+        assert "such as '0.weight', and did not shard them" in each["late"]["refused"]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
