@@ -27,7 +27,7 @@ from blockscale.files.match import (
 from blockscale.files.metadata import FileError
 from blockscale.files.renaming.moves import Move, Moves, left_to_model, moves_of, of_transformers
 from blockscale.files.renaming.view import View
-from blockscale.files.stored_model import StoredModel, open_stored_model
+from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
 from blockscale.layers.computed import folded_for
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.held_parameters import hold
@@ -51,7 +51,8 @@ def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) ->
     check_whole(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
-        fill(plain, renamed(plain, opened(plain)))
+        with OpenFiles() as held:
+            fill(plain, renamed(plain, replace(opened(plain), held=held)))
     return model
 
 

@@ -6,7 +6,7 @@ and written in blockscale/export/.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from blockscale.core.untrusted import json_object, quoted, read_json
+from blockscale.core.work import Closing
 from blockscale.files.header import LARGEST
 from blockscale.files.metadata import PARTS, FileError, Metadata
 from blockscale.files.stream import Reader
@@ -41,6 +42,33 @@ def opened(path: Path) -> Iterator[Any]:
         raise FileError(f"{path} does not exist") from None
 
 
+class OpenFiles(Closing):
+    """safetensors files that stay open from the first tensor read until `close`.
+
+    Whoever opens a file parses the names of all its tensors, and maps it once more: that is for a
+    model, not for each of its 50,000 tensors. A copy in another process opens its own.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._files: dict[Path, Any] = {}
+
+    def tensor(self, path: Path, name: str) -> Tensor:
+        """A tensor of a file. Raises FileError as `opened` does."""
+        if path not in self._files:
+            self._files[path] = self._stack.enter_context(opened(path))
+        tensor: Tensor = self._files[path].get_tensor(name)
+        return tensor
+
+    def close(self) -> None:
+        """Give the files back; tensors that were read stay as they are."""
+        self._files.clear()
+        self._stack.close()
+
+    def __reduce__(self) -> Any:
+        return OpenFiles, ()
+
+
 StoredKind = tuple[torch.dtype | None, tuple[int, ...]]  # dtype (None: not torch's) and shape
 
 
@@ -53,14 +81,12 @@ class StoredModel:
     kinds: Mapping[str, StoredKind]
     metadata: Metadata
     absent: frozenset[str] = frozenset()  # what need not be there: the model has it by itself
+    held: OpenFiles | None = None  # files that whoever reads many tensors keeps open, and closes
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The stored tensors of these names."""
-        tensors: dict[str, Tensor] = {}
-        for path in dict.fromkeys(self.files[name] for name in names):
-            with opened(path) as file:
-                tensors.update({n: file.get_tensor(n) for n in names if self.files[n] == path})
-        return tensors
+        with OpenFiles() if self.held is None else nullcontext(self.held) as files:
+            return {name: files.tensor(self.files[name], name) for name in names}
 
     def parts_of(self, name: str) -> dict[str, str]:
         """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""

@@ -3,6 +3,8 @@
 
 import json
 import os
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import blockscale as bs
+from blockscale.files import stored_model
+from blockscale.files.stored_model import OpenFiles, open_stored_model
 from tests.support.saved import Net, bits, quantized, refused
 
 
@@ -137,3 +141,23 @@ def test_pipes_in_the_place_of_files(folder) -> None:
     pipe = folder.parent / "pipe.safetensors"
     os.mkfifo(pipe)
     refused(pipe, "not a regular file")
+
+
+def test_a_file_is_opened_once_for_all_of_its_tensors(path, monkeypatch) -> None:
+    opens = []
+    monkeypatch.setattr(stored_model, "safe_open", lambda *a: opens.append(a[0]) or safe_open(*a))
+    assert bits(bs.load(Net(), path).eval()) == bits(quantized())
+    assert opens == [str(path)]
+
+
+def test_files_that_are_held_open_are_closed_and_opened_again(path) -> None:
+    source = open_stored_model(path)
+    name = next(iter(source.files))
+    with OpenFiles() as held:
+        kept = replace(source, held=held)
+        first = kept.read([name])[name]
+        copy = pickle.loads(pickle.dumps(kept))  # as servers send it to their processes
+        assert torch.equal(copy.read([name])[name], first)
+        copy.held.close()
+    assert torch.equal(kept.read([name])[name], first)
+    held.close()

@@ -8,7 +8,7 @@ scales differ are never given one. Nothing of this file knows a server.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from blockscale.core.cuts import cut, placements
 from blockscale.core.pack import inputs_first
 from blockscale.core.reference import QParams
 from blockscale.files.load import quantized_layer, read_quantized
-from blockscale.files.stored_model import StoredModel
+from blockscale.files.stored_model import OpenFiles, StoredModel
 from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
@@ -35,6 +35,8 @@ _TABLE = re.compile(r"(embed|wte\.|word_embeddings)")  # names of tables that be
 class Served:
     """A stored model, and which of its quantized tensors a server's layers took.
 
+    Its files stay open from the first layer until `read_names`.
+
     name: {the server's name of a tensor: the stored one}, where they differ
     """
 
@@ -42,6 +44,9 @@ class Served:
     name: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     _tables: dict[tuple[str, tuple[int, int]], QWeight] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stored = replace(self.stored, held=OpenFiles())
 
     def rename(self, to_server: Callable[[str], str | None]) -> None:
         """From now on the server's names are what `to_server` makes of the stored ones."""
@@ -192,11 +197,14 @@ class Served:
 
     def read_names(self) -> set[str]:
         """The stored tensors that make the layers which were taken, as the file and the server name
-        them.
+        them; asked for when all layers are there: files are closed.
 
         Raises ValueError if a quantized tensor was taken by no layer: the model would compute with
         numbers that were never set.
         """
+        if self.stored.held is not None:
+            self.stored.held.close()
+            self.stored = replace(self.stored, held=None)
         left = sorted(set(self.stored.metadata.tensors) - self.taken)
         left = [name for name in left if not name.endswith(".bias")]
         if left:

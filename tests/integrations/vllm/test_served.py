@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import blockscale as bs
+from blockscale.files import stored_model
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.vllm.served import Part, Served
 
@@ -60,6 +62,26 @@ def test_a_calibrated_layer_keeps_its_transform_and_its_scale(tmp_path: Path) ->
         assert layer.input is not None
         assert layer.input.static
         assert torch.equal(layer(x), model.get_submodule(name)(x))
+
+
+def test_a_file_is_opened_once_for_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, _ = directory(llama(), "mxfp4", tmp_path)
+    opens: list[str] = []
+
+    def safe_open(path: str, framework: str) -> Any:
+        opens.append(path)
+        return safetensors.safe_open(path, framework)
+
+    monkeypatch.setattr(stored_model, "safe_open", safe_open)
+    for name in sorted(served.stored.metadata.tensors):
+        served.weight(name, torch.float32)
+    assert len(served.taken) > 8
+    assert opens == [str(tmp_path / "ours" / "model.safetensors")]
+    served.read_names()
+    served.weight(f"{QKV[0]}.weight", torch.float32)  # a later one is read from a file of its own
+    assert len(opens) == 2
 
 
 def test_outputs_and_inputs_are_cut(tmp_path: Path) -> None:
