@@ -4,8 +4,8 @@
 import torch
 from torch import Tensor
 
-from blockscale.calibration.agreement import _checksum, _facts
 from blockscale.calibration.algorithms.gptq import GPTQ
+from blockscale.calibration.calibrate import _checksum, _facts
 from blockscale.calibration.learn import Data, Methods
 from blockscale.core.recipe import Recipe
 from tests.calibration.walk.networks import decoder

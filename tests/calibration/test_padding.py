@@ -14,11 +14,11 @@ import blockscale as bs
 from blockscale.calibration.algorithms.learned.loop import divergence, squared_error
 from blockscale.calibration.algorithms.learned.samples import Sample
 from blockscale.calibration.algorithms.signround import SignRound
+from blockscale.calibration.algorithms.spinquant import divergence as mean_divergence
 from blockscale.calibration.blocks.calls import BlockCall
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.observers import make
 from blockscale.calibration.padding import Padding
-from blockscale.calibration.rotations.learn import divergence as mean_divergence
 from blockscale.calibration.walk.resume import ResumeError
 from blockscale.graph.edges import Edge
 

@@ -17,7 +17,7 @@ from blockscale.export.conversion import convert_checkpoint
 from blockscale.export.writers.gguf_files import pretokenizers
 from blockscale.export.writers.gguf_files.architectures import keys
 from blockscale.export.writers.gguf_files.file import encoded, lay_out
-from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
+from blockscale.export.writers.gguf_files.model import tokenizer_keys
 from blockscale.files.directory.quantize_directory import quantize_directory
 from tests.clients.llama_cpp import greedy, special_tokens, tokenize
 from tests.support.tokenizers_here import corpus, pieces, spaced_bpe

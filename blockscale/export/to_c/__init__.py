@@ -1,21 +1,210 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """C99: one file with an integer model, for microcontrollers and whoever has a C compiler."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.core.torch_private import pytree
-from blockscale.export.to_c.file import Sized, identifier, written
-from blockscale.export.to_c.graph_walk import walk
+from blockscale.export.to_c.graph_walk import Door, Walked, walk
+from blockscale.export.to_c.text import Array, helpers, indented, listed
+from blockscale.export.to_c.writer import CStep
 from blockscale.export.to_program import Example, arguments, tried
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.integer_model import IntegerModel
 from blockscale.graph.lowering.lowering import lower
 from blockscale.graph.pickled import State
+
+_ARENA = {8: "int64_t", 4: "int32_t", 2: "int16_t", 1: "int8_t"}
+
+
+# The text of the file: head, tables, arena, steps, and the function that runs them.
+
+
+class Sized(NamedTuple):
+    """A file's text, its bytes of tables and of arena, and the nodes that most of them are of."""
+
+    text: str
+    tables: int
+    arena: int
+    fullest: str
+    largest: str
+
+
+def written(walked: Walked, name: str) -> Sized:
+    """The C file of a walked graph, whose names begin with `name`."""
+    w = walked.writer
+    kinds: dict[str, list[Array]] = {"constant": [], "arena": [], "input": [], "output": []}
+    for each in w.arrays.values():
+        used = each.kind in ("input", "output") or each.last >= 0
+        if used:
+            kinds[each.kind].append(each)
+    sizes = plan(kinds["arena"])
+    steps = [_step(step) for step in w.steps]
+    tables = sum(each.nbytes for each in kinds["constant"])
+    arena = sum(width * n for width, n in sizes.items())
+    body = [
+        *(_table(each, w.tables[each.number]) for each in kinds["constant"]),
+        *(f"static {_ARENA[n]} arena{8 * n}[{count}];" for n, count in sizes.items()),
+        *steps,
+        _run(walked, w.steps, name),
+    ]
+    blocks = [
+        _head(walked, name, sizes, tables, arena),
+        "#include <stdint.h>",
+        _macros(walked, name, tables, arena),
+        f"{_signature(walked, name)};",
+        *helpers("\n".join(steps)),
+        *body,
+    ]
+    text = "\n\n".join(blocks) + "\n"
+    fullest = _fullest(w.steps, kinds["arena"])
+    return Sized(text, tables, arena, fullest, _reader(w.steps, kinds["constant"]))
+
+
+def _fullest(steps: Sequence[CStep], arrays: Sequence[Array]) -> str:
+    """The node during whose step most bytes are alive."""
+    alive = [sum(a.nbytes for a in arrays if a.first <= at <= a.last) for at in range(len(steps))]
+    return steps[alive.index(max(alive))].node
+
+
+def _reader(steps: Sequence[CStep], constants: Sequence[Array]) -> str:
+    """The node that reads the largest table."""
+    largest = max(constants, key=lambda a: a.nbytes, default=None)
+    return next((s.node for s in steps if largest in [a for _, a, _ in s.takes]), "none")
+
+
+def _doors(walked: Walked) -> list[tuple[str, Door]]:
+    return [*(("input", d) for d in walked.inputs), *(("output", d) for d in walked.outputs)]
+
+
+def _head(walked: Walked, name: str, sizes: dict[int, int], tables: int, arena: int) -> str:
+    """What the file says of itself."""
+    lines = [
+        f"/* An integer model in C99, written by blockscale. Call {name}_run: it returns 0, or",
+        " * -1 for an index outside of a table. It computes with integers alone, needs no library,",
+        " * and is not reentrant. Elements lie in the order of a shape, the last index fastest.",
+        " * Where an exponent stands, a code means (code - zero) * 2^exponent.",
+        " *",
+    ]
+    for kind, door in _doors(walked):
+        lines.append(f" * {kind} {_said(door)}")
+    parts = ", ".join(f"{n} of {8 * width} bits" for width, n in sizes.items()) or "nothing"
+    lines += [" *", f" * static memory: {arena} bytes ({parts})", f" * constants: {tables} bytes"]
+    return "\n".join([*lines, " */"])
+
+
+def _said(door: Door) -> str:
+    shape = " x ".join(map(str, door.shape)) or "one"
+    means = "" if door.exponent is None else f", exponent {door.exponent}, zero {door.zero}"
+    return f"{door.array.ctype} {door.array.name}[{door.array.size}]: {shape}{means}"
+
+
+def _macros(walked: Walked, name: str, tables: int, arena: int) -> str:
+    upper = name.upper()
+    lines = [f"#define {upper}_ARENA_BYTES {arena}", f"#define {upper}_CONSTANT_BYTES {tables}"]
+    for _, door in _doors(walked):
+        of = f"{upper}_{door.array.name.upper()}"
+        lines.append(f"#define {of}_SIZE {door.array.size}")
+        if door.exponent is not None:
+            lines.append(f"#define {of}_EXPONENT ({door.exponent})")
+            lines.append(f"#define {of}_ZERO ({door.zero})")
+    return "\n".join(lines)
+
+
+def _signature(walked: Walked, name: str) -> str:
+    given = [f"const {d.array.ctype} *{d.array.name}" for d in walked.inputs]
+    made = [f"{d.array.ctype} *{d.array.name}" for d in walked.outputs]
+    return f"int {name}_run({', '.join([*given, *made])})"
+
+
+def _table(array: Array, values: object) -> str:
+    rows = "\n".join(listed(values))  # type: ignore[arg-type]
+    return f"static const {array.ctype} {array.name}[{array.size}] = {{\n{rows}\n}};"
+
+
+def _step(step: CStep) -> str:
+    """One step as a function: tables too are parameters, so that its head says what it reads."""
+    takes = ", ".join(
+        f"{'' if written else 'const '}{array.ctype} *{name}" for name, array, written in step.takes
+    )
+    lines = indented([*step.lines, "return 0;"])
+    return f"/* {step.node} */\nstatic int {step.name}({takes})\n{{\n" + "\n".join(lines) + "\n}"
+
+
+def _run(walked: Walked, steps: Sequence[CStep], name: str) -> str:
+    """The function that calls all steps."""
+    lines = []
+    unused = {d.array.name for d in walked.inputs if d.array.last < 0}
+    lines += [f"(void){each};" for each in sorted(unused)]
+    for step in steps:
+        given = ", ".join(_pointer(array) for _, array, _ in step.takes)
+        lines += [f"if ({step.name}({given}) != 0) {{", "return -1;", "}"]
+    body = "\n".join(indented([*lines, "return 0;"]))
+    return f"{_signature(walked, name)}\n{{\n{body}\n}}"
+
+
+def _pointer(array: Array) -> str:
+    if array.kind != "arena":
+        return array.name
+    width = array.dtype.itemsize
+    at = f"arena{8 * width} + {array.offset}" if array.offset else f"arena{8 * width}"
+    return f"(uint8_t *)({at})" if array.ctype == "uint8_t" else at
+
+
+def identifier(name: str) -> bool:
+    """Whether C takes it as the beginning of names."""
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
+
+
+# A plan of memory: arrays whose lifetimes do not meet share their bytes.
+#
+# Elements of one width lie in one array of C, so that no object is read as another type, which
+# C99 does not define.
+
+
+WIDTHS = (8, 4, 2, 1)  # bytes of an element
+
+
+def plan(arrays: Sequence[Array]) -> dict[int, int]:
+    """Set `offset` of each array, in elements -> {width: how many elements there are}.
+
+    The largest first, each at the lowest place that is free during its life (greedy by size:
+    Pisarchyk and Lee 2020, arXiv:2001.03288, sec. 4.2).
+    """
+    sizes: dict[int, int] = {}
+    for width in WIDTHS:
+        placed: list[Array] = []
+        members = [each for each in arrays if each.dtype.itemsize == width]
+        for each in sorted(members, key=lambda a: (-a.size, a.first, a.number)):
+            each.offset = _lowest(each, placed)
+            placed.append(each)
+        if placed:
+            sizes[width] = max(each.offset + each.size for each in placed)
+    return sizes
+
+
+def meet(a: Array, b: Array) -> bool:
+    """Whether both are alive during some step."""
+    return a.first <= b.last and b.first <= a.last
+
+
+def _lowest(array: Array, placed: list[Array]) -> int:
+    """The lowest offset without a neighbour that lives at the same time."""
+    offset = 0
+    for other in sorted((each for each in placed if meet(each, array)), key=lambda a: a.offset):
+        if offset + array.size <= other.offset:
+            break
+        offset = max(offset, other.offset + other.size)
+    return offset
+
+
+# From a graph to the file.
 
 
 def c(

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.calibration.rotations.learn import RotationSettings, cayley, divergence, learn
+from blockscale.calibration.algorithms.spinquant import RotationSettings, cayley, divergence, learn
 from blockscale.calibration.rotations.matrices import orthogonal
 from blockscale.calibration.rotations.rotated import logits
 from blockscale.calibration.rotations.stream import stream_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from blockscale.core.parse import parse
+from blockscale.core.profiles.codes import choose, rounder
 from blockscale.core.profiles.knobs import Profile
-from blockscale.core.profiles.scales import choose, rounder
 
 
 def scale(x: torch.Tensor, spelling: str, **rules: object) -> list[float]:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from blockscale.export.checkpoints.openvino_weights import block_of
+from blockscale.export.checkpoints.openvino import block_of
 
 
 @pytest.mark.parametrize(

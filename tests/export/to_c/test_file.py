@@ -5,7 +5,7 @@ import random
 
 import torch
 
-from blockscale.export.to_c.file import identifier, meet, plan, written
+from blockscale.export.to_c import identifier, meet, plan, written
 from blockscale.export.to_c.graph_walk import walk
 from blockscale.export.to_c.text import Array
 from tests.support.c_handmade import handmade

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.export.writers import Planned
 from blockscale.export.writers.gguf import kind_of
 from blockscale.export.writers.gguf_files.architectures import keys, of_config, rope
@@ -20,7 +21,29 @@ from blockscale.export.writers.gguf_files.file import (
     encoded,
     rope_factors,
 )
-from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
+from blockscale.export.writers.gguf_files.pretokenizers import (
+    always,
+    flat,
+    known_for,
+    nearly,
+    not_normalized,
+)
+from blockscale.export.writers.gguf_files.sentencepiece import (
+    from_pieces,
+    pieces_of_bpe,
+    unigrams,
+)
+from blockscale.export.writers.gguf_files.special_tokens import special_keys
+from blockscale.export.writers.gguf_files.vocabulary import (
+    SPACE,
+    Keys,
+    Pair,
+    Vocabulary,
+    added_of,
+    merges_of,
+    tokens_of,
+    whole_words_differ,
+)
 
 # general.file_type: what most weights are, llama.cpp's llama_ftype
 _FILE_TYPES = {
@@ -85,3 +108,204 @@ def metadata_for(
         } | found
         notes.append("tensors keep their names, which llama.cpp does not know")
     return {key: encoded(value) for key, value in found.items()}, extra, tuple(notes)
+
+
+_MOST = 1 << 28  # bytes of tokenizer.json
+_ENDS = {"gpt2": 11, "llama": 2, "t5": 1}  # llama.cpp's own choice of where text ends
+
+
+# The tokenizer, in the keys that llama.cpp tokenizes by.
+#
+# As its own converter writes them (ggml-org/llama.cpp b11434, conversion/base.py:
+# `_set_vocab_gpt2`, `_set_vocab_sentencepiece`, conversion/t5.py and bert.py): byte-level BPE is
+# "gpt2" with the name of how words are cut, SentencePiece's BPE "llama" with scores, its unigrams
+# "t5", WordPiece "bert". What llama.cpp computes otherwise than the tokenizer, and what it has no
+# kind for, is said.
+
+
+def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, MetadataValue], str]:
+    """The keys of a directory's tokenizer, and what has to be said of it.
+
+    size: of the vocabulary; rows of the embedding without a token become unused ones. A directory
+    whose tokenizer llama.cpp has no kind for gives a file without one, which takes token numbers.
+    Raises ValueError for damaged files.
+    """
+    path, vocabulary = folder / "tokenizer.json", Vocabulary(size)
+    data = json_object(read_json(path, most=_MOST), path) if path.is_file() else None
+    if data is None:
+        found, notes = _without_json(folder, vocabulary)
+    else:
+        found, notes = _from_json(folder, data, vocabulary)
+    kind = found["tokenizer.ggml.model"].value
+    if kind == "none":
+        return found, "; ".join(notes)
+    special, told = special_keys(folder, vocabulary, data)
+    found |= special
+    notes += told
+    end = _ENDS.get(kind, size)
+    if "tokenizer.ggml.eos_token_id" not in found and end < size:
+        notes.append(
+            "neither its tokenizer nor its configuration names the end-of-text token "
+            f"(eos_token): llama.cpp uses token {end} ({vocabulary.text(end)!r})"
+        )
+    if vocabulary.lost:
+        notes.append(f"{vocabulary.lost} of its tokens have no row in the embedding: left out")
+    return found, "; ".join(notes)
+
+
+def _none(why: str) -> Keys:
+    """No tokenizer: llama.cpp loads such a file (and refuses one without the key)."""
+    return {"tokenizer.ggml.model": MetadataValue("text", "none")}, [
+        f"{why}: the file has no tokenizer (model none): pass token numbers to llama.cpp"
+    ]
+
+
+def _from_json(folder: Path, data: dict[str, Any], vocabulary: Vocabulary) -> Keys:
+    """The keys of a tokenizer.json, by the kind of its model."""
+    model = data.get("model")
+    model = model if isinstance(model, dict) else {}
+    kind = _kind(model)
+    if kind == "BPE" and not model.get("end_of_word_suffix"):
+        if _writes_bytes(data):
+            return byte_level(data, model, vocabulary)
+        spaced = any(SPACE in text for text in tokens_of(model.get("vocab")))
+        if model.get("byte_fallback") or spaced:
+            return pieces_of_bpe(folder, data, model, vocabulary)
+        return byte_level(data, model, vocabulary)  # with what has to be said of its cuts
+    if kind == "Unigram":
+        return unigrams(data, model, vocabulary)
+    if kind == "WordPiece" and model.get("continuing_subword_prefix", "##") == "##":
+        return _word_piece(data, model, vocabulary)
+    shown = kind or "unknown kind"
+    return _none(f"its tokenizer is a {shown} which llama.cpp does not support")
+
+
+def _kind(model: Mapping[str, Any]) -> str:
+    """The type of a model; old files do not say it."""
+    if model.get("type"):
+        return str(model["type"])
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else ""
+
+
+def _writes_bytes(data: Mapping[str, Any]) -> bool:
+    """Whether its tokens are texts of bytes: it cuts so, or it has no cuts and is read back so."""
+    pre = list(flat(data.get("pre_tokenizer"), "pretokenizers"))
+    back = flat(data.get("decoder"), "decoders") if not pre else iter(())
+    return any(each.get("type") == "ByteLevel" for each in (*pre, *back))
+
+
+def _without_json(folder: Path, vocabulary: Vocabulary) -> Keys:
+    """The keys of a directory that has no tokenizer.json: SentencePiece's file, or none."""
+    names = ("tokenizer.model", "spiece.model")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return _none(
+            f"{folder} has no tokenizer.json (AutoTokenizer.from_pretrained(…).save_pretrained "
+            f"writes one) and no tokenizer.model"
+        )
+    keys = from_pieces(path, vocabulary)
+    return keys or _none(
+        f"{path.name} is a model of words or characters, which llama.cpp does not support"
+    )
+
+
+def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary) -> Keys:
+    """WordPiece, "bert": tokens that begin a word get a space, others lose their ##."""
+    for text, number in tokens_of(model.get("vocab")).items():
+        within = text.startswith("##")
+        vocabulary.put(number, text[2:] if within else SPACE + text)
+        vocabulary.numbers[text] = number
+    for number, text, special in added_of(data.get("added_tokens")):
+        vocabulary.add(number, text, special)
+    steps = list(flat(data.get("normalizer"), "normalizers"))
+    bert = next((each for each in steps if each.get("type") == "BertNormalizer"), {})
+    lower = bool(bert.get("lowercase", True)) if bert else _has(steps, "Lowercase")
+    strip = bert.get("strip_accents")
+    strip = strip if isinstance(strip, bool) else lower if bert else _has(steps, "StripAccents")
+    known = dict.fromkeys(("Lowercase", "StripAccents", "NFD"), always) | {"BertNormalizer": _usual}
+    found = {
+        "tokenizer.ggml.model": MetadataValue("text", "bert"),
+        "tokenizer.ggml.pre": MetadataValue("text", "default"),
+        **vocabulary.keys(scored=False),
+        "tokenizer.ggml.normalizer.lowercase": MetadataValue("bool", lower),
+        "tokenizer.ggml.normalizer.strip_accents": MetadataValue("bool", strip),
+    }
+    notes = not_normalized(data, known)
+    if strip:
+        notes.append(
+            "llama.cpp strips accents in its own way: Hangul and scripts with spacing marks "
+            "(Devanagari) can become other tokens"
+        )
+    return found, notes
+
+
+def _usual(step: Mapping[str, Any]) -> bool:
+    """Whether a BertNormalizer does with control and Chinese characters what llama.cpp does."""
+    return all(step.get(key, True) for key in ("clean_text", "handle_chinese_chars"))
+
+
+def _has(steps: list[Mapping[str, Any]], kind: str) -> bool:
+    return any(each.get("type") == kind for each in steps)
+
+
+# Byte-level BPE as llama.cpp has it: the model "gpt2", and the name of how words are cut.
+
+
+def byte_level(data: Mapping[str, Any], model: Mapping[str, Any], vocabulary: Vocabulary) -> Keys:
+    """The keys of a tokenizer.json, and what has to be said. model: the part of that name."""
+    vocab, pairs = tokens_of(model.get("vocab")), merges_of(model.get("merges"))
+    for text, number in vocab.items():
+        vocabulary.put(number, text)
+    for each in added_of(data.get("added_tokens")):
+        vocabulary.add(*each)
+    name, notes = _cut(data, model, vocab, pairs)
+    notes += not_normalized(data, {"ByteLevel": always})
+    found = {
+        "tokenizer.ggml.model": MetadataValue("text", "gpt2"),
+        "tokenizer.ggml.pre": MetadataValue("text", name),
+        **vocabulary.keys(scored=False),
+        "tokenizer.ggml.merges": MetadataValue("text", [_text(pair) for pair in pairs]),
+    }
+    return found, notes
+
+
+def _text(pair: Pair) -> str:
+    """A merge as one text, a space in a token as the character that its byte has."""
+    return " ".join(part.replace(" ", "Ġ") for part in pair)
+
+
+def _cut(
+    data: Mapping[str, Any], model: Mapping[str, Any], vocab: dict[str, int], pairs: list[Pair]
+) -> tuple[str, list[str]]:
+    """llama.cpp's name for how words are cut, and where it is not quite that."""
+    pre, notes = data.get("pre_tokenizer"), []
+    known = known_for(pre)
+    if not known:
+        return "default", [
+            "llama.cpp has no name for the way its tokenizer cuts words (tokenizer.ggml.pre "
+            'is "default"): numbers, signs and spaces can become other tokens. Pass token '
+            "numbers, or compare llama-tokenize with your tokenizer"
+        ]
+    whole = bool(model.get("ignore_merges"))
+    name = known[0].name
+    if known[0].whole != whole and whole_words_differ(vocab, pairs):
+        same = [each.name for each in known if each.whole == whole]
+        name = same[0] if same else name
+        if not same:
+            ours, theirs = ("takes", "merges") if whole else ("merges", "takes")
+            notes.append(
+                f"a word that is a token: its tokenizer {ours} it, llama.cpp {theirs} it, and "
+                "some words become other tokens"
+            )
+    if nearly(name):
+        notes.append(f"llama.cpp's {name} sometimes cuts {nearly(name)} differently")
+    if any(each.get("add_prefix_space") for each in flat(pre, "pretokenizers")):
+        notes.append(
+            "its tokenizer puts a space before a text, and llama.cpp does not: write that "
+            "space into the prompt"
+        )
+    return name, notes

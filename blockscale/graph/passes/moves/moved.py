@@ -6,15 +6,112 @@ from typing import Any
 
 from torch import fx
 
+from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
+from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
 from blockscale.graph.nodes import aten, call, calls, known, shape
 from blockscale.graph.passes.channels_last import permutation
+from blockscale.graph.passes.moves.blocks import counts, named, through_view
 from blockscale.graph.passes.moves.cuts import expanded, picked, selected, sliced
-from blockscale.graph.passes.moves.onto import permuted, viewed
-from blockscale.graph.passes.moves.parts import dim_of, of_rank
+from blockscale.graph.passes.moves.parts import (
+    changed,
+    dim_of,
+    of_block,
+    of_rank,
+    outer_of_rank,
+    row_of,
+)
+
+
+def permuted(
+    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+) -> Operand | None:
+    """Dimensions in another order."""
+    order, old = permutation(node), shape(node.args[0])
+    if order is None or old is None:
+        return None
+    after = [sizes[i] for i in order]
+    row = row_of(node, old, coded.size)
+    if row is None:
+        row = call(graph, aten.sym_size.int, (node.args[0], order[-1]), like=node)
+
+    fmt = parse(coded.fmt)
+
+    def change(part: Any) -> Any:
+        return call(graph, aten.permute.default, (part, order), like=node)
+
+    one = fmt.block.name == "tensor"
+    spelled = of_block(fmt, named(after, fmt.block))
+    made = changed(coded, (lambda part: part) if one else change, spelled, row)
+    codes: Any = change(coded.codes)
+    return made._replace(codes=codes)
+
+
+def viewed(
+    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+) -> Operand | None:
+    """The same elements in another shape; None where no block says whose scales they are."""
+    old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
+    assert old is not None and new is not None
+    after = through_view(sizes, old, new, WHOLE if fmt.block.rest == WHOLE else 1)
+    to = target_sizes(graph, node)
+    if after is None or to is None:
+        return None
+    scales = _scale_sizes(after, new, to)
+    row = row_of(node, old, coded.size)
+    if scales is None or row is None:
+        return None
+    if fmt.bits not in (8, 16):
+        if not isinstance(row, int):
+            return None
+        to = [*to[:-1], packed_size(fmt.element, row)]
+
+    def view(part: Any, sizes: list[Any]) -> Any:
+        if fmt.block.name == "tensor" and sizes is scales and len(old) == len(new):
+            return part
+        return call(graph, aten.reshape.default, (part, sizes), like=node)
+
+    spelled = of_block(fmt, named(after, fmt.block))
+    made = changed(coded, lambda part: view(part, scales), spelled, row)
+    codes: Any = view(coded.codes, to)
+    return outer_of_rank(graph, made._replace(codes=codes), len(new), node)
+
+
+def _scale_sizes(after: Sequence[int], new: Sequence[Any], to: list[Any]) -> list[Any] | None:
+    """The sizes of scales as arguments of a view."""
+    found: list[Any] = []
+    for size, count, given in zip(after, counts(after, new), to, strict=True):
+        if size not in (1, WHOLE) and not isinstance(count, int):
+            return None
+        found.append(given if size == 1 else count)
+    return found
+
+
+def target_sizes(graph: fx.GraphModule, node: fx.Node) -> list[Any] | None:
+    """The sizes of a view's result as arguments: numbers, nodes, and at most one -1."""
+    new = shape(node)
+    assert new is not None
+    if calls(node, aten.view, aten.reshape, aten._unsafe_view):
+        given = list(node.args[1])  # type: ignore[arg-type]
+        return [n if isinstance(n, int) else g for n, g in zip(new, given, strict=True)]
+    symbols = [n for n in new if not isinstance(n, int)]
+    if len(symbols) <= 1:
+        return [n if isinstance(n, int) else -1 for n in new]
+    old = shape(node.args[0]) or ()
+    found: list[Any] = []
+    for n in new:
+        same = [i for i, m in enumerate(old) if not isinstance(n, int) and known(n == m)]
+        if isinstance(n, int):
+            found.append(n)
+        elif same:
+            found.append(call(graph, aten.sym_size.int, (node.args[0], same[0]), like=node))
+        else:
+            found.append(-1)
+    return found if found.count(-1) <= 1 else None
+
 
 VIEWS = (
     *(aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten),

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 
 from blockscale.core.untrusted import FileError
+from blockscale.export.writers.gguf_files.model import tokenizer_keys
 from blockscale.export.writers.gguf_files.sentencepiece import read_pieces
-from blockscale.export.writers.gguf_files.tokenizer import tokenizer_keys
 from tests.support.tokenizers_here import pieces
 
 SPACE = "\u2581"

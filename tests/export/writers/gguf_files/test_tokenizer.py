@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blockscale.export.writers.gguf_files.tokenizer import byte_level, tokenizer_keys
+from blockscale.export.writers.gguf_files.model import byte_level, tokenizer_keys
 from blockscale.export.writers.gguf_files.vocabulary import Vocabulary
 
 QWEN = (
