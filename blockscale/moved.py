@@ -16,7 +16,17 @@ from typing import Any
 
 MOVED = {
     "blockscale.calibrate": "blockscale.calibration",
-    "blockscale.calibration.blocks.task": "blockscale.calibration.blocks.calls",
+    "blockscale.calibration.blocks": "blockscale.calibration.find_blocks",
+    "blockscale.calibration.blocks.calls": "blockscale.calibration.block_calls",
+    "blockscale.calibration.blocks.find": "blockscale.calibration.find_blocks",
+    "blockscale.calibration.blocks.lane": "blockscale.calibration.block_lane",
+    "blockscale.calibration.blocks.record": "blockscale.calibration.block_record",
+    "blockscale.calibration.blocks.task": "blockscale.calibration.block_calls",
+    "blockscale.calibration.rotations": "blockscale.calibration.rotated",
+    "blockscale.calibration.rotations.learn": "blockscale.calibration.algorithms.spinquant",
+    "blockscale.calibration.rotations.matrices": "blockscale.calibration.rotation_matrices",
+    "blockscale.calibration.rotations.rotated": "blockscale.calibration.rotated",
+    "blockscale.calibration.rotations.stream": "blockscale.calibration.residual_stream",
     "blockscale.core.power_of_two": "blockscale.core.integer_scales",
     "blockscale.export.auditing.audit": "blockscale.export.auditing",
     "blockscale.export.c": "blockscale.export.to_c",

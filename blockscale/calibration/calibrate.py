@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, device_of
-from blockscale.calibration.blocks.calls import BlockAlgorithm
+from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
     Said,
     same_modules,
@@ -26,7 +26,7 @@ from blockscale.calibration.experts import (
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.ranks import Ranks
-from blockscale.calibration.rotations.rotated import check_rotatable, rotated
+from blockscale.calibration.rotated import check_rotatable, rotated
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.resume import method_text
 from blockscale.calibration.walk.weights import Source, streamed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.blocks.calls import BlockAlgorithm
+from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
 from blockscale.calibration.places import share

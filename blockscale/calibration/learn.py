@@ -12,8 +12,7 @@ from torch import nn
 from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference
-from blockscale.calibration.blocks.calls import BlockAlgorithm
-from blockscale.calibration.blocks.find import LayerBlock
+from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.choose import (
     choose_before,
     choose_weights,
@@ -21,6 +20,7 @@ from blockscale.calibration.choose import (
     side_by_side,
     statistics_bytes,
 )
+from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.mixing import Mixing, place_of
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.places import share

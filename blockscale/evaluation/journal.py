@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.blocks.calls import digest
+from blockscale.calibration.block_calls import digest
 from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import quoted
 from blockscale.evaluation.figures import Parts

@@ -17,7 +17,7 @@ from blockscale.calibration.input_stats import Callback, InputStatsCollector, wa
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.progress_bar import listener
-from blockscale.calibration.rotations.rotated import check_rotatable
+from blockscale.calibration.rotated import check_rotatable
 from blockscale.calibration.session import Observing, Session, each_of, has_rows, static_parts
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger

@@ -15,7 +15,7 @@ from blockscale.calibration.algorithms.learned.loop import divergence, squared_e
 from blockscale.calibration.algorithms.learned.samples import Sample
 from blockscale.calibration.algorithms.signround import SignRound
 from blockscale.calibration.algorithms.spinquant import divergence as mean_divergence
-from blockscale.calibration.blocks.calls import BlockCall
+from blockscale.calibration.block_calls import BlockCall
 from blockscale.calibration.calibrate import calibrate
 from blockscale.calibration.observers import make
 from blockscale.calibration.padding import Padding

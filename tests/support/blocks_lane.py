@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with
-tests/calibration/blocks/test_lane.py: `lane_of`, `walk`.
+tests/calibration/test_block_lane.py: `lane_of`, `walk`.
 """
 
 from typing import Any
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import TensorStore
-from blockscale.calibration.blocks.find import find_blocks
-from blockscale.calibration.blocks.lane import Lane
-from blockscale.calibration.blocks.record import record
+from blockscale.calibration.block_calls import TensorStore
+from blockscale.calibration.block_lane import Lane
+from blockscale.calibration.block_record import record
+from blockscale.calibration.find_blocks import find_blocks
 from blockscale.layers.plan import Plan, plan_layers
 from tests.calibration.walk.networks import ids
 

@@ -4,7 +4,7 @@
 A weight algorithm chooses the codes of one layer's weight; a transform changes what the layer's
 input and weight are before they are quantized. A file here defines one class whose `name` is the
 file's name; it has `quantize` (a weight algorithm), `quantize_block` (one that chooses for a whole
-block, blockscale.calibration.blocks.calls) or `prepare` (a transform). Files without such a class
+block, blockscale.calibration.block_calls) or `prepare` (a transform). Files without such a class
 are pieces of the others.
 """
 

@@ -12,7 +12,7 @@ from blockscale.core.format import Format
 if TYPE_CHECKING:
     from blockscale.calibration.input_stats import InputStats
     from blockscale.calibration.padding import Padding
-    from blockscale.calibration.rotations.stream import ResidualStream
+    from blockscale.calibration.residual_stream import ResidualStream
     from blockscale.core.recipe import Recipe
 
 

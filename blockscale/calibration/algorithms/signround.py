@@ -38,7 +38,7 @@ from blockscale.calibration.algorithms.learned.loop import (
 from blockscale.calibration.algorithms.learned.samples import Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight
-from blockscale.calibration.blocks.calls import BlockTask
+from blockscale.calibration.block_calls import BlockTask
 from blockscale.calibration.places import share_codes
 from blockscale.core.format import Format
 from blockscale.core.pack import to_stored

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms.quarot import QuaRot
 from blockscale.calibration.padding import Padding
-from blockscale.calibration.rotations.matrices import head_sizes, turned
-from blockscale.calibration.rotations.rotated import logits, logits_of
-from blockscale.calibration.rotations.stream import ResidualStream
+from blockscale.calibration.residual_stream import ResidualStream
+from blockscale.calibration.rotated import logits, logits_of
+from blockscale.calibration.rotation_matrices import head_sizes, turned
 from blockscale.core.format import Format
 from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.recipe import Recipe

@@ -12,7 +12,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor  # noqa: TC002 - as in other modules
 
-from blockscale.calibration.blocks.calls import digest, tensors
+from blockscale.calibration.block_calls import digest, tensors
 from blockscale.calibration.places import packed, unpack
 from blockscale.calibration.session import Session
 from blockscale.core.untrusted import json_object, parse_json, read_json

@@ -9,8 +9,8 @@ from torch import nn
 
 from blockscale.calibration.algorithms.learned.stage import first_given
 from blockscale.calibration.batches import device_of, inference
-from blockscale.calibration.blocks.calls import BlockCall, BlockTask
-from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError, find_blocks
+from blockscale.calibration.block_calls import BlockCall, BlockTask
+from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError, find_blocks
 from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk

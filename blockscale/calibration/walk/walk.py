@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockscale.calibration.algorithms import Transform
-from blockscale.calibration.blocks.calls import Sequenced, TensorStore
-from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError
-from blockscale.calibration.blocks.lane import Lane
-from blockscale.calibration.blocks.record import record, run_around
+from blockscale.calibration.block_calls import Sequenced, TensorStore
+from blockscale.calibration.block_lane import Lane
+from blockscale.calibration.block_record import record, run_around
 from blockscale.calibration.choose import groups, side_by_side, statistics_bytes, tell_untransformed
+from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError
 from blockscale.calibration.input_stats import watch
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.session import Session, has_rows, static_parts, takes_transform

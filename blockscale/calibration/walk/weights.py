@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.algorithms.hessian import by_nearest
-from blockscale.calibration.blocks.calls import BlockTask, Sequenced
-from blockscale.calibration.blocks.find import LayerBlock
+from blockscale.calibration.block_calls import BlockTask, Sequenced
 from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
+from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.places import share
 from blockscale.calibration.session import Session, told_changed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""transform="quarot": tests/calibration/rotations has what it does to models."""
+"""transform="quarot": tests/calibration/test_rotated.py has what it does to models."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ from blockscale.calibration.algorithms.learned.samples import Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.calibration.algorithms.signround import SignRound
-from blockscale.calibration.blocks.calls import BlockTask
+from blockscale.calibration.block_calls import BlockTask
 from blockscale.ops.tensor import QTensor
 from tests.calibration.algorithms.learned.tasks import FORMATS, Net, task_of, weights_of
 

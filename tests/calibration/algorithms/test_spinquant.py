@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""transform="spinquant": tests/calibration/rotations/test_learn.py has what it learns."""
+"""transform="spinquant": tests/calibration/test_learned_rotation.py has what it learns."""
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import BlockTask
+from blockscale.calibration.block_calls import BlockTask
 from blockscale.core.pack import to_stored
 
 GROUPS = "int4:group8:fp32"

@@ -15,7 +15,7 @@ from blockscale.calibration.algorithms.learned.samples import (
     Samples,
     joined,
 )
-from blockscale.calibration.blocks.calls import BlockCall, Sequenced
+from blockscale.calibration.block_calls import BlockCall, Sequenced
 from blockscale.calibration.ranks import Ranks
 
 

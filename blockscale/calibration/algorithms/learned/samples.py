@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.calibration.blocks.calls import BlockCall
+from blockscale.calibration.block_calls import BlockCall
 from blockscale.core.torch_private import pytree
 
 NEAR = 1e-2  # of the size of what a block gives: rows that are run together or alone may differ

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from blockscale.calibration.blocks.calls import BlockCall, BlockTask, first_tensor
+from blockscale.calibration.block_calls import BlockCall, BlockTask, first_tensor
 from blockscale.calibration.input_stats import seen_by
 from blockscale.core.pack import from_stored, of_convolution
 from blockscale.layers.plan import Plan

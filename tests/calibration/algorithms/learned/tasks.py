@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import BlockCall, BlockTask
+from blockscale.calibration.block_calls import BlockCall, BlockTask
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.supplied import Supplied
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.learned.dealt import DealtSamples, _summed
 from blockscale.calibration.algorithms.learned.samples import Sample, Samples
-from blockscale.calibration.blocks.calls import BlockCall
+from blockscale.calibration.block_calls import BlockCall
 from blockscale.calibration.ranks import Ranks
 
 SIZES = (3, 1, 2)

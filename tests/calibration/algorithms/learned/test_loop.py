@@ -22,7 +22,7 @@ from blockscale.calibration.algorithms.learned.samples import Sample, Samples
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.algorithms.learned.weight import LearnedWeight, LearningRates
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.blocks.calls import BlockCall
+from blockscale.calibration.block_calls import BlockCall
 from tests.calibration.algorithms.learned.tasks import task_of, weights_of
 
 FAST = DescentSettings(steps=60, rate=0.5, positions=48, checks=6)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.learned import samples as samples_module
 from blockscale.calibration.algorithms.learned.samples import Samples
-from blockscale.calibration.blocks.calls import BlockCall
+from blockscale.calibration.block_calls import BlockCall
 
 
 def double(call: BlockCall) -> Tensor:

@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.calibration.algorithms.learned.stage import Stage
-from blockscale.calibration.blocks.calls import BlockCall, BlockTask
+from blockscale.calibration.block_calls import BlockCall, BlockTask
 from blockscale.layers.before.scale import Scale
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QInput

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.blocks.calls import (
+from blockscale.calibration.block_calls import (
     BlockCall,
     Key,
     NestedTensors,
@@ -23,7 +23,7 @@ from blockscale.calibration.blocks.calls import (
     tensors,
     version,
 )
-from blockscale.calibration.blocks.find import LayerBlock, NotWalkableError
+from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE
 from blockscale.core.untrusted import kind_of

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import call, inference
-from blockscale.calibration.blocks.calls import first_tensor
+from blockscale.calibration.block_calls import first_tensor
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE, Ranks
-from blockscale.calibration.rotations.matrices import head_sizes, orthogonal, turned
-from blockscale.calibration.rotations.stream import ResidualStream, UnrotatableError, stream_of
+from blockscale.calibration.residual_stream import ResidualStream, UnrotatableError, stream_of
+from blockscale.calibration.rotation_matrices import head_sizes, orthogonal, turned
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of

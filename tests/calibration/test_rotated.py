@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.calibration import rotated as under_test
 from blockscale.calibration.algorithms.quarot import QuaRot
-from blockscale.calibration.rotations import rotated as under_test
-from blockscale.calibration.rotations.rotated import rotated
-from blockscale.calibration.rotations.stream import UnrotatableError, stream_of
+from blockscale.calibration.residual_stream import UnrotatableError, stream_of
+from blockscale.calibration.rotated import rotated
 from tests.support.rotation_models import DECODERS, REFUSED, batches, decoder
 
 RECIPE = bs.Recipe("int8_channel", input="int8_token", skip=["*head", "*embed*"])

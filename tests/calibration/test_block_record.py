@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.blocks.calls import TensorStore
-from blockscale.calibration.blocks.find import NotWalkableError
-from blockscale.calibration.blocks.record import record
+from blockscale.calibration.block_calls import TensorStore
+from blockscale.calibration.block_record import record
+from blockscale.calibration.find_blocks import NotWalkableError
 from tests.calibration.walk.networks import Block, Decoder, decoder
 from tests.support.blocks_lane import lane_of, walk
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.rotations.stream import Norm, ResidualStream, UnrotatableError, Use
+from blockscale.calibration.residual_stream import Norm, ResidualStream, UnrotatableError, Use
 from blockscale.core.arithmetic import philox
 from blockscale.layers.before.rotate import random_signs
 from blockscale.ops.seed import seed_tensor

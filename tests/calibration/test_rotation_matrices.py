@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from blockscale.calibration.rotations.matrices import hadamard, orthogonal, turned
-from blockscale.calibration.rotations.rotated import put
-from blockscale.calibration.rotations.stream import UnrotatableError, stream_of
+from blockscale.calibration.residual_stream import UnrotatableError, stream_of
+from blockscale.calibration.rotated import put
+from blockscale.calibration.rotation_matrices import hadamard, orthogonal, turned
 from tests.support.rotation_models import batches, decoder
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from blockscale.calibration.rotations.stream import UnrotatableError, stream_of
+from blockscale.calibration.residual_stream import UnrotatableError, stream_of
 from tests.support.rotation_models import batches, decoder
 
 

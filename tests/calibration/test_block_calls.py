@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.blocks.calls import (
+from blockscale.calibration.block_calls import (
     BlockCall,
     BlockTask,
     Key,

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from blockscale.calibration.blocks.calls import Key, NestedTensors, ghost, holds_nan, version
-from blockscale.calibration.blocks.find import NotWalkableError, Stop, stubbed
-from blockscale.calibration.blocks.lane import Lane
+from blockscale.calibration.block_calls import Key, NestedTensors, ghost, holds_nan, version
+from blockscale.calibration.block_lane import Lane
+from blockscale.calibration.find_blocks import NotWalkableError, Stop, stubbed
 from blockscale.layers.guards import call
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from blockscale.calibration.algorithms.spinquant import RotationSettings, cayley, divergence, learn
-from blockscale.calibration.rotations.matrices import orthogonal
-from blockscale.calibration.rotations.rotated import logits
-from blockscale.calibration.rotations.stream import stream_of
+from blockscale.calibration.residual_stream import stream_of
+from blockscale.calibration.rotated import logits
+from blockscale.calibration.rotation_matrices import orthogonal
 from blockscale.core.recipe import Recipe
 from tests.support.rotation_models import batches, decoder
 

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.blocks.find import Stop, find_blocks, stubbed
+from blockscale.calibration.find_blocks import Stop, find_blocks, stubbed
 from blockscale.layers.plan import Plan, plan_layers
 from tests.calibration.walk.networks import CALLS, Block, decoder, ids
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from blockscale.calibration.blocks.calls import TensorStore
-from blockscale.calibration.blocks.find import NotWalkableError
-from blockscale.calibration.blocks.record import record, run_around
+from blockscale.calibration.block_calls import TensorStore
+from blockscale.calibration.block_record import record, run_around
+from blockscale.calibration.find_blocks import NotWalkableError
 from tests.calibration.walk.networks import CALLS, decoder, ids
 from tests.support.blocks_lane import lane_of, walk
 
