@@ -22,7 +22,8 @@ __all__ = [
     "any_requires_grad", "aoti_package", "autograd_of_op", "calculate_qparams",
     "constant_source", "convert_decomposed", "cuda_device", "cuda_stream", "detect_fake_mode",
     "device_guard", "disable_modes", "dispatch_keys", "dispatch_modes", "empty_strided_cuda",
-    "enable_python_dispatcher", "exporting", "forward_level", "function_modes", "graph_task",
+    "enable_python_dispatcher", "exporting", "forward_level", "function_modes",
+    "global_hooks", "graph_task",
     "has_kernel", "inductor_config", "innermost_transform", "int_mm", "is_amx_tile_supported",
     "is_vnni_supported", "load_from_state_dict", "needed", "no_torch_function", "profiler_on",
     "pytree", "register_decomposed", "register_device", "save_to_state_dict", "scaled_mm",
@@ -72,6 +73,7 @@ with needed():
     from torch.nn.modules.conv import _ConvNd as ConvNd
     from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
     from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+    from torch.nn.modules.module import _has_any_global_hook as global_hooks
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes as disable_modes

@@ -28,6 +28,7 @@ from blockscale.core.torch_private import (
     constant_source,
     pytree,
 )
+from blockscale.graph.direct import calling
 
 # What a graph of ours knows beside its nodes; it stays with the graph module through copies.
 
@@ -92,7 +93,17 @@ _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Graph(fx.GraphModule):
-    """A GraphModule that pickles. Raises what pickle does for a module in it that does not."""
+    """A GraphModule that pickles, and is called as directly as a call allows (graph.direct).
+
+    Raises what pickle does for a module in it that does not.
+    """
+
+    def recompile(self) -> Any:
+        """As torch's."""
+        made = super().recompile()
+        kind: Any = type(self)  # each graph module has a class of its own
+        kind.__call__ = calling(kind.__call__, made.src, made.globals)
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = dict(self.__dict__)

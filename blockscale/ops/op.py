@@ -58,6 +58,8 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+# torch op -> what runs its flat arguments without the dispatcher, where dispatch.alone says so
+RUNS: dict[Any, Callable[..., Any]] = {}
 
 
 def op(
@@ -130,6 +132,7 @@ def register(
     rule = batching_rule(name, takes.names, lambda: overload)
     torch.library.register_vmap(f"blockscale::{name}", rule, lib=LIBRARY)
     overload = getattr(torch.ops.blockscale, name).default
+    RUNS[overload] = run if takes.plain else lambda *flat: run(*takes.bind(*flat))
     return Op(name, reference, takes, takes.defaults, takes.flatten, overload, ulps, run)
 
 

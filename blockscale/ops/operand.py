@@ -78,6 +78,11 @@ class Signature:
         return _function(self._own, self._texts[2], self._scope)
 
     @property
+    def plain(self) -> bool:
+        """Whether the op's own arguments are the flat ones, none of which can be left out."""
+        return self.flat == self._own
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Of the torch op's arguments."""
         return tuple(parameter.name for parameter in self.flat)

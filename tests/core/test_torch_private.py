@@ -96,6 +96,13 @@ def forward_mode() -> bool:
     return (private.forward_level(), inside) == (-1, 0)
 
 
+def hooks_of_all() -> bool:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    inside = bool(private.global_hooks())
+    handle.remove()
+    return inside and not private.global_hooks()
+
+
 def function_mode() -> bool:
     class Mode(torch.overrides.TorchFunctionMode):
         pass
@@ -271,6 +278,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "exporting": in_a_program,
     "forward_level": forward_mode,
     "function_modes": function_mode,
+    "global_hooks": hooks_of_all,
     "graph_task": in_backward,
     "has_kernel": kernels_of_keys,
     "inductor_config": lambda: isinstance(private.inductor_config().freezing, bool),

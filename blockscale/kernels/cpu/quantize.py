@@ -44,6 +44,13 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _run(n, x, dtype, parts, by.seed, given=True)
 
 
+def quantize_whole(x: Tensor, fmt: str, parts: QParams) -> Tensor:
+    """Codes of x in order, not empty, under parts that fit it; without a seed."""
+    n = native(fmt)
+    x, dtype = floats(x)
+    return _run(n, x, dtype, parts, None, given=True)
+
+
 def _turns(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
     """Whether the codes of x are turned: bytes under one scale, sooner than numbers."""
     alike = n.bytewise and n.bits == 8 and not n.drawn and scale.numel() == 1 and x.is_cpu

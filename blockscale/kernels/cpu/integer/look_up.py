@@ -10,10 +10,12 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
-from blockscale.kernels.cpu.native import channels_first, threads
+from blockscale.kernels.cpu.native import channels_first, native, threads
 from blockscale.kernels.cpu.quantize import dequantize as numbers
 from blockscale.kernels.cpu.quantize import quantize as quantize_by
+from blockscale.kernels.cpu.quantize import quantize_whole
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
 
@@ -50,7 +52,10 @@ def _supports_quantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) 
 @kernel("integer_quantize", backend="cpu", supports=_supports_quantize)
 def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
     """As ops.integer.doors.quantize."""
-    return quantize_by(x, _quantizer(exponent, zero, fmt, x.ndim))
+    by = _quantizer(exponent, zero, fmt, x.ndim)
+    if not x.is_contiguous() or not x.numel():
+        return quantize_by(x, by)
+    return quantize_whole(x, by.fmt, _parts(exponent, zero, fmt, x.ndim))
 
 
 @lru_cache(256)
@@ -68,6 +73,19 @@ def _quantizer(exponent: int, zero: int, fmt: str, rank: int) -> Quantizer:
     ones = (1,) * rank
     point = torch.full(ones, zero, dtype=torch.int32) if parse(fmt).asym else None
     return Quantizer(torch.full(ones, 2.0**exponent), point, None, _under_one(fmt))
+
+
+@lru_cache(256)
+def _parts(exponent: int, zero: int, fmt: str, rank: int) -> QParams:
+    """What fits any tensor of this rank: seen once, not at each call."""
+    by = _quantizer(exponent, zero, fmt, rank)
+    assert by.scale is not None
+    return native(by.fmt).checked_parts((1,) * rank, by.scale, by.zero_point, None)
+
+
+@lru_cache(256)
+def _power(exponent: int) -> Tensor:
+    return torch.tensor(2.0**exponent, dtype=torch.float32)
 
 
 _CODES = {
@@ -89,8 +107,9 @@ def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
     """As ops.integer.doors.dequantize: one rounding, that of int32 to float32."""
     codes = channels_first(x)
     if codes.dtype == torch.int32 or not codes.ndim:
-        values = codes.to(torch.float32)
-        return (values.sub_(zero) if zero else values).mul_(2.0**exponent)
+        if not zero:  # one op, in float32 whatever torch's default is
+            return torch.mul(codes, _power(exponent))
+        return codes.to(torch.float32).sub_(zero).mul_(2.0**exponent)
     by = _quantizer(exponent, zero, _CODES[codes.dtype], codes.ndim)
     assert by.scale is not None
     whole = Operand(codes, by.scale, by.zero_point, None, by.fmt, codes.shape[-1])

@@ -26,7 +26,7 @@ from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.resident import Residents
 
 CODES = {torch.int8: "int8", torch.uint8: "uint8"}
-OF_X = (torch.int8, torch.uint8, torch.int16)
+OF_X = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (torch.int8, torch.uint8, torch.int16)}
 OF_WEIGHT = (torch.int8, torch.int16)
 # as `Rounding` of src/spec.h counts them
 _ROUNDINGS = ("nearest_even", "nearest_away", "toward_zero", "down", "up")
@@ -93,10 +93,8 @@ def takes(x: Tensor, weight: Tensor, x_zero: int, fmt: str) -> bool:
 
 def is_code(x: Tensor, zero: int) -> bool:
     """Whether the kernels multiply codes of this dtype, with this zero point."""
-    if x.dtype not in OF_X:
-        return False
-    range_ = torch.iinfo(x.dtype)
-    return range_.min <= zero <= range_.max
+    range_ = OF_X.get(x.dtype)
+    return range_ is not None and range_[0] <= zero <= range_[1]
 
 
 @lru_cache(256)
@@ -162,37 +160,34 @@ def run(
     _, zero, low, high, fmt = end
     sums = torch.int64 if kept.wide else torch.int32
     y = new(shape, _code_dtype(fmt) if fmt else sums)
-    before = None if len(kept.steps) == 1 else new(shape, sums)
+    last, count = len(kept.steps) - 1, len(kept.steps[0].weights)
+    before = new(shape, sums) if last else None
     halves, channels = _halves(x, x_zero), x.shape[-1]
-    matrices = len(kept.steps[0].weights)
-    rows, stacked = y.numel() // (shape[-1] * matrices), kept.ends.ndim == 3
+    rows = y.numel() // (shape[-1] * count)
     for i, step in enumerate(kept.steps):
-        codes, point = halves[step.half]
-        first, last = step.channels
-        part, numbers = codes, places.numbers
-        if places.groups <= 1 and last - first != channels:
-            part = codes[..., first:last].contiguous()
-            numbers = (*numbers[:-1], last - first) if numbers else ()
-        final = i + 1 == len(kept.steps)
-        to = y if final or before is None else before
-        ending = _ending(*((fmt, zero, low, high) if final else ("", 0, 0, 0)), kept.wide)
-        ends, size = kept.ends if final else kept.sums, part.numel() // matrices
-        so_far = None if i == 0 else before
-        for matrix, weight in enumerate(step.weights):
-            at = matrix * rows  # the first of this one's
-            own = ends[matrix] if final and stacked else ends
+        part, point = halves[step.half]
+        first, end_of = step.channels
+        numbers = places.numbers
+        if places.groups <= 1 and end_of - first != channels:
+            part = part[..., first:end_of].contiguous()
+            numbers = (*numbers[:-1], end_of - first) if numbers else ()
+        to, ends, ending = y, kept.ends, (fmt, zero, low, high)
+        if before is not None and i < last:
+            to, ends, ending = before, kept.sums, ("", 0, 0, 0)
+        given, how = _form(part.dtype).handle, _ending(*ending, kept.wide)
+        at = (part.data_ptr(), to.data_ptr(), ends.data_ptr())
+        so_far = before.data_ptr() if before is not None and i else 0
+        for weight in step.weights:
             done = weight.shifts(
-                _form(part.dtype).handle, part.data_ptr() + matrix * size, rows, point,
-                numbers, places.groups, _address(to, at), (own.data_ptr(), _address(so_far, at)),
-                kept.wide, step.left, ending, threads(),
+                given, at[0], rows, point, numbers, places.groups, at[1], (at[2], so_far),
+                kept.wide, step.left, how, threads(),
             )  # fmt: skip
             assert done, "int8 by int8 under the scale 1"
+            if count > 1:  # each of the next matrix
+                of_ends = ends[0].nbytes if ends.ndim == 3 else 0
+                at = (at[0] + part.numel() // count, at[1] + to.nbytes // count, at[2] + of_ends)
+                so_far += before.nbytes // count if so_far and before is not None else 0
     return y
-
-
-def _address(y: Tensor | None, row: int) -> int:
-    """Where a row of y [..., n] begins, in order; 0 for none."""
-    return 0 if y is None else y.data_ptr() + row * y.shape[-1] * y.itemsize
 
 
 def _halves(x: Tensor, zero: int) -> list[tuple[Tensor, int]]:
@@ -236,11 +231,12 @@ def kept_of(
 
 def key_of(x: Tensor, largest: int, fmt: str) -> str:
     """What a weight is made ready for, beside its tensors."""
-    return _key(accumulator(largest) == torch.int64, x.dtype == torch.int16, not fmt)
+    return _key(largest, x.dtype, not fmt)
 
 
-@lru_cache(8)
-def _key(wide: bool, halves: bool, sums: bool) -> str:
+@lru_cache(1024)
+def _key(largest: int, x: torch.dtype, sums: bool) -> str:
+    wide, halves = accumulator(largest) == torch.int64, x == torch.int16
     return " ".join(("wide" * wide, "halves" * halves, "sums" * sums))
 
 
