@@ -22,7 +22,7 @@ from tests.support.durations import FILE, Durations
 from tests.support.read_once import read_once
 from tests.support.rewriting import rewrite_share
 from tests.support.schedule import Budget
-from tests.support.some import beyond_pairs, is_left_out, left_out_by, mark_slow
+from tests.support.some import choose, is_left_out, left_out_by
 
 if not torch.cuda.is_available():  # before anything imports Triton, as torchao does: it decorates
     os.environ["TRITON_INTERPRET"] = "1"  # its own functions when it is imported
@@ -73,14 +73,14 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--every-case"):
-        dropped = set(beyond_pairs(items))
-        if dropped:
-            config.hook.pytest_deselected(items=sorted(dropped, key=lambda item: item.nodeid))
-            items[:] = [item for item in items if item not in dropped]
-        mark_slow(items)
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """No items either for the cases that `-m` leaves out of a test that has others."""
+    yield
+    config = metafunc.config
+    named = any("::" in arg for arg in config.args)
+    without = set() if named else left_out_by(config.option.markexpr)
+    choose(metafunc, config.getoption("--every-case"), without)
 
 
 def pytest_collection_finish() -> None:

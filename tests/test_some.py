@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each two values of two lists meet in a case, and each value is in a fast one."""
 
-from dataclasses import dataclass
 from itertools import combinations, product
 from types import SimpleNamespace
 
 import pytest
 
-from tests.support.some import beyond_pairs, covering, crossed, is_left_out, left_out_by
+from tests.support.some import choose, covering, crossed, is_left_out, left_out_by
 
 
 def grid(*sizes: int) -> list[tuple[int, ...]]:
@@ -56,38 +55,58 @@ def test_each_value_is_in_a_fast_case() -> None:
 VALUES = [object() for _ in range(9)]
 
 
-@dataclass
-class Item:
-    """As much of a pytest item as is asked."""
+class Cases:
+    """As much of pytest's Metafunc as is asked: the cases of a function with marks."""
 
-    place: tuple[int, ...]
-    marked: bool = True
-    test: str = "test_a"
+    def __init__(self, places: list[tuple[int, ...]], *marks: pytest.MarkDecorator):
+        self.definition = self
+        self._marks = {mark.name: mark for mark in marks}
+        self._calls = [self.case(place) for place in places]
 
-    @property
-    def nodeid(self) -> str:
-        return f"{self.test}[{self.place}]"
+    def case(self, place: tuple[int, ...]) -> SimpleNamespace:
+        params = dict(zip("abcd", [VALUES[i] for i in place], strict=False))
+        return SimpleNamespace(place=place, params=params, marks=[])
 
-    @property
-    def callspec(self) -> SimpleNamespace:
-        values = [VALUES[i] for i in self.place]
-        return SimpleNamespace(params=dict(zip("abcd", values, strict=False)))
+    def get_closest_marker(self, name: str) -> pytest.MarkDecorator | None:
+        return self._marks.get(name)
 
-    def get_closest_marker(self, name: str) -> bool:
-        return self.marked and name == "pairs"
+    def chosen(self, every_case: bool = False, without: str = "") -> list[tuple[int, ...]]:
+        choose(self, every_case, {without})  # type: ignore[arg-type]
+        return [case.place for case in self._calls]
 
 
 def test_pairs_of_decorators_and_fixtures() -> None:
-    """Of each test by itself, among the cases that there are; the others stay whole."""
-    items = [Item((i, j, j, k)) for i, j, k in grid(6, 3, 3)]
-    others = [Item(place, False, "test_b") for place in grid(4, 4, 4)]
-    few = [Item((3, 2, 1), test="test_c")]
-    dropped = [item.place for item in beyond_pairs([*items, *others, *few])]
-    kept = {item.place for item in items} - set(dropped)
-    assert len(kept) + len(dropped) == len(items)
+    """Among the cases that there are; tests without the mark stay whole."""
+    places = [(i, j, j, k) for i, j, k in grid(6, 3, 3)]
+    kept = Cases(places, pytest.mark.pairs).chosen()
     assert 18 <= len(kept) <= 32
     for a, b in ((0, 1), (0, 3)):
         assert len({(place[a], place[b]) for place in kept}) == 18
+    assert Cases(places, pytest.mark.pairs).chosen(every_case=True) == places
+    assert Cases(grid(4, 4, 4)).chosen() == grid(4, 4, 4)
+    assert Cases([(3, 2, 1)], pytest.mark.pairs).chosen() == [(3, 2, 1)]
+
+
+def test_some_cases_are_fast() -> None:
+    """About one in four, the first among them; the others are slow, or left out."""
+    places = grid(8, 5)
+    test = Cases(places, pytest.mark.some(4))
+    assert test.chosen() == places
+    fast = [case.place for case in test._calls if not case.marks]
+    assert fast[0] == (0, 0) and 9 <= len(fast) <= 12
+    assert Cases(places, pytest.mark.some(4)).chosen(without="slow") == fast
+    assert Cases(places, pytest.mark.some(4)).chosen(every_case=True, without="slow") == places
+    assert Cases(places, pytest.mark.some(4), pytest.mark.slow).chosen(without="gpu") == places
+
+
+def test_cases_of_a_mark_are_left_out() -> None:
+    """Where all have it one stays, for pytest itself to leave out."""
+    for slow, left in (({1, 2}, [(0,), (3,)]), ({0, 1, 2, 3}, [(0,)]), (set(), grid(4))):
+        test = Cases(grid(4))
+        for case in test._calls:
+            case.marks += [pytest.mark.slow.mark] * (case.place[0] in slow)
+        assert test.chosen(without="slow") == left
+    assert Cases([]).chosen(without="slow") == []
 
 
 def test_marks_that_leave_a_test_out() -> None:

@@ -12,7 +12,6 @@ combinations that are chosen, too, and for `make attack`.
 """
 
 import random
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -69,19 +68,31 @@ def covering(cases: Sequence[tuple[int, ...]], more: float = MORE) -> list[tuple
     return [case for case in cases if case in found]
 
 
-def beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Of each test that is marked `pairs`, the cases that bring no new pair of parameters."""
-    tests: dict[str, dict[tuple[int, ...], pytest.Item]] = defaultdict(dict)
+def choose(metafunc: pytest.Metafunc, every_case: bool, without: set[str]) -> None:
+    """Of a test's cases those that are wanted, before pytest makes items of them: half are slow.
+
+    every_case: also those that `pairs` and `some` leave out; without: marks that none may have.
+    """
+    cases, test = metafunc._calls, metafunc.definition
+    if not every_case and test.get_closest_marker("pairs"):
+        cases = meeting(cases)
+    some = test.get_closest_marker("some")
+    if some and not every_case and not test.get_closest_marker("slow"):
+        mark_slow(cases, some.args[0])
+    kept = [case for case in cases if not any(mark.name in without for mark in case.marks)]
+    metafunc._calls = kept or cases[:1]  # none at all would be a test without parameters
+
+
+def meeting(cases: Sequence[Any]) -> list[Any]:
+    """Those of a test's cases in which two parameters' values meet for the first time."""
     numbers: dict[tuple[str, int], int] = {}  # of the values: one object in all its cases
-    for item in items:
-        if item.get_closest_marker("pairs"):
-            values: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
-            keys = [(name, id(values[name])) for name in sorted(values)]
-            place = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
-            tests[item.nodeid.partition("[")[0]][place] = item
-    kept = {test: set(covering(list(cases))) for test, cases in tests.items()}
-    return [item for test, cases in tests.items() for place, item in cases.items()
-            if place not in kept[test]]  # fmt: skip
+    places = {
+        tuple(numbers.setdefault((name, id(case.params[name])), len(numbers))
+              for name in sorted(case.params)): case
+        for case in cases
+    }  # fmt: skip
+    kept = set(covering(list(places)))
+    return [case for place, case in places.items() if place in kept]
 
 
 def left_out_by(expression: str) -> set[str]:
@@ -98,18 +109,15 @@ def is_left_out(collector: pytest.Collector, test: object, marks: set[str]) -> b
     return bool(marks & own) or any(mark.name in marks for mark in collector.iter_markers())
 
 
-def mark_slow(items: Iterable[pytest.Item]) -> None:
-    """Of each test that is marked `some(N)`, one case in N stays fast, the first one among them.
+def mark_slow(cases: Iterable[Any], one_in: int) -> None:
+    """Of a test's cases one in so many stays fast, the first one among them.
 
     Multiples of the golden ratio lie evenly in [0, 1) and have no period: no value of a list that
     goes around within the cases is left out each time.
     """
-    seen: Counter[str] = Counter()
-    for item in items:
-        mark = item.get_closest_marker("some")
-        if mark is None or item.get_closest_marker("slow"):
-            continue
-        name = item.nodeid.partition("[")[0]
-        if seen[name] * GOLDEN % 1 >= 1 / mark.args[0]:
-            item.add_marker(pytest.mark.slow)
-        seen[name] += 1
+    number = 0
+    for case in cases:
+        if all(mark.name != "slow" for mark in case.marks):
+            if number * GOLDEN % 1 >= 1 / one_in:
+                case.marks.append(pytest.mark.slow.mark)
+            number += 1
