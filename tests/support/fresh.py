@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A fresh Python for each test that needs one, without the second that importing torch takes.
 
-One process, started when the first test asks, imports torch and nothing else; another one torch and
-blockscale, for programs that want those and are about something else (`ready=WITH_OURS`). Each
+One process, started when the first test asks, imports torch and nothing else; another one torch,
+its compiler and blockscale, for programs that are about something else (`ready=WITH_OURS`). Each
 program runs in a fork: what it prints and how it ends is its own, and neither it nor the tests'
 process sees what the other imported. Settings that are read before torch is (OMP_NUM_THREADS,
 LD_PRELOAD, what the allocator takes) need a Python of their own:
@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TORCH, WITH_OURS = "import torch", "import torch, blockscale"  # what a server has done
+# What a server has done. Torch imports its compiler, two seconds, wherever a program exports,
+# trains or shards; tests of several processes are modules that import pytest.
+TORCH = "import torch"
+WITH_OURS = """
+import torch._dynamo, torch.distributed.tensor, torch.export._trace
+import blockscale, pytest
+"""
 
 # Each job is a line of JSON; the fork that waits for it answers with "ID EXITCODE SECONDS".
 _SERVER = """
