@@ -246,6 +246,13 @@ def cut(q: Operand, dim: int, start: int, stop: int) -> Operand:
     return operand(codes, parts_of(q.qparams, fmt, own), refined(fmt, own), size)
 
 
+def check_cut(fmt: Format, own: Share) -> None:
+    """Raise ValueError, as `cut` would, where a share of a tensor in a format cannot be cut out."""
+    refined(fmt, own)
+    if own.dim == len(own.shape) - 1:
+        _check_bytes(fmt, own)
+
+
 def _check_bytes(fmt: Format, own: Share) -> None:
     together, n = _in_a_byte(fmt), own.shape[own.dim]
     for place in (own.start, own.stop):

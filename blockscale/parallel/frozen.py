@@ -19,6 +19,16 @@ def weights_of(model: nn.Module) -> list[QWeight]:
     return [each for each in model.modules() if isinstance(each, QWeight)]
 
 
+def check_torch(version: str) -> None:
+    """Raise RuntimeError for a torch whose FSDP2 takes no parameters of bytes."""
+    if tuple(int(n) for n in version.split(".")[:2]) < _TAKES_BYTES:
+        raise RuntimeError(
+            f"bs.parallel.as_parameters_: FSDP2 of torch {version} takes no parameters of "
+            'bytes ("only Tensors of floating point dtype can require gradients"): use torch 2.13 '
+            "or later, or leave the quantized layers whole on each process"
+        )
+
+
 def _came_late(weight: QWeight) -> bool:
     """Whether FSDP2 has seen a weight while its codes were buffers."""
     return not weight.frozen and getattr(weight, "_is_fsdp_managed_module", False)
@@ -51,12 +61,7 @@ def as_parameters_(model: Model, *, torch_version: str = torch.__version__) -> M
             f"model's weights, such as {late[0]!r}, and did not shard them: call as_parameters_ "
             "before it, on a model that is whole"
         )
-    if tuple(int(n) for n in torch_version.split(".")[:2]) < _TAKES_BYTES:
-        raise RuntimeError(
-            f"bs.parallel.as_parameters_: FSDP2 of torch {torch_version} takes no parameters of "
-            'bytes ("only Tensors of floating point dtype can require gradients"): use torch 2.13 '
-            "or later, or leave the quantized layers whole on each process"
-        )
+    check_torch(torch_version)
     for weight in weights:
         weight.freeze()
     return model

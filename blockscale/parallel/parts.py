@@ -7,13 +7,15 @@ another order; everything before the sum has the bits of one process.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from blockscale.core.cuts import blocks_of, deal, placements, share
+from blockscale.core.cuts import blocks_of, check_cut, deal, placements, refined, share
+from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.shared_scales import choose, spans
 from blockscale.layers.before.scale import Scale
@@ -62,6 +64,21 @@ def place(group: Any, n: int, whole_io: bool = False) -> Place:
     return Place(group, dist.get_rank(group), places, whole_io)
 
 
+def check_pieces(fmt: Format, shape: tuple[int, ...], dim: int, parts: int, processes: int) -> None:
+    """Raise ValueError where a weight in a format, stored in a shape, cannot be cut along `dim`,
+    in each of the `parts` of equal size of which it consists, for so many processes."""
+    if shape[dim] % parts:
+        raise ValueError(f"{shape[dim]} rows cannot be divided into {parts} equal parts")
+    n = shape[dim] // parts
+    for start, stop in pairwise(deal(n, processes)):
+        own = [(i * n + start, i * n + stop) for i in range(parts)]
+        cuts = [share(shape, dim, (0, *each, shape[dim]), 1) for each in own]
+        for each in cuts:
+            check_cut(fmt, each)
+        if any(refined(fmt, each) != refined(fmt, cuts[0]) for each in cuts):
+            raise ValueError(f"{fmt}: the parts of the weight are cut at other places of blocks")
+
+
 def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[QTensor], str]:
     """This process's part along `dim` of a stored weight that consists of `parts` of equal size
     along it, as a gate and an up projection do: a view of each, and which they are in words.
@@ -69,13 +86,10 @@ def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[Q
     Raises ValueError where the format cannot be cut so, with its spelling.
     """
     q = weight.tensor
-    if q.shape[dim] % parts:
-        raise ValueError(f"{q.shape[dim]} rows cannot be divided into {parts} equal parts")
+    check_pieces(q.format, tuple(q.shape), dim, parts, dist.get_world_size(group))
     at = place(group, q.shape[dim] // parts)
     n = at.places[-1]
     some = [q.narrow(dim, i * n + at.start, at.length) for i in range(parts)]
-    if any(each.format != some[0].format for each in some):
-        raise ValueError(f"{q.format}: the parts of the weight are cut at other places of blocks")
     return some, f"{at.start} to {at.start + at.length} of {n}"
 
 

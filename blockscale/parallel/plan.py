@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from blockscale.core import rules
+from blockscale.core.format import Format
 from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.guards import check_model
 from blockscale.layers.held_parameters import all_held
@@ -16,13 +17,14 @@ from blockscale.layers.layer import QLayer
 from blockscale.layers.processes import check_unsharded
 from blockscale.layers.store import QWeight
 from blockscale.parallel.collectives import shared, summed
+from blockscale.parallel.floats import FloatParameter, put_float, refuses_float
 from blockscale.parallel.frozen import weights_of
-from blockscale.parallel.parts import STYLES, cut_weight, pieces_of, put, refuses
+from blockscale.parallel.parts import STYLES, check_pieces, cut_weight, pieces_of, put, refuses
 
 _CALLED = "bs.parallel.shard_"
 # styles of parameters that are stacks [E, n, k]: the dimension, and of how many parts it consists
 _OF_STACKS = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
-_WHOLE = ("replicate", "replicated_with_grad_allreduce")
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "local_params")
 # styles that a layer follows by itself, so that a float one may stay whole
 _ALONE = ("colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "embedding_colwise")
 _SAME = {
@@ -51,6 +53,8 @@ def shard_(model: nn.Module, mesh: Any, plan: Plan = "auto") -> dict[str, str]:
     has its features. A layer sends one sum or its outputs, and row-wise ones whose inputs have
     scales over all features the ranges of these before.
 
+    Float layers that the plan pairs with quantized ones are cut, too.
+
     mesh: a torch DeviceMesh of one dimension
     plan: {pattern of names: style}, the first that matches counts; or "auto", the plan that a model
         of transformers brings (`tp_plan`). Styles are transformers':
@@ -64,14 +68,21 @@ def shard_(model: nn.Module, mesh: Any, plan: Plan = "auto") -> dict[str, str]:
     that names nothing, for layers and formats that cannot be cut so, and where processes disagree.
     """
     check_model(model, _CALLED)
-    check_unsharded(model, _CALLED)
     if getattr(mesh, "ndim", 0) != 1:
         raise ValueError(f"{_CALLED}: expected a DeviceMesh of one dimension, such as mesh['tp']")
+    if isinstance(plan, str):
+        return deal_layers(model, mesh.get_group(), _own_plan(model), auto=True)
+    return deal_layers(model, mesh.get_group(), plan)
+
+
+def deal_layers(
+    model: nn.Module, group: Any, plan: Mapping[str, str], auto: bool = False
+) -> dict[str, str]:
+    """`shard_` over a group; auto: the plan may name what the model lacks."""
+    check_unsharded(model, _CALLED)
     if any(weight.frozen for weight in weights_of(model)):
         raise ValueError(f"{_CALLED}: call it before bs.parallel.as_parameters_, on whole weights")
-    group = mesh.get_group()
-    auto = plan == "auto"
-    steps = _steps(model, _own_plan(model) if isinstance(plan, str) else plan, auto)
+    steps = _steps(model, plan, auto)
     cuts = _cuts(steps, group)
     _agree(steps, group)
     for step in steps:
@@ -92,11 +103,9 @@ def _own_plan(model: nn.Module) -> Mapping[str, str]:
 
 def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Planned]:
     """What the plan says of each module and quantized parameter. Raises ValueError."""
-    plan = {pattern: _SAME.get(style, style) for pattern, style in plan.items()}
-    if unknown := sorted({style for style in plan.values() if style not in KNOWN}):
-        raise ValueError(f"{_CALLED}: unknown style {unknown[0]!r}; choose from {', '.join(KNOWN)}")
+    plan = _known(plan)
     held = dict(all_held(model))
-    things = dict(model.named_modules(remove_duplicate=False)) | held
+    things = dict(model.named_modules(remove_duplicate=False)) | held | _float_parameters(model)
     steps, used = [], set()
     for name, what in things.items():
         pattern = next((p for p in plan if _names(p, name)), None)
@@ -111,9 +120,64 @@ def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Plann
         steps.append(_Planned(name, what, style))
     if missing := [] if auto else sorted(set(plan) - used):
         raise ValueError(f"{_CALLED}: the plan's {missing[0]!r} matches no layer of the model")
-    if not any(step.style not in _WHOLE for step in steps):
-        raise ValueError(f"{_CALLED}: the plan cuts no layer of the model")
+    if not any(_weight(step) for step in steps):
+        raise ValueError(
+            f"{_CALLED}: the plan cuts no quantized layer of the model: quantize it before, or use "
+            "torch.distributed.tensor.parallel for a float one"
+        )
     return [*steps, *_partners(model, steps)]
+
+
+Stored = tuple[Format, tuple[int, ...]]  # a quantized parameter's format, and shape as stored
+
+
+def check_plan(plan: Mapping[str, str], parameters: Mapping[str, Stored], parts: int) -> None:
+    """Raise ValueError, before there are weights, for a plan that `shard_` would refuse because of
+    its styles, or of the formats of weights.
+
+    parameters: {name: what will be there} of all that are to be quantized
+    parts: how many processes
+    """
+    plan = _known(plan)
+    for name, (fmt, shape) in parameters.items():
+        owner, _, last = name.rpartition(".")
+        names = (name, owner) if last == "weight" else (name,)
+        style = next((plan[p] for each in names for p in plan if _names(p, each)), None)
+        if style is None or style in _WHOLE or style == _EXPERTS:
+            continue
+        try:
+            dim, several = _cut_of(style, stack=last != "weight")
+            check_pieces(fmt, shape, dim, several, parts)
+        except ValueError as error:
+            raise ValueError(f"{name!r} cannot be {style!r}: {error}") from None
+
+
+def _cut_of(style: str, stack: bool) -> tuple[int, int]:
+    """The dimension that a style cuts, and of how many parts that is. Raises ValueError for a style
+    of the other kind."""
+    if stack and style not in _OF_STACKS:
+        raise ValueError("it is a quantized parameter, no layer")
+    if not stack and style not in STYLES:
+        raise ValueError("it is no stack of experts")
+    return _OF_STACKS[style] if stack else (STYLES[style][1], 1)
+
+
+def _known(plan: Mapping[str, str]) -> dict[str, str]:
+    """A plan in today's names of styles. Raises ValueError for styles that are none."""
+    plan = {pattern: _SAME.get(style, style) for pattern, style in plan.items()}
+    if unknown := sorted({style for style in plan.values() if style not in KNOWN}):
+        raise ValueError(f"{_CALLED}: unknown style {unknown[0]!r}; choose from {', '.join(KNOWN)}")
+    return plan
+
+
+def _float_parameters(model: nn.Module) -> dict[str, FloatParameter]:
+    """Float parameters that a plan may name by themselves, such as stacks of experts."""
+    return {
+        f"{prefix}.{name}".lstrip("."): FloatParameter(module, name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.ndim > 0 and not isinstance(module, QWeight)
+    }
 
 
 def _partners(model: nn.Module, steps: list[_Planned]) -> list[_Planned]:
@@ -144,8 +208,8 @@ def _refused(what: Any, style: str, held: bool) -> str:
     if held:
         stack = len(what.tensor.shape) == 3 and style in _OF_STACKS
         return "" if stack else "it is a quantized parameter, and no stack [experts, n, k] of them"
-    if isinstance(what, nn.Linear | nn.Embedding):
-        return "it is in float: quantize it, too, or leave it and its pair out of the plan"
+    if isinstance(what, nn.Linear | nn.Embedding | FloatParameter):
+        return refuses_float(what, style)
     if style not in STYLES:
         return "it is no stack of experts"
     return refuses(what, style)
@@ -162,7 +226,7 @@ def _cuts(steps: list[_Planned], group: Any) -> Cuts:
         weight = _weight(step)
         if weight is None:
             continue
-        dim, parts = _OF_STACKS[step.style] if weight is step.what else (STYLES[step.style][1], 1)
+        dim, parts = _cut_of(step.style, stack=weight is step.what)
         if cuts.setdefault(id(weight), (dim, parts)) != (dim, parts):
             raise ValueError(
                 f"{_CALLED}: {step.name!r} shares its weight with another layer, which the plan "
@@ -188,7 +252,7 @@ def _weight(step: _Planned) -> QWeight | None:
 def _agree(steps: list[_Planned], group: Any) -> None:
     """Raise ValueError, on every process, where not all are about to cut the same."""
     said = [
-        (s.name, s.style, w.fmt, tuple(w.shape)) for s in steps if (w := _weight(s)) is not None
+        (s.name, s.style, w and w.fmt, w and tuple(w.shape)) for s in steps for w in [_weight(s)]
     ]
     every: list[Any] = [None] * dist.get_world_size(group)
     own = hashlib.sha256(repr(said).encode()).hexdigest()
@@ -204,12 +268,15 @@ def _agree(steps: list[_Planned], group: Any) -> None:
 def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
     """Let this process have its part."""
     if step.style == "replicated_with_grad_allreduce":
-        for parameter in step.what.parameters():
+        own = isinstance(step.what, FloatParameter)
+        for parameter in [step.what.tensor] if own else step.what.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(lambda gradient: summed(gradient.clone(), group))
     elif step.style == _EXPERTS:
         step.what.register_forward_pre_hook(_sharing(group))
         step.what.register_forward_hook(_summing(group))
+    elif isinstance(step.what, nn.Linear | FloatParameter) and step.style not in _WHOLE:
+        put_float(step.what, step.style, group)
     weight = _weight(step)
     if weight is None:
         return

@@ -2,6 +2,7 @@
 """Tensor parallel over two processes (gloo, one spawn) beside one process."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.parallel.plan import check_plan
 from tests.support import fresh
 
 WORLD = 2
@@ -29,6 +31,44 @@ def pair(recipe: str, hidden: int = 384) -> nn.Sequential:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(128, hidden), nn.GELU(), nn.Linear(hidden, 128))
     bs.quantize_(net, RECIPES[recipe])
+    return net
+
+
+class LoRALinear(nn.Linear):
+    """A layer that computes in a way of its own."""
+
+
+def half(kept: str) -> nn.Sequential:
+    """A pair of which one layer stays in float."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(128, 384), nn.GELU(), nn.Linear(384, 128))
+    bs.quantize_(net, bs.Recipe("mxfp4", skip=[kept]))
+    return net
+
+
+class Experts(nn.Module):
+    """A mixture that reads its own float stacks, all of them for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(3, 16, 32))
+        self.down = nn.Parameter(torch.randn(3, 32, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = torch.einsum("...k,ejk->e...j", x, self.up).chunk(2, -1)
+        return torch.einsum("e...j,ekj->...k", gate * up, self.down)
+
+
+MIXTURE = {
+    "0": "colwise_gather_output", "1": "moe_tp_experts", "1.up": "packed_colwise",
+    "1.down": "rowwise",
+}  # fmt: skip
+
+
+def mixture() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(128, 32), Experts())
+    bs.quantize_(net, bs.Recipe("mxfp4", skip=["1"]))
     return net
 
 
@@ -151,6 +191,15 @@ def pairs(mesh: Any) -> dict[str, Any]:
     x = rows().requires_grad_()
     (y := net(x)).sum().backward()
     found["whole between"] = gather, y.detach(), x.grad, 0
+    for kept in ("0", "2"):
+        told = bs.parallel.shard_(net := half(kept), mesh, PAIR)
+        x = rows().requires_grad_()
+        (y := net(x)).sum().backward()
+        found[f"float {kept}"] = told, y.detach(), x.grad, net[int(kept)].weight.numel()
+    told = bs.parallel.shard_(net := mixture(), mesh, MIXTURE)
+    x = rows().requires_grad_()
+    (y := net(x)).sum().backward()
+    found["float stacks"] = told, y.detach(), x.grad, net[1].up.numel() + net[1].down.numel()
     return found
 
 
@@ -169,6 +218,8 @@ def refused(rank: int, mesh: Any) -> dict[str, str]:
     before = other(rows())
     cut = pair("mxfp4")
     bs.parallel.shard_(cut, mesh, PAIR)
+    bs.parallel.shard_(float_pair := half("0"), mesh, PAIR)
+    odd = nn.Sequential(*pair("mxfp4")[:1], LoRALinear(4, 4))
     calls = {
         "others": lambda: bs.parallel.shard_(other, mesh, PAIR),
         "style": lambda: bs.parallel.shard_(pair("mxfp4"), mesh, {"0": "columns"}),
@@ -178,6 +229,8 @@ def refused(rank: int, mesh: Any) -> dict[str, str]:
         "save": lambda: bs.save(cut, "nowhere.safetensors"),
         "bytes": lambda: bs.parallel.shard_(pair("mxfp4", 330), mesh, {"2": "rowwise"}),
         "float": lambda: bs.parallel.shard_(nn.Sequential(nn.Linear(4, 4)), mesh, {"0": "colwise"}),
+        "no linear": lambda: bs.parallel.shard_(odd, mesh, {"0": "colwise", "1": "colwise"}),
+        "float save": lambda: bs.save(float_pair, "nowhere.safetensors"),
         "tied": lambda: bs.parallel.shard_(
             tied(), mesh, {"a": "embedding_colwise", "b": "colwise"}
         ),
@@ -253,6 +306,30 @@ def test_outputs_that_are_gathered_and_inputs_that_are_split(found: list[dict[st
         torch.testing.assert_close(gradient, x.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kept", ["0", "2"])
+def test_a_pair_of_which_one_layer_is_in_float(found: list[dict[str, Any]], kept: str) -> None:
+    one, x = half(kept), rows().requires_grad_()
+    y = one(x)
+    y.sum().backward()
+    for each in found:
+        told, both, gradient, size = each["pairs"][f"float {kept}"]
+        assert told == PAIR and size == 128 * 384 / 2
+        torch.testing.assert_close(both, y.detach(), rtol=64 * 2**-23, atol=2e-5)
+        torch.testing.assert_close(gradient, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_float_stacks_of_experts_are_cut(found: list[dict[str, Any]]) -> None:
+    """Their module's result is a sum of parts, so they may not stay whole."""
+    one, x = mixture(), rows().requires_grad_()
+    y = one(x)
+    y.sum().backward()
+    for each in found:
+        told, both, gradient, size = each["pairs"]["float stacks"]
+        assert told == MIXTURE and size == 3 * (16 * 32 + 32 * 8) / 2
+        torch.testing.assert_close(both, y.detach(), rtol=1e-5, atol=2e-3)
+        torch.testing.assert_close(gradient, x.grad, rtol=1e-4, atol=1e-2)
+
+
 def test_tables_and_the_layers_that_share_them(found: list[dict[str, Any]]) -> None:
     whole = tied()
     table, y = whole["a"](torch.tensor([[0, 63, 31, 32]])), whole["b"](rows()[..., :32])
@@ -273,6 +350,30 @@ def test_models(of_models: list[dict[Any, Tensor]], kind: str, recipe: str) -> N
         torch.testing.assert_close(each[kind, recipe], y, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("plan", "name", "shape", "told"),
+    [
+        ({"a": "rowwise"}, "a.weight", (64, 96), ""),
+        ({"a": "colwise"}, "a.weight", (63, 96), ""),
+        ({"a": "rowwise"}, "a.weight", (64, 66), "cannot be 'rowwise': .* a cut at 33 of"),
+        ({"a": "rowwise_rep"}, "a.weight", (64, 66), "'a.weight' cannot be 'rowwise_split_input'"),
+        ({"a": "replicate"}, "a.weight", (64, 66), ""),
+        ({"b": "rowwise"}, "a.weight", (64, 66), ""),
+        ({"a": "packed_colwise"}, "a.weight", (64, 66), "it is no stack of experts"),
+        ({"a": "moe_tp_experts", "a.up": "packed_colwise"}, "a.up", (2, 64, 64), ""),
+        ({"a.up": "packed_colwise"}, "a.up", (2, 63, 64), "63 rows cannot be divided into 2"),
+        ({"a.up": "embedding_rowwise"}, "a.up", (2, 64, 64), "a quantized parameter, no layer"),
+        ({"a": "mla_kv_a_proj"}, "a.weight", (64, 64), "unknown style 'mla_kv_a_proj'; choose"),
+    ],
+)  # fmt: skip
+def test_plans_are_refused_before_there_are_weights(
+    plan: dict[str, str], name: str, shape: tuple[int, ...], told: str
+) -> None:
+    parameters = {name: (bs.parse("mxfp4"), shape)}
+    with pytest.raises(ValueError, match=told) if told else nullcontext():
+        check_plan(plan, parameters, 2)
+
+
 WORDS = {
     "others": "processes 0 and 1 of the mesh have other models, formats or plans",
     "style": "unknown style 'columns'; choose from colwise",
@@ -281,7 +382,9 @@ WORDS = {
     "twice": "each process has a part of 2 of the model's weights, such as '0.weight'",
     "save": "bs.save: each process has a part of 2 of the model's weights",
     "bytes": "'2' cannot be 'rowwise': e2m1:group32:e8m0/floor: a cut at 165 of 330 parts 2 codes",
-    "float": "'0' cannot be 'colwise': it is in float: quantize it, too",
+    "float": "the plan cuts no quantized layer of the model: quantize it before, or use",
+    "no linear": "'1' cannot be 'colwise': it is in float and no nn.Linear (LoRALinear)",
+    "float save": "each process has a part of 2 of the model's weights, such as '0'",
     "tied": "'b' shares its weight with another layer, which the plan cuts along the other",
     "features": "2.weight: expected an input [..., 192] on process",
     "frozen": "call it before bs.parallel.as_parameters_",

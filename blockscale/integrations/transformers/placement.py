@@ -150,29 +150,6 @@ def loading_places(device_map: dict[str, Any]) -> dict[str, Any]:
     return {name: "cpu" if place == DISK else place for name, place in device_map.items()}
 
 
-def check_one_process(config: Any) -> None:
-    """Raise ValueError for a model that transformers is to deal out to processes.
-
-    config: the model's, in which `from_pretrained(distributed_config=…)` (and tp_plan, tp_size)
-        have left how
-    """
-    asked = getattr(config, "distributed_config", None)
-    sizes = {name: getattr(asked, name, None) or 1 for name in _SIZES}
-    dealt = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    if dealt:
-        raise ValueError(
-            f"distributed_config asks for {', '.join(dealt)}, and codes and scales cannot be "
-            "split between processes yet: each process would hold wrong parts, or floats. "
-            "Load the model without tp_plan and distributed_config, whole in each process, and "
-            "cut it there: bs.parallel.shard_(model, mesh) follows its tp_plan, and FSDP2 shards "
-            "it after bs.parallel.as_parameters_(model); or shard the float model, without "
-            "quantization_config"
-        )
-
-
-_SIZES = ("tp_size", "ep_size", "fsdp_size", "dp_replicate_size", "pp_size")
-
-
 @contextmanager
 def dispatched(model: Any, places: dict[str, Any] | None) -> Iterator[None]:
     """Without accelerate's hooks inside, and dispatched as `places` says after.

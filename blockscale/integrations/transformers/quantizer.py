@@ -14,11 +14,8 @@ from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look
 from blockscale.core.recipe import Recipe
 from blockscale.files.save import describe
 from blockscale.integrations.config import METHOD, RecipeConfig, with_method
-from blockscale.integrations.transformers.placement import (
-    check_one_process,
-    dispatched,
-    loading_places,
-)
+from blockscale.integrations.transformers.dealing import Dealing, deal_later
+from blockscale.integrations.transformers.placement import dispatched, loading_places
 from blockscale.integrations.transformers.quantizing import QuantizeStep, Quantizing
 from blockscale.integrations.transformers.reading import CheckpointReading
 from blockscale.integrations.transformers.saving import state_and_metadata
@@ -46,6 +43,7 @@ class BlockscaleQuantizer(HfQuantizer):
         self.ledger: Ledger | None = None
         self._quantizing: Quantizing | None = None
         self._reading: CheckpointReading | None = None
+        self._dealing: Dealing | None = None
         self._places: dict[str, Any] | None = None  # where the model is to be
         self._worded = False  # whether a word, such as "auto", says so until the model is known
 
@@ -68,11 +66,13 @@ class BlockscaleQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> nn.Module:
-        check_one_process(getattr(model, "config", None))
+        self._dealing = Dealing(model)
         if self.pre_quantized:
             self._reading = CheckpointReading(model, checkpoint_files)
+            self._dealing.parameters = self._reading.formats
         else:
             self._quantizing = Quantizing(model, self.quantization_config, checkpoint_files)
+            self._dealing.parameters = self._quantizing.formats
         return model
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
@@ -105,7 +105,9 @@ class BlockscaleQuantizer(HfQuantizer):
                 self.ledger = self._quantizing.finish()
             if self._reading is not None:
                 self._reading.finish()
-        self._quantizing = self._reading = None
+        if self._dealing is not None:
+            self._dealing.finish()
+        self._quantizing = self._reading = self._dealing = None
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -148,6 +150,7 @@ def register() -> None:
     auto.register_quantization_config(METHOD)(BlockscaleConfig)
     auto.register_quantizer(METHOD)(BlockscaleQuantizer)
     _read_method(auto)
+    deal_later()
 
 
 def _read_method(module: Any) -> None:

@@ -23,6 +23,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.ledger import Ledger
+from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
 from blockscale.files.stored_model import opened
@@ -38,6 +39,7 @@ from blockscale.layers.parameters import ParameterPlan, entries_of, plan_paramet
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied, supplied
+from blockscale.parallel.plan import Stored
 
 _ALL = sys.maxsize  # bytes that were freed: whatever there is
 
@@ -91,6 +93,13 @@ class Quantizing:
     def wants(self, name: str) -> bool:
         """Whether the parameter `name` is quantized when it arrives."""
         return name in self._wanted
+
+    def formats(self) -> dict[str, Stored]:
+        """{parameter: (its format, its shape as stored)} of all that are to be quantized."""
+        return {
+            name: (plan.format, stored_shape(tuple(plan.parameter.shape), plan.layout))
+            for name, plan in self._wanted.items()
+        }
 
     def element_size(self, name: str) -> float | None:
         """Bytes of an element of the parameter `name` once it is quantized, None if it is not."""

@@ -22,6 +22,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightTransform
 
+from blockscale.core.pack import stored_shape
+from blockscale.core.parse import parse
 from blockscale.export.checkpoints.gguf import reading as gguf
 from blockscale.export.checkpoints.loading import load
 from blockscale.files.header import sized
@@ -34,6 +36,7 @@ from blockscale.integrations.transformers.gguf_config import config_of_gguf, ref
 from blockscale.integrations.transformers.placement import Fuse, only
 from blockscale.integrations.transformers.saving import Arriving, Renames
 from blockscale.layers.computed import folded, folded_for
+from blockscale.parallel.plan import Stored
 
 # Models of transformers from what other producers wrote, with the files' own codes.
 #
@@ -235,6 +238,16 @@ class CheckpointReading:
         )
         self._ours[id(new)] = None
         return new
+
+    def formats(self) -> dict[str, Stored]:
+        """{parameter: (its format, its shape as stored)} of those that are stored quantized and are
+        not fused of several while they are read."""
+        tensors = self._arriving.metadata.tensors
+        return {
+            name: (parse(info.format), stored_shape(info.shape, info.layout))
+            for name, info in tensors.items()
+            if name not in self._dense and not name.endswith(".bias")
+        }
 
     def element_size(self, name: str) -> float | None:
         """Bytes of an element of the parameter `name` as it is stored, None if it is in float."""

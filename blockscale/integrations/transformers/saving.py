@@ -24,6 +24,7 @@ from blockscale.files.renaming.apart import conversions_of
 from blockscale.files.save import describe, spellings
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.buffers import Buffers
+from blockscale.layers.processes import check_unsharded
 
 # A stored model under the names of the model that reads it.
 
@@ -126,7 +127,9 @@ def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The state of a transformers model and what its files say of it.
 
     transformers renames the state after this, so the names in the metadata are renamed here.
+    Raises ValueError for a model of which each process has a part.
     """
+    check_unsharded(model, "save_pretrained")
     described = describe(model)
     held, tied = spellings(described), tuple(f"{name}." for name in described.aliases)
     state = {
@@ -151,7 +154,7 @@ def _offloaded(model: Any) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Buffers):
             for name, part in module.present().items():
-                if part is not None and module.get_buffer(name).is_meta:
+                if part is not None and module.own[name].is_meta:
                     yield f"{prefix}.{name}", part
 
 

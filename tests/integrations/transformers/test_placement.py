@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Device maps with the disk in them, and models that are to be dealt out to processes."""
+"""Device maps with the disk in them, and parameters that are fused of quantized ones."""
 
 import gc
 import warnings
@@ -15,12 +15,7 @@ import blockscale as bs
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming.view import piece_values
 from blockscale.integrations.transformers import BlockscaleConfig
-from blockscale.integrations.transformers.placement import (
-    Fuse,
-    check_one_process,
-    loading_places,
-    only,
-)
+from blockscale.integrations.transformers.placement import Fuse, loading_places, only
 from tests.support.layers_offload import X, held_bytes, llama
 from tests.support.transformers_models import same_bits
 
@@ -69,35 +64,6 @@ def test_a_model_larger_than_the_limit(
     del model
     gc.collect()
     assert not folder.exists()
-
-
-@pytest.mark.parametrize("size", ["tp_size", "fsdp_size"])
-@pytest.mark.parametrize("source", ["float", "quantized"])
-def test_what_is_dealt_out_to_processes_is_refused(
-    folders: Path, source: str, size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers makes the mesh before it asks: one is enough for the question."""
-    from transformers.distributed.configuration_utils import DistributedConfig
-    from transformers.distributed.mixin import DistributedMixin
-
-    asked = DistributedConfig(**{size: 2})
-    found = lambda *_, device_map: (asked, device_map, None)  # noqa: E731
-    monkeypatch.setattr(DistributedMixin, "prepare_distribute_model", found)
-    options = {} if source == "quantized" else {"quantization_config": BlockscaleConfig("mxfp4")}
-    with pytest.raises(ValueError, match=rf"asks for {size}=2, .*whole in each process"):
-        hf.LlamaForCausalLM.from_pretrained(folders / source, distributed_config=asked, **options)
-
-
-def test_expert_parallel_and_one_process() -> None:
-    class Config:
-        distributed_config: Any = None
-
-    check_one_process(Config())
-    Config.distributed_config = type("Asked", (), {"ep_size": 2, "tp_size": 2, "fsdp_size": 1})
-    with pytest.raises(ValueError, match="asks for tp_size=2, ep_size=2, and codes"):
-        check_one_process(Config())
-    Config.distributed_config = type("Asked", (), {"ep_size": 1})
-    check_one_process(Config())
 
 
 # Codes of parts become the codes of what is fused of them, where blocks allow it.

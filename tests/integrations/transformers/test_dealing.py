@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models that `from_pretrained` deals out to two processes (gloo), beside one process."""
+
+import copy
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers as hf
+from torch import Tensor
+from transformers.distributed.configuration_utils import DistributedConfig
+
+import blockscale as bs
+from blockscale.integrations.transformers import BlockscaleConfig
+from blockscale.integrations.transformers.dealing import Dealing
+from tests.parallel.test_plan import ids, llama, moe
+from tests.support import fresh
+
+WORLD = 2
+SOME = bs.Recipe("nvfp4", "nvfp4", skip=["*.q_proj", "*.down_proj", "lm_head"])
+FLOAT_EXPERTS = bs.Recipe("mxfp4", skip=["*experts*"])
+# the model, its recipe or None for its quantized directory, and how it is dealt out
+CASES: dict[str, tuple[str, bs.Recipe | None, dict[str, Any]]] = {
+    "layers": ("llama", bs.Recipe("int8_channel", "int8_token"), {"tp_plan": "auto"}),
+    "some layers": ("llama", SOME, {"tp_size": 2}),
+    "layers and rows of experts": ("moe", None, {"tp_size": 2}),
+    "float experts": ("moe", FLOAT_EXPERTS, {"tp_size": 2}),
+    "layers and experts": ("moe", None, {"tp_size": 2, "ep_size": 2}),
+    "experts, shards of the rest": ("moe", FLOAT_EXPERTS, {"fsdp_size": 2, "ep_size": 2}),
+    "shards": ("tied", None, {"fsdp_size": 2}),
+}
+EXACT = ("shards",)  # each process computes all
+FAST = ("layers", "layers and experts", "shards")
+MORE = tuple(case for case in CASES if case not in FAST)
+
+
+def tied() -> Any:
+    model = llama()
+    model.config.tie_word_embeddings = True
+    return type(model)(model.config)
+
+
+def loaded(folder: Path, case: str, **options: Any) -> Any:
+    kind, recipe, _ = CASES[case]
+    where = "float" if recipe else "quantized"
+    options |= {"quantization_config": BlockscaleConfig(recipe)} if recipe else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tp_plan's layers that the model lacks, input formats
+        return hf.AutoModelForCausalLM.from_pretrained(folder / f"{kind}-{where}", **options)
+
+
+def held_bytes(model: Any) -> int:
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(getattr(each, "to_local", lambda e=each: e)().nbytes for each in tensors)
+
+
+def words(call: Any) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def dealt(folder: Path, case: str) -> dict[str, Any]:
+    asked = DistributedConfig(**CASES[case][2])
+    model = loaded(folder, case, distributed_config=asked)
+    with torch.no_grad():
+        found = {"logits": model(ids()).logits, "bytes": held_bytes(model)}
+    return found | {"save": words(lambda: model.save_pretrained(folder / "again"))}
+
+
+def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    hf.logging.set_verbosity_error()
+    meet = f"file://{folder}/meet"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
+    try:
+        found: dict[str, Any] = {case: dealt(Path(folder), case) for case in cases}
+        ours = loaded(Path(folder), cases[0])
+        bs.parallel.shard_(ours, dist.device_mesh.init_device_mesh("cpu", (WORLD,)))
+        with torch.no_grad():
+            found["shard_"] = ours(ids()).logits
+        torch.save(found, f"{folder}/{cases[0]} {rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def work_on_more(rank: int, folder: str) -> None:
+    work(rank, folder, MORE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Float models and their quantized directories."""
+    folder = tmp_path_factory.mktemp("dealing")
+    for make in (llama, moe, tied):
+        torch.manual_seed(5)
+        name = make.__name__
+        make().eval().save_pretrained(folder / f"{name}-float")
+        bs.quantize_directory(folder / f"{name}-float", folder / f"{name}-quantized", "mxfp4")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What each process found, from one spawn."""
+    fresh.ranks(work, folder, WORLD)
+    return [torch.load(folder / f"{FAST[0]} {rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.fixture(scope="module")
+def more(folder: Path) -> list[dict[str, Any]]:
+    fresh.ranks(work_on_more, folder, WORLD)
+    return [torch.load(folder / f"{MORE[0]} {rank}.pt") for rank in range(WORLD)]
+
+
+def check(found: list[dict[str, Any]], folder: Path, case: str) -> None:
+    """Each holds about half; sums of parts are added in another order."""
+    model = loaded(folder, case)
+    with torch.no_grad():
+        whole: Tensor = model(ids()).logits
+    for each in found:
+        logits = each[case]["logits"]
+        assert each[case]["bytes"] <= 0.6 * held_bytes(model)
+        torch.testing.assert_close(logits, whole, rtol=1e-5, atol=1e-6)
+        assert torch.equal(logits, whole) or case not in EXACT
+        assert "save_pretrained: " in each[case]["save"]
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_logits_are_those_of_one_process(
+    found: list[dict[str, Any]], folder: Path, case: str
+) -> None:
+    check(found, folder, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE)
+def test_logits_of_more_models(more: list[dict[str, Any]], folder: Path, case: str) -> None:
+    check(more, folder, case)
+
+
+def test_it_is_what_shard_does(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert torch.equal(each[FAST[0]]["logits"], each["shard_"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "recipe", "told"),
+    [
+        ({"pp_size": 2}, "mxfp4", "asks for pp_size=2, and pipelines of quantized models"),
+        ({"fsdp_size": 2, "fsdp_mixed_precision": True}, "mxfp4", "would round the scales"),
+        ({"tp_size": 2}, "int8:flat64:fp32", r"o_proj.weight' cannot be 'rowwise': .*flattened"),
+        ({"tp_size": 2, "tp_plan": {"lm_head": "sequence_parallel"}}, "mxfp4", "unknown style 's"),
+        ({"tp_size": 2, "ep_size": 2, "ep_plan": {"lm_head": "colwise"}}, "mxfp4",
+         "deals experts out by 'colwise'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_dealt_is_refused_before_it_is_read(
+    folder: Path, asked: Any, recipe: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.distributed.mixin import DistributedMixin
+
+    class Manager:
+        def get_mesh(self, dims: Any) -> Any:
+            assert dims == ("pp", "fsdp", "tp"), "nothing may be cut"  # transformers itself asks
+
+    config = DistributedConfig(**asked)
+    monkeypatch.setattr(
+        DistributedMixin,
+        "prepare_distribute_model",
+        lambda *_, device_map: (config, None, Manager()),
+    )
+    monkeypatch.setattr(hf.PreTrainedModel, "_load_pretrained_model", None)
+    with pytest.raises(ValueError, match=told):
+        hf.AutoModelForCausalLM.from_pretrained(
+            folder / "llama-float",
+            distributed_config=config,
+            quantization_config=BlockscaleConfig(recipe),
+        )
+
+
+def test_one_process_needs_nothing() -> None:
+    model = llama()
+    Dealing(model).finish()
+    model.config.distributed_config = DistributedConfig(tp_size=1)
+    Dealing(model).finish()
+    assert copy.deepcopy(model)._tp_size is None
+
+
+def test_a_transformers_that_deals_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blockscale.integrations.transformers import dealing
+
+    monkeypatch.setattr(dealing, "_mixin", lambda: None)
+    dealing.deal_later()
+    model = llama()
+    model.config.distributed_config = DistributedConfig(tp_size=2)
+    with pytest.raises(ValueError, match=r"asks for tp_size=2, which this version .*shard_"):
+        Dealing(model)
+
+
+def test_experts_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blockscale.integrations.transformers.dealing import _keep_experts
+    from blockscale.parallel import parts
+
+    monkeypatch.setattr(parts.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(parts.dist, "get_world_size", lambda group: 3)
+    experts = moe().model.layers[0].mlp.experts
+    _keep_experts(experts, "gate_up_proj_bias", None)  # it has none
+    with pytest.raises(ValueError, match="ep_size=3: 4 experts cannot be dealt out evenly"):
+        _keep_experts(experts, "gate_up_proj", None)
