@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# What a server has done. Torch imports its compiler, two seconds, wherever a program exports,
-# trains or shards; tests of several processes are modules that import pytest.
+# What a server has done. Torch imports its compiler, two seconds, wherever a program exports, trains
+# or shards, and what shards need late; tests of several processes are modules that import pytest.
 TORCH = "import torch"
 WITH_OURS = """
-import torch._dynamo, torch.distributed.tensor, torch.export._trace
+import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.export._trace
+import torch.distributed.checkpoint.state_dict, torch.distributed.tensor.parallel
 import blockscale, pytest
 """
 
