@@ -3,6 +3,7 @@
 
     bs.parallel.as_parameters_(model)            before FSDP2's fully_shard, so that it shards codes
     bs.parallel.shard_(model, mesh, plan)        tensor parallel: a part of each layer a process
+    bs.parallel.style("colwise")                 the same for torch's parallelize_module
     bs.parallel.placements(format, shape, dim)   which parts of a tensor are cut with it
     bs.parallel.unit(format, shape, dim)         the multiples at which cuts go between blocks
     bs.parallel.all_gather(q)                    a QTensor of each process, in one message
@@ -17,3 +18,4 @@ from blockscale.parallel.codes import all_gather as all_gather
 from blockscale.parallel.codes import hook as hook
 from blockscale.parallel.frozen import as_parameters_ as as_parameters_
 from blockscale.parallel.plan import shard_ as shard_
+from blockscale.parallel.styles import style as style

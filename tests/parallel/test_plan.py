@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import parallelize_module
 
 import blockscale as bs
 from blockscale.parallel.plan import check_plan
@@ -191,6 +192,9 @@ def pairs(mesh: Any) -> dict[str, Any]:
     x = rows().requires_grad_()
     (y := net(x)).sum().backward()
     found["whole between"] = gather, y.detach(), x.grad, 0
+    styles = {name: bs.parallel.style(each) for name, each in PAIR.items()}
+    net = parallelize_module(pair("nvfp4"), mesh, styles)
+    found["styles"] = net(rows())
     for kept in ("0", "2"):
         told = bs.parallel.shard_(net := half(kept), mesh, PAIR)
         x = rows().requires_grad_()
@@ -304,6 +308,11 @@ def test_outputs_that_are_gathered_and_inputs_that_are_split(found: list[dict[st
         assert told == {"0": "colwise_gather_output", "2": "rowwise_split_input"}
         torch.testing.assert_close(both, y.detach(), rtol=64 * 2**-23, atol=2e-5)
         torch.testing.assert_close(gradient, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_styles_for_parallelize_module_are_the_same(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert torch.equal(each["pairs"]["styles"], each["pairs"]["nvfp4"][1])
 
 
 @pytest.mark.parametrize("kept", ["0", "2"])
