@@ -14,8 +14,8 @@ from blockscale.graph.expand import expand
 from blockscale.graph.nodes import calls, op_name, quantize_of
 from blockscale.graph.passes.fused import read
 from blockscale.graph.passes.merge_products import MERGED, layer_of
-from blockscale.graph.passes.moves.moved import MOVES
-from blockscale.graph.passes.moves.parts import PIECES
+from blockscale.graph.passes.moved_blocks import PIECES
+from blockscale.graph.passes.moving import MOVES
 from blockscale.graph.pickled import state
 from blockscale.graph.program import Program
 

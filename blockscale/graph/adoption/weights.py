@@ -28,7 +28,7 @@ from blockscale.graph.nodes import (
     shape,
 )
 from blockscale.graph.passes import tidy
-from blockscale.graph.passes.moves.parts import of_block
+from blockscale.graph.passes.moved_blocks import of_block
 from blockscale.ops import primitives
 from blockscale.ops.embedding import embedding
 

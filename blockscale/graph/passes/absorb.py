@@ -14,8 +14,8 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.graph.nodes import aten, call, calls, ours, quantize_of, shape
 from blockscale.graph.passes.fused import matched, only_user, taken_out
-from blockscale.graph.passes.moves.moved import ONTO, moved
-from blockscale.graph.passes.moves.parts import of_rank
+from blockscale.graph.passes.moved_blocks import of_rank
+from blockscale.graph.passes.moving import ONTO, moved
 
 
 def run(graph: fx.GraphModule) -> int:

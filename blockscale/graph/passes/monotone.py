@@ -24,7 +24,7 @@ from blockscale.graph.passes.absorb import ends_in_op
 from blockscale.graph.passes.cancel import one_row, stable
 from blockscale.graph.passes.fuse_activation import activation_of
 from blockscale.graph.passes.fused import dtype_of, matched, only_user, taken_out
-from blockscale.graph.passes.moves.cuts import joined
+from blockscale.graph.passes.moved_cuts import joined
 from blockscale.ops import primitives
 from blockscale.ops.fused import Match
 

@@ -8,9 +8,17 @@ with. It is done where a block says what the scales are of afterwards; elsewhere
 Weights stay as they are stored.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import fx
 
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
 from blockscale.core.operand import Operand
+from blockscale.core.pack import packed_size
+from blockscale.core.parse import parse
+from blockscale.core.scales import TwoLevel
 from blockscale.graph.constants import is_constant
 from blockscale.graph.nodes import (
     Dequantize,
@@ -19,18 +27,184 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
+    known,
     ours,
     quantize_of,
     replace,
+    shape,
 )
+from blockscale.graph.passes.channels_last import permutation
 from blockscale.graph.passes.fused import matched
-from blockscale.graph.passes.moves.cuts import joined, padded
-from blockscale.graph.passes.moves.moved import MOVES, moved
-from blockscale.graph.passes.moves.parts import PIECES, cut
+from blockscale.graph.passes.moved_blocks import (
+    PIECES,
+    changed,
+    counts,
+    cut,
+    dim_of,
+    named,
+    of_block,
+    of_rank,
+    outer_of_rank,
+    row_of,
+    through_view,
+)
+from blockscale.graph.passes.moved_cuts import expanded, joined, padded, picked, selected, sliced
 from blockscale.ops import primitives
+
+
+# What an op that only moves elements makes of codes and the scales beside them.
+
+
+def permuted(
+    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+) -> Operand | None:
+    """Dimensions in another order."""
+    order, old = permutation(node), shape(node.args[0])
+    if order is None or old is None:
+        return None
+    after = [sizes[i] for i in order]
+    row = row_of(node, old, coded.size)
+    if row is None:
+        row = call(graph, aten.sym_size.int, (node.args[0], order[-1]), like=node)
+
+    fmt = parse(coded.fmt)
+
+    def change(part: Any) -> Any:
+        return call(graph, aten.permute.default, (part, order), like=node)
+
+    one = fmt.block.name == "tensor"
+    spelled = of_block(fmt, named(after, fmt.block))
+    made = changed(coded, (lambda part: part) if one else change, spelled, row)
+    codes: Any = change(coded.codes)
+    return made._replace(codes=codes)
+
+
+def viewed(
+    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+) -> Operand | None:
+    """The same elements in another shape; None where no block says whose scales they are."""
+    old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
+    assert old is not None and new is not None
+    after = through_view(sizes, old, new, WHOLE if fmt.block.rest == WHOLE else 1)
+    to = target_sizes(graph, node)
+    if after is None or to is None:
+        return None
+    scales = _scale_sizes(after, new, to)
+    row = row_of(node, old, coded.size)
+    if scales is None or row is None:
+        return None
+    if fmt.bits not in (8, 16):
+        if not isinstance(row, int):
+            return None
+        to = [*to[:-1], packed_size(fmt.element, row)]
+
+    def view(part: Any, sizes: list[Any]) -> Any:
+        if fmt.block.name == "tensor" and sizes is scales and len(old) == len(new):
+            return part
+        return call(graph, aten.reshape.default, (part, sizes), like=node)
+
+    spelled = of_block(fmt, named(after, fmt.block))
+    made = changed(coded, lambda part: view(part, scales), spelled, row)
+    codes: Any = view(coded.codes, to)
+    return outer_of_rank(graph, made._replace(codes=codes), len(new), node)
+
+
+def _scale_sizes(after: Sequence[int], new: Sequence[Any], to: list[Any]) -> list[Any] | None:
+    """The sizes of scales as arguments of a view."""
+    found: list[Any] = []
+    for size, count, given in zip(after, counts(after, new), to, strict=True):
+        if size not in (1, WHOLE) and not isinstance(count, int):
+            return None
+        found.append(given if size == 1 else count)
+    return found
+
+
+def target_sizes(graph: fx.GraphModule, node: fx.Node) -> list[Any] | None:
+    """The sizes of a view's result as arguments: numbers, nodes, and at most one -1."""
+    new = shape(node)
+    assert new is not None
+    if calls(node, aten.view, aten.reshape, aten._unsafe_view):
+        given = list(node.args[1])  # type: ignore[arg-type]
+        return [n if isinstance(n, int) else g for n, g in zip(new, given, strict=True)]
+    symbols = [n for n in new if not isinstance(n, int)]
+    if len(symbols) <= 1:
+        return [n if isinstance(n, int) else -1 for n in new]
+    old = shape(node.args[0]) or ()
+    found: list[Any] = []
+    for n in new:
+        same = [i for i, m in enumerate(old) if not isinstance(n, int) and known(n == m)]
+        if isinstance(n, int):
+            found.append(n)
+        elif same:
+            found.append(call(graph, aten.sym_size.int, (node.args[0], same[0]), like=node))
+        else:
+            found.append(-1)
+    return found if found.count(-1) <= 1 else None
+
+
+VIEWS = (
+    *(aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten),
+    *(aten.squeeze, aten.unsqueeze),
+)
+PERMUTES = (aten.permute, aten.transpose, aten.t)
+ONTO = (*VIEWS, *PERMUTES, aten.contiguous)  # each element goes to one place
+MOVES = (*ONTO, aten.slice, aten.select, aten.index_select, aten.expand)
+
+
+def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
+    """What `node`, one of MOVES, makes of its input, given as codes and scales of nodes: the same
+    as codes and scales; None where no block says it, or rows of packed codes would be cut within a
+    byte. New nodes are put before `node`."""
+    fmt, old, new = parse(coded.fmt), shape(node.args[0]), shape(node)
+    if old is None or new is None or not old or not new or not _simple(fmt, coded):
+        return None
+    sizes = fmt.block.sizes_for(len(old))
+    if fmt.block.name == "tensor":
+        coded = of_rank(graph, coded, len(old), node)
+    if len(shape(coded.scale) or ()) != len(old):
+        return None
+    if calls(node, aten.contiguous):
+        codes: Any = call(graph, aten.contiguous.default, (coded.codes,), like=node)
+        return coded._replace(codes=codes)
+    if not _rows_stay(fmt, node, old, new):
+        return None
+    ways = (
+        *((PERMUTES, permuted), (VIEWS, viewed), ((aten.select,), selected)),
+        *(((aten.slice,), sliced), ((aten.index_select,), picked), ((aten.expand,), expanded)),
+    )
+    way = next((way for ops, way in ways if calls(node, *ops)), None)
+    return None if way is None else way(graph, node, coded, sizes)
+
+
+def _simple(fmt: Format, coded: Operand) -> bool:
+    """Whether all that stands beside the codes is by block, or one for all."""
+    if fmt.block.flat or coded.more or fmt.offset is not None or fmt.element.learned:
+        return False
+    outer = shape(coded.outer)
+    one = outer is not None and all(known(n == 1) for n in outer)
+    return not isinstance(fmt.scale, TwoLevel) or (one and fmt.scale.inner.block.name == "tensor")
+
+
+def _rows_stay(fmt: Format, node: fx.Node, old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Whether rows of packed codes stay whole, or are cut and joined at whole bytes."""
+    if fmt.bits in (8, 16):
+        return True
+    if calls(node, *PERMUTES):
+        order = permutation(node)
+        return order is not None and order[-1] == len(order) - 1
+    if calls(node, *VIEWS):
+        if known(old[-1] == new[-1]) and len(old) > 1 and len(new) > 1:
+            return True
+        return all(isinstance(n, int) and n * fmt.bits % 8 == 0 for n in (old[-1], new[-1]))
+    dim = dim_of(node, old)
+    return calls(node, aten.slice, aten.select, aten.index_select) and dim != len(old) - 1
+
 
 _JOINS = (aten.cat, aten.concat, aten.concatenate)
 _PADS = (aten.constant_pad_nd, aten.pad)
+
+
+# The pass.
 
 
 def run(graph: fx.GraphModule) -> int:

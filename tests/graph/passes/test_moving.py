@@ -5,8 +5,8 @@ import torch
 
 from blockscale.graph.nodes import ours
 from blockscale.graph.passes import moving
-from tests.graph.passes.moves.cases import X
 from tests.graph.passes.nets import Coded, graph_of, names, round_trip, same_after
+from tests.support.moves_cases import X
 
 
 def test_indices_are_no_codes() -> None:

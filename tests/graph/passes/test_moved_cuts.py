@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from blockscale.graph.passes import moving
-from blockscale.graph.passes.moves.cuts import _block_bounds
-from tests.graph.passes.moves.cases import X, block_after
+from blockscale.graph.passes.moved_cuts import _block_bounds
 from tests.graph.passes.nets import graph_of, round_trip, same_after
+from tests.support.moves_cases import X, block_after
 
 
 @pytest.mark.some(3)

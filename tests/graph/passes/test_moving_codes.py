@@ -4,8 +4,8 @@
 import pytest
 
 from blockscale.graph.passes import moving
-from tests.graph.passes.moves.cases import FORMATS, MOVES, X, block_after
 from tests.graph.passes.nets import graph_of, round_trip, same_after
+from tests.support.moves_cases import FORMATS, MOVES, X, block_after
 
 FEW = ("int8:tensor:fp32", "mxfp8", "int4:group16:fp32", "int8:tile3x32:fp32")
 

@@ -13,8 +13,14 @@ from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
 from blockscale.graph.constants import get, is_constant, same
 from blockscale.graph.nodes import arguments, aten, call, known, shape
-from blockscale.graph.passes.moves.blocks import named
-from blockscale.graph.passes.moves.parts import changed, dim_of, of_block, outer_of_rank, row_of
+from blockscale.graph.passes.moved_blocks import (
+    changed,
+    dim_of,
+    named,
+    of_block,
+    outer_of_rank,
+    row_of,
+)
 from blockscale.ops import primitives
 
 # Joining and padding of codes.

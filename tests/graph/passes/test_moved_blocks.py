@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockscale.core.block import WHOLE, read_block
-from blockscale.graph.passes.moves.blocks import counts, groups, named, through_view
+from blockscale.graph.passes.moved_blocks import counts, groups, named, through_view
 
 
 @pytest.mark.parametrize(

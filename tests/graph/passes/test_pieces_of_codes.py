@@ -8,10 +8,10 @@ import blockscale as bs
 from blockscale.core.block import read_block
 from blockscale.graph.nodes import aten, each_call
 from blockscale.graph.passes import moving
-from blockscale.graph.passes.moves.parts import dim_of, of_block
-from tests.graph.passes.moves.cases import X as CasesX
-from tests.graph.passes.moves.cases import block_after
+from blockscale.graph.passes.moved_blocks import dim_of, of_block
 from tests.graph.passes.nets import graph_of, names, round_trip, same_after
+from tests.support.moves_cases import X as CasesX
+from tests.support.moves_cases import block_after
 
 X = torch.randn(3, 6, 64)
 

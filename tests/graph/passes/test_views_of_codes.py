@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from blockscale.graph.passes import moving
-from tests.graph.passes.moves.cases import block_after
 from tests.graph.passes.nets import Function, exported, round_trip, same_after
+from tests.support.moves_cases import block_after
 
 
 @pytest.mark.some(4)
