@@ -2,7 +2,8 @@
 """Put what a file or directory of ours holds into a freshly built float model."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.pack import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme, read_bias
-from blockscale.core.untrusted import shown
-from blockscale.files.folded import without_folded_norms
+from blockscale.core.torch_private import BatchNorm
+from blockscale.core.untrusted import kind_of, shown
 from blockscale.files.match import (
     Matches,
     match_floats,
@@ -25,19 +26,20 @@ from blockscale.files.match import (
     shared_names,
 )
 from blockscale.files.metadata import FileError
-from blockscale.files.renaming.moves import Move, Moves, left_to_model, moves_of, of_transformers
-from blockscale.files.renaming.view import View
+from blockscale.files.renaming_moves import Move, Moves, left_to_model, moves_of, of_transformers
+from blockscale.files.renaming_view import View
 from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
+from blockscale.layers.apply import swap
 from blockscale.layers.computed import folded_for
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.held_parameters import hold
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import tell_names, unwrapped
+from blockscale.layers.model import stands_for_norm, tell_names, unwrapped
 from blockscale.layers.processes import check_whole, sent_by_no_forward
-from blockscale.layers.reading.source import announce
 from blockscale.layers.resizing import let_embeddings_be_resized
 from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.weight_source import announce
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -309,3 +311,74 @@ def _warn_renamed(view: View, moves: Moves) -> None:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"
+
+
+# A float model as training left it: without the batch norms that it folded into convolutions.
+
+
+@contextmanager
+def without_folded_norms(model: nn.Module, source: StoredModel) -> Iterator[None]:
+    """Put nn.Identity where the file has no batch norm, and a bias where its convolution got one.
+
+    An error in the context puts everything back. Without one, the quantized layers remember what
+    they include. Raises FileError for a model in which something else is in those places.
+    """
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    folded = {n: layer for n, layer in source.metadata.folded.items() if n in names}
+    with ExitStack() as undo:
+        identities = {
+            norm: _without(model, source, norm, layer, undo) for norm, layer in folded.items()
+        }
+        yield
+        undo.pop_all()
+    for norm, identity in identities.items():
+        layer = model.get_submodule(folded[norm])
+        if isinstance(layer, QLayer):  # else its weight was dequantized, as _warn tells
+            stands_for_norm(identity, layer)
+
+
+def _without(
+    model: nn.Module, source: StoredModel, name: str, layer: str, undo: ExitStack
+) -> nn.Module:
+    """What stands in the place of the batch norm `name` from now on."""
+    norm, conv = model.get_submodule(name), _conv_of(model, source, name, layer)
+    if type(norm) is nn.Identity:
+        return norm
+    if not isinstance(norm, BatchNorm) or norm.num_features != conv.out_channels:
+        raise FileError(
+            f"{source.path}: {name} is folded into {layer}, which has {conv.out_channels} outputs; "
+            f"this model's {name} is {norm}: build the model it was made from"
+        )
+    names = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
+    identity = nn.Identity().train(norm.training)
+    undo.callback(swap, model, swap(model, dict.fromkeys(names, identity)))
+    if conv.bias is None:
+        conv.bias = nn.Parameter(_room_for_bias(conv, source, f"{layer}.bias"))
+        undo.callback(setattr, conv, "bias", None)
+    return identity
+
+
+def _conv_of(model: nn.Module, source: StoredModel, norm: str, name: str) -> Any:
+    """The float convolution of a norm. Raises FileError if it cannot be quantized."""
+    try:
+        conv = model.get_submodule(name)
+    except AttributeError:
+        conv = None
+    if conv is None or quantized_class(conv) is None or not hasattr(conv, "out_channels"):
+        found = "is missing" if conv is None else f"is {kind_of(conv)}"
+        raise FileError(
+            f"{source.path}: the batch norm {norm} is folded into {name}, which {found} in this "
+            f"model: build the model it was made from"
+        )
+    return conv
+
+
+def _room_for_bias(conv: Any, source: StoredModel, name: str) -> torch.Tensor:
+    """A bias on the weight's device, to be filled; in the file's dtype, as no other is known."""
+    metadata = source.metadata
+    stored = metadata.aliases.get(name, name)
+    if stored in metadata.tensors:
+        dtype = getattr(torch, metadata.tensors[stored].dtype)
+    else:
+        dtype = source.kinds.get(stored, (None, ()))[0] or conv.weight.dtype
+    return torch.empty(conv.out_channels, dtype=dtype, device=conv.weight.device)

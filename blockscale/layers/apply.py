@@ -35,11 +35,11 @@ from blockscale.layers.parameters import (
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.processes import check_whole, sent_by_no_forward
-from blockscale.layers.reading.source import announce
 from blockscale.layers.resizing import let_embeddings_be_resized
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Scales, Supplied, supplied
+from blockscale.layers.weight_source import announce
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -60,7 +60,7 @@ def quantize_(
     other parameters of two and more dimensions where that is safe (layers.decisions).
 
     A weight that the model's own code reads (`F.linear(x, self.fc.weight)`) gives a tensor of the
-    float weight's shape and dtype (layers.reading).
+    float weight's shape and dtype (layers.weight_tensor).
 
     recipe: a Recipe, a preset's name, or the path of its JSON; a Format, name, spelling or Profile:
         weights only. Of a recipe that asks for a calibration (`bs.preset`) weights are rounded

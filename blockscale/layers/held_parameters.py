@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.layers.reading.source import ReadTensor, shared
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_source import ReadTensor, shared
 
 # nn.LSTM, nn.GRU and nn.RNN whose weights are held in codes.
 #

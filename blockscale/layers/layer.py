@@ -13,8 +13,8 @@ from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import Scheme
 from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before import Before
-from blockscale.layers.reading.source import shared, written
 from blockscale.layers.store import QBias, QInput, QWeight
+from blockscale.layers.weight_source import shared, written
 from blockscale.ops.batch_rows import check_rows
 
 _HOOKS = (
@@ -62,7 +62,7 @@ class QLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The float weight as the layer's own input sees it, for code that does not call the layer:
-        a tensor that products with our kernels know (blockscale.layers.reading)."""
+        a tensor that products with our kernels know (blockscale.layers.weight_tensor)."""
         modules = self.__dict__["_modules"]
         if "weight" not in modules:
             raise AttributeError(f"this {type(self).__name__} has no weight yet")

@@ -39,7 +39,7 @@ from blockscale.ops.tensor import QTensor
 #
 # A module that reads its own parameter (xlnet's q, k, v; `in_proj_weight`; the experts of a
 # mixture)
-# goes on reading it: it gets a WeightTensor (blockscale.layers.reading).
+# goes on reading it: it gets a WeightTensor (blockscale.layers.weight_tensor).
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
-from blockscale.layers.reading.source import Source, traced
-from blockscale.layers.reading.weight_tensor import WeightTensor, one_read
+from blockscale.layers.weight_source import Source, traced
+from blockscale.layers.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
 from blockscale.ops.given import given
 from blockscale.ops.quantize import quantize

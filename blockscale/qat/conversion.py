@@ -12,8 +12,8 @@ from blockscale.layers.guards import check_model, ordinary_tensors, replacing
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import stands_for_norm, tell_names, unwrapped
 from blockscale.layers.processes import sent_by_no_forward
-from blockscale.layers.reading.source import announce
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_source import announce
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger

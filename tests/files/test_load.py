@@ -14,8 +14,8 @@ from blockscale.core.parse import CATALOG
 from blockscale.files.load import renamed
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
-from tests.files.renaming.oracle import dequantized, differing
 from tests.support.renaming_hub import MODELS, build, save
+from tests.support.renaming_oracle import dequantized, differing
 from tests.support.saved import IDS, Net, bits, quantized
 
 

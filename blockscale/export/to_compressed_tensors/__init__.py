@@ -26,7 +26,7 @@ from blockscale.export.to_compressed_tensors.schemes import (
 )
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
 from blockscale.files.directory.swap import whole_folder
-from blockscale.files.renaming.apart import Back
+from blockscale.files.renaming_apart import Back
 from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear

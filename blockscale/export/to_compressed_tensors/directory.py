@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from blockscale.core.joined_weights import groups, told_disagreement
 from blockscale.files.directory.output import absolute, check_names, check_target
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.apart import Back
+from blockscale.files.renaming_apart import Back
 from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight

@@ -51,7 +51,6 @@ from blockscale.graph.passes.moved_blocks import (
 from blockscale.graph.passes.moved_cuts import expanded, joined, padded, picked, selected, sliced
 from blockscale.ops import primitives
 
-
 # What an op that only moves elements makes of codes and the scales beside them.
 
 

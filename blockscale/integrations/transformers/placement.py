@@ -19,7 +19,7 @@ from transformers.core_model_loading import Concatenate, ConversionOps, MergeMod
 
 from blockscale.core.untrusted import shown
 from blockscale.files.metadata import PARTS, FileError, TensorInfo
-from blockscale.files.renaming.view import piece_values
+from blockscale.files.renaming_view import piece_values
 
 # Parameters that a model fuses of several tensors of its checkpoint, such as experts.
 #

@@ -20,7 +20,7 @@ from transformers.core_model_loading import (
 
 from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import QUANTIZERS, Metadata, TensorInfo
-from blockscale.files.renaming.apart import conversions_of
+from blockscale.files.renaming_apart import conversions_of
 from blockscale.files.save import describe, spellings
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.buffers import Buffers

@@ -13,7 +13,7 @@ from blockscale.export.to_compressed_tensors import directory
 from blockscale.export.to_compressed_tensors.directory import matrices
 from blockscale.files.directory import output
 from blockscale.files.metadata import FileError
-from blockscale.files.renaming.apart import Back
+from blockscale.files.renaming_apart import Back
 from tests.support.renaming_hub import build
 
 

@@ -16,11 +16,11 @@ from blockscale.files.directory.plan import make_plan
 from blockscale.layers.computed import folded
 from blockscale.layers.parameters import ParameterPlan, plan_parameters
 from blockscale.layers.plan import Plan, plan_layers
-from tests.files.renaming.oracle import differing
 from tests.models.registry import models
 from tests.support.file_models import write_model
 from tests.support.renaming_cases import CASES
 from tests.support.renaming_hub import build, save
+from tests.support.renaming_oracle import differing
 from tests.support.some import crossed
 from tests.support.transformers_models import same_bits
 

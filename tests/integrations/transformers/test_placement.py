@@ -13,7 +13,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Transp
 
 import blockscale as bs
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.view import piece_values
+from blockscale.files.renaming_view import piece_values
 from blockscale.integrations.transformers import BlockscaleConfig
 from blockscale.integrations.transformers.placement import Fuse, loading_places, only
 from tests.support.layers_offload import X, held_bytes, llama

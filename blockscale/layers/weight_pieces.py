@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.operand import Operand
-from blockscale.layers.reading.source import ReadTensor
+from blockscale.layers.weight_source import ReadTensor
 from blockscale.ops import pieces
 from blockscale.ops.primitives import dequantize
 
@@ -24,7 +24,7 @@ from blockscale.ops.primitives import dequantize
 # which are pieces of the stack. `grouped_mm` sorts the tokens by expert and multiplies by the whole
 # stack; `batched_mm`, and Llama 4, give each token or each expert a product of its own. The
 # handlers
-# are those of blockscale.layers.reading.products, by the names of operators.
+# are those of blockscale.layers.weight_tensor, by the names of operators.
 
 
 def _stack(weight: Any, x: Any) -> Operand | None:

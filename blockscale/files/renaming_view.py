@@ -14,8 +14,8 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.pack import from_stored, stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import QUANTIZERS, FileError, Metadata, TensorInfo
-from blockscale.files.renaming.carry import Carried, carried
-from blockscale.files.renaming.moves import Move
+from blockscale.files.renaming_carry import Carried, carried
+from blockscale.files.renaming_moves import Move
 from blockscale.files.stored_model import StoredKind, StoredModel
 from blockscale.ops.tensor import from_parts
 

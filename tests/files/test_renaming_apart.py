@@ -9,7 +9,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 import blockscale as bs
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.apart import Back, conversions_of
+from blockscale.files.renaming_apart import Back, conversions_of
 from blockscale.layers.held_parameters import all_held
 from tests.support.renaming_hub import build
 

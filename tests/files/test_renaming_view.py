@@ -12,8 +12,8 @@ import blockscale as bs
 from blockscale.files.load import renamed
 from blockscale.files.metadata import DIGEST, KEY, FileError, Metadata, TensorInfo, _digest
 from blockscale.files.stored_model import open_stored_model
-from tests.files.renaming.oracle import differing
 from tests.support.renaming_hub import build, save
+from tests.support.renaming_oracle import differing
 
 OLD = "language_model.model"
 

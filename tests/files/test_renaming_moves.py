@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from blockscale.files.renaming.moves import left_to_model, moves_of, of_transformers
+from blockscale.files.renaming_moves import left_to_model, moves_of, of_transformers
 from tests.support.renaming_hub import build
 
 HUB = "model.layers.0.block_sparse_moe"

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.core.parse import CATALOG
-from blockscale.layers.reading import products
-from blockscale.layers.reading.source import Source
+from blockscale.layers import weight_tensor as products
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_source import Source
 from blockscale.ops import pieces
-from tests.layers.reading.models import pair
+from tests.support.read_models import pair
 
 X, IMAGE = torch.randn(3, 5, 64), torch.randn(2, 4, 6, 6)
 OURS = {

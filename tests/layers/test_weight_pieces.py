@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.layers import weight_pieces as pieces
 from blockscale.layers.held_parameters import held
-from blockscale.layers.reading import pieces
 from blockscale.layers.store import QWeight
 from blockscale.ops import primitives
 
@@ -99,7 +99,7 @@ class Counted:
         real: Callable[..., Tensor] = primitives.dequantize
         for where in ("blockscale.ops.tensor.primitives", "blockscale.ops.pieces"):
             monkeypatch.setattr(f"{where}.dequantize", self._counting(real))
-        monkeypatch.setattr("blockscale.layers.reading.pieces.dequantize", self._counting(real))
+        monkeypatch.setattr("blockscale.layers.weight_pieces.dequantize", self._counting(real))
 
     def _counting(self, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def dequantize(*args: object) -> Tensor:

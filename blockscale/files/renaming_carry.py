@@ -24,7 +24,7 @@ from blockscale.core.joined_weights import of_matrix, of_stack
 from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.moves import Move
+from blockscale.files.renaming_moves import Move
 from blockscale.ops.batching import within_rows
 
 

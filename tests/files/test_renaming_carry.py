@@ -23,8 +23,8 @@ from blockscale.core import joined_weights
 from blockscale.core.pack import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.carry import carried
-from blockscale.files.renaming.moves import Move
+from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_moves import Move
 from blockscale.ops.tensor import from_parts
 
 FORMATS = (

@@ -61,7 +61,7 @@ class ReadTensor(Tensor):
     """A tensor without storage, whose numbers are where its source says.
 
     chosen: of matrices that were picked out of a stack, the stack's codes, which of them, and
-        whether they are turned (blockscale.layers.reading.pieces)
+        whether they are turned (blockscale.layers.weight_pieces)
     """
 
     source: Source

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.reading import source as announce
-from blockscale.layers.reading.source import ReadTensor, Source, dense, traced, written
-from blockscale.layers.reading.weight_tensor import WeightTensor
+from blockscale.layers import weight_source as announce
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_source import ReadTensor, Source, dense, traced, written
+from blockscale.layers.weight_tensor import WeightTensor
 
 
 def test_floats_are_made_once() -> None:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import blockscale as bs
-from blockscale.layers.reading import source as sources
-from blockscale.layers.reading.weight_tensor import WeightTensor
+from blockscale.layers import weight_source as sources
 from blockscale.layers.store import QWeight
+from blockscale.layers.weight_tensor import WeightTensor
 from tests.layers.before.kinds import kinds
-from tests.layers.reading.models import inputs, pair
+from tests.support.read_models import inputs, pair
 
 FORMATS = ("mxfp4", "nvfp4", "int8_channel", "int8", "nf4:group32:fp32", "uint4:group16:fp32:asym")
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A model's quantized stacks in the pieces that its checkpoints have: each expert's matrices.
 
-transformers joins them when it loads a model (moves.py). Its own operations, turned back and run on
-numbers of rows, say which rows of codes and scales belong to which piece, as carry.py has it.
+transformers joins them when it loads a model (renaming_moves.py). Its own operations, turned back
+and run on numbers of rows, say which rows of codes and scales belong to which piece, as
+renaming_carry.py has it.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from blockscale.core.joined_weights import of_matrix
 from blockscale.core.parse import parse
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming.carry import carried
-from blockscale.files.renaming.moves import Move, of_transformers
+from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_moves import Move, of_transformers
 from blockscale.ops.tensor import QTensor, from_parts
 
 
