@@ -12,7 +12,7 @@ import typer
 
 import blockscale
 from blockscale.cli import commands
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.untrusted import shown_lines
 
 # How a command ends badly: one message without a traceback, and an exit code.

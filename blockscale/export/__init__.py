@@ -10,7 +10,7 @@ and `convert_checkpoint` makes one producer's quantized files those of another.
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.export.auditing import audit as audit
 from blockscale.export.conversion import convert_checkpoint as convert_checkpoint
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from blockscale import layers
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before
 from blockscale.layers.layer import QLayer

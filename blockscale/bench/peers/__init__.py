@@ -6,7 +6,7 @@ from typing import Any
 
 from blockscale.bench import peers
 from blockscale.bench.requests import Contestant, Peer, Skipped
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.work import quiet_libraries
 
 Finish = Callable[[Peer, Any], Contestant]

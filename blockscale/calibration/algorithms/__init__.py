@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from torch import Tensor, nn
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
 

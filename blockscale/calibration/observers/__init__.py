@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 from blockscale.calibration.observer import Observer as Observer
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 

@@ -9,7 +9,7 @@ EXAMPLES    names of its elements, on which the tests of all elements run: every
 
 from functools import lru_cache
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.element import Element
 from blockscale.core.untrusted import quoted
 

@@ -4,7 +4,7 @@
 import difflib
 from functools import cache
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.profiles import producers
 from blockscale.core.profiles.knobs import Profile as Profile
 from blockscale.core.untrusted import kind_of

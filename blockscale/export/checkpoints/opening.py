@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.files.metadata import FileError
 

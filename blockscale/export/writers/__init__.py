@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
 

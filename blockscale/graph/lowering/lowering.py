@@ -7,7 +7,7 @@ from types import ModuleType
 
 from torch import fx
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.ledger import SkippedError
 from blockscale.graph.adoption.program import adopted
 from blockscale.graph.lowering import target as _targets

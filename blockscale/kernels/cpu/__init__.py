@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.untrusted import FileError, read_regular
 from blockscale.kernels.cpu import tuned
 

@@ -9,7 +9,7 @@ import importlib.util
 
 import torch
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 
 
 def available() -> str | None:

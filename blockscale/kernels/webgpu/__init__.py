@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from functools import cache
 
 from torch import Tensor
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.layers.before.before import Before as Before
 from blockscale.layers.before.before import BufferSpecs as BufferSpecs
 from blockscale.layers.before.order import Order as Order

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Ops on codes and floats: dequantize, compute, quantize as one op. One file a family of ops."""
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.ops.fused.define import FUSED as FUSED
 from blockscale.ops.fused.define import Fused as Fused
 from blockscale.ops.fused.define import fused as fused

@@ -7,7 +7,7 @@ that stand beside codes are plain integers or tensors of integers (docs/integers
 all ops with their attributes).
 """
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.ops.integer.define import INTEGER_OPS as INTEGER_OPS
 
 import_all(__name__, __path__)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from torch import nn
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.qat.layers.layer import QATLayer as QATLayer
 
 _KINDS: list[ModuleType] = [

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredKind
 from blockscale.ops.tensor import QTensor

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 
 
 @cache

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Kernels of the integer ops: files named after what they compute."""
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 
 import_all(__name__, __path__)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.core.torch_private import DispatchKey, has_kernel, pytree
 from blockscale.kernels.webgpu.gpu.device import NAMED, gpu
 from blockscale.kernels.webgpu.gpu.memory import allocate

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.kernels import webgpu
 from blockscale.kernels.webgpu import primitives, textures, torch_ops
 from blockscale.kernels.webgpu.gpu import shader

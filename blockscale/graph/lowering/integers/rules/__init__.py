@@ -8,7 +8,7 @@ ops that stand for the task, and raises NotIntegerError, which names it, where t
 from collections.abc import Callable
 from functools import cache
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 from blockscale.graph.lowering.integers.builder import Builder, Task, Value
 
 Rule = Callable[[Builder, Task], Value]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from blockscale.core.discover import import_all
+from blockscale.core import import_all
 
 
 @pytest.fixture
