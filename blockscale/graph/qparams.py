@@ -15,7 +15,7 @@ from blockscale.core.operand import operand, quantizer, whole
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives
-from blockscale.ops.given import checked_part
+from blockscale.ops.caller_parts import checked_part
 from blockscale.ops.op import OPS, Op
 from blockscale.ops.seed import Seed, seed_tensor
 from blockscale.ops.tensor import QTensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Formats that no kernel knows, told as formats that kernels know: the same values to the bit.
+"""Formats that no kernel knows, written as formats that kernels know: the same values to the bit.
 
 A scale of two levels is, for whoever reads it, its float32 step (docs/numerics.md, 1.3); an offset
 that is quantized is the float32 that it means; blocks over the flattened tensor are groups of its
@@ -59,22 +59,24 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     fmt = parse(spelling)
     scale, offset = fmt.scale, fmt.offset
     levels = isinstance(scale, TwoLevel)
-    given = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
+    ruleless = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
     other = isinstance(scale, TwoLevel) and not plain_levels(scale)
     coded = other or isinstance(scale, CodeScale)
-    told = offset is not None and (offset.inner is not None or offset.block is not None)
-    if not (given or told or fmt.span == "signed" or fmt.block.flat or coded):
+    shared = offset is not None and (offset.inner is not None or offset.block is not None)
+    if not (ruleless or shared or fmt.span == "signed" or fmt.block.flat or coded):
         return None if fmt == fmt.plain else fmt.plain
-    if told and not _even(fmt):
+    if shared and not _even(fmt):
         return None
     if encode and fmt.recip and _own_reciprocal(fmt):
         return None
     plain = fmt
-    if isinstance(scale, PowerOfTwo) and given:  # a given float is no power of two, a byte is one
+    if (
+        isinstance(scale, PowerOfTwo) and ruleless
+    ):  # a given float is no power of two, a byte is one
         plain = replace(plain, scale=PowerOfTwo("floor", byte=True) if scale.byte else _FLOAT32)
     if levels or coded:
         plain = replace(plain, scale=_FLOAT32)
-    if told:
+    if shared:
         plain = replace(plain, offset=Offset(_FLOAT32))
     return replace(plain, span="full") if fmt.span == "signed" else plain
 

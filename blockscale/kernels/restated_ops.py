@@ -48,7 +48,10 @@ def register(
     kernel("block_errors", backend=backend, supports=errors, last=True)(ops.block_errors)
     for names, restate in (
         (("dequantize", "embedding", "pack", "unpack", "choose_qparams"), for_decoding),
-        (("quantize", "choose_quantize", "fake_quantize", "straight_through"), for_encoding),
+        (
+            ("quantize", "choose_quantize", "fake_quantize", "straight_through", "round_columns"),
+            for_encoding,
+        ),
     ):
         for name in names:
             supports = ByFormats(ops.supporting(name, restate))
@@ -155,21 +158,30 @@ class RestatedOps:
     def choose_quantize(self, x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         """As ops.primitives.choose_quantize."""
         qparams = self._chosen(x, parse(fmt))
-        by = self._given(x, Quantizer(None, None, None, fmt, seed), qparams)
+        by = self._with_scale(x, Quantizer(None, None, None, fmt, seed), qparams)
         return [self.run("quantize", x, by), *listed(qparams)]
 
     def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.quantize."""
-        return self.run("quantize", x, self._given(x, by))
+        return self.run("quantize", x, self._with_scale(x, by))
 
     def fake_quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.fake_quantize."""
-        return self.run("fake_quantize", x, self._given(x, by))
+        return self.run("fake_quantize", x, self._with_scale(x, by))
 
     def straight_through(self, gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.straight_through."""
-        kept: Tensor = self.run("straight_through", gradient, x, self._given(x, by))
+        kept: Tensor = self.run("straight_through", gradient, x, self._with_scale(x, by))
         return strided_like(gradient, kept) if kept.shape == gradient.shape else kept
+
+    def round_columns(
+        self, wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ops.round_columns.round_columns."""
+        columns: tuple[Tensor, Tensor, Tensor] = self.run(
+            "round_columns", wanted, base, coupling, self._with_scale(wanted, by)
+        )
+        return columns
 
     def _chosen(self, x: Tensor, fmt: Format) -> QParams:
         """The scales that x chooses."""
@@ -193,7 +205,7 @@ class RestatedOps:
             return reference.lost(x, self.run("fake_quantize", x, by), fmt)
         return errors.reshape(qparams.scale.shape)
 
-    def _given(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
+    def _with_scale(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:
         """The scale of x in a format that kernels know: the given one, else the one of x."""
         plain = for_encoding(by.format)
         assert plain is not None

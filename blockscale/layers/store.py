@@ -19,7 +19,7 @@ from blockscale.layers.buffers import Buffers, Scaled
 from blockscale.layers.weight_source import Source, traced
 from blockscale.layers.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
-from blockscale.ops.given import given
+from blockscale.ops.caller_parts import checked_parts
 from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
 from blockscale.ops.tensor import QTensor, describe, dtype_name
@@ -257,7 +257,7 @@ class QInput(Scaled):
         rank = len(getattr(scale, "shape", ())) or 1
         shape = getattr(scale, "shape", None) or (1,)
         dims = [1] * (rank - 1) + [1 if block == "tensor" else features or shape[-1]]
-        self.set_parts(given(self.format, tuple(dims), scale, zero_point, offset))
+        self.set_parts(checked_parts(self.format, tuple(dims), scale, zero_point, offset))
 
     def restore(self, parts: dict[str, Tensor]) -> None:
         """Make it static with parts that were saved."""

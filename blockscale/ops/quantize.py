@@ -15,7 +15,7 @@ from blockscale.core.profiles import codes as profiles
 from blockscale.core.reference import QParams
 from blockscale.core.untrusted import kind_of
 from blockscale.ops import primitives
-from blockscale.ops.given import given, laid_out, settled
+from blockscale.ops.caller_parts import checked_parts, format_of, plain_parts
 from blockscale.ops.seed import Seed, seed_tensor
 from blockscale.ops.tensor import QTensor
 
@@ -64,14 +64,14 @@ def quantize(
         packed, *parts = primitives.choose_quantize(x, text, _seed(form, seed, x))
         qparams = primitives.from_list(parts, form)
     else:
-        form, qparams = _given(form, tuple(x.shape), scale, zero_point, offset)
+        form, qparams = _caller_parts(form, tuple(x.shape), scale, zero_point, offset)
         packed = primitives.quantize(x, quantizer(qparams, form.spelling, _seed(form, seed, x)))
     return QTensor(packed, qparams, form, x.shape[-1] if x.ndim else 1)
 
 
-def _by_profile(x: Tensor, profile: Profile, *given: object) -> QTensor:
+def _by_profile(x: Tensor, profile: Profile, *parts: object) -> QTensor:
     _check_tensor(x)
-    if any(part is not None for part in given):
+    if any(part is not None for part in parts):
         raise ValueError(f"profile {profile} chooses the scale itself: leave scale out")
     codes, qparams, form = profiles.quantize(x.detach(), profile)
     packed = pack(codes, form.element).contiguous()
@@ -96,13 +96,13 @@ def fake_quantize(
     _check_tensor(x)
     qparams = None
     if scale is not None or zero_point is not None or offset is not None:
-        form, qparams = _given(form, tuple(x.shape), scale, zero_point, offset)
+        form, qparams = _caller_parts(form, tuple(x.shape), scale, zero_point, offset)
     by = quantizer(qparams, form.spelling, _seed(form, seed, x))
     values: Tensor = primitives.fake_quantize(x, by)
     return values
 
 
-def _given(
+def _caller_parts(
     fmt: Format,
     shape: tuple[int, ...],
     scale: "Tensor | QTensor | None",
@@ -110,11 +110,11 @@ def _given(
     offset: "Tensor | QTensor | None",
 ) -> tuple[Format, QParams]:
     """The format with the block of a given scale, and the parts; raises ValueError."""
-    usual = settled(fmt, shape, scale, zero_point, offset)
+    usual = plain_parts(fmt, shape, scale, zero_point, offset)
     if usual is not None:
         return fmt, usual
-    fmt = laid_out(fmt, shape, scale)
-    return fmt, given(fmt, shape, scale, zero_point, offset)
+    fmt = format_of(fmt, shape, scale)
+    return fmt, checked_parts(fmt, shape, scale, zero_point, offset)
 
 
 def _check_tensor(x: object) -> None:

@@ -8,8 +8,7 @@ from blockscale.core.operand import Quantizer
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import addresses, known, native, threads
 from blockscale.kernels.operand import in_order
-from blockscale.kernels.registry import ByFormats, Formats, kernel
-from blockscale.kernels.restate import for_encoding, restated_quantizer
+from blockscale.kernels.registry import kernel
 
 
 @kernel("round_columns", backend="cpu", supports=known)
@@ -33,22 +32,6 @@ def round_columns(
     )  # fmt: skip
     whole = patterns if n.bits <= 8 else patterns.to(torch.int32)
     return n.format.element.from_bits(whole), values, errors
-
-
-def _restated(formats: Formats) -> bool:
-    plain = for_encoding(formats[0])
-    return plain is not None and known((plain,), ())
-
-
-@kernel("round_columns", backend="cpu", supports=ByFormats(_restated), last=True)
-def round_restated(
-    wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for formats that the kernels know only restated."""
-    plain = for_encoding(by.format)
-    assert plain is not None and by.qparams is not None
-    told = restated_quantizer(by.qparams, by, plain, wanted.shape)
-    return round_columns(wanted, base, coupling, told)
 
 
 def _wide(x: Tensor, shape: tuple[int, int]) -> Tensor:

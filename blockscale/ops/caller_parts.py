@@ -16,12 +16,12 @@ from blockscale.core.scales import TwoLevel
 from blockscale.ops.tensor import QTensor, describe, dtype_name
 
 
-def laid_out(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | None") -> Format:
-    """The format with the block that a given scale has in a tensor of `shape`.
+def format_of(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | None") -> Format:
+    """The format with the block that a caller's scale has in a tensor of `shape`.
 
     A scale that fits the format's own block leaves it. A scale of one element is that of the whole
     tensor; one of the tensor's rank whose sizes divide the tensor's defines the block. What is
-    neither stays for `given` to refuse.
+    neither stays for `checked_parts` to refuse.
     """
     if not isinstance(scale, Tensor | QTensor):
         return fmt
@@ -38,10 +38,10 @@ def laid_out(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | Non
     return parse(_with_block(str(fmt), str(block_of(shape, found))))
 
 
-def settled(
+def plain_parts(
     fmt: Format, shape: tuple[int, ...], scale: object, zero_point: object, offset: object
 ) -> QParams | None:
-    """What `given` says of the usual case, a scale alone that fits the format; else None.
+    """What `checked_parts` says of the usual case, a scale alone that fits the format; else None.
 
     It takes 1 µs of a call that takes 8.
     """
@@ -63,7 +63,7 @@ def _fitting(fmt: str, shape: tuple[int, ...]) -> "Stored | None":
         return None
 
 
-def given(
+def checked_parts(
     fmt: Format,
     shape: tuple[int, ...],
     scale: "Tensor | QTensor | None",
