@@ -70,9 +70,7 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     if encode and fmt.recip and _own_reciprocal(fmt):
         return None
     plain = fmt
-    if (
-        isinstance(scale, PowerOfTwo) and ruleless
-    ):  # a given float is no power of two, a byte is one
+    if isinstance(scale, PowerOfTwo) and ruleless:  # a float may be no power of two, a byte is one
         plain = replace(plain, scale=PowerOfTwo("floor", byte=True) if scale.byte else _FLOAT32)
     if levels or coded:
         plain = replace(plain, scale=_FLOAT32)

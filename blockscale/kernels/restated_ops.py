@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op for formats that kernels know only restated (blockscale.kernels.restate)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,13 +32,18 @@ BlockErrors = Callable[[Tensor, Quantizer], Tensor | None]
 
 
 def register(
-    backend: str, fingerprint: Callable[[Tensor], int], block_errors: BlockErrors | None = None
+    backend: str,
+    fingerprint: Callable[[Tensor], int],
+    block_errors: BlockErrors | None = None,
+    *,
+    without: Sequence[str] = (),
 ) -> "RestatedOps":
     """Make every op of a backend take the formats that its kernels know restated.
 
     fingerprint: as `Residents` takes it
     block_errors: a kernel for `reference.block_errors`, in formats that kernels know; None where
         its blocks are not for it
+    without: ops that the backend has no kernel for
     """
     ops = RestatedOps(backend, fingerprint, block_errors)
     by_sign.register(backend, ops, fingerprint)
@@ -53,7 +58,7 @@ def register(
             for_encoding,
         ),
     ):
-        for name in names:
+        for name in (each for each in names if each not in without):
             supports = ByFormats(ops.supporting(name, restate))
             kernel(name, backend=backend, supports=supports, last=True)(getattr(ops, name))
     for name in ("linear", "conv", "conv_transpose"):
