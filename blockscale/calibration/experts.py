@@ -24,8 +24,7 @@ from blockscale.layers.expert_stacks import PLAIN, stacks
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.parameters import ParameterPlan
 from blockscale.layers.plan import Plan
-from blockscale.layers.saturation import told_of_odd
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied
 from blockscale.ops.tensor import QTensor

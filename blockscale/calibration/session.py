@@ -33,7 +33,7 @@ from blockscale.core.format import Format
 from blockscale.core.pack import of_convolution, stored_shape
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.layers.plan import Decision, Plan
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import supplied
 

@@ -17,7 +17,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.rules import OpScheme
 from blockscale.graph import constants
 from blockscale.graph.nodes import described, op_name, scope
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 
 

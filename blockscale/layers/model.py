@@ -19,8 +19,7 @@ from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters import coded
 from blockscale.layers.plan import Plan
-from blockscale.layers.saturation import told_of_odd
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.layers.store import QWeight
 from blockscale.layers.supplied import Supplied
 from blockscale.ops.quantize import quantize

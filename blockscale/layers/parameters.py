@@ -23,11 +23,11 @@ from blockscale.layers.plan import Decision
 from blockscale.layers.reasons import why_adapter, why_not_weight
 from blockscale.layers.saturation import (
     block_ranges,
+    lost_signs,
     saturates,
     told_of_clipped,
     told_of_odd,
 )
-from blockscale.layers.signs import lost_signs
 from blockscale.layers.store import QWeight
 from blockscale.layers.weight_codes import by_kernel, clipped
 from blockscale.ops import primitives

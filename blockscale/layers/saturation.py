@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scales that cannot be stored as they were chosen (docs/numerics.md, 3.3 to 3.5)."""
+"""What a format cannot hold: scales that cannot be stored as they were chosen (docs/numerics.md,
+3.3 to 3.5), and the signs of values under an unsigned format."""
 
+from dataclasses import replace
+from functools import cache
 from math import isfinite, prod
 
 import torch
@@ -8,10 +11,12 @@ from torch import Tensor
 
 from blockscale.core import reference
 from blockscale.core.arithmetic.bits import divide
+from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.reference import Ranges
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import CodeScale
+from blockscale.ops.quantize import fake_quantize
 
 
 def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = None) -> Tensor:
@@ -109,3 +114,26 @@ def _slabs(values: Tensor) -> list[Tensor]:
     dim = _cut_dim(values)
     rows = max(1, _SLAB * values.shape[dim] // values.numel())
     return list(torch.split(values, rows, dim))
+
+
+# Unsigned formats on values that have a sign: everything below 0 becomes 0, which is said.
+
+
+def lost_signs(what: str, low: Tensor, fmt: Format) -> list[str]:
+    """A note that `what` has values below 0 which its format cannot hold; none if all is well.
+
+    low: the smallest value of each block, or of all [...].
+    """
+    if fmt.element.signed or not bool((low < 0).any()) or _reaches_below_zero(fmt):
+        return []
+    return [
+        f"its {what} has values below 0, which {fmt} cannot hold: they become 0; give it a zero "
+        f"point (asym) or a signed element"
+    ]
+
+
+@cache
+def _reaches_below_zero(fmt: Format) -> bool:
+    """Whether a value below 0 can stay one: asked of the format itself, whatever its parts."""
+    whole = replace(fmt.deterministic, block=read_block("tensor"))
+    return bool(fake_quantize(torch.tensor([[-1.0, 1.0]]), whole)[0, 0] < 0)

@@ -23,7 +23,7 @@ from blockscale.layers.model import inner_model, unwrapped
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.processes import check_whole
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned

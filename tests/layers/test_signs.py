@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs
 
 UNSIGNED = (
     "uint4:tensor:fp32",

@@ -27,8 +27,7 @@ from blockscale.files.slabs.quantize_tensor import StoredRows, TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows, Rows
 from blockscale.files.stream import Reader, StreamWriter, Tensors
 from blockscale.layers.model import beside_rows
-from blockscale.layers.saturation import told_of_odd
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.ops.quantize import quantize
 
 

@@ -34,8 +34,7 @@ from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.first_pass import FirstPass, Read
 from blockscale.files.slabs.pool import Map
-from blockscale.layers.saturation import ends, not_finite, saturates, told_of_clipped
-from blockscale.layers.signs import lost_signs
+from blockscale.layers.saturation import ends, lost_signs, not_finite, saturates, told_of_clipped
 from blockscale.layers.weight_codes import by_kernel, clipped, has_kernel
 from blockscale.ops import primitives
 from blockscale.ops.batching import within_rows
