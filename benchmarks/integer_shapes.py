@@ -2,7 +2,7 @@
 """Integer graphs at the sizes of today's models beside float scales and torch: processor time of
 one run, one thread, taking turns.
 
-    PYTHONPATH=. python benchmarks/integer_shapes.py [--rounds 15] [--only PART] [--save NAME]
+    python -m benchmarks.integer_shapes [--rounds 15] [--only PART] [--save NAME]
 
 The shapes of issue 31 (layers of 1024 to 4096 inputs, an MLP, a SwiGLU, a convolution of 4608
 terms, a transformer's block, a small CNN), and linear layers under inputs of 16 bits: torch fp32,
@@ -163,7 +163,7 @@ def main() -> None:
     figures = {}
     for isa in options.isa or ISAS:
         more = ["--one", "--rounds", str(options.rounds), "--only", options.only]
-        command = [sys.executable, __file__, *more]
+        command = [sys.executable, "-m", "benchmarks.integer_shapes", *more]
         environment = {**os.environ, "BLOCKSCALE_CPU_ISA": isa}
         run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         figures[isa] = json.loads(run.stdout)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Integer graphs beside float: times of one run, taking turns, one thread, processor time.
 
-    PYTHONPATH=. python benchmarks/integers.py [--rounds 9] [--minilm] [--save NAME]
+    python -m benchmarks.integers [--rounds 9] [--minilm] [--save NAME]
 
 An MLP of three layers 1024 x 1024 on 512 rows, and all-MiniLM-L6-v2 on 32 x 64 tokens: torch fp32,
 int8 with float scales lowered to "cpu", and integers alone. Prints the least times and ratios, and
@@ -19,6 +19,7 @@ from torch import nn
 
 import blockscale as bs
 from benchmarks.record import record
+from blockscale.bench.machine import start_again
 from blockscale.demo import minilm
 from blockscale.demo.graph import ROWS, TOKENS, program_of
 from blockscale.demo.minilm import SENTENCES
@@ -113,8 +114,9 @@ def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--rounds", type=int, default=9)
     given.add_argument("--minilm", action="store_true")
-    given.add_argument("--save", default="integers")
+    given.add_argument("--save", default="integers", help="'' for no file")
     options = given.parse_args()
+    start_again()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"instructions": _native.isa()}
     for name, made in [("mlp", mlp)] + [("minilm", encoder)] * options.minilm:
@@ -123,7 +125,8 @@ def main() -> None:
         told += [f"{each} {ratio:.2f}" for each, ratio in ratios(found).items()]
         print(f"{name}: {', '.join(told)}", flush=True)
         figures[name] = {"ms": found, "ratios": ratios(found)}
-    print(record(options.save, figures))
+    if options.save:
+        print(record(options.save, figures))
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ class Way:
 
 def way(node: fx.Node, name: str, why: str = "", *, left: bool = False) -> Way:
     """What became of a node that still stands in the graph."""
-    layer = scope(node) or _layer(node)
-    return Way(node.name, described(node), layer, op_name(node), name, why, left)
+    return Way(node.name, described(node), layer_name(node), op_name(node), name, why, left)
 
 
-def _layer(node: fx.Node) -> str:
-    """The layer whose weight a node reads: of a model that is one layer, which has no name."""
+def layer_name(node: fx.Node) -> str:
+    """The layer whose weight a node reads, which is not that of an activation that it computes as
+    well; of others the module that they are in."""
     codes = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
-    return next((layer_of(each) for each in codes if each.endswith(".codes")), "")
+    return next((layer_of(each) for each in codes if each.endswith(".codes")), scope(node))
 
 
 def ways(graph: fx.GraphModule) -> tuple[Way, ...]:

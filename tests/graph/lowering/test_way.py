@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is said of a node."""
 
+import torch
+from torch import nn
+
+import blockscale as bs
 from blockscale.graph.lowering.way import by_overload, of_ours, set_ways, way, ways
 from blockscale.ops.fused import FUSED
 from blockscale.ops.fused.plan import RESIDUAL
@@ -37,3 +41,13 @@ def test_every_op_of_ours():
     graph, _ = layers("mxfp8")
     others = [n for n in graph.graph.nodes if n.op != "call_function"]
     assert others and not any(map(of_ours, others))
+
+
+def test_a_layer_that_became_one_with_its_activation_keeps_its_way():
+    x = torch.randn(1, 4, 6, 6)
+    program = torch.export.export(nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()).eval(), (x,))
+    prepared = bs.graph.prepare(program, bs.Recipe("int8_channel"))
+    lowered = bs.graph.lower(bs.graph.fuse(bs.graph.convert(prepared)), "cpu")
+    (entry,) = [each for each in bs.graph.ledger(lowered).entries if each.name == "0"]
+    assert "on cpu: fused_conv: " in entry.details
+    assert [each.scope for each in bs.graph.ways(lowered)] == ["0"]

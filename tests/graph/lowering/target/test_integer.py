@@ -67,3 +67,14 @@ def test_float_scales_are_refused_and_nothing_changes():
     with pytest.raises(bs.graph.NotIntegerError, match="needs a power-of-two scale"):
         bs.graph.lower(graph, "integer")
     assert torch.equal(graph(x), before)
+
+
+def test_the_ledger_says_what_doors_cost_a_convolution_that_stands_alone():
+    x = torch.randn(1, 4, 6, 6)
+    alone = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
+    two = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    for model, count in ((alone, 1), (two, 0)):
+        lowered = bs.graph.lower(fused(model.eval(), x, {}), "integer")
+        told = [e.details for e in bs.graph.ledger(lowered) if "doors'" in (e.details or "")]
+        assert len(told) == count
+        assert all("1.6 to 2.4 of float32's time" in each for each in told)
