@@ -42,7 +42,7 @@ def calibrated(
     return done, ledger
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("weight", ALGORITHMS)
 @pytest.mark.parametrize("kind", [OfStacks, Turned])
 def test_a_stack_gets_the_codes_of_a_list(kind: type[Mixture], weight: str) -> None:

@@ -247,6 +247,7 @@ def half_even(x: Fraction) -> int:
     return floor + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and floor % 2 == 1))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", [n for n in observers.names() if n not in ("mean", "adaptive")])
 @pytest.mark.parametrize(
     "fmt",

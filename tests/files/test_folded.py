@@ -108,7 +108,7 @@ def metadata(path) -> Metadata:
     return found
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.filterwarnings("ignore:blockscale.*skipped")
 @pytest.mark.filterwarnings("ignore:(?s)blockscale.*were set again in training")  # learned steps
 @pytest.mark.parametrize(("recipe", "learn"), RECIPES)

@@ -19,7 +19,7 @@ from tests.support.renaming_oracle import dequantized, differing
 from tests.support.saved import IDS, Net, bits, quantized
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", CATALOG)
 def test_there_and_back(name: str, tmp_path) -> None:
     for target in (torch.device("cpu"), torch.device("meta")):
@@ -146,7 +146,7 @@ CASES = [pytest.param(*case) for case in FAST] + [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_as_transformers_loads_the_pieces(name, fmt, tmp_path):
     """The oracle is transformers' own loader, on the pieces dequantized one by one."""

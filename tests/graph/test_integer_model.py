@@ -71,7 +71,7 @@ WEIGHTS = (
 )
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("outputs", [False, True])
 def test_cnn(seed: int, outputs: bool) -> None:
@@ -85,7 +85,7 @@ def test_cnn(seed: int, outputs: bool) -> None:
     assert [each.kind for each in integer.sums][2::3] == ["add", "avg_pool2d"]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_mlp(seed: int) -> None:
     torch.manual_seed(100 + seed)
@@ -236,6 +236,7 @@ class Sized(nn.Module):
         return self.fc(self.between(self.conv(x)))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
     "between",

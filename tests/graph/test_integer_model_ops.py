@@ -27,7 +27,7 @@ class Sum(nn.Module):
         return self.add(self.a(x), self.b(x))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])
 @pytest.mark.parametrize("outputs", [False, True])
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class Flat(nn.Module):
         return self.fc(self.flatten(self.conv(x)))
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "flatten", [nn.Flatten(), lambda x: torch.flatten(x, 1), lambda x: x.flatten(start_dim=1)]
 )
@@ -157,7 +157,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("output", [None, INT8])
 @pytest.mark.parametrize("reshape", SHAPES)
 def test_other_shapes(reshape: Any, output: str | None) -> None:
@@ -167,7 +167,7 @@ def test_other_shapes(reshape: Any, output: str | None) -> None:
     assert torch.equal(found, expected.detach())
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "operation",
     [nn.Identity(), nn.Dropout(0.5), nn.Dropout2d(0.5), lambda x: F.dropout(x, 0.5, False)],
@@ -194,7 +194,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("output", [None, INT8])
 @pytest.mark.parametrize("pool", POOLS)
 def test_maxima_of_codes_and_of_sums(pool: Any, output: str | None) -> None:

@@ -115,6 +115,7 @@ def test_a_graph_comes_back(step: str, way: str) -> None:
         assert ("val" in one.meta) == ("val" in other.meta), one.name
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_later_steps_go_on(way: str) -> None:
     """Of a graph that was read: fused, lowered and exported, with sizes as free as they were."""
@@ -149,6 +150,7 @@ def test_a_graph_that_watches_is_refused(way: str) -> None:
     bs.graph.convert(watching)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_graph_in_training(way: str) -> None:
     graph = prepared(qat=True)

@@ -31,7 +31,7 @@ MATRICES = {
 SKIPPED = {"double.weight", "eight.weight"}
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", [*formats(), "int8:group8:e8m0:stochastic", "int8:channel1:fp32"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_bits_are_the_references(name, shards, tmp_path):

@@ -108,7 +108,7 @@ def check(x, fmt, elements, seed=7, run=map):
     return notes
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("name", "shape"), crossed(3, [*formats(), *MORE], [(37, 70), (64, 128), (5, 6, 40)])
 )

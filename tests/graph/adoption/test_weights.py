@@ -116,7 +116,7 @@ CASES = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("by", ["output", "tensor", "4 bits"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_stay_and_fuse_takes_them(case: str, by: str) -> None:

@@ -60,6 +60,7 @@ CONVS = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("layer", [linear(), *CONVS], ids=str)
 def test_a_layer_computes_what_it_did(layer: nn.Module) -> None:
     """Through a format that loses nothing, input and weight: the float layer's bits, gradients."""

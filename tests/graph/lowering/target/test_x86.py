@@ -17,6 +17,7 @@ pytestmark = [
 TAKEN = ("int8 static", "uint8 asym static")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_onednn_where_it_can(kind):
     ops = {each.op: each for each in ways(lower(layers(kind)[0], "x86"))}
