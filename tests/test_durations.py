@@ -24,6 +24,7 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(Durations(Path('cache') / 'durations.jsonl'))\n"
         "    durations.BUDGET = 0.15\n"
+        "    durations.MANY = 4\n"
     )
     spin = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
     (tmp_path / "test_a.py").write_text(
@@ -55,6 +56,9 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     assert len(lines) == 5
     named = done.stdout.partition("above 0.15 s of processor time")[2]
     assert "s  test_a.py::test_fixture" in named and "test_nothing" not in named
+    tests = sum(value for name, value in cost.items() if name)
+    assert f"processor time of 4 tests: {tests:.0f} s, and " in named
+    assert named.rstrip().splitlines()[-2].endswith("the goal of all fast ones is 600")
 
 
 def test_folders() -> None:
@@ -92,27 +96,6 @@ def test_costs() -> None:
     assert costs(lines, {"z.py::test_z": 3.0, "a.py::test_b": 9.0, "a.py::test_c": 4.0}) == {
         "a.py::test_b": 1.5, "a.py::test_c": 4.0, "z.py::test_z": 3.0,
     }  # fmt: skip
-
-
-def test_fast_tests_above_a_limit_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By what was recorded: no clock has a part in it."""
-    rows = [
-        ("(collection)", 30.0, None), ("tests/test_a.py::test_slow", 9.0, True),
-        ("tests/test_a.py::test_dear", 3.5, False), ("tests/test_a.py::test_more", 4.0, False),
-        ("tests/test_a.py::test_cheap", 3.0, False),
-    ]  # fmt: skip
-    file = tmp_path / "durations.jsonl"
-    lines = [{"test": test, "processor": cost, "slow": slow} for test, cost, slow in rows]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    for limit, code, names in ((3, 1, ["test_more", "test_dear"]), (3.5, 1, ["test_more"]),
-                               (4, 0, [])):  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["durations", str(file), "--above", str(limit)])
-        with pytest.raises(SystemExit) as end:
-            durations.main()
-        assert end.value.code == code
-        assert [line.rpartition("::")[2] for line in capsys.readouterr().out.split()[2::3]] == names
 
 
 def test_costs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

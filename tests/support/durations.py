@@ -9,7 +9,9 @@ records in tests/slow_costs.json what slow tests took, by which `.ci/run` choose
 
     python -m tests.support.durations [FILE] [--top 50] [--depth 1] [--before FILE]
     python -m tests.support.durations [FILE] --costs
-    python -m tests.support.durations [FILE] --above 3    fails where a fast test took more seconds
+
+A run of fast tests ends with the names of those above BUDGET, one of many also with the sum beside
+GOAL: notes, no failures, as the same test takes half as long again beside another process.
 """
 
 import argparse
@@ -29,6 +31,8 @@ from tests.support.schedule import COSTS
 FILE = Path(".pytest_cache") / "durations.jsonl"
 COLLECTION = "(collection)"
 BUDGET = 3.0  # seconds of processor time: the end of a run of fast tests names what takes more
+GOAL = 600.0  # seconds of processor time of all fast tests and of what collects them
+MANY = 1000  # tests of which the sum is said
 
 
 def processor() -> float:
@@ -49,6 +53,8 @@ class Durations:
         self._sums: dict[str, dict[str, Any]] = {}
         self._last = (processor(), monotonic())
         self._dear: list[tuple[float, str]] = []
+        self._spent = {True: 0.0, False: 0.0}  # to collect them, and the tests themselves
+        self._tests = 0
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """The first process writes, not xdist's workers; runs at the same time do not mix."""
@@ -99,14 +105,23 @@ class Durations:
         if report.when == "teardown":
             done = self._sums.pop(report.nodeid)
             self._write(done)
+            self._tests += 1
             if done["processor"] > BUDGET:
                 self._dear.append((done["processor"], done["test"]))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name the fast tests above the budget; it is no failure."""
-        if self._dear and "not slow" in terminalreporter.config.option.markexpr:
+        """Name the fast tests above the budget, and say what all took."""
+        if "not slow" not in terminalreporter.config.option.markexpr:
+            return
+        if self._dear:
             terminalreporter.section(f"above {BUDGET:g} s of processor time (CONTRIBUTING, Tests)")
             terminalreporter.write("\n".join(dearest(self._dear)) + "\n")
+        if self._tests >= MANY:
+            collecting, running = self._spent[True], self._spent[False]
+            terminalreporter.write(
+                f"processor time of {self._tests} tests: {running:.0f} s, and {collecting:.0f} s "
+                f"to collect them; the goal of all fast ones is {GOAL:.0f}\n"
+            )
 
     def pytest_unconfigure(self) -> None:
         """The file takes its name; that of a run which is cut off keeps the process's number."""
@@ -120,6 +135,7 @@ class Durations:
         return now[0] - last[0], now[1] - last[1]
 
     def _write(self, line: dict[str, Any]) -> None:
+        self._spent[line["test"] == COLLECTION] += line["processor"]
         if self._file is not None:
             rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}
             self._file.write(json.dumps(rounded) + "\n")
@@ -134,15 +150,6 @@ def read(file: Path) -> list[dict[str, Any]]:
 def dearest(costs: Iterable[tuple[float, str]]) -> list[str]:
     """A line for each test, the most expensive first."""
     return [f"{seconds:8.2f} s  {test}" for seconds, test in sorted(costs, reverse=True)]
-
-
-def above(lines: Iterable[dict[str, Any]], seconds: float) -> list[tuple[float, str]]:
-    """The fast tests that took more processor time than that when the lines were written."""
-    return [
-        (line["processor"], line["test"])
-        for line in lines
-        if line["test"] != COLLECTION and not line.get("slow") and line["processor"] > seconds
-    ]
 
 
 def folder(test: str, depth: int) -> str:
@@ -209,16 +216,11 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=1, help="levels of folders")
     parser.add_argument("--before", type=Path, help="the file of an earlier run")
     parser.add_argument("--costs", action="store_true", help="record what slow tests took")
-    parser.add_argument("--above", type=float, help="name fast tests of more seconds, and fail")
     given = parser.parse_args()
     lines = read(given.file)
     if given.costs:
         record(lines)
         return
-    if given.above is not None:
-        dear = above(lines, given.above)
-        print(*dearest(dear), sep="\n")
-        raise SystemExit(bool(dear))
     print("\n".join(table(lines, given.depth, read(given.before) if given.before else [])))
     print()
     print("\n".join(dearest((line["processor"], line["test"]) for line in lines)[: given.top]))
