@@ -8,7 +8,6 @@ from torch import nn
 
 import blockscale as bs
 from tests.support.another import read_by_another
-from tests.support.another import reader as reader
 from tests.support.layers_bias import IMAGES, network
 from tests.support.programs import bert, gpt2
 
@@ -19,22 +18,22 @@ def small(recipe="mxfp4", **formats):
     return model
 
 
-def test_any_number_of_rows(reader, tmp_path):
+def test_any_number_of_rows(tmp_path):
     model = small(input="int8_token")
     path = tmp_path / "model.pt2"
     bs.export.program(model, path, torch.randn(3, 64), dynamic_batch=True)
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]
     rows = [torch.randn(n, 64) for n in (1, 3, 17)]
-    read_by_another(reader, tmp_path, model, *rows)
+    read_by_another(tmp_path, model, *rows)
 
 
-def test_another_process_tells_of_other_numbers(reader, tmp_path):
+def test_another_process_tells_of_other_numbers(tmp_path):
     model, x = small(), torch.randn(3, 64)
     bs.export.program(model, tmp_path / "model.pt2", x)
     with torch.no_grad():
         model[0].bias[0] += 1e-3
     with pytest.raises(AssertionError, match="Traceback"):
-        read_by_another(reader, tmp_path, model, x)
+        read_by_another(tmp_path, model, x)
 
 
 def test_the_sizes_of_the_example(tmp_path):
@@ -68,7 +67,7 @@ def test_the_file_holds_codes(tmp_path):
     ids=["gpt2", "bert"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_a_model_of_somebody_else(build, recipe, reader, tmp_path):
+def test_a_model_of_somebody_else(build, recipe, tmp_path):
     model = build()
     bs.quantize_(model, recipe, strict=True)
 
@@ -77,10 +76,10 @@ def test_a_model_of_somebody_else(build, recipe, reader, tmp_path):
 
     bs.export.program(model, tmp_path / "model.pt2", tokens(2), dynamic_batch=True)
     assert not model._forward_hooks
-    read_by_another(reader, tmp_path, model, tokens(2), tokens(5))
+    read_by_another(tmp_path, model, tokens(2), tokens(5))
 
 
-def test_a_model_of_integers(reader, tmp_path):
+def test_a_model_of_integers(tmp_path):
     """What remains after training under power-of-two scales: integers and shifts."""
     images = torch.tensor(load_digits().images[:32], dtype=torch.float32)[:, None] / 16
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
@@ -88,17 +87,17 @@ def test_a_model_of_integers(reader, tmp_path):
     bs.calibrate(model.eval(), [images], recipe)
     integer = bs.graph.to_integer(model, images).eval()
     bs.export.program(integer, tmp_path / "model.pt2", images, dynamic_batch=True)
-    read_by_another(reader, tmp_path, integer, images, images[:3])
+    read_by_another(tmp_path, integer, images, images[:3])
 
 
 @pytest.mark.parametrize("bias", ["int32", pytest.param("mxfp8", marks=pytest.mark.slow)])
-def test_quantized_biases(bias, reader, tmp_path):
+def test_quantized_biases(bias, tmp_path):
     """The file holds their codes, and what it adds are the values that the model adds."""
     model = network().eval()
     recipe = bs.Recipe("int8_channel", input="int8", bias=bias)
     bs.calibrate(model, [IMAGES], recipe, strict=True, progress=False)
     bs.export.program(model, tmp_path / "model.pt2", IMAGES, dynamic_batch=True)
-    read_by_another(reader, tmp_path, model, IMAGES, IMAGES[:3] * 2)
+    read_by_another(tmp_path, model, IMAGES, IMAGES[:3] * 2)
     state = torch.export.load(tmp_path / "model.pt2").state_dict
     for layer in "0578":
         codes = model[int(layer)].bias.codes

@@ -13,7 +13,6 @@ from blockscale.graph.passes.fused import read
 from blockscale.graph.pickled import state
 from tests.support import graph_models as models
 from tests.support.another import read_by_another
-from tests.support.another import reader as reader
 from tests.support.graph_convert import converted
 from tests.support.graph_models import run
 from tests.support.some import crossed
@@ -87,7 +86,7 @@ def test_a_fused_graph_is_saved_and_read(tmp_path):
 
 
 @pytest.mark.parametrize("step", crossed(3, ["fused", "converted", "lowered"]))
-def test_another_process_reads_a_program_and_computes_the_same(step, reader, tmp_path):
+def test_another_process_reads_a_program_and_computes_the_same(step, tmp_path):
     _, _, batches = models.net()
     graph = converted(models.net(), bs.Recipe("int8_channel", "uint8:tensor:fp32:asym"))
     if step != "converted":
@@ -95,7 +94,7 @@ def test_another_process_reads_a_program_and_computes_the_same(step, reader, tmp
     if step == "lowered":
         graph = bs.graph.lower(graph, "reference")
     bs.export.program(graph, tmp_path / "model.pt2")
-    read_by_another(reader, tmp_path, graph, batches[0][0], batches[1][0])
+    read_by_another(tmp_path, graph, batches[0][0], batches[1][0])
 
 
 def test_what_is_no_graph():

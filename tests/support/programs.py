@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tests of several files share with tests/export/test_to_program.py: `bert`, `gpt2`."""
 
-from tests.support.another import reader as reader
-
 
 def gpt2():
     from transformers import GPT2Config, GPT2Model
