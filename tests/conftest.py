@@ -20,6 +20,7 @@ import torch
 
 from tests.support.durations import FILE, Durations
 from tests.support.read_once import read_once
+from tests.support.reports import OneMessage
 from tests.support.rewriting import rewrite_share
 from tests.support.schedule import Budget
 from tests.support.some import choose, is_left_out, left_out_by
@@ -55,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Durations(config.rootpath / FILE), "durations")
+    config.pluginmanager.register(OneMessage(), "one message")
     seconds = config.getoption("--budget")
     if seconds is not None:
         config.pluginmanager.register(Budget(seconds, config.getoption("--base")))

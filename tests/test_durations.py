@@ -21,8 +21,10 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from tests.support import durations\n"
         "from tests.support.durations import Durations\n"
+        "from tests.support.reports import OneMessage\n"
         "def pytest_configure(config):\n"
         "    config.pluginmanager.register(Durations(Path('cache') / 'durations.jsonl'))\n"
+        "    config.pluginmanager.register(OneMessage())\n"
         "    durations.BUDGET = 0.15\n"
         "    durations.MANY = 4\n"
     )
@@ -44,6 +46,8 @@ def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == ["durations.jsonl"]
+    assert "3 passed, 1 skipped" in done.stdout
     lines = {line["test"]: line for line in read(tmp_path / "cache" / "durations.jsonl")}
     cost = {name.partition("::")[2]: line["processor"] for name, line in lines.items()}
     assert cost["test_fixture"] >= 0.19 and cost["test_child"] >= 0.09  # a tick is 0.01

@@ -44,70 +44,59 @@ def processor() -> float:
 
 
 class Durations:
-    """A pytest plugin that measures where a test runs and writes where the reports arrive."""
+    """A pytest plugin that measures and writes where a test runs; the first process joins what
+    xdist's others wrote."""
 
     def __init__(self, file: Path):
         self._path = file
         self._own = file.with_name(f"{file.stem}-{os.getpid()}{file.suffix}")  # until the run ends
         self._file: TextIO | None = None
-        self._sums: dict[str, dict[str, Any]] = {}
+        self._line: dict[str, Any] = {}
         self._last = (processor(), monotonic())
         self._dear: list[tuple[float, str]] = []
         self._spent = {True: 0.0, False: 0.0}  # to collect them, and the tests themselves
         self._tests = 0
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """The first process writes, not xdist's workers; runs at the same time do not mix."""
+        """Each process has a file of its own, so that runs at the same time do not mix."""
+        output: dict[str, Any] = getattr(config, "workeroutput", {})
         self._worker = getattr(config, "workerinput", {}).get("workerid", "main")
-        if self._worker == "main" and not config.option.collectonly:
+        if not config.option.collectonly:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._own.open("w", encoding="utf-8")
+            output["durations"] = str(self._own.resolve())
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Collecting is a cost of each process."""
-        line = {"test": COLLECTION, "worker": self._worker, "tests": len(session.items)}
-        line |= dict(zip(("processor", "wall"), self._since(), strict=True))
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output["collection"] = line
-        elif session.items:  # the first process of xdist collects nothing
-            self._write(line)
+        """Collecting is a cost of each process; the first one of xdist collects nothing."""
+        if session.items:
+            line = {"test": COLLECTION, "worker": self._worker, "tests": len(session.items)}
+            self._write(line | dict(zip(("processor", "wall"), self._since(), strict=True)))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """What a worker of xdist hands over when it ends."""
-        line = getattr(node, "workeroutput", {}).get("collection")
-        if line:
-            self._write(line)
+        """A worker of xdist has ended: its file becomes a part of this one."""
+        theirs = getattr(node, "workeroutput", {}).get("durations")
+        if theirs:
+            for line in read(Path(theirs)):
+                self._write(line)
+            Path(theirs).unlink()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
-        """Setup, call and teardown have a report each: the time since the last one is its own."""
+        """Setup, call and teardown have a report each: the time since the last one is its own, and
+        the last one closes the line of the test."""
         report = yield
-        report.processor, report.elapsed = self._since()
-        report.worker = self._worker
-        report.slow = item.get_closest_marker("slow") is not None
-        return report
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Add the three reports of a test together; the last one closes its line."""
-        if self._file is None or not hasattr(report, "processor"):
-            return
-        line = self._sums.setdefault(
-            report.nodeid, {"test": report.nodeid, "processor": 0.0, "wall": 0.0}
-        )
-        line["processor"] += report.processor
-        line["wall"] += report.elapsed
+        taken = self._since()
+        if report.when == "setup":
+            self._line = {"test": report.nodeid, "processor": 0.0, "wall": 0.0}
+        self._line["processor"] += taken[0]
+        self._line["wall"] += taken[1]
         if report.when == "call" or report.outcome != "passed":
-            line["outcome"] = report.outcome
-        line["worker"] = report.worker
-        line["slow"] = report.slow
+            self._line["outcome"] = report.outcome
         if report.when == "teardown":
-            done = self._sums.pop(report.nodeid)
-            self._write(done)
-            self._tests += 1
-            if done["processor"] > BUDGET:
-                self._dear.append((done["processor"], done["test"]))
+            slow = item.get_closest_marker("slow") is not None
+            self._write(self._line | {"worker": self._worker, "slow": slow})
+        return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the fast tests above the budget, and say what all took."""
@@ -127,7 +116,8 @@ class Durations:
         """The file takes its name; that of a run which is cut off keeps the process's number."""
         if self._file is not None:
             self._file.close()
-            self._own.replace(self._path)
+            if self._worker == "main":
+                self._own.replace(self._path)
 
     def _since(self) -> tuple[float, float]:
         now = (processor(), monotonic())
@@ -136,6 +126,9 @@ class Durations:
 
     def _write(self, line: dict[str, Any]) -> None:
         self._spent[line["test"] == COLLECTION] += line["processor"]
+        self._tests += line["test"] != COLLECTION
+        if line["processor"] > BUDGET and line["test"] != COLLECTION:
+            self._dear.append((line["processor"], line["test"]))
         if self._file is not None:
             rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}
             self._file.write(json.dumps(rounded) + "\n")
