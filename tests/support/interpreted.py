@@ -3,7 +3,8 @@
 
 By itself (3.6) it does so again at each call of a device function, though they stay replaced until
 the launch ends, and looks for them among all members of five modules and classes each time: half of
-what our kernels take in it.
+what our kernels take in it. And each result of an operation is of a type that is built anew, with a
+shape of objects: a third of what is left. Here a type of one element and shape is built once.
 """
 
 import inspect
@@ -49,6 +50,49 @@ def replace_once() -> None:
     called.once = True
     launch.__call__, function.__call__ = launched, called
     interpreter._patch_lang, interpreter._patch_builtin = replaced, builtins
+    _types_once(interpreter.tl.core)
+    interpreter._get_np_dtype = _numpy_once(interpreter._get_np_dtype, interpreter.tl.core)
+
+
+def _types_once(core: Any) -> None:
+    """Blocks of one element and shape share what is computed of these, and tensors of one shape."""
+    block, tensor = core.block_type, core.tensor
+    make_block, make_tensor = block.__init__, tensor.__init__
+    blocks: dict[Any, Any] = {}
+    shapes: dict[Any, Any] = {}
+
+    def new_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)  # or raises
+            blocks[key] = self.shape, self.numel, self.name
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = blocks[key]
+
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = (*type.shape,) if type.is_block() else ()
+        if key not in shapes:
+            make_tensor(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    block.__init__, tensor.__init__ = new_block, new_tensor
+
+
+def _numpy_once(find: Any, core: Any) -> Any:
+    """The interpreter's dtype of numpy for a type, by its element."""
+    known: dict[Any, Any] = {}
+
+    def numpy_dtype(type: Any) -> Any:
+        one = type.element_ty if isinstance(type, core.block_type) else type
+        if isinstance(one, core.pointer_type):
+            return find(one)
+        if one not in known:
+            known[one] = find(one)
+        return known[one]
+
+    return numpy_dtype
 
 
 class _Seeing:
