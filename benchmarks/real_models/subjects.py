@@ -20,6 +20,7 @@ GPTQ = {"weight": "gptq"}
 STATIC = "int8:tensor:fp32:asym"
 INT8, ROUNDED4 = Case("int8_channel", "int8_channel"), Case("int4 group32", INT4)
 CALIBRATED4 = Case("int4 group32 gptq", INT4, None, GPTQ)
+EXTREMES = {"observer": "min_max", "bias": "correct"}
 PAIR8 = Case("int8_channel × int8_token", "int8_channel", "int8_token")
 Figures = Mapping[str, Figure]
 
@@ -52,12 +53,15 @@ def quantized(model: nn.Module, case: Case, batches: Callable[[], list[Any]]) ->
 
 
 class EfficientNet:
-    """Agreement with the float model; static inputs in the graph flow, which sees the products of
-    layers whose forward is their own (the package's padded convolutions)."""
+    """Agreement with the float model. Static inputs without settings in the graph flow, which sees
+    the products of layers whose forward is their own (the package's padded convolutions); what has
+    settings is the same network of plain layers, batch norms folded."""
 
     cases: ClassVar[list[Case]] = [
         INT8,
         Case("int8_channel × int8 static", "int8_channel", STATIC),
+        Case("int8_channel, bias", "int8_channel", None, {"bias": "correct"}),
+        Case("int8_channel × int8 static, bias", "int8_channel", STATIC, EXTREMES),
         Case("mxint8", "mxint8"),
         Case("mxfp8", "mxfp8"),
         ROUNDED4,
@@ -71,10 +75,15 @@ class EfficientNet:
 
     def measured(self, case: Case) -> tuple[Figures, float]:
         began = time.monotonic()
-        made = quantized(self.model, case, list) if case.input is None else self.graph(case)
+        made = self.quantized(case)
         seconds = time.monotonic() - began
         found = bs.evaluate(made, self.batches, self.reference, kind="classes")
         return found.figures, seconds
+
+    def quantized(self, case: Case) -> nn.Module:
+        if case.settings:
+            return quantized(efficientnet.folded(), case, lambda: self.calibration)
+        return quantized(self.model, case, list) if case.input is None else self.graph(case)
 
     def graph(self, case: Case) -> nn.Module:
         rows = torch.export.Dim.AUTO

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, device_of
+from blockscale.calibration.bias import check_bias, correct_biases
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
     Said,
@@ -62,6 +63,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     group: Group = None,
     padding: str | bool | None = MASK,
     experts: int = 128,
+    bias: str | None = None,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
     graph that `bs.graph.prepare` gave learn from it what its convert needs.
@@ -112,6 +114,9 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         False: all tokens count.
     experts: tokens that an expert's own statistics need. Those that saw fewer are filled up to as
         many with the statistics of all experts of their layer; the ledger names them. 0: none are.
+    bias: "correct": the mean of each layer's error over the batches is taken out of its bias, in a
+        pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). Convolutions without a
+        bias get one; linear layers without one stay so, and the ledger says it.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
     that is sharded or dispatched; RuntimeError where processes end with other codes, or another
@@ -123,11 +128,12 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     own: Any = getattr(model, "calibrate_from", None)
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
-        return _prepared(own, data, recipe, observer, weight, transform)
+        return _prepared(own, data, recipe, observer, weight, transform, bias)
     if recipe is None:
         raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(Recipe.read(recipe), observer, weight, transform, source)
+    check_bias(bias, batches, source, group)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
@@ -142,7 +148,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
             methods = methods._replace(transform=turned.transform)
             data = data._replace(batches=turned.batches, settler=settler)
             with agreeing(plain, group):
-                ledger = _quantized(plain, recipe, methods, data, seed)
+                ledger = _quantized(plain, recipe, methods, data, seed, corrects=bias is not None)
         ledger = turned.told(folding.told(ledger))
     ledger.warn()
     return ledger
@@ -186,7 +192,13 @@ _STREAMED = (
 
 
 def _quantized(
-    model: nn.Module, recipe: Recipe, methods: Methods, data: Data, seed: int | None
+    model: nn.Module,
+    recipe: Recipe,
+    methods: Methods,
+    data: Data,
+    seed: int | None,
+    *,
+    corrects: bool,
 ) -> Ledger:
     """Plan, learn from the batches and swap the layers in; the ledger says how each was done."""
     plans = plans_for(model, recipe)
@@ -206,6 +218,8 @@ def _quantized(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
         made=session.made, built=session.built,
     )  # fmt: skip
+    if corrects:
+        correct_biases(model, session, data.batches, data.padding)
     return told_by(ledger, session, told)
 
 
@@ -214,7 +228,7 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
     if any(each is not None for each in methods):
         raise ValueError(
             "the recipe, observer, weight algorithm and transform of a prepared graph are "
-            "set in bs.graph.prepare: pass them there"
+            "set in bs.graph.prepare: pass them there (bias='correct' is for models)"
         )
     with subnormals_kept():
         ledger: Ledger = calibrate_from(data)
