@@ -284,7 +284,7 @@ _TABLE = dict(
                 "mxfp8 x mxfp8"),
         _preset("edge-int8", "static 8-bit integers under powers of two, nothing but integers from "
                 "input to output (bs.qat.to_integer)",
-                f"int8:channel0:pow2/nearest x {_POW2}", "observer=mse"),
+                f"int8:channel0:pow2/nearest x {_POW2}", "observer=mse", "weight=mse"),
         _cache("kv8", "keys and values in 8 bits: nothing that could be measured is lost",
                "int8:token:fp16", window=32),
         _cache("kv4", "keys and values in 4 bits, keys rotated",
