@@ -279,11 +279,6 @@ def dealt(model: nn.Module, data: Data, recipe: Recipe, methods: Methods, group:
     if not is_group(group):
         return data
     ranks = Ranks(group, device_of(model))
-    if data.resume is not None:
-        raise ValueError(
-            "resume is for one process: finished blocks of a group are not kept yet. Leave resume "
-            "out, or calibrate without group="
-        )
     by_block = callable(getattr(methods.algorithm, "quantize_block", None))
     if by_block and not getattr(methods.algorithm, "dealt", False):
         raise ValueError(

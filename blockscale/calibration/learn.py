@@ -33,7 +33,7 @@ from blockscale.calibration.session import (
     static_parts,
     takes_transform,
 )
-from blockscale.calibration.walk.resume import Finished, told_apart
+from blockscale.calibration.walk.resume import Finished, digests_of, told_apart
 from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
 from blockscale.calibration.walk.weights import Options, Settler
 from blockscale.core.presets import Calibration, closest_preset, presets
@@ -127,14 +127,17 @@ def _finished(
 ) -> Finished:
     """What an earlier run has finished. Raises ResumeError where that was another."""
     names = [block.name for block in blocks]
-    batches = cast("list[Any]", data.batches)
     assert data.resume is not None
+    ranks = data.ranks
+    batches = digests_of(cast("list[Any]", data.batches), ranks)
     draws = callable(getattr(methods.algorithm, "quantize_block", None))
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
-    left = [f"{padding.left} padding tokens left out"] if padding.left else []
-    mixed = [f"experts {data.minimum}"] if any(place_of(plan) for plan in layers) else []
-    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *left, *mixed)
-    return Finished(data.resume, run)
+    without = sum(ranks.together(lambda: padding.left))
+    more = [f"{without} padding tokens left out"] if without else []
+    more += [f"experts {data.minimum}"] if any(place_of(plan) for plan in layers) else []
+    more += ["in a group"] if draws and not ranks.alone else []  # which has bits of its own
+    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *more)
+    return Finished(data.resume, run, ranks)
 
 
 def _refuse(data: Data, why: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -117,11 +118,13 @@ def to_bytes(held: Mapping[str, Tensor], about: Told) -> bytes:
     return safetensors.torch.save(plain, {"about": json.dumps(about)})
 
 
-def from_bytes(data: bytes) -> tuple[dict[str, Tensor], Told]:
-    """What `to_bytes` was given."""
+def from_bytes(
+    data: bytes, key: str = "about", where: str | Path = "a process's message"
+) -> tuple[dict[str, Tensor], Told]:
+    """What `to_bytes` was given; key: under which the metadata have the rest. where: for errors."""
     length = int.from_bytes(data[:8], "little")
-    header = parse_json(data[8 : 8 + length].decode(), "a process's message", finite=False)
-    told = parse_json(header["__metadata__"]["about"], "a process's message", finite=False)
+    header = parse_json(data[8 : 8 + length].decode(), where, finite=False)
+    told = parse_json(header["__metadata__"][key], where, finite=False)
     return safetensors.torch.load(data), told
 
 

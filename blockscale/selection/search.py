@@ -15,7 +15,7 @@ from torch import nn
 
 from blockscale.calibration.batches import Batches, inference
 from blockscale.calibration.progress_bar import listener
-from blockscale.calibration.walk.resume import told_apart
+from blockscale.calibration.walk.resume import digests_of, told_apart
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware
 from blockscale.layers.guards import ordinary_tensors
@@ -137,7 +137,8 @@ def _identity(
     """What tells a search from others, its budgets left out."""
     plans = [plan for choice in found for own in choice.plans.values() for plan in own]
     methods = [what.name, *what.functions, asked.score, asked.seed]
-    return told_apart(plans, methods, [*batches[0], *batches[1]], len(batches[0]))
+    every = digests_of([*batches[0], *batches[1]])
+    return told_apart(plans, methods, every, len(batches[0]))
 
 
 def plain_hardware() -> dict[str, Any]:

@@ -3,9 +3,12 @@
 
 import datetime
 import hashlib
+import shutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,7 @@ from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.signround import SignRound
 from blockscale.calibration.algorithms.spinquant import SpinQuant
 from blockscale.calibration.ranks import Ranks
+from blockscale.calibration.walk.resume import Finished
 from tests.calibration.walk.networks import Decoder, Plain
 from tests.calibration.walk.networks import decoder as plain_decoder
 from tests.support.mixtures import K, OfStacks
@@ -100,49 +104,60 @@ Case = tuple[Callable[[], nn.Module], Callable[[int], list[Any]], bs.Recipe, dic
 # what one process that has all batches chooses as well
 CASES: dict[str, Case] = {
     "gptq": (decoder, ids, STATIC, {"weight": "gptq"}),
-    "gptaq, awq": (
-        decoder, ids, STATIC, {"weight": GPTQ(asymmetric=True), "transform": "awq"},
-    ),
     "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
     "stacks, few tokens": (stacked, tokens, bs.Recipe("int4:group32:fp32"), {"weight": "gptq"}),
-    "moving average": (
-        decoder, ids, STATIC, {"weight": "search", "observer": "moving_average:0.1"},
-    ),
     "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq"}),
 }  # fmt: skip
 # what sums gradients batch by batch, and so other bits than one process that joins rows
 LEARNED: dict[str, Case] = {
     "signround": (
-        decoder, ids, STATIC, {"weight": SignRound(12, start="absmax", positions=24, whole=3)},
+        decoder, ids, STATIC, {"weight": SignRound(5, start="absmax", positions=24, whole=3)},
     ),
 }  # fmt: skip
-MORE: dict[str, Case] = {
-    f"{name} of {kind}": (make, batches, recipe, how)
-    for kind, make, batches in (
-        ("decoder", decoder, ids),
-        ("llama", llama, padded),
-        ("gpt2", lambda: llama("gpt2"), padded),
-        ("routed", routed, sent),
-    )
-    for name, recipe, how in (
-        ("absmax", STATIC, {}),
-        ("mse", STATIC, {"weight": "mse", "observer": "min_max"}),
-        ("hqq", WEIGHTS, {"weight": "hqq"}),
-        ("search", STATIC, {"weight": "search", "observer": "percentile:99"}),
-        ("gptq", NVFP4, {"weight": "gptq", "transform": "smoothquant"}),
-        ("layers", STATIC, {"weight": "gptq", "sequential": "layers", "observer": "entropy"}),
-        ("passes", STATIC, {"weight": "gptq", "blocks": False, "observer": "adaptive"}),
-        ("float", STATIC, {"weight": "gptq", "sequential": False, "budget": 1e5}),
-        ("hadamard", STATIC, {"weight": GPTQ(asymmetric=0.5), "transform": "hadamard"}),
-        ("means", bs.Recipe("binary", "ternary:tensor:fp32"), {"observer": "mean"}),
-    )
-} | {
-    f"{name} of llama": (llama, padded, STATIC, how)
-    for name, how in (
-        ("quarot", {"transform": "quarot", "weight": "gptq"}),
-        ("spinquant", {"transform": SpinQuant(3, batches=3)}),
-    )
-}
+MORE: dict[str, Case] = (
+    {
+        f"{name} of {kind}": (make, batches, recipe, how)
+        for kind, make, batches in (
+            ("decoder", decoder, ids),
+            ("llama", llama, padded),
+            ("gpt2", lambda: llama("gpt2"), padded),
+            ("routed", routed, sent),
+        )
+        for name, recipe, how in (
+            ("absmax", STATIC, {}),
+            ("mse", STATIC, {"weight": "mse", "observer": "min_max"}),
+            ("hqq", WEIGHTS, {"weight": "hqq"}),
+            ("search", STATIC, {"weight": "search", "observer": "percentile:99"}),
+            ("gptq", NVFP4, {"weight": "gptq", "transform": "smoothquant"}),
+            ("layers", STATIC, {"weight": "gptq", "sequential": "layers", "observer": "entropy"}),
+            ("passes", STATIC, {"weight": "gptq", "blocks": False, "observer": "adaptive"}),
+            ("float", STATIC, {"weight": "gptq", "sequential": False, "budget": 1e5}),
+            ("hadamard", STATIC, {"weight": GPTQ(asymmetric=0.5), "transform": "hadamard"}),
+            ("means", bs.Recipe("binary", "ternary:tensor:fp32"), {"observer": "mean"}),
+        )
+    }
+    | {
+        "gptaq, awq": (
+            decoder,
+            ids,
+            STATIC,
+            {"weight": GPTQ(asymmetric=True), "transform": "awq"},
+        ),
+        "moving average": (
+            decoder,
+            ids,
+            STATIC,
+            {"weight": "search", "observer": "moving_average:0.1"},
+        ),
+    }
+    | {
+        f"{name} of llama": (llama, padded, STATIC, how)
+        for name, how in (
+            ("quarot", {"transform": "quarot", "weight": "gptq"}),
+            ("spinquant", {"transform": SpinQuant(3, batches=3)}),
+        )
+    }
+)
 MORE_LEARNED: dict[str, Case] = {
     "signround of llama": (
         llama, padded, STATIC,
@@ -190,7 +205,7 @@ def words(model: nn.Module, batches: list[Any], *more: Any, **how: Any) -> str:
     before = digest_of(model)
     try:
         bs.calibrate(model, batches, *more, progress=False, group=dist.group.WORLD, **how)
-    except (ValueError, RuntimeError, OverflowError) as error:
+    except (ValueError, RuntimeError, OverflowError, OSError) as error:
         assert digest_of(model) == before
         return f"{type(error).__name__}: {error}"
     return ""
@@ -209,7 +224,6 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "dealt": words(net, ids(COUNT)[: 1 + 3 * rank], WEIGHTS),
         "none": words(net, own if rank else [], WEIGHTS),
         "raised": words(Broken(), own, WEIGHTS, weight="gptq"),
-        "resume": words(net, own, WEIGHTS, resume="nowhere"),
         "block algorithm": words(net, own, WEIGHTS, weight=Plain()),
     }
     whole = Ranks._broadcast
@@ -224,6 +238,29 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         found["digest"] = words(net, own, STATIC, weight="gptq")
     finally:
         Ranks._broadcast = whole  # type: ignore[method-assign]
+    return found
+
+
+def resumed(rank: int, folder: str, size: int) -> dict[str, Any]:
+    """A run whose disk is full after one block goes on in all processes, and in one."""
+    own, done, group = ids(COUNT)[rank::size], Path(folder) / "done", dist.group.WORLD
+    write = Finished._write
+
+    def full(self: Finished, place: Path, data: bytes) -> None:
+        if place.name == "block-00001.safetensors":
+            raise OSError("no space left")
+        write(self, place, data)
+
+    with patch.object(Finished, "_write", full):
+        found: dict[str, Any] = {"stopped": words(decoder(), own, STATIC, resume=done)}
+    found["finished"] = sorted(path.name for path in done.iterdir())
+    found["other"] = words(decoder(), own, WEIGHTS, resume=done)
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(done, done.with_name("copy"))
+        case: Case = decoder, ids, STATIC, {"resume": done.with_name("copy")}
+        found["alone"] = calibrated(case, 0, 1, "local")
+    found["together"] = calibrated((decoder, ids, STATIC, {"resume": done}), rank, size, group)
     return found
 
 
@@ -242,7 +279,7 @@ def work(rank: int, folder: str) -> None:
         found[name] = calibrated(case, rank, 2, dist.group.WORLD)
     if rank == 0:
         found["alone"] = {n: calibrated(case, 0, 1, alone) for n, case in LEARNED.items()}
-    found["refusals"] = refusals(rank, 2)
+    found |= {"refusals": refusals(rank, 2), "resumed": resumed(rank, folder, 2)}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

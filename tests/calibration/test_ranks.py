@@ -13,7 +13,10 @@ from tests.calibration.dealing import (
     LEARNED,
     MORE,
     MORE_LEARNED,
+    STATIC,
     calibrated,
+    decoder,
+    ids,
     work,
     work_of_three,
 )
@@ -60,13 +63,26 @@ def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
         assert "hold 1, 4 batches" in told["dealt"] and "pass batches[rank::2]" in told["dealt"]
         assert "process 0 should hold 3" in told["dealt"]
         assert "process 0 of 2 has no batches" in told["none"]
-        assert "resume is for one process" in told["resume"]
         assert "learns from the calls of one process" in told["block algorithm"]
         assert "process 1 received other bytes than process " in told["digest"]
         assert told["digest"].startswith("RuntimeError: ")
         assert "first" not in told["digest"]
     assert both[1]["raised"].startswith("OverflowError: three rows")
     assert "process 1 of 2 raised OverflowError: three rows" in both[0]["raised"]
+
+
+def test_a_run_of_a_group_goes_on_in_any_number_of_processes(found: Found) -> None:
+    """The first process keeps the blocks that are finished; what fails there is told to all."""
+    both = [each["resumed"] for each in found]
+    assert both[0]["stopped"] == "OSError: no space left"
+    assert "process 0 of 2 raised OSError: no space left" in both[1]["stopped"]
+    assert "holds blocks of another run" in both[0]["other"]
+    assert "process 0 of 2 raised ResumeError: " in both[1]["other"]
+    whole = calibrated((decoder, ids, STATIC, {}), 0, 1, None)
+    for each in both:
+        assert each["finished"] == ["block-00000.safetensors", "run.json"]
+        assert each["together"] == whole
+    assert both[0]["alone"] == whole
 
 
 def test_owners_are_dealt_by_cost() -> None:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 from torch import Tensor  # noqa: TC002 - as in other modules
 
 from blockscale.calibration.block_calls import digest, tensors
-from blockscale.calibration.places import packed, unpack
+from blockscale.calibration.places import from_bytes, packed, unpack
+from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.session import Session
-from blockscale.core.untrusted import json_object, parse_json, read_json
+from blockscale.core.untrusted import json_object, read_json
 from blockscale.layers.plan import Plan
 
 _RUN = "run.json"
@@ -29,11 +29,17 @@ class ResumeError(ValueError):
 class Finished:
     """Blocks that are done, one safetensors file each, written beside its place and renamed.
 
+    In a group the first process alone reads and writes files, and sends the others what it read.
+
     run: what tells this run from others (`told_apart`)
     """
 
-    def __init__(self, path: str | Path, run: str):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, run: str, ranks: Ranks = ALONE):
+        self.path, self._ranks = Path(path), ranks
+        self._there = ranks.by_first(lambda: self._begin(run))
+
+    def _begin(self, run: str) -> set[str]:
+        """The names of what is there. Raises ResumeError where that is of another run."""
         self.path.mkdir(parents=True, exist_ok=True)
         known = self.path / _RUN
         if known.exists():
@@ -48,9 +54,10 @@ class Finished:
             )
         else:
             self._write(known, json.dumps({"run": run}).encode())
+        return {path.name for path in self.path.iterdir()}
 
     def __contains__(self, i: int) -> bool:
-        return self._place(i).exists()
+        return self._place(i).name in self._there
 
     def save(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Keep all that was chosen for these layers of block i."""
@@ -59,15 +66,26 @@ class Finished:
         for plan in plans:
             own, told[plan.name] = packed(plan, session)
             held |= own
-        self._write(self._place(i), safetensors.torch.save(held, {"layers": json.dumps(told)}))
+        place = self._place(i)
+        self._ranks.by_first(
+            lambda: self._write(place, safetensors.torch.save(held, {"layers": json.dumps(told)}))
+        )
+        self._there.add(place.name)
 
     def load(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Put what was chosen in its places."""
-        with safetensors.safe_open(str(self._place(i)), "pt") as file:
-            told = parse_json(file.metadata()["layers"], self._place(i), finite=False)
-            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        place = self._place(i)
+        held, told = from_bytes(self._read(place), "layers", place)
         for plan in plans:
             unpack(plan, session, held, told[plan.name])
+
+    def _read(self, place: Path) -> bytes:
+        """A file's bytes, in every process."""
+        if self._ranks.alone:
+            return place.read_bytes()
+        first = self._ranks.rank == 0
+        found = self._ranks.spread(lambda: {place.name: place.read_bytes()} if first else {})
+        return found[place.name]
 
     @staticmethod
     def _was_begun(path: Path) -> bool:
@@ -87,9 +105,12 @@ class Finished:
 
 
 def told_apart(
-    plans: Iterable[Plan], methods: Sequence[object], batches: Sequence[Any], *more: object
+    plans: Iterable[Plan], methods: Sequence[object], batches: Sequence[str], *more: object
 ) -> str:
-    """What a run is: its layers, their formats and weights, its algorithms and batches."""
+    """What a run is: its layers, their formats and weights, its algorithms and batches.
+
+    batches: `digests_of` them, in the order of one process
+    """
     run = hashlib.blake2b(digest_size=16)
     for plan in plans:
         run.update(f"{plan.name} {plan.scheme} {plan.stored} {plan.parameter.dtype}".encode())
@@ -98,11 +119,20 @@ def told_apart(
     for method in methods:
         run.update(method_text(method).encode())
     for batch in batches:
-        known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
-        for tensor in tensors(known):
-            run.update(f"{digest(tensor.cpu())}".encode())
+        run.update(batch.encode())
     run.update(f"{len(batches)} {more}".encode())
     return run.hexdigest()
+
+
+def digests_of(batches: Sequence[Any], ranks: Ranks = ALONE) -> list[str]:
+    """A text for each batch of all processes, in the order of one process."""
+
+    def text(batch: Any) -> str:
+        known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
+        return "".join(f"{digest(tensor.cpu())}" for tensor in tensors(known))
+
+    each = ranks.together(lambda: [text(batch) for batch in batches])
+    return [each[i % ranks.size][i // ranks.size] for i in range(sum(map(len, each)))]
 
 
 def method_text(method: object) -> str:
