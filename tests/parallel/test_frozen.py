@@ -32,8 +32,8 @@ class Adapted(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-def model(fmt: str) -> nn.Sequential:
-    torch.manual_seed(0)
+def model(fmt: str, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
     net = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(2)])
     bs.quantize_(net, fmt)
     return net
@@ -164,6 +164,26 @@ def work(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
+def work_of_three(rank: int, folder: str) -> None:
+    """What two processes saved, on three, which save it again."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    torch.set_num_threads(1)
+    meet = f"file://{folder}/meet3"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=3)
+    try:
+        net = model("mxfp4", seed=1)
+        shard(bs.parallel.as_parameters_(net), dist.device_mesh.init_device_mesh("cpu", (3,)))
+        state = get_model_state_dict(net)
+        dcp.load(state, checkpoint_id=f"{folder}/state")
+        set_model_state_dict(net, state)
+        dcp.save(get_model_state_dict(net), checkpoint_id=f"{folder}/state of three")
+        torch.save(net(inputs()), f"{folder}/three {rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frozen")
@@ -208,14 +228,29 @@ def test_codes_that_no_call_made_parameters_are_told(found: list[dict[str, Any]]
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints_of_shards(found: list[dict[str, Any]], folder: Path) -> None:
     """Two processes to two, and to one; another format is refused before anything is written."""
-    import torch.distributed.checkpoint as dcp
-
     for each in found:
         assert each["state"]["same"] and each["state"]["kept"] and each["state"]["told"]
+    same_in_one(folder / "state")
+
+
+def same_in_one(checkpoint: Path) -> None:
+    """One process reads what several wrote."""
+    import torch.distributed.checkpoint as dcp
+
     one = model("mxfp4")
     state = {n: torch.zeros_like(t) for n, t in one.state_dict().items() if "extra" not in n}
-    dcp.load(state, checkpoint_id=folder / "state", no_dist=True)
+    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
     assert all(torch.equal(state[n], t) for n, t in one.state_dict().items() if n in state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoints_of_two_on_three_and_on_one(found: list[dict[str, Any]], folder: Path) -> None:
+    assert all(each["state"]["same"] for each in found)
+    fresh.ranks(work_of_three, folder, 3)
+    whole = model("mxfp4")(inputs())
+    for rank in range(3):
+        assert torch.equal(torch.load(folder / f"three {rank}.pt"), whole)
+    same_in_one(folder / "state of three")
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

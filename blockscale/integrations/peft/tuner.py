@@ -58,6 +58,10 @@ class QuantizedLoraModel(LoraModel):
         for module in model.modules():
             adopt(module)
         include_quantized(config, model)
+        for name, module in model.named_modules():
+            layer = getattr(module, "base_layer", module)  # of an adapter that is there already
+            if isinstance(layer, QLayer) and self._check_target_module_exists(config, name):
+                check_whole(name, layer)
         with device_known(model):
             super().inject_adapter(model, adapter_name, *args, **kwargs)
         for module in model.modules():
@@ -204,6 +208,22 @@ def check_targets(config: Any, model: nn.Module) -> None:
                 f"trainable_token_indices trains rows of {name}, which is quantized: leave it in "
                 f"float with skip=[{name!r}] in the recipe, or name it in modules_to_save"
             )
+
+
+def check_whole(name: str, layer: QLayer) -> None:
+    """Raise ValueError for a layer of which this process has a part: an adapter beside it would
+    have the shapes of the whole."""
+    if layer.qweight.sharded:
+        raise ValueError(
+            f"{name}: fully_shard has been called for it: put adapters in before, and FSDP2 shards "
+            "them, too: bs.parallel.as_parameters_(model), get_peft_model, fully_shard"
+        )
+    if layer.qweight.part:
+        raise ValueError(
+            f"{name}: this process has a part of its weight ({layer.qweight.part}; tensor parallel)"
+            ", and adapters of parts are not built: train them on shards of FSDP2 "
+            "(bs.parallel.as_parameters_, docs/scale.md), or leave this layer out of target_modules"
+        )
 
 
 def _codes(model: nn.Module) -> Iterator[str]:

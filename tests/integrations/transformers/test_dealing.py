@@ -75,6 +75,43 @@ def dealt(folder: Path, case: str) -> dict[str, Any]:
     return found | {"save": words(lambda: model.save_pretrained(folder / "again"))}
 
 
+def trained(folder: Path, rank: int, mesh: Any | None) -> dict[str, Any]:
+    """peft's LoRA after two steps, on shards or in one process; each rank has half of the rows."""
+    from peft import LoraConfig, get_peft_model
+    from torch.distributed.fsdp import fully_shard
+
+    import blockscale.integrations.peft  # noqa: F401 - registers
+
+    model = loaded(folder, "shards")
+    if mesh is not None:
+        bs.parallel.as_parameters_(model)
+    torch.manual_seed(7)
+    config = LoraConfig(target_modules=["q_proj", "down_proj"], r=2, init_lora_weights=False)
+    tuned = get_peft_model(model, config)
+    for layer in [*model.model.layers, tuned] if mesh is not None else []:
+        fully_shard(layer, mesh=mesh)
+    own = [each for each in tuned.parameters() if each.requires_grad]
+    optimizer = torch.optim.SGD(own, lr=10.0)
+    rows = ids() if mesh is None else ids()[rank : rank + 1]
+    for _ in range(2):
+        optimizer.zero_grad()
+        tuned(rows).logits.square().mean().backward()
+        optimizer.step()
+    values = [getattr(each, "full_tensor", lambda e=each: e)().detach() for each in own]
+    late = words(lambda: get_peft_model(model, config)) if mesh is not None else ""
+    return {"adapters": values, "late": late}
+
+
+def adapted_parts(model: Any) -> str:
+    """What peft says of a model that is cut, which stays as it was."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(target_modules=["q_proj"], r=2)
+    told = words(lambda: get_peft_model(model, config))
+    assert not any("lora" in name for name, _ in model.named_modules())
+    return told
+
+
 def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
@@ -83,10 +120,13 @@ def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
     try:
         found: dict[str, Any] = {case: dealt(Path(folder), case) for case in cases}
+        mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
         ours = loaded(Path(folder), cases[0])
-        bs.parallel.shard_(ours, dist.device_mesh.init_device_mesh("cpu", (WORLD,)))
+        bs.parallel.shard_(ours, mesh)
         with torch.no_grad():
             found["shard_"] = ours(ids()).logits
+        found["trained"] = trained(Path(folder), rank, mesh)
+        found["parts"] = adapted_parts(ours)
         torch.save(found, f"{folder}/{cases[0]} {rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -150,6 +190,16 @@ def test_logits_of_more_models(more: list[dict[str, Any]], folder: Path, case: s
 def test_it_is_what_shard_does(found: list[dict[str, Any]]) -> None:
     for each in found:
         assert torch.equal(each[FAST[0]]["logits"], each["shard_"])
+
+
+def test_adapters_of_peft_train_on_shards(found: list[dict[str, Any]], folder: Path) -> None:
+    """As in one process; on parts of layers, and after fully_shard, they are refused."""
+    whole = trained(folder, 0, None)["adapters"]
+    for each in found:
+        for mine, theirs in zip(each["trained"]["adapters"], whole, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert "fully_shard has been called for it: put adapters in" in each["trained"]["late"]
+        assert "q_proj: this process has a part of its weight (0 to 32 of 64;" in found[0]["parts"]
 
 
 @pytest.mark.parametrize(
