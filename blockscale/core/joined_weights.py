@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -96,6 +97,12 @@ def shares(fmt: Format | None, shape: Sequence[int], parts: int = 1) -> str:
     """
     if fmt is None or not isinstance(fmt.scale, TwoLevel):
         return "it has no outer scale"
+    return _shares(fmt, tuple(shape), parts)
+
+
+@lru_cache(maxsize=1024)  # the weights of a model have few shapes
+def _shares(fmt: Format, shape: tuple[int, ...], parts: int) -> str:
+    assert isinstance(fmt.scale, TwoLevel)
     if fmt.element.learned:
         return "its table is learned from its own values"
     if len(shape) < 2 or fmt.block.flat or fmt.scale.inner.block.flat:

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -139,7 +140,7 @@ class Recipe:
         parts = (self.weight, self.input, self.output, dict(self.rules), self.skip, self.bias)
         return Recipe, (*parts, None, self.fused, self.calibration, self.preset)
 
-    @property
+    @cached_property
     def layer_rules(self) -> dict[str, Scheme]:
         """The rules whose patterns name layers."""
         return {p: each for p, each in self.rules.items() if isinstance(each, Scheme)}
@@ -149,7 +150,7 @@ class Recipe:
         """The rules whose patterns name ops."""
         return {p: each for p, each in self.rules.items() if isinstance(each, OpScheme)}
 
-    @property
+    @cached_property
     def default(self) -> Scheme:
         """What a layer gets that no pattern matches."""
         return Scheme(self.weight, self.input, self.output, self.bias, self.profile)

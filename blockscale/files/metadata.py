@@ -23,7 +23,8 @@ left out where it is empty.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -55,13 +56,20 @@ class TensorInfo:
 
     def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """{part: (dtype, shape)} of what is stored, from the format and shape alone."""
-        fmt = read_bias(self.format)
-        if isinstance(fmt, SumInteger):
-            return fmt.parts(self.shape)
-        stored = stored_shape(self.shape, self.layout)
-        row = stored or (1,)  # rank 0 is packed as one row
-        codes = (*row[:-1], packed_size(fmt.element, row[-1]))
-        return {"codes": (packed_dtype(fmt.element), codes), **fmt.stored(stored)}
+        return dict(_parts(self.format, tuple(self.shape), self.layout))
+
+
+@lru_cache(maxsize=1024)  # the tensors of a model have few kinds
+def _parts(
+    spelling: str, shape: tuple[int, ...], layout: str
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    fmt = read_bias(spelling)
+    if isinstance(fmt, SumInteger):
+        return fmt.parts(shape)
+    stored = stored_shape(shape, layout)
+    row = stored or (1,)  # rank 0 is packed as one row
+    codes = (*row[:-1], packed_size(fmt.element, row[-1]))
+    return {"codes": (packed_dtype(fmt.element), codes), **fmt.stored(stored)}
 
 
 @dataclass
@@ -90,7 +98,8 @@ class Metadata:
 
     def encode(self) -> dict[str, str]:
         """The metadata of a safetensors file."""
-        data = {"version": VERSION, **asdict(self)}
+        data = {"version": VERSION, **vars(self)}
+        data["tensors"] = {name: vars(info) for name, info in self.tensors.items()}
         if not self.folded:  # files without batch norms that were folded are as they ever were
             del data["folded"]
         text = json.dumps(data, sort_keys=True)

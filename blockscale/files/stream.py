@@ -7,6 +7,9 @@ A file's space is reserved before its first tensor is computed. Reading goes thr
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
@@ -39,6 +42,30 @@ class Tensors(Protocol):
         """As `Reader.chunks`."""
 
 
+Header = tuple[dict[str, StoredTensor], dict[str, str]]
+_kept: ContextVar[dict[bytes, Header] | None] = ContextVar("headers that were parsed", default=None)
+
+
+@contextmanager
+def headers_kept() -> Iterator[None]:
+    """Parse each header once that is read inside, by its bytes, however often a file is opened."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _parsed(text: bytes) -> Header:
+    known = _kept.get()
+    if known is None:
+        return parse_header(text)
+    digest = blake2b(text).digest()
+    if digest not in known:
+        known[digest] = parse_header(text)
+    return known[digest]
+
+
 class Reader(Closing):
     """A safetensors file open for reading.
 
@@ -68,7 +95,7 @@ class Reader(Closing):
         if not 2 <= length <= min(LARGEST, self.size - LENGTH):
             self._refuse(f"it has {self.size} bytes, but its header should have {length}")
         try:
-            tensors, metadata = parse_header(os.pread(self._file, length, LENGTH))
+            tensors, metadata = _parsed(os.pread(self._file, length, LENGTH))
         except ValueError as error:
             self._refuse(f"its header cannot be read ({error})")
         end = LENGTH + length + sum(tensor.nbytes for tensor in tensors.values())

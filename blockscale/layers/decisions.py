@@ -20,6 +20,7 @@ that share an outer scale (`sharing`).
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -104,7 +105,8 @@ def _scheme(weight: Weight, name: str, recipe: Recipe) -> Scheme:
     """What the recipe gives a tensor by one of its names: only a layer has an input and a bias."""
     scheme, _ = recipe.decide(name)
     if weight.role == "layer":
-        return replace(scheme, bias=recipe.bias_of(name.removesuffix(".weight")))
+        bias = recipe.bias_of(name.removesuffix(".weight"))
+        return scheme if scheme.bias == bias else replace(scheme, bias=bias)
     return Scheme(scheme.weight, profile=scheme.profile, since=scheme.since)
 
 
@@ -123,10 +125,16 @@ def _quantized(weight: Weight, scheme: Scheme) -> Outcome:
     assert fmt is not None
     if len(stored) > 2 or weight.parts > 1:
         fmt = of_stack(fmt, stored, weight.parts)
-    fmt.stored(stored)
+    _check_blocks(fmt, tuple(stored))
     if scheme.profile is not None:
         scheme.profile.check_blocks(torch.Size(stored))
     return Outcome("quantized", "", scheme, fmt)
+
+
+@lru_cache(maxsize=1024)  # the weights of a model have few shapes
+def _check_blocks(fmt: Format, stored: tuple[int, ...]) -> None:
+    """Raise ValueError where blocks do not fit a shape."""
+    fmt.stored(stored)
 
 
 def why_not_dtype(dtype: torch.dtype | str) -> str:

@@ -8,9 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from blockscale.files import stream
 from blockscale.files.header import DTYPES, lay_out, sized
 from blockscale.files.metadata import FileError
-from blockscale.files.stream import Reader, StreamWriter
+from blockscale.files.stream import Reader, StreamWriter, headers_kept
 from tests.files.pieces import specs, write
 from tests.support.file_models import tiny_tensors
 
@@ -30,6 +31,24 @@ def test_safetensors_reads_what_is_written(tmp_path):
         assert torch.equal(flat(found[name]), flat(tensor)), name
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "note": "ß"}
+
+
+def test_a_header_is_parsed_once_while_headers_are_kept(tmp_path, monkeypatch):
+    """By its bytes: a file that was written again is parsed again."""
+    parsed, parse = [], stream.parse_header
+    monkeypatch.setattr(stream, "parse_header", lambda text: parsed.append(text) or parse(text))
+    path = tmp_path / "a.safetensors"
+    write(path, {"x": torch.ones(2)}, {})
+    with headers_kept():
+        for _ in range(3):
+            with Reader(path) as reader:
+                assert reader.tensor("x").tolist() == [1, 1]
+        assert len(parsed) == 1
+        write(path, {"y": torch.ones(2)}, {})
+        with Reader(path) as reader:
+            assert [*reader.tensors] == ["y"] and len(parsed) == 2
+    with Reader(path) as reader:
+        assert [*reader.tensors] == ["y"] and len(parsed) == 3
 
 
 @pytest.mark.parametrize("name", [n for n in DTYPES if n != "F8_E8M0"])

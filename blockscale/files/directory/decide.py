@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.recipe import BiasFormat, Recipe
@@ -57,16 +58,15 @@ def _decide_weight(
     name: str, source: StoredTensor, recipe: Recipe, known: DirectoryFacts
 ) -> Decided:
     kind, layout, outcome = settled(name, source, recipe, known)
-    entry = _entry(name, kind, outcome.status, source, outcome.reason)
     fmt, scheme = outcome.format, outcome.scheme
     if fmt is None:
-        return entry, None
+        return _entry(name, kind, outcome.status, source, outcome.reason), None
     if scheme.profile is None and (why := why_not_slabs(fmt)):
         raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
-    entry = replace(entry, weight=info.format, bytes_after=size, details=scheme.told)
+    told: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.told}
     if is_layer(name, kind):
         for part, given in (("input", scheme.input), ("output", scheme.output)):
             if given is not None and given.unchosen:
@@ -75,8 +75,8 @@ def _decide_weight(
                     "bs.calibrate can choose it from data, or use a format that chooses its "
                     "own"
                 )
-        entry = replace(entry, input=_spelled(scheme.input), output=_spelled(scheme.output))
-    return entry, info
+        told |= {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
+    return _entry(name, kind, outcome.status, source, outcome.reason, **told), info
 
 
 def _decide_bias(name: str, source: StoredTensor, fmt: BiasFormat) -> Decided:
@@ -91,15 +91,13 @@ def _decide_bias(name: str, source: StoredTensor, fmt: BiasFormat) -> Decided:
     return replace(entry, bias=info.format, bytes_after=size), info
 
 
-def _entry(name: str, kind: str, status: Status, source: StoredTensor, reason: str = "") -> Entry:
+def _entry(
+    name: str, kind: str, status: Status, source: StoredTensor, reason: str = "", **told: Any
+) -> Entry:
+    """The entry of a tensor that stays as it is, but for what is told."""
+    sizes = {"elements": prod(source.shape), "bytes_before": source.nbytes}
     return Entry(
-        name,
-        kind,
-        status,
-        reason=reason,
-        elements=prod(source.shape),
-        bytes_before=source.nbytes,
-        bytes_after=source.nbytes,
+        name, kind, status, **{"reason": reason, "bytes_after": source.nbytes} | sizes | told
     )
 
 

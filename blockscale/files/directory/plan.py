@@ -22,7 +22,7 @@ from blockscale.files.directory.stacks import stacked
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import INDEX, check_index
-from blockscale.files.stream import Reader
+from blockscale.files.stream import Reader, headers_kept
 from blockscale.layers.decisions import Member, sharing, told_sharing
 
 Stamp = tuple[int, int, int, int]  # size, times of writing and of any change, inode
@@ -112,10 +112,11 @@ def make_plan(
     Raises FileError for a directory that cannot be used, ValueError if nothing would be quantized,
     and for a format whose scales are not chosen (Format.unchosen).
     """
-    files = find_files(source)
-    known = known_of(files, recipe)
-    biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
-    planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
+    with headers_kept():
+        files = find_files(source)
+        known = known_of(files, recipe)
+        biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
+        planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
     shards, entries = join(
         [shard for shard, _ in planned],
         [entry for _, of_shard in planned for entry in of_shard],
@@ -182,16 +183,17 @@ def join(
         layers[layer]: told_sharing(layer, groups.get(layer, ()), alone.get(layer, ""))
         for layer in {*groups, *alone}
     }
-    made = [
-        replace(
-            shard, tensors=tuple(replace(t, joined=joined.get(t.name, ())) for t in shard.tensors)
-        )
-        for shard in shards
-    ]
-    return tuple(made), [
-        replace(e, details=", ".join(filter(None, [e.details, told.get(e.name, "")])))
-        for e in entries
-    ]
+
+    def knowing(tensor: TensorPlan) -> TensorPlan:
+        others = joined.get(tensor.name, ())
+        return replace(tensor, joined=others) if others else tensor
+
+    def telling(entry: Entry) -> Entry:
+        details = ", ".join(filter(None, [entry.details, told.get(entry.name, "")]))
+        return entry if details == entry.details else replace(entry, details=details)
+
+    made = [replace(shard, tensors=tuple(map(knowing, shard.tensors))) for shard in shards]
+    return tuple(made), [telling(entry) for entry in entries]
 
 
 def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
