@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core import stacks
 from blockscale.core.operand import Operand
 from blockscale.layers.weight_source import ReadTensor
-from blockscale.ops import pieces
+from blockscale.ops import grouped_linear
+from blockscale.ops.grouped_linear import waits
 from blockscale.ops.primitives import dequantize
 
-# Products with a stack of matrices that was read: a kernel call for each matrix that rows go to.
+# Products with a stack of matrices that was read: one call for all of them (ops.grouped_linear).
 #
 # transformers has three ways through the experts of a layer. `eager` reads one expert after
-# another,
-# which are pieces of the stack. `grouped_mm` sorts the tokens by expert and multiplies by the whole
-# stack; `batched_mm`, and Llama 4, give each token or each expert a product of its own. The
-# handlers
-# are those of blockscale.layers.weight_tensor, by the names of operators.
+# another, which are pieces of the stack. `grouped_mm` sorts the tokens by expert and multiplies by
+# the whole stack; `batched_mm`, and Llama 4, give each token or each expert a product of its own.
+# The handlers are those of blockscale.layers.weight_tensor, by the names of operators.
 
 
 def _stack(weight: Any, x: Any) -> Operand | None:
@@ -42,14 +42,19 @@ def _grouped_mm(
     """Rows of x [rows, k], sorted by matrix; `offs` says where those of each end."""
     whole = _stack(weight, x)
     plain = bias is None and out_dtype in (None, x.dtype) and x.ndim == 2
-    if whole is None or offs is None or not plain or _captured(x):
+    if whole is None or offs is None or not plain or _cannot_wait(x, whole):
         return None
-    return pieces.grouped(x, whole, offs.tolist())
+    return grouped_linear.grouped(x, whole, offs)
 
 
 def _captured(x: Tensor) -> bool:
     """Whether a CUDA graph records this call: then what `offs` says must stay on the device."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _cannot_wait(x: Tensor, whole: Operand) -> bool:
+    """Whether a CUDA graph records this call, and no kernel takes the stack as a whole."""
+    return _captured(x) and waits(x, whole)
 
 
 def chosen_of(weight: Any, chosen: Tensor) -> Any:
@@ -61,13 +66,17 @@ def chosen_of(weight: Any, chosen: Tensor) -> Any:
         return None
     source = weight.source
     whole = source.operand
-    if whole is None or source.layout not in ("plain", "transposed") or _captured(chosen):
+    if whole is None or source.layout not in ("plain", "transposed"):
         return None
-    if whole.shape[0] and pieces.matrix(whole, 0) is None:
+    if whole.shape[0] and stacks.matrix(whole, 0) is None:
+        return None
+    if _cannot_wait(torch.empty(0, whole.size, dtype=source.dtype, device=chosen.device), whole):
         return None
 
     def floats() -> Tensor:
-        values = pieces.values(whole, chosen, source.dtype)
+        if _captured(chosen):
+            return source.floats()[chosen]
+        values = grouped_linear.values(whole, chosen, source.dtype)
         assert values is not None  # of the same format as matrix 0
         return values.mT if source.transposed else values
 
@@ -81,16 +90,18 @@ def _bmm(a: Any, b: Any) -> Any:
     """A product for each matrix: x @ weight, or weight @ x of chosen matrices."""
     if isinstance(a, ReadTensor):
         chosen = _chosen(a, b, transposed=False)
-        y = None if chosen is None else pieces.each(b.mT, *chosen)
+        y = None if chosen is None else grouped_linear.each(b.mT, *chosen)
         return None if y is None else y.mT
     chosen = _chosen(b, a, transposed=True)
     if chosen is not None:
-        return pieces.each(a, *chosen)
+        return grouped_linear.each(a, *chosen)
     whole = _stack(b, a)
     if whole is None:
         return None
     rows = a.shape[1]
-    flat = pieces.grouped(a.reshape(-1, a.shape[2]), whole, [rows * (i + 1) for i in range(len(a))])
+    flat = grouped_linear.grouped(
+        a.reshape(-1, a.shape[2]), whole, [rows * (i + 1) for i in range(len(a))]
+    )
     return None if flat is None else flat.reshape(*a.shape[:2], -1)
 
 
@@ -123,7 +134,7 @@ def _view(weight: Any, size: Sequence[int]) -> Any:
     joined = len(shape) == 3 and weight.ndim == 2 and shape[-1] == weight.shape[-1]
     if not joined or source.operand is None or source.transposed or source.layout != "plain":
         return None
-    whole = pieces.stacked(source.operand, shape[0])  # as DBRX has its experts
+    whole = stacks.stacked(source.operand, shape[0])  # as DBRX has its experts
     return None if whole is None else _cut(weight, whole, shape)
 
 
@@ -161,7 +172,7 @@ def _slice(
         return None
     if source.layout.startswith("transposed_"):
         return None
-    rows = pieces.rows_of(source.operand, first, max(first, last))
+    rows = stacks.rows_of(source.operand, first, max(first, last))
     if rows is None:
         return None
     shape = list(source.shape)
@@ -175,7 +186,7 @@ def _select(weight: Any, dim: int, index: int) -> Any:
         return None
     if source.layout not in ("plain", "transposed"):
         return None
-    chosen = pieces.matrix(source.operand, index % weight.shape[0])
+    chosen = stacks.matrix(source.operand, index % weight.shape[0])
     return None if chosen is None else _cut(weight, chosen, source.shape[1:])
 
 

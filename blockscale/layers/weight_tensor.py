@@ -26,7 +26,7 @@ from blockscale.layers.weight_source import ReadTensor, Source, dense, written
 from blockscale.ops.conv import conv
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.embedding import embedding
-from blockscale.ops.pieces import product
+from blockscale.ops.grouped_linear import product
 
 # The one write that codes allow: all of a weight times a power of two, where that is exact.
 #

@@ -15,7 +15,7 @@ from blockscale.core.parse import CATALOG
 from blockscale.layers import weight_tensor as products
 from blockscale.layers.store import QWeight
 from blockscale.layers.weight_source import Source
-from blockscale.ops import pieces
+from blockscale.ops import grouped_linear
 from tests.support.read_models import pair
 
 X, IMAGE = torch.randn(3, 5, 64), torch.randn(2, 4, 6, 6)
@@ -43,7 +43,7 @@ def test_products_meet_our_kernels(call: str, grad: bool, monkeypatch: pytest.Mo
         model, plain = pair("mxfp4")
     calls: list[str] = []
     for name in ("linear", "embedding", "conv", "conv_transpose"):
-        where: Any = pieces if name == "linear" else products
+        where: Any = grouped_linear if name == "linear" else products
         monkeypatch.setattr(where, name, partial(counted, calls, name, getattr(where, name)))
     monkeypatch.setattr(Source, "floats", refused)
     with torch.set_grad_enabled(grad):

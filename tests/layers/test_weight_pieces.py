@@ -97,7 +97,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.elements = 0
         real: Callable[..., Tensor] = primitives.dequantize
-        for where in ("blockscale.ops.tensor.primitives", "blockscale.ops.pieces"):
+        for where in ("blockscale.ops.tensor.primitives", "blockscale.ops.grouped_linear"):
             monkeypatch.setattr(f"{where}.dequantize", self._counting(real))
         monkeypatch.setattr("blockscale.layers.weight_pieces.dequantize", self._counting(real))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blockscale.core import stacks
 from blockscale.core.cuts import block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.export.writers import Planned, Writer
@@ -20,7 +21,7 @@ from blockscale.files.slabs.cutting import cut as cut_into_slabs
 from blockscale.files.slabs.cutting import joined
 from blockscale.files.stored_model import INDEX, SINGLE
 from blockscale.files.stream import StreamWriter as File
-from blockscale.ops import pieces, primitives
+from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -49,7 +50,7 @@ def dequantized(value: QTensor | Tensor, rows: int) -> Iterator[Tensor]:
     count = value.shape[0] if value.shape else 1
     for start in range(0, count, rows):
         stop = min(start + rows, count)
-        part = pieces.rows_of(value.operand, start, stop) if whole is None else None
+        part = stacks.rows_of(value.operand, start, stop) if whole is None else None
         if part is None:  # such as blocks that run over rows
             whole = value.dequantize() if whole is None else whole
             yield whole[start:stop]

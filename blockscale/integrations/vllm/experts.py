@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.layers.store import QWeight
-from blockscale.ops.pieces import grouped
+from blockscale.ops.grouped_linear import grouped
 
 
 class ExpertMatrices(nn.Module):
@@ -21,7 +21,7 @@ class ExpertMatrices(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.sizes: list[int] = layers[0].sizes if layers else []
 
-    def forward(self, x: Tensor, ends: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [rows, k], sorted by expert, those of e ending before row `ends[e]` -> [rows, n].
         Rows after the last end belong to no expert here and give 0."""
         if self.stack is not None:
@@ -30,7 +30,7 @@ class ExpertMatrices(nn.Module):
                 raise ValueError(f"{self.stack.name}: experts share numbers of {self.stack.fmt}")
             return y
         start, pieces = 0, []
-        for layer, end in zip(self.layers, ends, strict=True):
+        for layer, end in zip(self.layers, ends.tolist(), strict=True):
             if end > start:
                 pieces.append(layer(x[start:end]))
                 start = end
@@ -68,7 +68,7 @@ class Experts(nn.Module):
         flat = torch.where(flat < 0, self.count, flat)
         order = flat.argsort(stable=True)
         counts = flat.bincount(minlength=self.count + 1)[: self.count]
-        ends = counts.cumsum(0).tolist()
+        ends = counts.cumsum(0)
         rows, scale = x[order // each], weights.reshape(-1, 1)[order].to(x.dtype)
         rows = rows * scale if weigh_inputs else rows
         y = self.down(activation(self.up(rows, ends)), ends)

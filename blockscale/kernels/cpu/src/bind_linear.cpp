@@ -2,12 +2,15 @@
 // Linear layers for Python: a LinearWeight made once per weight, then addresses and sizes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <optional>
 #include <vector>
 
+#include "grouped.h"
 #include "isa.h"
 #include "linear_weight.h"
 
@@ -39,6 +42,22 @@ Window window(const std::vector<int64_t>& numbers) {
         }
     w.channels = numbers.back();
     return w;
+}
+
+template <class T>
+std::vector<const T*> at_each(const std::vector<Address>& addresses) {
+    std::vector<const T*> found;
+    for (Address each : addresses) found.push_back(at<const T>(each));
+    return found;
+}
+
+// (outputs, k) of a stack, and whether none of its weights has changed since it was made ready.
+bool grouped(const std::vector<LinearWeight*>& weights, const std::vector<int64_t>& bounds,
+             const std::vector<Address>& biases, std::array<int64_t, 2> sizes, Groups* groups) {
+    *groups = {weights, bounds, at_each<float>(biases), sizes[0], sizes[1]};
+    for (const LinearWeight* each : weights)
+        if (!each->unchanged()) return false;
+    return true;
 }
 
 }  // namespace
@@ -135,6 +154,27 @@ void bind_linear(nb::module_& m) {
             w.floats(at(x), Dtype(dtype), rows, output(bias, y, y_dtype), threads, in_order);
         }, nb::call_guard<nb::gil_scoped_release>(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg() = false);
+    m.def("grouped_floats", [](const std::vector<LinearWeight*>& weights, const std::vector<int64_t>& bounds,
+                               const std::vector<Address>& biases, std::array<int64_t, 2> sizes, Address x,
+                               int dtype, Address y, int y_dtype, int threads, bool in_order) {
+        Groups groups;
+        if (!grouped(weights, bounds, biases, sizes, &groups)) return false;
+        nb::gil_scoped_release release;
+        grouped_floats(groups, at(x), Dtype(dtype), at(y), Dtype(y_dtype), threads, in_order);
+        return true;
+    });
+    // The groups of which integer arithmetic cannot give the result; none at all where a weight has changed.
+    m.def("grouped_integers", [](const std::vector<LinearWeight*>& weights, const std::vector<int64_t>& bounds,
+                                 const std::vector<Address>& biases, std::array<int64_t, 2> sizes,
+                                 const NativeFormat& format, Address x, int dtype, int64_t block,
+                                 const std::vector<Address>& scales, const std::vector<Address>& zero_points,
+                                 Address y, int y_dtype, int threads) -> std::optional<std::vector<int64_t>> {
+        Groups groups;
+        if (!grouped(weights, bounds, biases, sizes, &groups)) return std::nullopt;
+        nb::gil_scoped_release release;
+        return grouped_integers(groups, format, at(x), Dtype(dtype), block, at_each<void>(scales),
+                                at_each<int32_t>(zero_points), at(y), Dtype(y_dtype), threads);
+    });
     m.def("activate", [](int activation, Address y, int64_t n, int threads) {
         isa().linears->activate(Activation(activation), at<float>(y), n, threads);
     }, nb::call_guard<nb::gil_scoped_release>());

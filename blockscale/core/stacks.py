@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Parts of quantized tensors, cut from their codes and scales, and what is computed with many."""
+"""Parts of quantized tensors, cut from codes and scales: rows, and the matrices of a stack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -13,12 +13,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from blockscale.core.block import WHOLE, Block
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import of_matrix
-from blockscale.core.operand import Operand, operand
+from blockscale.core.operand import Operand, Quantizer, operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
-from blockscale.ops.linear import linear
-from blockscale.ops.primitives import dequantize
 
 # Parts of a quantized tensor along its first dimension, cut from codes and scales as they are.
 
@@ -94,9 +92,7 @@ def _of_last(block: Block) -> bool:
     return block.rest == 1 and all(dim < 0 for dim, _ in block.sizes)
 
 
-# Products of a stack of matrices [E, n, k], each of which is asked for by itself.
-#
-# Nothing is done for the matrices that no row of x goes to: not a code of theirs is read.
+# The matrices of a stack [E, n, k], each of which is asked for by itself.
 
 MOST_PARTS = 8  # a matrix of more parts stays one, whose scales kernels restate
 
@@ -228,55 +224,76 @@ def _several_dims(block: Block) -> bool:
     return block.name.startswith("block")
 
 
-def product(x: Tensor, one: Operand, bias: Tensor | None = None) -> Tensor:
-    """x [..., k] times a matrix [n, k] -> [..., n], by `linear` of its parts."""
-    of = parts(one)
-    if len(of) == 1:
-        y: Tensor = linear(x, of[0], bias)
-        return y
-    rows = of[0].codes.shape[0]
-    biases = [None] * len(of) if bias is None else list(torch.split(bias, rows))
-    return torch.cat([linear(x, each, own) for each, own in zip(of, biases, strict=True)], -1)
+class Parts(NamedTuple):
+    """How all matrices of a stack are cut: into `number` parts [n / number, k] in `fmt` each."""
+
+    fmt: str
+    number: int
 
 
-def grouped(x: Tensor, whole: Operand, ends: Sequence[int]) -> Tensor | None:
-    """x [rows, k], sorted by matrix, those of matrix e ending before row `ends[e]` -> [rows, n].
+_PARTS_OF: dict[tuple[str, tuple[int, ...]], Parts | None] = {}
 
-    Rows after the last end belong to no matrix and give 0. None as `matrix`.
-    """
-    y = x.new_zeros(x.shape[0], whole.shape[-2])
+
+def parts_of(whole: Operand) -> Parts | None:
+    """Into what `matrix` and `parts` cut a stack, which its format and its shape alone say. None
+    as `matrix`, and for what is no stack of matrices."""
+    key = whole.fmt, tuple(whole.codes.shape)
+    if key not in _PARTS_OF:
+        one = matrix(whole, 0) if whole.codes.ndim == 3 and whole.codes.shape[0] else None
+        of = () if one is None else parts(one)
+        _PARTS_OF[key] = Parts(of[0].fmt, len(of)) if of else None
+    return _PARTS_OF[key]
+
+
+# Which rows of x [rows, k] go to which matrix of a stack: those of matrix e end before row ends[e].
+
+
+def check_ends(x: Tensor, whole: Operand, ends: Tensor) -> None:
+    """Raise ValueError for sizes that do not fit. Nothing waits for numbers on a GPU."""
+    count, shape = whole.codes.shape[0], tuple(x.shape)
+    if whole.codes.ndim != 3:
+        raise ValueError(
+            f"grouped_linear: expected a stack [E, n, k], found a tensor of {whole.shape}"
+        )
+    if x.ndim != 2 or shape[1] != whole.size:
+        raise ValueError(f"grouped_linear: expected x of shape [rows, {whole.size}], found {shape}")
+    if ends.dtype not in (torch.int32, torch.int64) or tuple(ends.shape) != (count,):
+        raise ValueError(
+            f"grouped_linear: the ends of {count} matrices are int32 or int64 of shape ({count},), "
+            f"found {ends.dtype} of shape {tuple(ends.shape)}"
+        )
+    if ends.device != x.device:
+        raise ValueError(f"grouped_linear: x is on {x.device}, its ends on {ends.device}")
+    if ends.device.type == "cpu":
+        check_places(ends.tolist(), shape[0])
+
+
+def check_places(places: Sequence[int], rows: int) -> None:
+    """Raise ValueError for ends that do not rise, or that lie outside of x."""
+    before = 0
+    for index, end in enumerate(places):
+        if not before <= end <= rows:
+            raise ValueError(
+                f"grouped_linear: the rows of matrix {index} would be {before} to {end} of "
+                f"{rows}: ends rise from 0 to at most the number of rows, as cumulative sums of "
+                "tokens per expert do"
+            )
+        before = end
+
+
+def groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
+    """(matrix, first row, row after the last) of each matrix that has rows."""
     start = 0
-    for index, end in enumerate(ends):
+    for index, end in enumerate(ends.tolist()):
         if end > start:
-            one = matrix(whole, index)
-            if one is None:
-                return None
-            y[start:end] = product(x[start:end], one)
+            yield index, start, end
             start = end
-    return y
 
 
-def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
-    """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`."""
-    y = x.new_zeros(*x.shape[:-1], whole.shape[-2])
-    for index in torch.unique(chosen).tolist():
-        one = matrix(whole, index)
-        if one is None:
-            return None
-        mine = chosen == index
-        y[mine] = product(x[mine], one)
-    return y
-
-
-def values(whole: Operand, chosen: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The matrices chosen [...] in floats [..., n, k], each dequantized once. None as `matrix`."""
-    several, place = torch.unique(chosen, return_inverse=True)
-    dense = []
-    for index in several.tolist():
-        one = matrix(whole, index)
-        if one is None:
-            return None
-        dense.append(dequantize(one, dtype))
-    if not dense:
-        return torch.empty(*chosen.shape, *whole.shape[1:], dtype=dtype, device=whole.codes.device)
-    return torch.stack(dense)[place]
+def quantizer_of(by: Quantizer, index: int) -> Quantizer:
+    """How the rows of one matrix are quantized."""
+    if by.scale is None or by.scale.ndim < 3:
+        return by
+    scale, zero_point, outer = (None if part is None else part[index] for part in by[:3])
+    more = None if by.more is None else [part[index] for part in by.more]
+    return Quantizer(scale, zero_point, outer, by.fmt, by.seed, more)
