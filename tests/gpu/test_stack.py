@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import blockscale as bs
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.parse import parse
-from blockscale.ops import pieces
+from blockscale.ops import grouped_linear
 from blockscale.ops.primitives import dequantize
 
 pytestmark = pytest.mark.gpu
@@ -26,14 +26,14 @@ def test_groups_and_choices(spelling: str, parts: int) -> None:
     whole = bs.quantize(weight.cuda(), fmt).operand
     assert torch.equal(whole.codes.cpu(), bs.quantize(weight, fmt).packed)
     dense, x = dequantize(whole, torch.float32), torch.randn(7, 128).cuda()
-    got = pieces.grouped(x, whole, [0, 3, 3, 7])
+    got = grouped_linear.grouped(x, whole, [0, 3, 3, 7])
     assert got is not None
     for rows, expert in ((slice(0, 3), 1), (slice(3, 7), 3)):
         bound = 2.0**-10 * (x[rows].abs() @ dense[expert].abs().T)
         assert bool(((got[rows] - F.linear(x[rows], dense[expert])).abs() <= bound).all())
     chosen = torch.tensor([3, 1, 1, 0, 3, 3, 2]).cuda()
-    each = pieces.each(x.unsqueeze(1), whole, chosen)
-    values = pieces.values(whole, chosen, torch.float32)
+    each = grouped_linear.each(x.unsqueeze(1), whole, chosen)
+    values = grouped_linear.values(whole, chosen, torch.float32)
     assert each is not None
     assert values is not None
     assert torch.equal(values, dense[chosen])

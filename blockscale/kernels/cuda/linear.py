@@ -59,7 +59,7 @@ _MANY, _MORE = 64, 1024  # rows from which values are taken as two bfloat16: of 
 def _how_exact(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> str | None:
-    """What `pair` and `_how_read` decide by, beside a call's arguments."""
+    """What `pair` and `how_read` decide by, beside a call's arguments."""
     del x, bias
     hides = composed.least_rows(weight.fmt, weight.size) is not None  # tables are among these
     exact, sums = (hides and exact_products()) or "", (input.fmt and float8_sums()) or ""
@@ -120,7 +120,7 @@ def _choice_for_any_rows(left: Values | Codes, w: Operand, dtype: torch.dtype) -
         if pair(w.fmt, left.element, left.size, dtype):
             return ways.for_any_rows(None)
         left = left.values()
-    r = _how_read(left.x, w.fmt, dtype)
+    r = how_read(left.x, w.fmt, dtype)
     if r is None or (not r.width and isinstance(w.format.scale, TwoLevel)):
         return None
     return ways.for_any_rows(through_memory(r) if r.planes and as_words(w.codes) is None else r)
@@ -188,7 +188,7 @@ def weighted(
 ) -> Tensor:
     """Values of x with a weight that is decoded, as `choice` says, else as is best: [rows, n]."""
     (rows, k), n = x.x.shape, w.codes.shape[0]
-    r = _how_read(x.x, fmt, dtype)
+    r = how_read(x.x, fmt, dtype)
     if r is None or (not r.width and isinstance(parse(fmt).scale, TwoLevel)):
         return _in_float32(x, Operand(*w, fmt, k), bias, dtype)
     if r.further and rows >= _MORE and choice is None and composed.takes_halves(x.x, dtype):
@@ -200,7 +200,7 @@ def weighted(
         call = ProductCall("weight", fmt, rows * PARTS[x.x.dtype], n, k, on_hopper)
         choice = ways.choose(call, r, device_name(w.codes))
     if r.multiplier != 1.0:
-        x = replace(x, row=_times_row(x, 1 / r.multiplier))
+        x = replace(x, row=times_row(x, 1 / r.multiplier))
     if r.further:
         return _sum_of_parts(x, w, fmt, r, bias, dtype, choice)
     return WAYS[choice.way].run(x.x, w, fmt, r, Ends(x.row, bias), choice.settings, dtype)
@@ -213,7 +213,7 @@ def _several(fmt: str, k: int) -> bool:
     return r is not None and bool(r.further)
 
 
-def _how_read(x: Tensor, fmt: str, dtype: torch.dtype) -> Reading | None:
+def how_read(x: Tensor, fmt: str, dtype: torch.dtype) -> Reading | None:
     """`reading` of a weight's rows; where a bfloat16 result of bfloat16 x hides what that loses, a
     table's values as one bfloat16 each."""
     k = x.shape[1]
@@ -240,7 +240,7 @@ def _sum_of_parts(
     return add_up(sums, len(readings), Ends(x.row, bias), sums.new_empty((rows, n), dtype=dtype))
 
 
-def _times_row(x: Values, by: float) -> Tensor:
+def times_row(x: Values, by: float) -> Tensor:
     """The factors of the rows of x times a number."""
     if x.row is None:
         return torch.full((x.x.shape[0],), by, dtype=torch.float32, device=x.x.device)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The op grouped_linear on CUDA: which stacks one kernel takes, their bits, tiles of any size."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+import triton.language as tl
+
+import blockscale as bs
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
+from blockscale.core.parse import parse
+from blockscale.core.stacks import parts_of
+from blockscale.kernels.cuda.grouped import (
+    StackSettings,
+    _supports,
+    factors_of,
+    grouped,
+    matrix_of,
+    most_tiles,
+    takes,
+    usual,
+)
+from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.ops.grouped_linear import grouped_linear
+from tests.support.cuda_equal import DEVICE
+from tests.support.some import crossed
+from tests.support.stacked import stacked
+
+ENDS = torch.tensor([1, 1, 4])
+
+
+def quantizer(fmt: str) -> Quantizer:
+    return Quantizer(None, None, None, str(parse(fmt)))
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize(
+    ("spelling", "by", "dtype"),
+    crossed(
+        4,
+        ["mxfp4", "nvfp4", "int8_channel", "int4:group32:fp32", "fp8", "e4m3:tile3x64:fp32"],
+        ["", "mxfp8", "int8_token"],
+        [torch.bfloat16, torch.float32],
+    ),
+)
+def test_the_bits_of_each_matrix_alone(spelling: str, by: str, dtype: torch.dtype) -> None:
+    """Where `linear` keeps to one order of sums; a matrix's halves have their own outer scale."""
+    whole = stacked(spelling, parts=2, n=12)
+    whole = Operand(*(None if part is None else part.to(DEVICE) for part in whole[:4]), *whole[4:])
+    x = torch.randn(6, 64, device=DEVICE).to(dtype)
+    arguments = (x, whole, ENDS.to(DEVICE), torch.randn(3, 12, device=DEVICE),
+                 quantizer(by) if by else UNQUANTIZED)  # fmt: skip
+    assert _supports((), arguments)
+    with bs.use("cuda", batch_invariant=True):
+        y = grouped_linear(*arguments)
+        assert torch.equal(y, grouped_linear.reference(*arguments))
+    assert not y[4:].any()
+
+
+def test_what_goes_matrix_by_matrix() -> None:
+    """Codes that do not lie in words, tables in parts, inputs whose rows share a scale."""
+    x = torch.randn(6, 64, device=DEVICE)
+    plain = stacked("mxfp4")
+    for whole, by in (
+        (stacked("int3:group32:fp32"), UNQUANTIZED), (stacked("nf4:group64:fp32"), UNQUANTIZED),
+        (stacked("int4:group32:fp32:offset"), UNQUANTIZED),
+        (bs.quantize(torch.randn(4, 12, 64), "int8:block2x12x64:fp32").operand, UNQUANTIZED),
+        (plain, quantizer("nvfp4")),
+        (plain, quantizer("int8:tensor:fp32")),
+        (plain._replace(codes=plain.codes[::2]), UNQUANTIZED),
+    ):  # fmt: skip
+        assert not _supports((), (x, whole, ENDS, None, by)), (whole.fmt, by.fmt)
+    assert not _supports((), (torch.randn(6, 32), plain, ENDS, None, UNQUANTIZED))
+    assert _supports((), (x, plain, ENDS, None, UNQUANTIZED))
+
+
+def test_nothing_to_do() -> None:
+    with bs.use("cuda"):
+        y = grouped_linear(torch.randn(0, 64, device=DEVICE), stacked("mxfp4"), ENDS * 0)
+    assert y.shape == (0, 12)
+
+
+@triton.jit
+def _found(ends, out, rows, count, EACH: tl.constexpr, BM: tl.constexpr):  # noqa: N803
+    tile = tl.program_id(0)
+    matrix, first, end = matrix_of(ends, tile, rows, count, EACH, BM)
+    tl.store(out + 3 * tile, matrix)
+    tl.store(out + 3 * tile + 1, first)
+    tl.store(out + 3 * tile + 2, end)
+
+
+@pytest.mark.parametrize(
+    "ends", [[0, 3, 3, 40], [17, 17, 17, 17], [0, 0, 0, 0], [40, 40, 40, 40], [16, 32, 33, 34]]
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_every_row_has_one_tile(ends: list[int], dtype: torch.dtype) -> None:
+    """Of its matrix, or of nobody; the grid has room for all, and what is left has none."""
+    rows, height = 40, 16
+    tiles = most_tiles(rows, 4, height)
+    out = torch.full((tiles, 3), -1, dtype=torch.int32, device=DEVICE)
+    places = torch.tensor(ends, dtype=dtype, device=DEVICE)
+    _found[(tiles,)](places, out, rows, 4, EACH=8, BM=height)
+    owner = {}
+    for matrix, first, end in out.tolist():
+        if matrix <= 4:
+            for row in range(first, min(first + height, end)):
+                assert row not in owner
+                owner[row] = matrix
+    expected = [sum(end <= row for end in ends) for row in range(rows)]
+    assert [owner[row] for row in range(rows)] == expected
+
+
+@pytest.mark.parametrize("ends", [[50, 60, 70, 80], [-3, 2**40, 5, 1]])
+def test_ends_that_do_not_fit_are_cut_off(ends: list[int]) -> None:
+    out = torch.full((6, 3), -1, dtype=torch.int32, device=DEVICE)
+    _found[(6,)](torch.tensor(ends, device=DEVICE), out, 10, 4, EACH=8, BM=16)
+    for matrix, first, end in out.tolist():
+        assert matrix > 4 or (0 <= first <= 10 and end <= 10)
+
+
+def test_tiles_that_are_launched() -> None:
+    """As many as rows can need, of few rows no more than rows; outputs that keep a GPU busy."""
+    assert most_tiles(8, 128, 16) == 8
+    assert most_tiles(4096, 8, 128) == 41
+    assert usual(8, 1536, 128) == StackSettings(16, 64, 4, 3)
+    assert usual(8192, 28672, 8) == StackSettings(128, 128, 8, 3)
+    assert usual(2048, 1536, 64) == StackSettings(32, 128, 4, 3)
+
+
+@pytest.mark.parametrize("settings", [StackSettings(32, 16, 4, 1), StackSettings(16, 32, 4, 3)])
+def test_any_tile_gives_the_same_bits(settings: StackSettings) -> None:
+    whole, x = stacked("nvfp4", parts=2), torch.randn(24, 64, device=DEVICE).bfloat16()
+    fmt = parts_of(whole).fmt
+    r, ends = reading(fmt, 64), torch.tensor([0, 18, 22])
+    arguments = (x, whole, ends, fmt, r, None, None, torch.bfloat16)
+    y = grouped(*arguments, StackSettings(16, 16, 4, 1))
+    assert torch.equal(grouped(*arguments, settings), y)
+
+
+def test_factors_of_halves_rows_and_all() -> None:
+    for spelling, count, height in (
+        ("nvfp4", 2, 6), ("int8_channel", 12, 1), ("int8:tensor:fp32", 2, 6),
+        ("e4m3:tile3x64:fp32", 4, 3), ("mxfp4", None, 1),
+    ):  # fmt: skip
+        whole = stacked(spelling, parts=2)
+        fmt = parts_of(whole).fmt
+        found = factors_of(whole, reading(fmt, 64), fmt)
+        assert found.height == height
+        assert (found.values is None) if count is None else found.values.shape == (3, count)
+
+
+def test_stacks_that_it_takes() -> None:
+    for spelling, expected in (
+        ("mxfp4", True), ("int4:group32:fp32", True), ("int4:group64:fp32", True),
+        ("int4:group16:fp32", True), ("int3:group32:fp32", False), ("ternary:group32:fp32", False),
+    ):  # fmt: skip
+        whole = stacked(spelling)
+        of = parts_of(whole)
+        assert takes(reading(of.fmt, 64), whole, of) == expected, spelling
