@@ -22,6 +22,13 @@ from blockscale.calibration.errors import (
 )
 from blockscale.calibration.input_stats import Callback, features_last, watch
 from blockscale.calibration.progress_bar import listener
+from blockscale.calibration.routers import (
+    RouterComparison,
+    RouterPair,
+    routers,
+    told_of_routers,
+    watched,
+)
 from blockscale.core import reference
 from blockscale.core.pack import to_stored
 from blockscale.core.parse import display_name
@@ -65,11 +72,15 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Layers, the worst first, and the error of all float outputs of the model together."""
+    """Layers, the worst first, and the error of all float outputs of the model together.
+
+    routers: of mixtures, how often they choose the experts that the float model's choose
+    """
 
     layers: tuple[LayerComparison, ...]
     output: Deviation
     batches: int
+    routers: tuple[RouterComparison, ...] = ()
 
     def __iter__(self) -> Iterator[LayerComparison]:
         return iter(self.layers)
@@ -103,7 +114,9 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         layers = [layer.to_dict() for layer in self.layers]
-        return {"batches": self.batches, "output": self.output.to_dict(), "layers": layers}
+        found = {"batches": self.batches, "output": self.output.to_dict(), "layers": layers}
+        routed = [vars(each) for each in self.routers]
+        return found | ({"routers": routed} if routed else {})
 
     def to_json(self) -> str:
         """The comparison as JSON text."""
@@ -126,7 +139,7 @@ class Comparison:
         notes = [f"{each.name}: {note}" for each in self.layers for note in _notes(each)]
         total = f"model output: {_sqnr(self.output)} dB, cosine {self.output.cosine:.6f}, "
         total += f"max error {self.output.max_error:.3g}; {self.batches} batches"
-        return "\n".join([*lines, *notes, total])
+        return "\n".join([*lines, *notes, *told_of_routers(self.routers), total])
 
 
 def _row(layer: LayerComparison) -> tuple[str, ...]:
@@ -216,10 +229,11 @@ class LayerDifferences:
     def __init__(self, model_float: nn.Module, model_quantized: nn.Module, budget: float = 1e9):
         self._models, self._budget = (model_float, model_quantized), budget
         self._layers, self._output = _pairs(model_float, model_quantized), Sums()
+        self._routers = routers(model_float, model_quantized)
 
     def run(self, batch: Any) -> tuple[Any, Any]:
         """Both models over one batch, and what they returned."""
-        return _one_batch(self._models, batch, self._layers, self._budget)
+        return _one_batch(self._models, batch, self._layers, self._routers, self._budget)
 
     def add_outputs(self, a: Any, b: Any) -> None:
         """Add the difference of what the models returned."""
@@ -229,7 +243,8 @@ class LayerDifferences:
     def result(self, batches: int) -> Comparison:
         """All that was measured, the layer with the lowest isolated SQNR first."""
         compared = tuple(layer.result() for layer in self._layers)
-        return Comparison(compared, self._output.result(), batches).sorted()
+        routed = tuple(found for pair in self._routers if (found := pair.result()) is not None)
+        return Comparison(compared, self._output.result(), batches, routed).sorted()
 
 
 def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
@@ -312,16 +327,23 @@ class _Layer:
 
 
 def _one_batch(
-    models: tuple[nn.Module, nn.Module], batch: Any, layers: list[_Layer], budget: float
+    models: tuple[nn.Module, nn.Module],
+    batch: Any,
+    layers: list[_Layer],
+    routed: list[RouterPair],
+    budget: float,
 ) -> tuple[Any, Any]:
     """Both models over one batch, as often as the budget for what is held between them asks."""
     pending, outputs = {layer.name for layer in layers}, None
     while pending or outputs is None:
         room = _Room(budget, pending)
         first = outputs is None
-        with watch({layer.like: room.holder(layer, isolated=first) for layer in layers}):
+        pairs = routed if first else []
+        looking = watch({layer.like: room.holder(layer, isolated=first) for layer in layers})
+        with looking, watched(pairs, quantized=False):
             a = call(models[0], batch)
-        with watch({layer.layer: _meeting(layer) for layer in layers}):
+        meeting = watch({layer.layer: _meeting(layer) for layer in layers})
+        with meeting, watched(pairs, quantized=True):
             b = call(models[1], batch)
         for layer in layers:
             layer.unpaired += len(layer.held)
