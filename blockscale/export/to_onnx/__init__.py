@@ -10,6 +10,14 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.export.to_onnx import take, write
+from blockscale.export.to_onnx.decoder import (
+    GENAI,
+    Decoder,
+    decoder_of,
+    decoder_program,
+    name_inputs,
+    write_config,
+)
 from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, OpsetNeeds
 from blockscale.export.to_onnx.take import Piece, is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
@@ -35,13 +43,14 @@ def unavailable() -> str | None:
     return f"{missing[0]} is not installed: pip install 'blockscale[onnx]'" if missing else None
 
 
-def onnx(
+def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     graph: nn.Module | ExportedProgram,
     path: str | Path,
     example: Example | None = None,
     *,
     opset: int | None = None,
     dynamic_batch: bool = False,
+    cache: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
@@ -52,6 +61,9 @@ def onnx(
     opset: of the file; None for the lowest that holds its formats: 21, 24 for e8m0, 25 for int2;
         28, which onnxruntime (1.31) does not run, has types for e2m1, e2m3 and e3m2
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
+    cache: of a language model of transformers, which then needs no example: keys and values of
+        past tokens are inputs and outputs, named as optimum names them, all sizes free; beside the
+        file lies genai_config.json, which onnxruntime-genai reads
     overwrite: replace a file that is there
 
     Weights are stored as their codes, packed, with their scales as they are. QuantizeLinear and
@@ -64,7 +76,9 @@ def onnx(
     example that does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
     path = _checked(path, opset, overwrite)
-    program, pieces = _marked(graph, example, dynamic_batch)
+    decoder = _decoder(graph, example, path, overwrite) if cache else None
+    graph = graph if decoder is None else decoder_program(decoder)
+    program, pieces = _marked(graph, example, dynamic_batch and decoder is None)
     if example is not None:
         tried(program.module(), *arguments(example))
     model = write.translated(program)
@@ -72,9 +86,21 @@ def onnx(
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
     needs = write.filled(model, pieces_widened(pieces), opset or 0).needs
     write.stamp(model, _enough(opset, needs))
+    if decoder is not None:
+        name_inputs(model.graph, decoder)
     if write.is_large(model):
         check_new(write.beside(path), overwrite)
     write.save(model, path)
+    if decoder is not None:
+        write_config(decoder, path)
+
+
+def _decoder(model: Any, example: Example | None, path: Path, overwrite: bool) -> Decoder:
+    """What is written with its cache. Raises ValueError for an example, which it has itself."""
+    if example is not None:
+        raise ValueError("cache=True has an example of its own: leave example out")
+    check_new(path.with_name(GENAI), overwrite)
+    return decoder_of(model)
 
 
 def _checked(path: str | Path, opset: int | None, overwrite: bool) -> Path:

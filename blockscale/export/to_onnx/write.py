@@ -3,7 +3,8 @@
 
 import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,11 @@ def _name_sizes(graph: Any) -> None:
         if len(found) == 1 and (symbol := found.pop()) and symbol not in names:
             names[symbol] = name
     taken = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
-    names = {old: new for old, new in names.items() if new not in taken}
+    rename_sizes(graph, {old: new for old, new in names.items() if new not in taken})
+
+
+def rename_sizes(graph: Any, names: Mapping[str, str]) -> None:
+    """Free sizes under other names, {old: new}, also in sums of them."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
@@ -165,7 +170,7 @@ def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
         piece = pieces[_number(node)]
         scope.within, scope.nodes = piece.name, []
         result = _emit(scope, piece, node.input)
-        _renamed(scope.nodes, result, node.output[0])
+        rename_value(scope.nodes, result, node.output[0])
         nodes += scope.nodes
     keep_sums(nodes)
     _assemble(model, nodes, file)
@@ -213,8 +218,8 @@ def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
     return integer.step(scope, piece.op, named)
 
 
-def _renamed(nodes: list[Any], result: str, wanted: str) -> None:
-    """Let the last value have the name that the mark's had."""
+def rename_value(nodes: list[Any], result: str, wanted: str) -> None:
+    """Let a value of nodes have the name of what they take the place of."""
     for node in nodes:
         for names in (node.input, node.output):
             for i, name in enumerate(names):
@@ -224,15 +229,24 @@ def _renamed(nodes: list[Any], result: str, wanted: str) -> None:
 
 def _assemble(model: Any, nodes: list[Any], file: File) -> None:
     """Nodes, initializers that are read and value types into the model."""
-    graph = model.graph
-    del graph.node[:]
-    graph.node.extend(nodes)
-    for tensor in file.tensors.values():
-        _add(graph.initializer.add(), tensor)
+    put_nodes(model.graph, nodes)
+    put_tensors(model.graph, file)
     for i, each in enumerate(model.opset_import):
         if each.domain == MARK[0]:
             del model.opset_import[i]
             break
+
+
+def put_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """These nodes in the place of a graph's."""
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def put_tensors(graph: Any, file: File) -> None:
+    """What a file holds beside nodes, into its graph."""
+    for tensor in file.tensors.values():
+        _add(graph.initializer.add(), tensor)
 
 
 def _add(made: Any, tensor: Any) -> None:
