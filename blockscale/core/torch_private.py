@@ -27,7 +27,8 @@ __all__ = [
     "has_kernel", "inductor_config", "innermost_transform", "int_mm", "is_amx_tile_supported",
     "is_vnni_supported", "load_from_state_dict", "needed", "no_torch_function", "profiler_on",
     "pytree", "register_decomposed", "register_device", "save_to_state_dict", "scaled_mm",
-    "set_forward_grad", "single_level", "sleep_on_gpu", "tracing_state", "transforms_active",
+    "set_forward_grad", "single_level", "size_error", "sleep_on_gpu", "tracing_state",
+    "transforms_active",
     "weight_norm", "wrapper_subclass",
 ]  # fmt: skip
 
@@ -139,6 +140,13 @@ def constant_source(name: str) -> Any:
     with needed():
         from torch._dynamo.source import ConstantSource
     return ConstantSource(name)
+
+
+def size_error() -> type[Exception]:
+    """What torch.export raises where a size that is to be free is not."""
+    with needed():
+        from torch._dynamo.exc import UserError
+    return UserError
 
 
 def inductor_config() -> Any:

@@ -297,6 +297,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "scaled_mm": product_of_codes,
     "set_forward_grad": forward_mode,
     "single_level": one_level,
+    "size_error": lambda: issubclass(private.size_error(), Exception),
     "sleep_on_gpu": lambda: parameters(private.sleep_on_gpu, "cycles"),
     "tracing_state": lambda: private.tracing_state() is None,
     "transforms_active": transforms,

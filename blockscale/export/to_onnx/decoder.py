@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
+from blockscale.core.torch_private import size_error
 from blockscale.core.untrusted import kind_of
 from blockscale.export.to_onnx.write import rename_sizes
 from blockscale.export.to_program import check_model, tried
@@ -132,7 +133,7 @@ def decoder_program(decoder: Decoder) -> ExportedProgram:
         tried(decoder.model, (), example)
         try:
             return torch.export.export(decoder.model, (), example, dynamic_shapes=sizes)
-        except torch._dynamo.exc.UserError as error:
+        except size_error() as error:
             name, told = type(decoder.model).__name__, str(error).strip().splitlines()
             raise ValueError(
                 f"{name} with a cache is another program for other sizes, which no one file holds: "
