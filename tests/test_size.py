@@ -64,7 +64,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/quantize.py:quantize": (
-        88,
+        93,
         "two thirds are its signature: typer's options with their help",
     ),
     "cli/commands/convert.py:convert": (
@@ -74,6 +74,10 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "export/conversion/__init__.py:convert_checkpoint": (
         54,
         "two thirds are its signature and the docstring of its options",
+    ),
+    "export/onnx_files.py:quantize_onnx": (
+        47,
+        "three quarters are its signature and the docstring of its options",
     ),
     "export/to_onnx/__init__.py:onnx": (
         50,

@@ -4,7 +4,8 @@
 A module `to_<target>` defines a function `<target>`, which writes a model as that target has it.
 Where it needs a package that may be missing, it imports it inside and also defines `unavailable()`:
 the reason why the target cannot be written here, or None. `audit` reads what others and we wrote,
-and `convert_checkpoint` makes one producer's quantized files those of another.
+`convert_checkpoint` makes one producer's quantized files those of another, and `quantize_onnx`
+quantizes the ONNX files of others.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from blockscale.core import import_all
 from blockscale.export.auditing import audit as audit
 from blockscale.export.conversion import convert_checkpoint as convert_checkpoint
+from blockscale.export.onnx_files import quantize_onnx as quantize_onnx
 
 
 class FileTarget(NamedTuple):

@@ -16,6 +16,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown, shown_lines
 from blockscale.core.work import stopped_softly
+from blockscale.export.onnx_files import quantize_onnx
 from blockscale.files.directory.plan import DirectoryLedger
 from blockscale.files.directory.quantize_directory import (
     check_output,
@@ -40,9 +41,11 @@ class RunOptions(TypedDict):
 def quantize(  # noqa: PLR0913 - one argument an option
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL_DIR", help="The model: config, tokenizer, *.safetensors."),
+        typer.Argument(metavar="MODEL_DIR", help="Config, tokenizer, *.safetensors; or an .onnx."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="The directory to write.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT_DIR", help="The directory, or .onnx, to write.")
+    ],
     recipe: Annotated[
         str,
         typer.Option(
@@ -57,7 +60,9 @@ def quantize(  # noqa: PLR0913 - one argument an option
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="TEXT", help="Calibrate on this text ('-': Python's help texts)."),
+        typer.Option(
+            metavar="TEXT", help="Calibrate on this text ('-': Python's help texts); .npz."
+        ),
     ] = None,
     sequences: Annotated[int, typer.Option(metavar="N", min=1, help="Of the text.")] = 32,
     tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Per sequence.")] = 512,
@@ -85,27 +90,31 @@ def quantize(  # noqa: PLR0913 - one argument an option
     as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
-    """Quantize a model's directory.
+    """Quantize a model's directory, or a float ONNX file.
 
     The recipe is a preset (blockscale presets), a format (a name or a spelling), a recipe's JSON,
     or a .json file with one. Tensors are streamed, so a model may be larger than memory. OUT_DIR
     appears when it is complete; to continue a run that was stopped or killed, give the same command
     again. With --calibrate the whole model is read and run by transformers. Several processes, on
     one host or several that share OUT_DIR's disk, do either by torchrun … -m blockscale quantize …
+    An .onnx file becomes one; --calibrate names an .npz file, an array for each of its inputs.
     """
     if dry_run and not is_first():
         return
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()
+    if model.suffix == ".onnx":
+        how = FileOptions(calibrate=calibrate, strict=strict, overwrite=force > 0, dry_run=dry_run)
+        _check_for_file(weight)
+        _show_done(_of_file(model, out, chosen, how), out, as_json, quiet, began, dry_run)
+        return
     if calibrate is not None:
         if dry_run:
             raise ValueError("--dry-run shows what is decided without data: leave out --calibrate")
         how = Calibrating(calibrate, tokens, sequences, strict, seed, weight)
         found = calibrated_directory(model, out, chosen, how, force=force, quiet=quiet or as_json)
         if is_first():
-            _show(found, as_json, quiet, {"seconds": time.monotonic() - began})
-            if not as_json and not quiet:
-                print(f"wrote {out} in {time.monotonic() - began:.1f} s")
+            _show_done(found, out, as_json, quiet, began)
         return
     if weight is not None:
         raise ValueError("--weight is chosen from data: name a text by --calibrate")
@@ -122,6 +131,36 @@ def quantize(  # noqa: PLR0913 - one argument an option
         ledger = _run(model, out, chosen, options, bar)
     if ledger is not None:  # else rank 0 shows it
         _show_run(ledger, out, as_json, quiet, time.monotonic() - began, bar.speed)
+
+
+class FileOptions(TypedDict):
+    """Of an ONNX file's run, as quantize_onnx takes them."""
+
+    calibrate: Path | None
+    strict: bool
+    overwrite: bool
+    dry_run: bool
+
+
+def _check_for_file(weight: str | None) -> None:
+    """Raise ValueError for an option that is of directories alone."""
+    if weight is not None:
+        raise ValueError("--weight is for directories: weights of an .onnx file are rounded")
+
+
+def _of_file(model: Path, out: Path, recipe: Recipe, options: FileOptions) -> Ledger:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown
+        return quantize_onnx(model, out, recipe, **options)
+
+
+def _show_done(
+    ledger: Ledger, out: Path, as_json: bool, quiet: bool, began: float, dry_run: bool = False
+) -> None:
+    seconds = time.monotonic() - began
+    _show(ledger, as_json, quiet, {"seconds": seconds})
+    if not as_json and not quiet:
+        print(f"{'would write' if dry_run else 'wrote'} {out} in {seconds:.1f} s")
 
 
 def _run(

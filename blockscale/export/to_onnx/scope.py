@@ -41,11 +41,12 @@ class File:
     """What the scopes of one file share.
 
     tensors: initializers (TensorProto); needs: its opset; turned: the tables that are stored as a
-    product wants them, [k, n], since one reads them as well; opset: what was asked for, or 0
+    product wants them, [k, n], since one reads them as well; opset: what was asked for, or 0; most:
+    the opset that scales must not raise, where bytes and a table hold them as well
     """
 
-    def __init__(self, opset: int = 0) -> None:
-        self.opset = opset
+    def __init__(self, opset: int = 0, most: int = HIGHEST) -> None:
+        self.opset, self.most = opset, most
         self.tensors: dict[str, Any] = {}
         self.needs = OpsetNeeds()
         self.turned: set[str] = set()
@@ -305,6 +306,11 @@ def put_tensor(file: File, name: str, tensor: Tensor, about: str = "") -> str:
         return put(file, name, kind, tuple(tensor.shape), whole.numpy().tobytes(), about)
     kind = str(tensor.dtype).removeprefix("torch.").upper()
     return put(file, name, kind, tuple(tensor.shape), tensor.numpy().tobytes(), about)
+
+
+def holds(file: File, kind: str) -> bool:
+    """Whether a file may have a type."""
+    return _NEEDS.get(kind, LOWEST) <= file.most
 
 
 def put_bytes(file: File, name: str, kind: str, codes: Tensor) -> str:

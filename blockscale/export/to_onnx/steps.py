@@ -14,7 +14,7 @@ from blockscale.core.format import Format
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scale import PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
-from blockscale.export.to_onnx.scope import Scope, native, put_bytes, put_tensor
+from blockscale.export.to_onnx.scope import Scope, holds, native, put_bytes, put_tensor
 
 
 def expand(
@@ -68,7 +68,7 @@ def step(scope: Scope, name: str, fmt: Format, qparams: QParams) -> str:
     """The step of every block [scale's shape], from initializers `<name>.scale`, `<name>.outer`."""
     file, scale, stored = scope.file, fmt.scale, qparams.scale
     if isinstance(scale, PowerOfTwo) and scale.byte:
-        power = scope.cast(put_bytes(file, f"{name}.scale", "FLOAT8E8M0", stored), "FLOAT")
+        power = _powers(scope, f"{name}.scale", stored)
         if not fmt.fraction_bits:
             return power
         return scope.op("Mul", power, scope.floats(2.0**-fmt.fraction_bits))
@@ -78,6 +78,15 @@ def step(scope: Scope, name: str, fmt: Format, qparams: QParams) -> str:
         return put_tensor(file, f"{name}.scale", scale.step(stored))
     given = put_tensor(file, f"{name}.scale", stored)
     return given if stored.dtype == torch.float32 else scope.cast(given, "FLOAT")
+
+
+def _powers(scope: Scope, name: str, stored: Tensor) -> str:
+    """The powers of two that bytes of e8m0 are."""
+    if holds(scope.file, "FLOAT8E8M0"):
+        return scope.cast(put_bytes(scope.file, name, "FLOAT8E8M0", stored), "FLOAT")
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e8m0fnu).to(torch.float32)
+    table = put_tensor(scope.file, "powers_of_two", every)  # one for all weights
+    return scope.op("Gather", table, scope.cast(put_tensor(scope.file, name, stored), "INT32"))
 
 
 def _two_levels(

@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
 from tests.support.file_models import contents, tiny_tensors, write_model
+from tests.support.onnx_graphs import several
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
@@ -212,3 +214,20 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_mode
     assert "were finished by an earlier run" in result.stderr
     run(long_model, tmp_path / "whole", "-r", "mxfp4")
     assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_file_of_onnx(tmp_path):
+    source, out = several(tmp_path / "float.onnx"), tmp_path / "q.onnx"
+    result = run(source, out, "-r", "int8_channel", "--skip", "head", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "pattern 'head' of the recipe" in result.stdout
+    assert not out.exists()
+    recipe = '{"weight": "int8_channel", "input": "uint8:tensor:fp32:asym"}'
+    np.savez(tmp_path / "calls.npz", ids=np.arange(36).reshape(2, 3, 6) % 20)
+    result = run(source, out, "-r", recipe, "--calibrate", tmp_path / "calls.npz", "--json")
+    assert result.exit_code == 0, result.output
+    entries = {entry["name"]: entry for entry in json.loads(result.stdout)["entries"]}
+    assert entries["conv"]["details"] == "static input"
+    assert "exists: remove it" in fails(source, out, "-r", "mxfp4")
+    assert run(source, out, "-r", "mxfp4", "--force", "--quiet").stdout == ""
+    assert "--weight is for directories" in fails(source, out, "-r", "mxfp4", "--weight", "gptq")

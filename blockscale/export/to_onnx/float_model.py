@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where the nodes of a float ONNX model read weights: what they are, and what a layer's name is.
+
+Names of layers are those of stored tensors without `.weight`; an exporter that renames them, such
+as torch's old one (`onnx::MatMul_17`), leaves the module's path in the node's name.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blockscale.core.pack import grouped_layout, of_convolution, stored_shape
+from blockscale.export.to_onnx.weight import Move
+
+OPS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather")
+FLOATS = {1: torch.float32, 10: torch.float16, 16: torch.bfloat16}  # TensorProto.DataType
+STANDARD = ("", "ai.onnx")
+_NO_NAME = re.compile(r"(onnx::\w+|val_\d+|Constant\w*|[\w:.]*_?\d+|\d+)")
+PASSED = ("Identity", "Transpose")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node that reads a weight.
+
+    number, node: where it stands in the graph, and the node (NodeProto)
+    at, data: which of its inputs the weight is, and what the other is called
+    tensor: the stored tensor's name; layer: what recipes and ledgers call it
+    layout: how the tensor is quantized (core.pack); moves: from there to what the node reads
+    """
+
+    number: int
+    node: Any
+    at: int
+    data: str
+    tensor: str
+    layer: str
+    layout: str
+    moves: tuple[Move, ...]
+
+    @property
+    def kind(self) -> str:
+        """The node's operator."""
+        return str(self.node.op_type)
+
+
+@dataclass
+class FloatModel:
+    """A model (ModelProto) and its stored tensors by name, in order.
+
+    hidden: the tensors that graphs inside of its nodes (If, Loop, Scan) read
+    """
+
+    proto: Any
+    tensors: dict[str, Any] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, proto: Any) -> "FloatModel":
+        """Of a model whose constants become stored tensors, in place."""
+        graph = proto.graph
+        _store_constants(graph)
+        found = {each.name: each for each in graph.initializer}
+        for each in found.values():
+            _as_raw(each)
+        return cls(proto, found, set(read_inside(graph.node)) & found.keys())
+
+    def values(self, name: str) -> Tensor:
+        """A stored tensor of floats, in its own dtype."""
+        from onnx import numpy_helper
+
+        proto = self.tensors[name]
+        array = numpy_helper.to_array(proto)
+        if FLOATS[proto.data_type] == torch.bfloat16:
+            bits = np.ascontiguousarray(array).view(np.int16)
+            return torch.from_numpy(bits.copy()).view(torch.bfloat16)
+        return torch.from_numpy(np.ascontiguousarray(array).copy())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The sizes of a stored tensor."""
+        return tuple(self.tensors[name].dims)
+
+    def sites(self) -> list[Site]:
+        """Every node that reads a weight of floats, in the order in which they run."""
+        made = {name: node for node in self.proto.graph.node for name in node.output}
+        found: list[Site] = []
+        for number, node in enumerate(self.proto.graph.node):
+            if node.op_type not in OPS or node.domain not in STANDARD:
+                continue
+            each = (self._site(number, node, at, made) for at in _weights_of(node))
+            found += list(islice(filter(None, each), 1))
+        return _named_apart(found)
+
+    def _stored(self, name: str, made: Mapping[str, Any]) -> tuple[str, bool] | None:
+        """The stored tensor of floats behind a name, and whether it is turned on its way."""
+        turned = False
+        while name not in self.tensors:
+            node = made.get(name)
+            if node is None or node.op_type not in PASSED or node.domain not in STANDARD:
+                return None
+            if node.op_type == "Transpose":
+                if list(attributes(node).get("perm", (1, 0))) != [1, 0]:
+                    return None
+                turned = not turned
+            name = node.input[0]
+        kind = self.tensors[name].data_type
+        return (name, turned) if kind in FLOATS and len(self.shape(name)) > 1 else None
+
+    def _site(self, number: int, node: Any, at: int, made: Mapping[str, Any]) -> Site | None:
+        stored = self._stored(node.input[at], made)
+        if stored is None:
+            return None
+        tensor, turned = stored
+        layout = _layout(node, at, turned, len(self.shape(tensor)))
+        if layout is None:
+            return None
+        moves = _moves(layout, self.shape(tensor))
+        if turned:
+            moves = (*moves, ("permute", (1, 0)))
+        data = node.input[1 if at == 0 else 0]
+        return Site(number, node, at, data, tensor, _layer(tensor, node), layout, moves)
+
+
+def _named_apart(sites: Iterable[Site]) -> list[Site]:
+    """The same, where layers of one name and several tensors get numbers."""
+    tensors: dict[str, list[str]] = {}
+    found = []
+    for site in sites:
+        own = tensors.setdefault(site.layer, [])
+        if site.tensor not in own:
+            own.append(site.tensor)
+        at = own.index(site.tensor)
+        found.append(replace(site, layer=f"{site.layer}.{at}") if at else site)
+    return found
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    """{name: value} of a node's attributes."""
+    from onnx import helper
+
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
+def _weights_of(node: Any) -> tuple[int, ...]:
+    """Which inputs of a node may be weights; of a product one is, the right one first."""
+    return {"Gather": (0,), "MatMul": (1, 0)}.get(node.op_type, (1,))
+
+
+def _layout(node: Any, at: int, turned: bool, rank: int) -> str | None:
+    """How a tensor of this rank is quantized, along the numbers that the node adds up; None where
+    it is no weight of a layer."""
+    told, kind = attributes(node), node.op_type
+    if kind in ("Conv", "ConvTranspose"):
+        if turned or rank < 3:
+            return None
+        return "channels_last" if kind == "Conv" else grouped_layout(int(told.get("group", 1)))
+    if kind == "Gather":
+        return None if turned or rank != 2 or told.get("axis", 0) != 0 else "plain"
+    along_last = bool(told.get("transB", 0)) if kind == "Gemm" else at == 0
+    return "plain" if along_last != turned else "transposed"
+
+
+def _moves(layout: str, shape: tuple[int, ...]) -> tuple[Move, ...]:
+    """From a tensor as it is quantized to the tensor as it is stored in the file."""
+    rank = len(shape)
+    if layout == "transposed":
+        return (("permute", (*range(rank - 2), rank - 1, rank - 2)),)
+    if layout == "channels_last":
+        back = (0, rank - 1, *range(1, rank - 1))
+        return ("view", (shape[0], *shape[2:], shape[1])), ("permute", back)
+    if not of_convolution(layout):
+        return ()
+    groups = stored_shape(shape, layout)[0] // shape[1]
+    apart = (groups, *shape[1:], shape[0] // groups)
+    back = (0, rank, *range(1, rank))
+    return ("view", apart), ("permute", back), ("view", shape)
+
+
+def _layer(tensor: str, node: Any) -> str:
+    """What a layer is called: by its tensor, or by the node where the tensor has no name."""
+    if _NO_NAME.fullmatch(tensor) and "/" in node.name:
+        path = [part for part in node.name.split("/") if part]
+        return ".".join(path[:-1]) or path[-1]
+    return tensor.removesuffix(".weight")
+
+
+def _as_raw(tensor: Any) -> None:
+    """Let a tensor's numbers lie as bytes, as in all files that are written here."""
+    from onnx import TensorProto, numpy_helper
+
+    if not tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
+        name, told = tensor.name, tensor.doc_string
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), name))
+        tensor.doc_string = told
+
+
+def _store_constants(graph: Any) -> None:
+    """Let tensors that Constant nodes hold be stored ones, in place."""
+    for i in reversed(range(len(graph.node))):
+        node = graph.node[i]
+        if node.op_type != "Constant" or node.domain not in STANDARD:
+            continue
+        held = next((each.t for each in node.attribute if each.name == "value"), None)
+        if held is not None and held.data_type in FLOATS and prod(held.dims) > 1:
+            stored = graph.initializer.add()
+            stored.CopyFrom(held)
+            stored.name = node.output[0]
+            del graph.node[i]
+
+
+def read_inside(nodes: Any, inside: bool = False) -> Iterator[str]:
+    """The names that graphs inside of nodes read, in any depth."""
+    for node in nodes:
+        if inside:
+            yield from node.input
+        for each in node.attribute:
+            for graph in (*each.graphs, *([each.g] if each.HasField("g") else [])):
+                yield from (out.name for out in graph.output)
+                yield from read_inside(graph.node, True)
