@@ -10,7 +10,7 @@ import blockscale as bs
 from blockscale.bench import targets
 from blockscale.bench.groups import ceilings, linear, memory, model, overhead, primitives
 from blockscale.bench.machine import every_core
-from blockscale.bench.peers import told
+from blockscale.bench.peers import error_line
 from blockscale.bench.requests import Case, Contestant, Skipped
 from blockscale.bench.results import Results
 from blockscale.bench.settings import Settings
@@ -105,7 +105,7 @@ def measure(case: Case, settings: Settings, seconds: float) -> dict[str, Any]:
         except Exception as error:
             if each.kind != "peer":
                 raise
-            skipped.append(Skipped(each.name, told(error)))
+            skipped.append(Skipped(each.name, error_line(error)))
     times = race(racers)
     return {
         "name": case.name,

@@ -165,7 +165,7 @@ def gain(below: Sequence[float], above: Sequence[float], cut: int, other: int) -
     return math.exp((sum(logs[:cut]) - sum(logs[:other])) / len(logs))
 
 
-def asked(isa: str) -> Iterator[Size | Bound]:
+def questions_for(isa: str) -> Iterator[Size | Bound]:
     """The questions that there are with an instruction set."""
     few = isa in ("avx512", "avx512vnni", "amx")
     for each in QUESTIONS:
@@ -231,7 +231,7 @@ def tune_cpu(
     found: dict[str, int] = {}
     usual = {name: numbers[0] for name, numbers in _native.tuning_bounds().items()}
     try:
-        for each in questions or asked(_native.isa()):
+        for each in questions or questions_for(_native.isa()):
             if each.name == "threaded_elements" and torch.get_num_threads() == 1:
                 continue
             now = usual | found

@@ -220,7 +220,7 @@ def _quantized(
     )  # fmt: skip
     if corrects:
         correct_biases(model, session, data.batches, data.padding)
-    return told_by(ledger, session, told)
+    return with_notes(ledger, session, told)
 
 
 def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
@@ -238,7 +238,9 @@ def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
 _READ = "plain rounding: it is not the weight of a layer, so there is no data about its inputs"
 
 
-def told_by(ledger: Ledger, session: Session, stacks: Mapping[str, Said] | None = None) -> Ledger:
+def with_notes(
+    ledger: Ledger, session: Session, stacks: Mapping[str, Said] | None = None
+) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way.
 
     stacks: what is said of stacks of experts

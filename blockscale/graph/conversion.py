@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from blockscale.calibration.calibrate import told_by
+from blockscale.calibration.calibrate import with_notes
 from blockscale.calibration.choose import choose_weights_from
 from blockscale.calibration.session import Session
 from blockscale.core.ledger import Entry, Ledger
@@ -70,7 +70,7 @@ def _calibrated(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:
     for module in model.modules():
         if isinstance(module, QLayer):
             _without_hooks(module)
-    return model, told_by(ledger, session)
+    return model, with_notes(ledger, session)
 
 
 def _from_watching(prepared: Prepared) -> Session:

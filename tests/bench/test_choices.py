@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from blockscale.bench.tune import QUESTIONS, Bound, asked, best_cut, gain
+from blockscale.bench.tune import QUESTIONS, Bound, best_cut, gain, questions_for
 from blockscale.kernels.cpu import _native
 
 
@@ -31,8 +31,8 @@ def test_what_a_bound_may_become() -> None:
 
 def test_every_choice_of_the_library_has_its_question() -> None:
     assert [each.name for each in QUESTIONS] == list(_native.tuning_bounds())
-    assert {each.name for each in asked("amx")} == set(_native.tuning_bounds())
-    plain = {each.name for each in asked("avx2")}
+    assert {each.name for each in questions_for("amx")} == set(_native.tuning_bounds())
+    plain = {each.name for each in questions_for("avx2")}
     assert (
         "vector_rows" not in plain and "few_of_bytes_float" not in plain and "rows_bytes" in plain
     )

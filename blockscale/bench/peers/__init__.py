@@ -39,10 +39,10 @@ def _built(peer: Peer, finish: Finish, made: dict[str, Any]) -> Contestant | Ski
                 made[peer.name] = peer.build()
             return finish(peer, made[peer.name])
     except Exception as error:
-        return Skipped(peer.name, told(error))
+        return Skipped(peer.name, error_line(error))
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"

@@ -61,7 +61,7 @@ def refusal(fmt: Format) -> str | None:
     return None if known((fmt,), ()) else f"{fmt} has no shaders"
 
 
-def told(name: str, fmt: Format, texts: dict[str, int]) -> dict[str, Any]:
+def format_data(name: str, fmt: Format, texts: dict[str, int]) -> dict[str, Any]:
     """A format as plain data for the page.
 
     texts: the declarations of shaders that the page carries, and their numbers; more are added
@@ -143,7 +143,7 @@ def page(formats: Mapping[str, Format], version: str) -> str:
 
     texts: dict[str, int] = {}
     data: dict[str, list[Any]] = {
-        "formats": [told(name, fmt, texts) for name, fmt in formats.items()],
+        "formats": [format_data(name, fmt, texts) for name, fmt in formats.items()],
         "declarations": list(texts),
         "checks": [check(name, fmt) for name, fmt in formats.items()],
     }

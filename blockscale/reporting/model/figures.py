@@ -184,7 +184,7 @@ def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
 
     paths = []
     with rc_context(_SETTINGS):
-        figure = made(drawn)
+        figure = figure_of(drawn)
         for kind in KINDS:
             path = folder / f"{name}.{kind}"
             with written_whole(path) as temporary:
@@ -194,7 +194,7 @@ def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def made(drawn: Draw) -> "Figure":
+def figure_of(drawn: Draw) -> "Figure":
     """A figure of 3.4 by 2.4 inches, with all its texts inside."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

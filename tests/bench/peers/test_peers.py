@@ -28,6 +28,6 @@ def test_a_peer_that_fails_is_told_of(monkeypatch):
 
 
 def test_errors_in_one_line():
-    assert peers.told(OSError("no library\nand more")) == "OSError: no library"
-    assert peers.told(ValueError()) == "ValueError: "
-    assert len(peers.told(ValueError("long " * 100))) == len("ValueError: ") + 200
+    assert peers.error_line(OSError("no library\nand more")) == "OSError: no library"
+    assert peers.error_line(ValueError()) == "ValueError: "
+    assert len(peers.error_line(ValueError("long " * 100))) == len("ValueError: ") + 200

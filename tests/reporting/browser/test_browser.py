@@ -18,14 +18,23 @@ from blockscale.core.parse import formats as catalogue
 from blockscale.core.parse import parse
 from blockscale.kernels.webgpu.gpu.shader import source
 from blockscale.reporting import browser
-from blockscale.reporting.browser import COLUMNS, ROWS, check, numbers, page, refusal, shaders, told
+from blockscale.reporting.browser import (
+    COLUMNS,
+    ROWS,
+    check,
+    format_data,
+    numbers,
+    page,
+    refusal,
+    shaders,
+)
 from tests.reporting.browser.chromium import CHROMIUM, WITHOUT_GPU, opened
 
 SCRIPT = pathlib.Path(browser.__file__).parent / "shaders.js"
 
 
 def of(fmt):
-    return told("a", fmt, {})
+    return format_data("a", fmt, {})
 
 
 def test_blocks_of_a_matrix():
@@ -61,15 +70,15 @@ def test_what_a_page_cannot_show(spelling, why):
 
 def test_declarations_are_those_that_shaders_call():
     texts = {}
-    codes = told("a", parse("mxfp4"), texts)["shaders"]["codes"]
+    codes = format_data("a", parse("mxfp4"), texts)["shaders"]["codes"]
     few = "\n".join(texts)
     assert "fn main" in few and "//# kernels/boxes/codes" in few
     assert "boxes/mean" not in few
     assert "CODEBOOK" not in codes["constants"] and codes["tables"] == {}
     before = len(texts)
-    told("b", parse("mxfp4"), texts)
+    format_data("b", parse("mxfp4"), texts)
     assert len(texts) == before  # what formats have in common is there once
-    told("c", parse("ternary"), texts)
+    format_data("c", parse("ternary"), texts)
     assert "//# boxes/mean" in "\n".join(texts)
 
 
@@ -80,7 +89,7 @@ NODE = shutil.which("node")
 def test_the_page_composes_what_kernels_are_made_of():
     """The page's JavaScript gives the text that Python gives, for every step of a format."""
     texts, names = {}, ("mxfp4", "nvfp4", "ternary", "nf4", "uint4", "log8:token:fp32")
-    formats = [told(name, parse(name), texts) for name in names]
+    formats = [format_data(name, parse(name), texts) for name in names]
     sizes = ["rows", "columns", "across"]
     data = json.dumps({"formats": formats, "declarations": list(texts)})
     script = f"""

@@ -55,7 +55,7 @@ LONG = "model.language_model.layers.11.block_sparse_moe.experts.7.w2.weight_of_a
 
 def wide(drawn):
     """Whether a text of a figure reaches over its edge, measured by matplotlib itself."""
-    figure = drawing.made(drawn)
+    figure = drawing.figure_of(drawn)
     figure.draw_without_rendering()
     inside = figure.bbox
     boxes = [
@@ -91,7 +91,7 @@ def test_no_label_is_cut():
 def test_formats_are_shown_by_their_names():
     needed()
     tensors = [{"name": "a", "format": "e2m1:group16:e4m3", "sqnr": 1.0}]
-    figure = drawing.made(lambda axes: drawing._dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0))
+    figure = drawing.figure_of(lambda axes: drawing._dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0))
     assert "nvfp4" in [text.get_text() for text in drawing.texts_of(figure.axes[0])]
 
 
