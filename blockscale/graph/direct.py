@@ -26,7 +26,7 @@ _FOLDED, _UNFOLDED = "fx_pytree.tree_flatten_spec", "pytree.tree_unflatten"
 _VALUES = ("device", "slice", "getattr")  # calls in arguments that only make one
 
 
-class Direct:
+class DirectCalls:
     """held: the graph -> the constants that its code reads
     body: takes arguments as the graph's `forward`, in the place of `self` the graph and these
     """
@@ -54,7 +54,7 @@ def calling(ordinary: Callable[..., Any], source: str, scope: Mapping[str, Any])
 
     source, scope: torch's code for it, and the names that it reads
     """
-    known: list[Direct | None] = []
+    known: list[DirectCalls | None] = []
 
     def call(self: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if not known:
@@ -81,13 +81,13 @@ def _hooked(module: nn.Module) -> bool:
     )
 
 
-def direct(graph: fx.GraphModule, source: str, scope: Mapping[str, Any]) -> Direct | None:
+def direct(graph: fx.GraphModule, source: str, scope: Mapping[str, Any]) -> DirectCalls | None:
     """The second function of a graph; None for one that calls modules, or anything but torch's ops
     (which may change how ops are dispatched)."""
     function = _function(source)
     if function is None:
         return None
-    writer = _Writer(graph, dict(scope))
+    writer = _SecondWriter(graph, dict(scope))
     try:
         body = [line for line in map(writer.line, function.body) if line is not None]
     except _OrdinaryError:
@@ -99,7 +99,7 @@ def direct(graph: fx.GraphModule, source: str, scope: Mapping[str, Any]) -> Dire
     reads = ast.parse(f"lambda self: {ast.unparse(read)}", mode="eval")
     module = ast.fix_missing_locations(ast.Module([function], []))
     exec(compile(module, f"<{function.name} of a graph, direct>", "exec"), writer.scope)
-    return Direct(eval(compile(reads, "<constants>", "eval"), {}), writer.scope[function.name])
+    return DirectCalls(eval(compile(reads, "<constants>", "eval"), {}), writer.scope[function.name])
 
 
 class _OrdinaryError(Exception):
@@ -112,7 +112,7 @@ def _function(source: str) -> ast.FunctionDef | None:
     return found[0] if len(found) == 1 else None
 
 
-class _Writer(ast.NodeTransformer):
+class _SecondWriter(ast.NodeTransformer):
     """Turns lines of torch's code into those of the second function.
 
     held: {name: what reads it from the graph} of constants; scope: the names that the code reads

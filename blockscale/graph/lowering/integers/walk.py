@@ -14,7 +14,7 @@ from blockscale.graph.lowering.integers.builder import Builder, Task, Value
 from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.lowering.integers.rules import rules
-from blockscale.graph.lowering.integers.rules.joins import joined
+from blockscale.graph.lowering.integers.rules.elementwise import joined
 from blockscale.graph.nodes import (
     arguments,
     aten,
