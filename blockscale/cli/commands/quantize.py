@@ -104,9 +104,9 @@ def quantize(  # noqa: PLR0913 - one argument an option
     chosen = _recipe(recipe, skip or [])
     began = time.monotonic()
     if model.suffix == ".onnx":
-        how = FileOptions(calibrate=calibrate, strict=strict, overwrite=force > 0, dry_run=dry_run)
+        run = FileOptions(calibrate=calibrate, strict=strict, overwrite=force > 0, dry_run=dry_run)
         _check_for_file(weight)
-        _show_done(_of_file(model, out, chosen, how), out, as_json, quiet, began, dry_run)
+        _show_done(_of_file(model, out, chosen, run), out, as_json, quiet, began, dry_run)
         return
     if calibrate is not None:
         if dry_run:
