@@ -12,10 +12,12 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from blockscale.calibration.algorithms import transforms
 from blockscale.calibration.algorithms.hadamard import Hadamard
+from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.presets import cache_preset
 from blockscale.core.reference import QParams
+from blockscale.core.scales import TwoLevel
 from blockscale.layers.before.rotate import walsh_hadamard
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
@@ -172,6 +174,9 @@ class QuantizedCache(Cache):
     and for each of keys_per, window and rotate that is None; these are otherwise "token", 128 and
     no rotation.
 
+    Where a format has an outer scale of the whole tensor, as `nvfp4`, each token and head has its
+    own here, as in `nvfp4_token`: a cache grows token by token.
+
     Raises ValueError for formats whose scale is for more than one token, or chooses by chance, for
     models with layers that are no full attention, and for rotations that do not fit a head.
     """
@@ -256,7 +261,11 @@ def _joined(first: QTensor, second: QTensor) -> QTensor:
 
 
 def _one_token(fmt: Format) -> Format:
-    """The format, whose blocks lie along the last dimension. Raises ValueError for others."""
+    """The format, whose blocks lie along the last dimension, and whose outer scale, if it is the
+    tensor's, is each token's. Raises ValueError for others."""
+    if isinstance(fmt.scale, TwoLevel) and fmt.scale.inner.block.name == "tensor":
+        of_token = replace(fmt.scale.inner, block=read_block("token"))
+        fmt = replace(fmt, scale=replace(fmt.scale, inner=of_token))
     if fmt.rounding == "stochastic":
         raise ValueError(
             f"a cache must round to nearest, and {fmt.spelling} rounds stochastically: leave "

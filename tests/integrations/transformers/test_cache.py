@@ -120,7 +120,7 @@ def test_generate_and_memory() -> None:
     ("arguments", "says"),
     [
         (("int8",), "several tokens"),
-        (("nvfp4",), "several tokens"),
+        (("int4:group4:(e4m3:channel0:fp32)",), "several tokens"),
         (("int4:flat32:fp32",), "several tokens"),
         (("int8_token", "int8_token", "channel"), "keys_per='channel' needs"),
         ((G, None, "row"), "keys_per must be one"),
@@ -131,6 +131,21 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
     values, keys, per = (*arguments, None, "token")[:3] if len(arguments) < 3 else arguments
     with pytest.raises(ValueError, match=says):
         QuantizedCache(config, values, keys, keys_per=per)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "token"),
+    [
+        ("nvfp4", "nvfp4_token"),
+        ("e2m1:group16:e4m3/inv", "e2m1:group16:(e4m3:token:fp32)/inv"),
+        ("e2m1:group16:e4m3/four_six", "e2m1:group16:(e4m3:token:fp32)/four_six"),
+    ],
+)
+@pytest.mark.parametrize("per", ["token", "channel"])
+def test_an_outer_scale_is_that_of_a_token(spelling: str, token: str, per: str) -> None:
+    config = decoder("qwen3", torch.float32).config
+    cache = QuantizedCache(config, spelling, keys_per=per)
+    assert [str(fmt) for fmt in cache.layers[0].formats] == [str(bs.parse(token))] * 2
 
 
 @pytest.mark.parametrize(("features", "size"), [(8, 8), (8, 2), (12, 4)])
