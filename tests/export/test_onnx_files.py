@@ -71,7 +71,9 @@ def test_weights(fmt: str, tmp_path: Path) -> None:
     }  # fmt: skip
     assert ledger["block.fc"].bytes_before == 512
     stored = {t.name for t in onnx.load(str(tmp_path / "q.onnx")).graph.initializer}
+    assert {"conv.weight.codes", "block.fc.weight.codes"} <= stored
     assert "conv.weight" not in stored
+    bs.export.audit(tmp_path / "q.onnx", ledger).raise_if_skipped()
     assert "conv.bias" in stored
 
 

@@ -50,6 +50,11 @@ class Site:
         """The node's operator."""
         return str(self.node.op_type)
 
+    @property
+    def name(self) -> str:
+        """What codes and scales are called after, as in files of ours: `encoder.fc.weight`."""
+        return self.tensor if self.layer == self.tensor else f"{self.layer}.weight"
+
 
 @dataclass
 class FloatModel:

@@ -272,7 +272,7 @@ class Rewriting:
     def _turned(self, sites: Iterable[Site]) -> set[str]:
         """The tables that a product reads [k, n], so that rows are looked up in the same codes."""
         return {
-            site.layer
+            site.name
             for site in sites
             if site.kind != "Gather"
             and weight.as_products_read_it(self._weights[site.tensor, site.layout], site.moves)
@@ -283,12 +283,12 @@ class Rewriting:
         scope = Scope(self._file, site.layer)
         stored, dtype = self._weights[site.tensor, site.layout], self._dtype(site)
         if site.kind == "Gather":
-            result = weight.rows(scope, site.layer, stored, site.data, dtype)
+            result = weight.rows(scope, site.name, stored, site.data, dtype)
             write.rename_value(scope.nodes, result, site.node.output[0])
             return scope.nodes
         key = site.tensor, site.layout, site.moves
         if key not in self._values:
-            self._values[key] = weight.weight(scope, site.layer, stored, site.moves, dtype)
+            self._values[key] = weight.weight(scope, site.name, stored, site.moves, dtype)
         fmt = input_of(self.recipe, site)
         if fmt is not None:
             site.node.input[1 if site.at == 0 else 0] = self._round_trip(scope, site, fmt)
