@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.core.operand import Quantizer, Value
+from blockscale.core.operand import Operand, Quantizer, Value
 from blockscale.core.parse import parse
-from blockscale.core.reference import QParams
+from blockscale.core.reference import FLOATS, QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, known, native, threads
 from blockscale.kernels.cpu.quantize import dequantize
@@ -328,3 +328,78 @@ def _added(mask: Tensor | None, scores: Shape) -> Tensor | None:
         unseen = torch.full((), -torch.inf)
         mask = torch.where(mask, torch.zeros(()), unseen)
     return mask.to(torch.float32).expand(scores)
+
+
+# Attention of few queries over a cache in codes.
+
+MOST_QUERIES = 64  # that share a head of keys: with more, what is decoded once pays
+
+
+def _over_codes(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    query, keys, values, recent_keys, recent_values, mask, _scaling = arguments
+    floats = (query, recent_keys, recent_values)
+    if not known(formats, arguments) or any(x.dtype not in FLOATS for x in floats):
+        return False
+    if query.ndim != 4 or not query.numel() or len(keys.shape) != 4 or not keys.codes.numel():
+        return False
+    batch, heads, new, depth = query.shape
+    shared = keys.shape[1]
+    each = [
+        (keys.shape, (batch, shared, keys.shape[2], depth)),
+        (values.shape, (batch, shared, keys.shape[2], values.size)),
+        (recent_keys.shape, (batch, shared, recent_keys.shape[-2], depth)),
+        (recent_values.shape, (batch, shared, recent_keys.shape[-2], values.size)),
+    ]
+    if heads % shared or new * (heads // shared) > MOST_QUERIES:
+        return False
+    if any(tuple(shape) != wanted for shape, wanted in each):
+        return False
+    if mask is None and recent_keys.shape[2] < new:
+        return False
+    if not all(_of_tokens(of.format) for of in (keys, values)):
+        return False
+    return _fits(mask, (batch, heads, new, keys.shape[2] + recent_keys.shape[2]))
+
+
+def _of_tokens(fmt: Format) -> bool:
+    """Whether each block lies within the features of a token."""
+    block = fmt.block
+    return not (block.flat or block.strided) and block.sizes_for(4)[:3] == (1, 1, 1)
+
+
+@kernel("cached_attention", backend="cpu", supports=_over_codes)
+def cached_attention(
+    query: Tensor, keys: Operand, values: Operand, recent_keys: Tensor, recent_values: Tensor,
+    mask: Tensor | None, scaling: float,
+) -> Tensor:  # fmt: skip
+    """As ops.attention.cached_attention."""
+    batch, heads, new, depth = query.shape
+    _, shared, tokens, _ = keys.shape
+    recent, width, rows = recent_keys.shape[2], values.size, new * (heads // shared)
+    forms, codes, parts = [], [], []
+    for each in (keys, values):
+        n = native(each.fmt)
+        table = (batch * shared * tokens, each.size)
+        given = (each.scale, each.zero_point, each.outer)
+        flat = (None if part is None else _as_table(part) for part in given)
+        more = None if each.more is None else [_as_table(part) for part in each.more]
+        forms.append(n.handle)
+        codes.append(n.checked_codes(_as_table(each.codes), table))
+        parts.append(n.checked_parts(table, *flat, more=more))
+    floats = [in_order(x.to(torch.float32)) for x in (query, recent_keys, recent_values)]
+    added = _added(mask, (batch, heads, new, tokens + recent))
+    if added is not None:  # rows of a head of keys: those of each head of the query after another
+        added = added.reshape(batch, shared, rows, tokens + recent)
+    y = torch.empty((batch, heads, new, width))
+    _native.cached_attention(
+        *forms, [each.data_ptr() for each in codes], *(addresses(each) for each in parts),
+        [*(each.data_ptr() for each in floats), 0 if added is None else added.data_ptr()],
+        [0] * 4 if added is None else added.stride(),
+        [batch, shared, rows, new, tokens, recent, depth, width], scaling, y.data_ptr(), threads(),
+    )  # fmt: skip
+    return y.to(query.dtype)
+
+
+def _as_table(part: Tensor) -> Tensor:
+    """[batch, heads, tokens, columns] -> [rows, columns]; what all share stays one row."""
+    return part.reshape(-1, part.shape[-1])
