@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# What a server has done. Torch imports its compiler, two seconds, wherever a program exports, trains
+# What a server has done. Torch imports its compiler, two seconds, where a program exports, trains
 # or shards, and what shards need late; tests of several processes are modules that import pytest.
 TORCH = "import torch"
 WITH_OURS = """

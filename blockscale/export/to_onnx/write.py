@@ -3,7 +3,6 @@
 
 import io
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
