@@ -187,6 +187,26 @@ def test_constants_on_another_device_are_not_read() -> None:
         graph(X, X)
 
 
+def test_constants_that_became_another_kind_of_tensor_hear_the_ops() -> None:
+    heard: list[str] = []
+
+    class Listening(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            heard.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    graph = lowered("integer")
+    graph(X, X)
+    name, weight = next(each for each in graph.named_buffers() if each[0].endswith("weight"))
+    owner, _, last = name.rpartition(".")
+    graph.get_submodule(owner)._buffers[last] = weight.as_subclass(Listening)
+    graph(X, X)
+    assert "blockscale.integer_linear.default" in heard
+
+
 def test_a_prepared_graph_calls_its_observers() -> None:
     program = torch.export.export(Net().eval(), (X,), {"more": X})
     prepared: Any = bs.graph.prepare(program, bs.graph.integer_recipe(program))
