@@ -41,6 +41,7 @@ Feed = Mapping[str, np.ndarray[Any, Any]]
 _FLOATS = (np.float32, np.float16)
 _NAMES = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
 _ITS_OWN = {*STANDARD, "com.microsoft", "ai.onnx.ml"}  # domains whose ops onnxruntime has
+_INSIDE = "a graph inside of a node reads it"
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
@@ -184,7 +185,7 @@ class Rewriting:
                 else "the recipe has no format for weights"
             )
         elif site.tensor in self.model.hidden:
-            status, reason = "skipped", "a graph inside of a node reads it"
+            status, reason = "skipped", _INSIDE
         else:
             status, reason = "skipped", self._refused(site, scheme)
         if reason:
@@ -360,6 +361,7 @@ class Rewriting:
     def _kept(self, name: str, tensor: Any) -> Entry:
         size = len(tensor.raw_data)
         reason = "no layer multiplies by it" if len(tensor.dims) > 1 else "a vector"
+        reason = _INSIDE if name in self.model.hidden else reason
         return Entry(
             name, "stored tensor", "kept", reason=reason, elements=prod(tensor.dims),
             bytes_before=size, bytes_after=size,

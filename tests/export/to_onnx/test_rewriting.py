@@ -78,24 +78,25 @@ def test_old_files_name_their_tensors_as_inputs_too(tmp_path: Path) -> None:
 
 
 def test_a_weight_that_a_graph_inside_reads_stays(tmp_path: Path) -> None:
-    def branch(name: str, op: str) -> Any:
+    def branch(name: str, weight: str) -> Any:
         outputs = [helper.make_tensor_value_info(name, 1, ["n", 8])]
-        return helper.make_graph([node(op, ["x", "w"], [name])], name, [], outputs)
+        return helper.make_graph([node("MatMul", ["x", weight], [name])], name, [], outputs)
 
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
         node("MatMul", ["h", "v"], ["g"]),
         node("ReduceSum", ["g"], ["s"], keepdims=0),
         node("Cast", ["s"], ["b"], to=TensorProto.BOOL),
-        node("If", ["b"], ["y"], then_branch=branch("t", "MatMul"), else_branch=branch("e", "Add")),
+        node("If", ["b"], ["y"], then_branch=branch("t", "w"), else_branch=branch("e", "u")),
     ]
-    tensors = {"w": weights(8, 8), "v": weights(8, 8, seed=1)}
+    tensors = {name: weights(8, 8, seed=i) for i, name in enumerate("wvu")}
     path = model(tmp_path / "float.onnx", nodes, tensors, {"x": [8, 8]})
     proto, ledger = rewritten(path, "int8_channel")
     assert ledger["w"].status == "skipped"
     assert ledger["w"].reason == "a graph inside of a node reads it"
     assert ledger["v"].status == "quantized"
-    assert "w" in {each.name for each in proto.graph.initializer}
+    assert (ledger["u"].status, ledger["u"].reason) == ("kept", ledger["w"].reason)
+    assert {"w", "u"} <= {each.name for each in proto.graph.initializer}
 
 
 def test_ranges_of_inputs_and_of_values_inside(tmp_path: Path) -> None:
