@@ -29,9 +29,14 @@ CORRECT = "correct"
 _WHY = "bias='correct' runs the quantized model once more"
 
 
-def check_bias(bias: str | None, batches: Any, source: object, group: Group) -> None:
+def check_bias(
+    bias: str | None, batches: Any, source: object, group: Group, algorithm: object
+) -> None:
     """Raise ValueError for another option, and where biases cannot be corrected; nothing is changed
-    yet."""
+    yet.
+
+    algorithm: of weights, None where its layers see the inputs of the float model alone
+    """
     if bias is None:
         return
     if bias != CORRECT:
@@ -45,6 +50,12 @@ def check_bias(bias: str | None, batches: Any, source: object, group: Group) -> 
         raise ValueError(
             "bias='correct' adds up means in the order of the batches, which several processes do "
             "not share: calibrate in one process, or leave bias out"
+        )
+    if getattr(algorithm, "needs_drift", False):
+        name = getattr(algorithm, "name", "the weight algorithm")
+        raise ValueError(
+            f"bias='correct' and {name} would both make up for the layers before: pass "
+            "sequential=False, or leave bias out"
         )
     Batches(batches, 2, _WHY, Progress())  # refuses what can be read only once
 

@@ -133,7 +133,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(Recipe.read(recipe), observer, weight, transform, source)
-    check_bias(bias, batches, source, group)
+    check_bias(bias, batches, source, group, methods.algorithm if sequential else None)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.calibration.algorithms.gptq import GPTQ
 
 
 def batches(*shape: int, count: int = 3) -> list[torch.Tensor]:
@@ -102,4 +103,5 @@ def test_refusals() -> None:
     refused("unknown bias 'mean'; choose from 'correct', None", bias="mean")
     refused(r"read only once.*bias='correct' runs", iter(batches(4, 32)), bias="correct")
     refused("source= keeps those of one block", bias="correct", source={})
+    refused("gptq would both make up.*sequential=False", bias="correct", weight=GPTQ(asymmetric=True))
     refused("which several processes do not share", bias="correct", group="same")
