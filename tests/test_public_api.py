@@ -89,6 +89,7 @@ PARAMETERS = {
         "group",
         "padding",
         "experts",
+        "bias",
     ],
     "compare": ["model_float", "model_quantized", "batches", "progress", "budget"],
     "Recipe": [

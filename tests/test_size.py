@@ -16,8 +16,8 @@ SUFFIXES = {".py", ".cpp", ".h", ".wgsl"}
 # "file" or "file:function" -> (lines allowed, why)
 ALLOWED: dict[str, tuple[int, str]] = {
     "calibration/calibrate.py:calibrate": (
-        103,
-        "four fifths are its signature and the docstring of its eighteen options",
+        108,
+        "four fifths are its signature and the docstring of its nineteen options",
     ),
     "layers/apply.py:quantize_": (
         54,

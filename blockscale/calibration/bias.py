@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches, inference
-from blockscale.calibration.input_stats import watch
+from blockscale.calibration.input_stats import Callback, watch
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.session import Session
 from blockscale.core.pack import of_convolution
@@ -69,7 +69,9 @@ def correct_biases(
     if not found:
         return
     masks = Padding(padding, model)
-    told = {error.layer: masks.told(error.plan, error, []) for error in found}
+    told: dict[nn.Module, Callback] = {
+        error.layer: masks.told(error.plan, error, []) for error in found
+    }
     with inference(model), watch(told):
         Batches(batches, 1, _WHY, Progress()).run(model, masks)
     for error in found:
@@ -82,9 +84,8 @@ def correct_biases(
         own = error.layer.bias
         like = error.layer.weight if own is None else own
         kept = torch.zeros_like(mean) if own is None else own.detach().to(torch.float64)
-        error.layer.bias = nn.Parameter(
-            (kept + mean).to(like.dtype), requires_grad=own is None or own.requires_grad
-        )
+        made = nn.Parameter((kept + mean).to(like.dtype), own is None or own.requires_grad)
+        error.layer.register_parameter("bias", made)
         session.details[error.plan.name].append("bias corrected")
 
 

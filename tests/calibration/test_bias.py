@@ -103,5 +103,7 @@ def test_refusals() -> None:
     refused("unknown bias 'mean'; choose from 'correct', None", bias="mean")
     refused(r"read only once.*bias='correct' runs", iter(batches(4, 32)), bias="correct")
     refused("source= keeps those of one block", bias="correct", source={})
-    refused("gptq would both make up.*sequential=False", bias="correct", weight=GPTQ(asymmetric=True))
+    refused(
+        "gptq would both make up.*sequential=False", bias="correct", weight=GPTQ(asymmetric=True)
+    )
     refused("which several processes do not share", bias="correct", group="same")
