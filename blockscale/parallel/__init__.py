@@ -18,4 +18,4 @@ from blockscale.parallel.codes import all_gather as all_gather
 from blockscale.parallel.codes import hook as hook
 from blockscale.parallel.frozen import as_parameters_ as as_parameters_
 from blockscale.parallel.plan import shard_ as shard_
-from blockscale.parallel.styles import style as style
+from blockscale.parallel.plan import style as style

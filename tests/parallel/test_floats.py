@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from blockscale.parallel import floats, parts
-from blockscale.parallel.floats import FloatParameter, put_float, refuses_float
+from blockscale.parallel import parts
+from blockscale.parallel.parts import FloatParameter, put_float, refuses_float
 
 On = Callable[[int, int], None]
 
@@ -20,7 +20,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> On:
     def be(rank: int, count: int) -> None:
         monkeypatch.setattr(parts.dist, "get_rank", lambda group: rank)
         monkeypatch.setattr(parts.dist, "get_world_size", lambda group: count)
-        monkeypatch.setattr(floats, "summed", lambda x, group: x)
+        monkeypatch.setattr(parts, "summed", lambda x, group: x)
 
     return be
 

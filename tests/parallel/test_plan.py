@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import blockscale as bs
 from blockscale.parallel.plan import check_plan
 from tests.support import fresh
+from tests.support.dealt_models import ids, llama, moe
 
 WORLD = 2
 RECIPES: dict[str, bs.Recipe] = {
@@ -78,27 +79,6 @@ def rows() -> Tensor:
     return x * torch.linspace(0.1, 4, 128)
 
 
-def llama() -> Any:
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
-
-
-def moe() -> Any:
-    import transformers
-
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        num_experts=4, num_experts_per_tok=2, max_position_embeddings=32,
-    )  # fmt: skip
-    return transformers.Qwen3MoeForCausalLM(config)
-
-
 def gpt2() -> Any:
     import transformers
 
@@ -140,10 +120,6 @@ def of(kind: str, recipe: str) -> Any:
 
 
 CASES = [(kind, recipe) for kind in MODELS for recipe in ("mxfp4", "int8 rows")]
-
-
-def ids() -> Tensor:
-    return torch.randint(0, 96, (2, 8), generator=torch.Generator().manual_seed(2))
 
 
 def words(call: Any) -> str:

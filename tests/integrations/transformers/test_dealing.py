@@ -17,9 +17,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from blockscale.integrations.transformers.dealing import Dealing
-from tests.parallel.test_plan import ids, llama, moe
+from blockscale.integrations.transformers.placement import Dealing
 from tests.support import fresh
+from tests.support.dealt_models import ids, llama, moe
 
 WORLD = 2
 SOME = bs.Recipe("nvfp4", "nvfp4", skip=["*.q_proj", "*.down_proj", "lm_head"])
@@ -246,10 +246,10 @@ def test_one_process_needs_nothing() -> None:
 
 
 def test_a_transformers_that_deals_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockscale.integrations.transformers import dealing
+    from blockscale.integrations.transformers import placement
 
-    monkeypatch.setattr(dealing, "_mixin", lambda: None)
-    dealing.deal_later()
+    monkeypatch.setattr(placement, "_mixin", lambda: None)
+    placement.deal_later()
     model = llama()
     model.config.distributed_config = DistributedConfig(tp_size=2)
     with pytest.raises(ValueError, match=r"asks for tp_size=2, which this version .*shard_"):
@@ -257,7 +257,7 @@ def test_a_transformers_that_deals_otherwise(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_experts_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockscale.integrations.transformers.dealing import _keep_experts
+    from blockscale.integrations.transformers.placement import _keep_experts
     from blockscale.parallel import parts
 
     monkeypatch.setattr(parts.dist, "get_rank", lambda group: 0)
