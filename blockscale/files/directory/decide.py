@@ -95,9 +95,9 @@ def _entry(
     name: str, kind: str, status: Status, source: StoredTensor, reason: str = "", **told: Any
 ) -> Entry:
     """The entry of a tensor that stays as it is, but for what is told."""
-    sizes = {"elements": prod(source.shape), "bytes_before": source.nbytes}
+    about: dict[str, Any] = {"reason": reason, "bytes_after": source.nbytes} | told
     return Entry(
-        name, kind, status, **{"reason": reason, "bytes_after": source.nbytes} | sizes | told
+        name, kind, status, elements=prod(source.shape), bytes_before=source.nbytes, **about
     )
 
 
