@@ -21,6 +21,7 @@ from blockscale.calibration.experts import (
     Said,
     same_modules,
     stacks_of,
+    streamed_stacks,
     tell_lists,
     unstacked,
 )
@@ -214,6 +215,8 @@ def _quantized(
     same_modules(modules, model)
     tell_lists(session)
     told = stacks_of(session, stacks)
+    if data.settler is not None:
+        told |= streamed_stacks(model, planned)
     ledger = apply(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
         made=session.made, built=session.built,

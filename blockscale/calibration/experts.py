@@ -207,6 +207,21 @@ def tell_lists(session: Session) -> None:
             session.notes[first] += notes
 
 
+_STREAMED = (
+    "plain rounding: source= reads the weights of one block at a time, and the matrices of a stack "
+    "are not calibrated so: load the weights and leave source= out to calibrate experts"
+)
+
+
+def streamed_stacks(
+    model: nn.Module, planned: Sequence[ParameterPlan | Entry]
+) -> dict[str, "Said"]:
+    """{stack: what is said of it} where the weights are read block by block."""
+    known = stacks(model)
+    names = [plan.name for plan in planned if isinstance(plan, ParameterPlan)]
+    return {name: Said([_STREAMED], []) for name in names if name in known}
+
+
 def stacks_of(session: Session, stacks: Sequence[Stacked]) -> dict[str, Said]:
     """Put the codes of stacks together, into `session.made`; {stack: what is said of it}.
 

@@ -70,3 +70,18 @@ def test_every_way_through_the_experts_sees_the_same_tokens() -> None:
         found.append({entry.name: entry.details for entry in ledger if "experts" in entry.name})
     assert found[0] == found[1] == found[2]
     assert "tokens per expert" in found[0]["model.layers.0.mlp.experts.down_proj"]
+
+
+def test_stacks_that_are_read_block_by_block_say_why_they_are_rounded() -> None:
+    """With source= the weights of one block are there at a time, and its experts learn nothing."""
+    loaded = build("qwen3_moe", num_hidden_layers=3)
+    tensors = (*loaded.named_parameters(), *loaded.named_buffers())
+    state = {name: tensor.detach().clone() for name, tensor in tensors}
+    streamed, plain = copy.deepcopy(loaded).to("meta"), copy.deepcopy(loaded)
+    told = bs.calibrate(streamed, batches(), "mxfp4", weight="gptq", progress=False, source=state)
+    stack = "model.layers.1.mlp.experts.down_proj"
+    assert told[stack].details.startswith("plain rounding: source= reads the weights of one block")
+    assert "leave source= out to calibrate experts" in told[stack].details
+    bs.quantize_(plain, "mxfp4")
+    held, expected = dict(all_held(streamed)), dict(all_held(plain))
+    assert torch.equal(held[stack].dequantize(), expected[stack].dequantize())
