@@ -7,18 +7,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand, Quantizer
+from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.stacks import groups, matrix
 from blockscale.core.stacks import parts as cut
 from blockscale.ops import grouped_linear as module
+from blockscale.ops import primitives as P
 from blockscale.ops.grouped_linear import each as chosen_matrices
 from blockscale.ops.grouped_linear import grouped, grouped_linear, product, values, waits
 from blockscale.ops.linear import linear
 from blockscale.ops.primitives import dequantize
+from tests.support.op_samples import Made
 from tests.support.stacked import SPELLINGS, stacked
 
 ENDS = torch.tensor([0, 4, 9])
+
+
+def samples(made: Made) -> dict[str, list[tuple]]:
+    x, stack, fmt = made.x, torch.randn(1, 4, made.x.shape[-1]), parse(made.fmt)
+    qparams = P.from_list(P.choose_qparams.reference(stack, str(fmt)), fmt)
+    by = quantizer(qparams, fmt, made.seed)
+    whole = operand(P.quantize.reference(stack, by), qparams, fmt, stack.shape[-1])
+    ends = torch.tensor([len(x) - 1])
+    return {
+        "grouped_linear": [
+            (x, whole, ends, None, UNQUANTIZED),
+            (x, whole, ends, torch.randn(1, 4), made.own),
+        ]
+    }
 
 
 def each(x: Tensor, whole: Operand, ends: Tensor, bias: Tensor | None, by: str = "") -> Tensor:
