@@ -58,8 +58,9 @@ def off(y: Tensor, x: Tensor, whole: Operand, ends: list[int], bias: Tensor) -> 
 def test_products(spelling: str, parts: int, name: str) -> None:
     """Within the bound of `linear`; of steps along k, the bits of each matrix alone where `linear`
     keeps to one order of sums; rows of nobody are 0."""
-    whole, ends = stack(spelling, parts), ENDS[name]
-    bias = torch.randn(8, 384).cuda()
+    n = 512 if "tile" in spelling else 384  # parts are whole tiles
+    whole, ends = stack(spelling, parts, n), ENDS[name]
+    bias = torch.randn(8, n).cuda()
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         x = torch.randn(ends[-1] + 3, 512).cuda().to(dtype)
         assert not waits(x, whole)

@@ -147,6 +147,18 @@ def sums_of(
     return sums if factors is None else sums * tl.load(factors)[:, None]
 
 
+@triton.jit
+def apart(sums, more):
+    """sums + more, rounded as where each lay in memory: the factor of `more` stays a product."""
+    if INTERPRETED:
+        sums += more
+    else:
+        sums = tl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [sums, more], tl.float32, is_pure=True, pack=1
+        )
+    return sums
+
+
 @triton.jit(do_not_specialize=["rows", "tiles"])
 def multiply_groups(
     x, weight, scale, zero, factors, x_row, bias, ends, out,
@@ -185,7 +197,7 @@ def multiply_groups(
             x, at_w, scale, zero, factors, at_s, row, present, PARTS * rows, words, k, scale_count,
             R, DTYPES, BM, BN, BK, STEPS, WHOLE, SMALL,
         )  # fmt: skip
-        sums = own_sums if part == 0 else sums + own_sums
+        sums = own_sums if part == 0 else apart(sums, own_sums)
     write(sums, x_row, bias, out, rm, rn, end, n, 0, True)
 
 
