@@ -147,7 +147,12 @@ def test_a_static_scale_is_taken() -> None:
 
 def test_float_sums_of_graphs_are_refused() -> None:
     sums = {name for name, each in OPS.items() if each.ulps}
-    assert sums == {"linear", "conv", "conv_transpose"}  # a new op has to say how it keeps rows
+    assert sums == {
+        "linear",
+        "conv",
+        "conv_transpose",
+        "grouped_linear",
+    }  # a new op has to say how it keeps rows
     assert {"fused_linear", "fused_softmax", "fused_residual_rms_norm"} <= registry.UNORDERED
     with bs.use(batch_invariant=True), pytest.raises(RuntimeError, match="fused_softmax sums"):
         registry.find("fused_softmax", (), "cpu", ())
