@@ -18,7 +18,6 @@ WITHOUT: dict[str, str] = {
     "kernels/cuda/matmul/hopper/few_six_bits.py": _FEW,
     "kernels/cuda/matmul/hopper/few_small_blocks.py": _FEW,
     "kernels/cuda/matmul/hopper/fused.py": _FUSED,
-    "kernels/cuda/matmul/hopper/fused_operands.py": _FUSED,
     "kernels/cuda/matmul/hopper/fused_six_bits.py": _FUSED,
     "kernels/cuda/matmul/hopper/fused_slots.py": _FUSED,
 }

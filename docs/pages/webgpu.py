@@ -23,7 +23,7 @@ COMPOSED = (
     "device compute, and the result is quantized by the kernels above"
 )
 WITH_FLOATS = "no kernel of its own: torch's ops on the device compute"
-SILENT = ("choose_beside",)  # of few numbers: nothing is said of it
+SILENT = ("cached_attention", "choose_beside")  # composed: nothing is said of them
 OTHERS = ("round_columns",)  # that are no torch ops
 
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand
+from blockscale.core.operand import Operand, operand, quantizer
+from blockscale.core.parse import parse
 from blockscale.kernels.registry import find
+from blockscale.ops import primitives as P
 from blockscale.ops.attention import cached_attention
+from tests.support.op_samples import Made
 
 FORMATS = (
     *(
@@ -24,6 +27,22 @@ FORMATS = (
     ),
     *("uint4:group16:fp16:asym", "nf4:group64:fp32", "e2m3:group32:e8m0", "int3:group32:fp32"),
 )
+
+
+def samples(made: Made) -> dict[str, list[tuple]]:
+    size, fmt = made.x.shape[-1], parse(made.fmt)
+    past = torch.randn(1, 1, 4, size)
+    qparams = P.from_list(P.choose_qparams.reference(past, str(fmt)), fmt)
+    by = quantizer(qparams, fmt, made.seed)
+    codes = operand(P.quantize.reference(past, by), qparams, fmt, size)
+    query, recent = torch.randn(1, 2, 1, size), torch.randn(1, 1, 2, size)
+    mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    return {
+        "cached_attention": [
+            (query, codes, codes, recent, recent, None, 0.5),
+            (query, codes, codes, recent, recent, mask, 0.5),
+        ]
+    }
 
 
 def exact(

@@ -380,12 +380,13 @@ def cached_attention(
     for each in (keys, values):
         n = native(each.fmt)
         table = (batch * shared * tokens, each.size)
-        given = (each.scale, each.zero_point, each.outer)
-        flat = (None if part is None else _as_table(part) for part in given)
+        zero_point, outer = (
+            None if part is None else _as_table(part) for part in (each.zero_point, each.outer)
+        )
         more = None if each.more is None else [_as_table(part) for part in each.more]
         forms.append(n.handle)
         codes.append(n.checked_codes(_as_table(each.codes), table))
-        parts.append(n.checked_parts(table, *flat, more=more))
+        parts.append(n.checked_parts(table, _as_table(each.scale), zero_point, outer, more=more))
     floats = [in_order(x.to(torch.float32)) for x in (query, recent_keys, recent_values)]
     added = _added(mask, (batch, heads, new, tokens + recent))
     if added is not None:  # rows of a head of keys: those of each head of the query after another
