@@ -141,7 +141,7 @@ def sent(rank: int) -> dict[str, Any]:
     parcels = [torch.full((rank + 2 * to,), rank, dtype=torch.uint8) for to in range(RANKS)]
     sizes = [frm + 2 * rank for frm in range(RANKS)]
     return {
-        "gathered": messages.gathered(x),
+        "gathered": messages.gather_messages(x),
         "swapped": messages.swapped(parcels, sizes, torch.device("cpu")),
     }
 

@@ -6,10 +6,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <array>
 #include <stdexcept>
-#include <tuple>
 
 #include "isa.h"
 #include "native_format.h"
@@ -93,26 +91,6 @@ void bind_primitives(nb::module_& m) {
                              const Parts& parts, Address errors, int threads) {
         return isa().primitives->block_errors(f.spec(), f.layout(shape), at(x), Dtype(dtype), qparams(parts),
                                               reinterpret_cast<double*>(errors), threads);
-    }, nb::call_guard<nb::gil_scoped_release>());
-    m.def("cached_attention", [](const NativeFormat& keys, const NativeFormat& values,
-                                 const std::array<Address, 2>& codes, const Parts& key_parts,
-                                 const Parts& value_parts, const std::array<Address, 4>& floats,
-                                 const std::array<int64_t, 4>& mask_strides,
-                                 const std::array<int64_t, 8>& sizes, double scale, Address y, int threads) {
-        CachedAttention a{};
-        std::tie(a.batch, a.heads, a.rows, a.queries, a.tokens, a.recent, a.depth, a.width) =
-            std::tuple_cat(sizes);
-        OwnedLayout key_layout = keys.matrix(a.batch * a.heads * a.tokens, a.depth);
-        OwnedLayout value_layout = values.matrix(a.batch * a.heads * a.tokens, a.width);
-        Layout of_keys = key_layout, of_values = value_layout;
-        a.keys = {&keys.spec(), &of_keys, at(codes[0]), qparams(key_parts)};
-        a.values = {&values.spec(), &of_values, at(codes[1]), qparams(value_parts)};
-        auto numbers = [](Address address) { return reinterpret_cast<const float*>(address); };
-        a.query = numbers(floats[0]), a.recent_keys = numbers(floats[1]);
-        a.recent_values = numbers(floats[2]), a.mask = numbers(floats[3]);
-        std::copy(mask_strides.begin(), mask_strides.end(), a.mask_strides);
-        a.scale = static_cast<float>(scale);
-        isa().primitives->cached_attention(a, reinterpret_cast<float*>(y), threads);
     }, nb::call_guard<nb::gil_scoped_release>());
     m.def("embedding", [](const NativeFormat& f, int64_t rows, int64_t columns, Address codes,
                           const Parts& parts, Address indices, int64_t count, Address y,

@@ -38,27 +38,6 @@ struct ColumnsTask {
     double* errors;
 };
 
-// Keys or values in codes, a matrix [batch * heads * tokens, features] whose blocks are of one row each.
-struct CachedRows {
-    const Spec* spec;
-    const Layout* layout;
-    const void* codes;
-    QParams scales;
-};
-
-// Attention of `queries` new tokens, the last of the recent ones, for each head of keys and values.
-// query [batch, heads, rows, depth], where the rows are the new tokens for each head of the query that
-// shares these keys; recent_keys [batch, heads, recent, depth], recent_values [.., width], behind those in
-// codes. mask: added to scores [batch, heads, rows, tokens + recent], with strides; null: a token sees
-// those before it and itself.
-struct CachedAttention {
-    CachedRows keys, values;
-    const float *query, *recent_keys, *recent_values, *mask;
-    int64_t mask_strides[4];
-    int64_t batch, heads, rows, queries, tokens, recent, depth, width;
-    float scale;
-};
-
 struct Primitives {
     // x -> the scale of each block.
     void (*choose)(const Spec&, const Layout&, const void* x, Dtype, QParams, int threads);
@@ -101,8 +80,6 @@ struct Primitives {
     // order of docs/numerics.md, 3.5. False, and nothing written, where blocks do not lie in rows.
     bool (*block_errors)(const Spec&, const Layout&, const void* x, Dtype, QParams, double* errors,
                          int threads);
-    // -> y [batch, heads, rows, width].
-    void (*cached_attention)(const CachedAttention&, float* y, int threads);
 };
 
 }  // namespace blockscale

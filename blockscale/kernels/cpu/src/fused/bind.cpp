@@ -24,6 +24,11 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
+// Scale, outer scale, zero point and offset.
+QParams scales(const std::array<Address, 4>& parts) {
+    return {at(parts[0]), at<float>(parts[1]), at(parts[2]), at(parts[3])};
+}
+
 // Rows, and the format that they refer to.
 struct NativeRows {
     Rows rows;
@@ -102,4 +107,23 @@ void bind_fused(nb::module_& m) {
         isa().fused->attention(a, to, threads);
     }, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
        nb::arg(), nb::call_guard<nb::gil_scoped_release>());
+    m.def("cached_attention", [](const NativeFormat& keys, const NativeFormat& values,
+                                 const std::array<Address, 2>& codes, const std::array<Address, 4>& key_parts,
+                                 const std::array<Address, 4>& value_parts, const std::array<Address, 4>& floats,
+                                 const std::array<int64_t, 4>& mask_strides,
+                                 const std::array<int64_t, 8>& sizes, double scale, Address y, int threads) {
+        CachedAttention a{};
+        std::tie(a.batch, a.heads, a.rows, a.queries, a.tokens, a.recent, a.depth, a.width) =
+            std::tuple_cat(sizes);
+        OwnedLayout key_layout = keys.matrix(a.batch * a.heads * a.tokens, a.depth);
+        OwnedLayout value_layout = values.matrix(a.batch * a.heads * a.tokens, a.width);
+        Layout of_keys = key_layout, of_values = value_layout;
+        a.keys = {&keys.spec(), &of_keys, at(codes[0]), scales(key_parts)};
+        a.values = {&values.spec(), &of_values, at(codes[1]), scales(value_parts)};
+        a.query = at<float>(floats[0]), a.recent_keys = at<float>(floats[1]);
+        a.recent_values = at<float>(floats[2]), a.mask = at<float>(floats[3]);
+        std::copy(mask_strides.begin(), mask_strides.end(), a.mask_strides);
+        a.scale = static_cast<float>(scale);
+        isa().fused->cached_attention(a, at<float>(y), threads);
+    }, nb::call_guard<nb::gil_scoped_release>());
 }

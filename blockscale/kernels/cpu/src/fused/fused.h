@@ -45,6 +45,27 @@ struct Attention {
     float scale;
 };
 
+// Keys or values in codes, a matrix [batch * heads * tokens, features] whose blocks are of one row each.
+struct CachedRows {
+    const Spec* spec;
+    const Layout* layout;
+    const void* codes;
+    QParams scales;
+};
+
+// Attention of `queries` new tokens, the last of the recent ones, for each head of keys and values.
+// query [batch, heads, rows, depth], where the rows are the new tokens for each head of the query that
+// shares these keys; recent_keys [batch, heads, recent, depth], recent_values [.., width], behind those in
+// codes. mask: added to scores [batch, heads, rows, tokens + recent], with strides; null: a token sees
+// those before it and itself.
+struct CachedAttention {
+    CachedRows keys, values;
+    const float *query, *recent_keys, *recent_values, *mask;
+    int64_t mask_strides[4];
+    int64_t batch, heads, rows, queries, tokens, recent, depth, width;
+    float scale;
+};
+
 enum class Binary : int { add, sub, mul, div };
 
 struct FusedOps {
@@ -61,6 +82,8 @@ struct FusedOps {
                    const Result&, int threads);
     // To a result [batch * heads * rows, width]; width is a multiple of 16.
     void (*attention)(const Attention&, const Result&, int threads);
+    // -> y [batch, heads, rows, width].
+    void (*cached_attention)(const CachedAttention&, float* y, int threads);
 };
 
 }  // namespace blockscale

@@ -389,7 +389,7 @@ const Primitives& primitives() {
     static const Primitives table{choose,        quantize,         choose_quantize, dequantize,
                                   fake_quantize, straight_through, pack,            unpack,
                                   decode_rows,   all_steps,        all_offsets,     all_zero_points,
-                                  embedding,     round_columns,    block_errors,    cached_attention};
+                                  embedding,     round_columns,    block_errors};
     return table;
 }
 

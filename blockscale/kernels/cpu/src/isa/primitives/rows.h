@@ -10,7 +10,6 @@ namespace blockscale::BLOCKSCALE_ISA {
 void round_columns(const ColumnsTask& task, int threads);  // columns.cpp
 bool block_errors(const Spec& spec, const Layout& layout, const void* x, Dtype dtype, QParams scales,
                   double* errors, int threads);  // errors.cpp
-void cached_attention(const CachedAttention& a, float* y, int threads);  // attention.cpp
 
 namespace {
 

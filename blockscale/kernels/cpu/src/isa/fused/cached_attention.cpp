@@ -3,9 +3,10 @@
 // them. Keys are taken in parts of a fixed number, whatever the threads are: of each part the largest
 // score, the sum of powers and the sums of values; parts meet at the end, from the first to the last.
 // A few tokens are decoded at a time and stay in the first-level cache for all queries that share them.
+#include "../../fused/fused.h"
 #include "../../linear.h"
 #include "../linear/activations.h"
-#include "rows.h"
+#include "../primitives/rows.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
@@ -247,7 +248,7 @@ void joined(const float* most, const float* sum, int64_t lanes, const float* sum
 
 }  // namespace
 
-void cached_attention(const CachedAttention& a, float* y, int threads) {
+void fused_cached_attention(const CachedAttention& a, float* y, int threads) {
     int64_t heads = a.batch * a.heads, lanes = ceil_div(a.rows, kFloats) * kFloats;
     int64_t coded = ceil_div(a.tokens, kPart), parts = coded + ceil_div(a.recent, kPart);
     int64_t size = a.rows * a.width;
