@@ -99,7 +99,7 @@ def test_a_target_that_cannot_be_written(small, monkeypatch):
     """Its own reason comes first."""
     model, tokens = small
     monkeypatch.setattr(exports, "CASES", {"onnx": CASES["onnx"]})
-    target = bs.export.Target("onnx", "about", "onnxscript is not installed")
+    target = bs.export.FileTarget("onnx", "about", "onnxscript is not installed")
     monkeypatch.setattr(exports.exporters, "targets", lambda: (target,))
     assert [file.missing for file in files(model, tokens)] == ["onnxscript is not installed"]
 
