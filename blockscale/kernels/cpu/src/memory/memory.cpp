@@ -133,13 +133,18 @@ PerThread::PerThread(void (*end)(void*)) {
     if (pthread_key_create(&key_, end) != 0) throw std::runtime_error("blockscale: no pthread key is left");
 }
 
+// Bytes that OpenMP may want for what it keeps of the threads of a region: without them it ends the process.
+constexpr size_t kTeam = 64 << 10;
+
 int startable(int threads) {
     static const PerThread known(nullptr);  // OpenMP keeps the threads of a calling thread's last region
     if (threads <= 1) return 1;
     if (threads > reinterpret_cast<intptr_t>(known.get())) {
         Numbers<pthread_t> others(threads - 1);
         threads = 1 + started(others);
+        std::free(allocate(kTeam));  // for the regions of the next line
         prepare_exceptions(threads);
+        std::free(allocate(kTeam));  // and of the caller
     }
     known.set(reinterpret_cast<void*>(static_cast<intptr_t>(threads)));  // or they are counted again
     return threads;
