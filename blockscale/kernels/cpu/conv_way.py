@@ -31,7 +31,7 @@ PLANES_NUMBERS, PLANES_PRODUCTS = 64, 1024
 PLANES_ISAS = ("avx512vnni", "amx")  # that multiply codes of planes
 
 # Times of torch's float32 convolution, where they are not all below one (benchmarks/results).
-TORCH, NUMBERS, SMALL_PLANES = "1.1 to 1.8", "0.7 to 1.2", "0.8 to 1.0"
+TORCH, NUMBERS, SMALL_PLANES = "1.1 to 1.8", "0.7 to 1.2", "0.8 to 1.2"
 PIXELS, OWN_ROWS = "1.3 to 2.5", "0.4 to 1.8"
 
 
