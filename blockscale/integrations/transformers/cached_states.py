@@ -102,11 +102,10 @@ class Attention(NamedTuple):
 def _over_codes(asked: Attention) -> Tensor | None:
     """What cached_attention gives; None where no kernel does it, or it is something else."""
     query, key, value, mask = asked[:4]
-    coded = isinstance(key, CachedStates) and isinstance(value, CachedStates)
-    if not coded or not asked.plain or batch_invariant():
+    if not isinstance(key, CachedStates) or not isinstance(value, CachedStates):
         return None
-    assert isinstance(key, CachedStates)
-    assert isinstance(value, CachedStates)
+    if not asked.plain or batch_invariant():
+        return None
     batch, heads, new, depth = query.shape
     if mask is None:  # each new token sees all: as many heads of one token
         query = query.reshape(batch, heads * new, 1, depth)
