@@ -152,18 +152,13 @@ class QuantParams:
 
     def _numbers(self, x: Tensor, name: str) -> tuple[Format, QParams]:
         """The format and its parts as tensors, in the shapes that ops take."""
-        form = self.format
         parts: tuple[Any, ...] = (self.scale, self.outer, self.zero_point, *self.more)
         if nodes := [part for part in parts if isinstance(part, fx.Node)]:
             raise TypeError(
                 f"{nodes[0]} is a node of a graph, whose values are not known here: use the "
                 "parameters of a QTensor, or call bs.graph.convert and run the graph"
             )
-        if form is None:
-            raise ValueError(
-                "QuantParams has no format, so codes have no meaning: pass one, such as "
-                'parse("int8:channel0:fp32")'
-            )
+        form = self._meaning()
         if tuple(x.shape) != tuple(self.shape):
             raise ValueError(
                 f"{form}: these parameters are of a tensor of shape {_spelled(self.shape)}, but "
@@ -181,6 +176,31 @@ class QuantParams:
             for name in stored
         }
         return form, QParams(**own)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the codes. Raises ValueError where there is no format."""
+        return self._meaning().element.code_dtype
+
+    @property
+    def quant_min(self) -> float:
+        """The smallest code of integers, the smallest number of other elements. Raises as dtype."""
+        form = self._meaning()
+        return form.element.limits(form.wide)[0]
+
+    @property
+    def quant_max(self) -> float:
+        """The largest, as `quant_min`."""
+        form = self._meaning()
+        return form.element.limits(form.wide)[1]
+
+    def _meaning(self) -> Format:
+        if self.format is None:
+            raise ValueError(
+                "QuantParams has no format, so codes have no meaning: pass one, such as "
+                'parse("int8:channel0:fp32")'
+            )
+        return self.format
 
     @property
     def scale_shape(self) -> tuple[Any, ...]:

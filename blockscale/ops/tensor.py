@@ -125,15 +125,30 @@ class QTensor:
         return self.shape.numel()
 
     def to(
-        self, device: torch.device | str | int, *, non_blocking: bool = False, copy: bool = False
+        self,
+        device: "torch.device | str | int | torch.dtype | Tensor | QTensor | None" = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        copy: bool = False,
     ) -> "QTensor":
-        """The same on another device. Raises TypeError for a dtype: see `dequantize`."""
-        if not isinstance(device, torch.device | str | int):
+        """The same on another device, in the forms of `Tensor.to`.
+
+        device: also a tensor, whose device and dtype are meant, or a dtype alone
+        Raises TypeError for a dtype other than `dtype`: see `dequantize`.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        elif isinstance(device, Tensor | QTensor):
+            device, dtype = device.device, device.dtype
+        if dtype not in (None, self.dtype):
             raise TypeError(
-                f"a QTensor can move to a device, not to {device!r}: for another dtype use "
+                f"a QTensor can move to a device, not to {dtype}: for another dtype use "
                 "dequantize(dtype)"
             )
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking, copy=copy))
+        if not isinstance(device, torch.device | str | int | None):
+            raise TypeError(f"expected a device, found {type(device).__name__} {device!r}")
+        place = self.device if device is None else device
+        return self._each(lambda part: part.to(place, non_blocking=non_blocking, copy=copy))
 
     def cpu(self) -> "QTensor":
         """The same on the CPU."""

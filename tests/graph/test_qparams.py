@@ -232,6 +232,23 @@ def test_numbers_are_those_of_torchaos_primitives(shape, scale, fmt: str) -> Non
     assert torch.equal(p.dequantize(codes), torchao.dequantize_affine(codes, *args))
 
 
+@pytest.mark.parametrize(
+    ("fmt", "dtype", "low", "high"),
+    [
+        ("uint8:channel0:fp32:asym", torch.uint8, 0, 255),
+        ("int8:channel0:fp32", torch.int8, -127, 127),
+        ("int8:channel0:fp32:full", torch.int8, -128, 127),
+        ("int4:group32:fp32:full", torch.int8, -8, 7),
+        ("mxfp4", torch.uint8, -6, 6),
+    ],
+)
+def test_what_codes_are(fmt: str, dtype, low: int, high: int) -> None:
+    p = QuantParams.of(bs.quantize(torch.randn(4, 64), fmt))
+    assert (p.dtype, p.quant_min, p.quant_max) == (dtype, low, high)
+    with pytest.raises(ValueError, match="no format, so codes have no meaning"):
+        _ = of_shapes((8, 64), (8, 1)).dtype
+
+
 def test_stochastic_rounding_takes_a_seed() -> None:
     fmt, x = "int4:group8:fp32:stochastic", torch.randn(4, 16)
     q = bs.quantize(x, fmt, seed=(7, 3))

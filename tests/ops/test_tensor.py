@@ -201,7 +201,15 @@ def test_what_a_tensor_answers(fmt: str) -> None:
     for copied in (q.clone(), q.to("cpu", copy=True)):
         assert parts(copied) == parts(q) and copied.packed.data_ptr() != q.packed.data_ptr()
         assert copied.qparams.scale.data_ptr() != q.qparams.scale.data_ptr()
+    for same in (q.to(torch.float32), q.to(values), q.to(q), q.to("cpu", torch.float32)):
+        assert parts(same) == parts(q) and same.packed.data_ptr() == q.packed.data_ptr()
+    assert parts(q.to(device="cpu", dtype=torch.float32, copy=True)) == parts(q)
     assert q.to("meta").device.type == "meta"
+    for half in (lambda: q.to(values.half()), lambda: q.to("cpu", torch.float16)):
+        with pytest.raises(TypeError, match=r"not to torch.float16: for another dtype use deq"):
+            half()
+    with pytest.raises(TypeError, match=r"expected a device, found list \[\]"):
+        q.to([])
     with pytest.raises(
         TypeError, match=r"not to torch.float16: for another dtype use dequantize\(dtype\)"
     ):

@@ -18,6 +18,16 @@ from blockscale.ops.tensor import QTensor
 
 Data: TypeAlias = Tensor | Sequence[Any] | float
 
+# {a scheme of quantization: its formats}
+SCHEMES = {
+    "linear": "{element}:tensor:fp32",
+    "symmetric": "{element}:tensor:fp32",
+    "asymmetric": "{element}:tensor:fp32:asym",
+    "channel_wise": "{element}:channel0:fp32",
+    "block_wise": "{element}:group128:fp32",
+    "logarithmic": "log{bits}:tensor:fp32",
+}
+
 
 def as_tensor(
     data: Data, shape: Sequence[int] | None = None, device: str | torch.device | None = None
@@ -77,6 +87,17 @@ class QuantizationParams:
     def int4_block_wise(cls, block: int = 128) -> "QuantizationParams":
         """4-bit integers, a scale for each `block` elements along the last dimension."""
         return cls(parse(f"int4:group{block}:fp32"))
+
+    def with_scheme(self, scheme: str) -> "QuantizationParams":
+        """The same elements under the scales of a scheme, chosen from each tensor.
+
+        scheme: of SCHEMES, which has the format of each; "logarithmic" takes powers of two of as
+            many bits. Raises ValueError for others, and where such a format does not exist.
+        """
+        if scheme not in SCHEMES:
+            raise ValueError(f"unknown scheme {scheme!r}; choose from {', '.join(SCHEMES)}")
+        own = self.format.element
+        return QuantizationParams(parse(SCHEMES[scheme].format(element=own.name, bits=own.bits)))
 
     def quantize(self, x: Data) -> QTensor:
         """x [...] in the format. Raises as `bs.quantize`."""

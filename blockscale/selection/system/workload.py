@@ -54,15 +54,22 @@ def estimate_memory_savings(
     return 1 - form.nbytes(tuple(shape)) / before
 
 
-def estimate_accuracy_impact(fmt: ParamsLike, data: Data | None = None) -> Rounding:
+def estimate_accuracy_impact(
+    fmt: ParamsLike, data: Data | str | None = None, *, scheme: str | None = None
+) -> Rounding:
     """What a format does to this data [...], measured: SQNR in dB, cosine, the largest error, the
     percent of elements that saturate and that become 0.
 
     data: None for a weight as layers have them, [256, 1024] normal numbers whose rows differ in
-        size by up to 16; always the same one. Raises as `bs.quantize`.
+        size by up to 16; always the same one. A string is a scheme.
+    scheme: of SCHEMES: the format's elements under its scales (`QuantizationParams.with_scheme`)
+    Raises ValueError as `bs.quantize` and `with_scheme`.
     """
+    if isinstance(data, str):
+        data, scheme = None, data
     x = _weight() if data is None else as_tensor(data)
     params = QuantizationParams.of(fmt)
+    params = params if scheme is None else params.with_scheme(scheme)
     q = params.quantize(x)
     sums = RoundingSums(q.format)
     sums.count(x.detach().float(), q.dequantize(), q.qparams)
@@ -76,9 +83,9 @@ def _weight() -> Tensor:
 
 def auto_quantize_tensor(
     data: Data,
-    target: int | ParamsLike = 8,
-    shape: Sequence[int] | None = None,
-    device: str | torch.device | None = None,
+    target: int | ParamsLike | Sequence[int] = 8,
+    shape: Sequence[int] | str | torch.device | None = None,
+    device: str | torch.device | ParamsLike | None = None,
     *,
     bits: int | None = None,
 ) -> QTensor:
@@ -90,10 +97,14 @@ def auto_quantize_tensor(
         those that the format itself and each observer choose (`recommended_method`), or under
         its own if it has one (QuantizationParams)
     bits: the same as a number for `target`
+    The order (data, shape, device, target) is taken as well: a target is never a list of sizes.
     Raises ValueError for a number of bits without formats, and as `bs.quantize`.
     """
-    x = as_tensor(data, shape, device)
-    wanted = target if bits is None else bits
+    wanted: Any = target if bits is None else bits
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        wanted = bits or (8 if device is None else device)
+        shape, device = target, shape  # type: ignore[assignment]
+    x = as_tensor(data, shape, device)  # type: ignore[arg-type]
     if isinstance(wanted, int):
         return create_optimal_params(x, wanted).quantize(x)
     params = QuantizationParams.of(wanted)

@@ -4,6 +4,7 @@
 import torch
 
 import blockscale as bs
+from blockscale.selection.system import QuantizationWorkload
 
 
 def test_create_quantization_system() -> None:
@@ -35,6 +36,8 @@ def test_auto_quantize_tensor() -> None:
     tensor = bs.auto_quantize_tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "int8", (2, 3), "cpu")
     assert tensor.shape == (2, 3)
     assert tensor.format.element.name == "int8"
+    own_order = bs.auto_quantize_tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], (2, 3), "cpu", "int8")
+    assert torch.equal(own_order.codes, tensor.codes) and own_order.format == tensor.format
 
 
 def test_memory_savings_estimation() -> None:
@@ -43,13 +46,11 @@ def test_memory_savings_estimation() -> None:
 
 
 def test_accuracy_impact_estimation() -> None:
-    found = {
-        name: bs.estimate_accuracy_impact(name)
-        for name in ("int8", "int4:tensor:fp32", "int8_channel")
-    }
-    assert found["int8"].cosine >= 0.90
-    assert found["int4:tensor:fp32"].cosine < found["int8"].cosine
-    assert found["int8_channel"].cosine >= found["int8"].cosine
+    accuracy = bs.estimate_accuracy_impact("int8", "symmetric").cosine
+    assert accuracy >= 0.90
+    assert bs.estimate_accuracy_impact("int4", "symmetric").cosine < accuracy
+    channels = bs.estimate_accuracy_impact("int8", "channel_wise").cosine
+    assert channels >= bs.estimate_accuracy_impact("int8", "linear").cosine
 
 
 def test_quantization_system_calibration() -> None:
@@ -74,3 +75,7 @@ def test_performance_hints() -> None:
     system = bs.QuantizationSystem("cpu")
     size = system.optimal_block_size()
     assert size > 0 and size == system.optimal_block_size()  # one answer, however busy
+    work = QuantizationWorkload(rows=2, inputs=32, outputs=16, candidates=("int8_channel",))
+    hints = system.performance_hints(work)
+    assert hints.formats == ("int8_channel",)  # types and schemes in one
+    assert set(hints.rows) == {1, 2, 16} and hints.block_size == size

@@ -125,6 +125,25 @@ def test_accuracy_is_measured():
     assert better > worse
 
 
+@pytest.mark.parametrize(
+    ("fmt", "scheme", "same"),
+    [("int4", "symmetric", "int4:tensor:fp32"), ("uint8", "asymmetric", "uint8"),
+     ("int8", "channel_wise", "int8_channel"), ("int4", "block_wise", "int4:group128:fp32"),
+     ("int4", "logarithmic", "log4:tensor:fp32"), ("int8", "linear", "int8")],
+)  # fmt: skip
+def test_accuracy_of_a_scheme(fmt, scheme, same):
+    expected = bs.estimate_accuracy_impact(same)
+    assert bs.estimate_accuracy_impact(fmt, scheme) == expected
+    x = torch.randn(4, 128)
+    found = bs.estimate_accuracy_impact(fmt, x, scheme=scheme)
+    assert found == bs.estimate_accuracy_impact(same, x)
+
+
+def test_a_scheme_that_is_none():
+    with pytest.raises(ValueError, match="unknown scheme 'row'; choose from linear, symmetric, as"):
+        bs.estimate_accuracy_impact("int8", "row")
+
+
 def test_a_tensor_by_itself():
     x = torch.randn(4, 256)
     q = bs.auto_quantize_tensor(x, 4)
