@@ -28,8 +28,7 @@ from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.pickled import Graph, set_state, state
 from blockscale.graph.program import Program, imported
-from blockscale.layers.apply import check
-from blockscale.layers.ledger import ledger_of
+from blockscale.layers.apply import check, ledger_of
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, plan_layers
 from blockscale.qat.learned import PROFILED, Learn

@@ -15,10 +15,9 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
-from blockscale.layers.apply import check
+from blockscale.layers.apply import check, ledger_of
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.ledger import ledger_of
 from blockscale.layers.model import inner_model, unwrapped
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers

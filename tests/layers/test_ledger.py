@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.layers.ledger import ledger_of
+from blockscale.layers.apply import ledger_of
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Plan, plan_layers
 

@@ -41,7 +41,7 @@ from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.metadata import KEY, VERSION, FileError
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.stored_model import INDEX
-from blockscale.layers.ledger import without_data
+from blockscale.layers.apply import without_data
 
 
 def quantize_directory(  # noqa: PLR0913 - the first three are the call, the rest are options

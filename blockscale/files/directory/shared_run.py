@@ -52,7 +52,7 @@ from blockscale.files.directory.workspace import PARTIAL, Workspace
 from blockscale.files.header import LARGEST, LENGTH, StoredTensor
 from blockscale.files.slabs.pool import Pool
 from blockscale.files.stream import Reader, StreamWriter
-from blockscale.layers.ledger import without_data
+from blockscale.layers.apply import without_data
 
 PIECE = 1 << 28  # bytes of source tensors in a piece of work, or one tensor that is larger
 _HASHERS = 4  # threads that look at what an earlier run has finished
