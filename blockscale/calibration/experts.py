@@ -20,9 +20,8 @@ from blockscale.core.pack import stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
-from blockscale.layers.expert_stacks import PLAIN, stacks
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.parameters import ParameterPlan
+from blockscale.layers.parameters import PLAIN, ParameterPlan, stacks
 from blockscale.layers.plan import Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.layers.store import QWeight

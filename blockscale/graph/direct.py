@@ -6,7 +6,7 @@ each dot of its name, and nn.Module answers in Python), folds arguments by tree,
 op through the dispatcher, from whose Python kernels ours are called. One row through two layers of
 1024 inputs takes half of its time for that (docs/integers.md). So there is a second function beside
 it, of the same code: constants are read from the modules' own dictionaries, at every call; ops are
-names; ours are called as `Op.run`. It runs where nothing else is listening (ops.dispatch.alone).
+names; ours are called as `Op.run`. It runs where nothing else is listening (ops.op.alone).
 """
 
 import ast
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.core.torch_private import OpOverload, global_hooks
-from blockscale.ops.dispatch import alone
-from blockscale.ops.op import RUNS
+from blockscale.ops.op import RUNS, alone
 
 _FOLDED, _UNFOLDED = "fx_pytree.tree_flatten_spec", "pytree.tree_unflatten"
 _VALUES = ("device", "slice", "getattr")  # calls in arguments that only make one

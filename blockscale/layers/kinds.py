@@ -32,6 +32,7 @@ def quantized_class(module: nn.Module) -> type[QLayer] | None:
     return exact if parent is None else quantized_subclass(kind, _replacement(parent))
 
 
+@cache
 def _replacement(kind: type) -> type[QLayer] | None:
     """The quantized layer for float layers of exactly this class, or None."""
     for file in _files():

@@ -20,8 +20,7 @@ from blockscale.core.torch_private import (
     single_level,
 )
 from blockscale.kernels.registry import as_chosen, choice
-from blockscale.ops.dispatch import nothing_asked
-from blockscale.ops.op import LIBRARY, OPS, Op
+from blockscale.ops.op import LIBRARY, OPS, Op, nothing_asked
 
 _unpacked: Any = forward_ad.unpack_dual
 _paired: Any = forward_ad.make_dual

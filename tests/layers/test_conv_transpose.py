@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.layers.conv_transpose import QConvTranspose, added_sizes
+from blockscale.layers.conv import QConvTranspose, added_sizes
 from tests.support.ops_conv import pair, whole
 
 CONVS = [

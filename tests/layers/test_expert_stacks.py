@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockscale.layers.expert_stacks import Stack, joined_rows, stacks
+from blockscale.layers.parameters import Stack, joined_rows, stacks
 from tests.layers.experts.families import FAMILIES, build
 
 

@@ -10,9 +10,8 @@ from blockscale.core import reference
 from blockscale.core.pack import pack
 from blockscale.core.parse import formats, parse
 from blockscale.kernels.registry import use
-from blockscale.layers import weight_codes
-from blockscale.layers.saturation import saturates, tops_of
-from blockscale.layers.weight_codes import by_kernel, clipped, has_kernel
+from blockscale.layers import saturation
+from blockscale.layers.saturation import by_kernel, clipped, has_kernel, saturates, tops_of
 from tests.support.some import crossed
 
 MORE = (
@@ -54,7 +53,7 @@ def extreme(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["plain", "extreme", "odd"])
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_clipped_is_what_the_reference_counts(name, kind, monkeypatch):
-    monkeypatch.setattr(weight_codes, "_SLAB", 90)
+    monkeypatch.setattr(saturation, "_SLAB", 90)
     x, fmt = extreme(kind), parse(name)
     found = reference.ranges(x, fmt)
     expected = int(saturates(found.low, found.high, fmt).sum())

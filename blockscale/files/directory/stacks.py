@@ -10,7 +10,7 @@ where it is: formats with a number for a whole tensor get one for each matrix
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from blockscale.layers.expert_stacks import PLAIN, Stack
+from blockscale.layers.parameters import PLAIN, Stack
 
 # Types whose experts are [E, inputs, outputs]: `use_experts_implementation(is_transposed=True)` in
 # transformers 5.23 (gpt_oss, aria, openai_privacy_filter), and llama4, which calls torch.bmm

@@ -2,7 +2,7 @@
 """Quantize one tensor a slab at a time, to the bits of quantizing it whole.
 
 The fused kernel of a format chooses scales and codes at once, where there is one
-(layers/weight_codes.py), else the reference. Three cases, by what spans the slabs
+(layers/saturation.py), else the reference. Three cases, by what spans the slabs
 (blockscale/files/slabs/cutting.py):
 
     nothing         a slab of whole blocks is quantized by itself: group32, token, channel0, tiles
@@ -34,8 +34,16 @@ from blockscale.files.slabs import cutting
 from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.first_pass import FirstPass, Read
 from blockscale.files.slabs.pool import Map
-from blockscale.layers.saturation import ends, lost_signs, not_finite, saturates, told_of_clipped
-from blockscale.layers.weight_codes import by_kernel, clipped, has_kernel
+from blockscale.layers.saturation import (
+    by_kernel,
+    clipped,
+    ends,
+    has_kernel,
+    lost_signs,
+    not_finite,
+    saturates,
+    told_of_clipped,
+)
 from blockscale.ops import primitives
 from blockscale.ops.batching import within_rows
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.layers.conv_transpose import QConvTranspose, added_sizes
+from blockscale.layers.conv import QConvTranspose, added_sizes
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.layers.layer import QATLayer
 

@@ -14,7 +14,7 @@ from blockscale.core.pack import to_stored
 from blockscale.files.directory.stacks import CUT, Types, stacked, types_of
 from blockscale.files.load import _read_qtensor
 from blockscale.files.stored_model import open_stored_model
-from blockscale.layers.expert_stacks import Stack
+from blockscale.layers.parameters import Stack
 from tests.support.file_models import write_model
 
 
