@@ -18,7 +18,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.linear import linear as kernel
-from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.cpu.native import prepared
 from blockscale.layers.linear import QLinear
 
 INPUTS = {  # symmetric: the asymmetric ones that are compared with it

@@ -27,6 +27,7 @@ MOVED = {
     "blockscale.calibration.rotations.matrices": "blockscale.calibration.rotation_matrices",
     "blockscale.calibration.rotations.rotated": "blockscale.calibration.rotated",
     "blockscale.calibration.rotations.stream": "blockscale.calibration.residual_stream",
+    "blockscale.calibration.coverage": "blockscale.calibration.batches",
     "blockscale.core.discover": "blockscale.core",
     "blockscale.core.power_of_two": "blockscale.core.integer_scales",
     "blockscale.export.auditing.audit": "blockscale.export.auditing",

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a model over batches, as its user has them, and leave no trace in it."""
+"""Run a model over batches, as its user has them, and leave no trace in it; what it shows meanwhile
+and what its layers saw."""
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from blockscale.calibration.input_stats import Callback, seen_by, watch
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE, Ranks
+from blockscale.core.ledger import SkippedError
+from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
 from blockscale.core.work import Progress
 from blockscale.layers.guards import call as call
 from blockscale.layers.guards import device_of as device_of
+from blockscale.layers.plan import Plan, plan_layers
 
 
 @contextmanager
@@ -130,3 +138,171 @@ def described(batch: Any) -> str:
         kinds = ", ".join(type(each).__name__ for each in batch)
         return f"{kind_of(batch)}, given as positional arguments: {kinds}"
     return f"{kind_of(batch)}, given as the one argument"
+
+
+# A bar on stderr for runs over batches.
+
+
+_WIDTH, _SECONDS = 24, 0.1  # of the bar; between two drawings
+
+
+class BatchBar(Progress):
+    """A line on stderr that is drawn over, where that is a terminal; nothing elsewhere."""
+
+    def __init__(self, doing: str = "calibrating", unit: str = "batches") -> None:
+        self._doing, self._unit = doing, unit
+        self._lively = sys.stderr is not None and sys.stderr.isatty()
+        self._total: int | None = None
+        self._done, self._drawn = 0, 0.0
+        self._began, self._start = 0, time.monotonic()  # what was done before, and when it began
+
+    def start(self, total: int | None, done: int = 0) -> None:
+        self._total, self._done = total, done
+        self._began, self._start = done, time.monotonic()
+
+    def advance(self, name: str = "", amount: int = 1) -> None:
+        del name
+        self._done += amount
+        now = time.monotonic()
+        if self._lively and (now - self._drawn >= _SECONDS or self._done == self._total):
+            self._drawn = now
+            sys.stderr.write(f"\r{self._line()}\x1b[K")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._lively and self._done:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _line(self) -> str:
+        if self._total is None:
+            return f"{self._doing}: {self._done} {self._unit}"
+        filled = _WIDTH * self._done // max(self._total, 1)
+        bar = "━" * filled + " " * (_WIDTH - filled)
+        told = f"{self._doing} [{bar}] {self._done} of {self._total} {self._unit}"
+        return ", ".join(filter(None, [told, self._left()]))
+
+    def _left(self) -> str:
+        """How long the rest takes, if it goes on as it did; nothing at the ends."""
+        done, total = self._done - self._began, self._total
+        if total is None or done <= 0 or self._done >= total:
+            return ""
+        seconds = (time.monotonic() - self._start) / done * (total - self._done)
+        minutes, seconds = divmod(round(seconds), 60)
+        return f"{minutes}:{seconds:02} left"
+
+
+def listener(progress: bool | Progress, *doing: str) -> Progress:
+    """True is a bar, False is none, anything else listens itself.
+
+    doing: what the bar says is done, and to what units
+    """
+    if isinstance(progress, Progress):
+        return progress
+    return BatchBar(*doing) if progress else Progress()
+
+
+# Which layers saw how much data, and which saw none: dead branches, experts nobody chose.
+
+
+@dataclass
+class Seen:
+    """How often a layer was called, and with how many rows: vectors, pixels or indices."""
+
+    calls: int = 0
+    rows: int = 0
+
+
+@dataclass
+class Coverage:
+    """What each layer saw, in the model's order, under the first of its names."""
+
+    layers: dict[str, Seen] = field(default_factory=dict)
+    batches: int = 0
+    _stacks: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """The layers that saw nothing; but for the matrices of a stack that the model reads in a
+        way of its own, so that nobody can tell what they see."""
+        some = {
+            id(self._stacks[n])
+            for n, seen in self.layers.items()
+            if seen.rows and n in self._stacks
+        }
+        return tuple(
+            name
+            for name, seen in self.layers.items()
+            if seen.rows == 0 and not self._unknown(name, some)
+        )
+
+    def _unknown(self, name: str, known: set[int]) -> bool:
+        stack = self._stacks.get(name)
+        return stack is not None and bool(stack.unseen) and id(stack) not in known
+
+    def counter(self, plan: Plan) -> Callback:
+        """A callback for `watch` that counts what the layer sees."""
+        seen = self.layers.setdefault(plan.name, Seen())
+        for stack in getattr(plan.module, "of_stack", ())[:1]:
+            self._stacks[plan.name] = stack
+
+        def count(x: Tensor, y: Any) -> None:
+            del y
+            seen.calls += 1
+            indices = not plan.kind.takes_input
+            seen.rows += x.numel() if indices else seen_by(plan, x)[..., 0].numel()
+
+        return count
+
+    def raise_if_unseen(self) -> None:
+        """Raise SkippedError that names the layers that saw nothing, if any."""
+        if self.unseen:
+            raise SkippedError(
+                f"strict: {len(self.unseen)} of {len(self.layers)} layers saw no data in "
+                f"{self.batches} batches; nothing was changed."
+                + "".join(f"\n  {name}" for name in self.unseen)
+                + "\nPass batches that reach them, name them in the recipe's skip list, or "
+                "call with strict=False."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"batches": self.batches, "layers": {n: asdict(s) for n, s in self.layers.items()}}
+
+    def __str__(self) -> str:
+        """A plain table, one line a layer."""
+        width = max(map(len, self.layers), default=0)
+        lines = [
+            f"{name.ljust(width)}  {seen.calls:>8} calls  {seen.rows:>10} rows"
+            + ("" if seen.rows else "  no data")
+            for name, seen in self.layers.items()
+        ]
+        total = (
+            f"{len(self.layers)} layers, {len(self.unseen)} saw no data in {self.batches} batches"
+        )
+        return "\n".join([*lines, total])
+
+
+def coverage(
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | str = "int8",
+    *,
+    progress: bool | Progress = False,
+) -> Coverage:
+    """What the layers that `recipe` covers see of the batches; the model stays as it is.
+
+    batches: as in `bs.calibrate`. Raises what the model raises, TypeError and ValueError for
+    batches that are none.
+    """
+    plans = [p for p in plan_layers(model, Recipe.read(recipe)) if isinstance(p, Plan)]
+    counted, told = Coverage(), listener(progress)
+    try:
+        data = Batches(batches, 1, "", told)
+        callbacks = {plan.module: counted.counter(plan) for plan in plans}
+        with inference(model), watch(callbacks):
+            data.run(model)
+    finally:
+        told.close()
+    counted.batches = data.count
+    return counted

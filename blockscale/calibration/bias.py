@@ -29,16 +29,12 @@ CORRECT = "correct"
 _WHY = "bias='correct' runs the quantized model once more"
 
 
-def check_bias(
-    bias: str | None, batches: Any, source: object, group: Group, algorithm: object
-) -> None:
+def check_bias(bias: str, batches: Any, source: object, group: Group, algorithm: object) -> None:
     """Raise ValueError for another option, and where biases cannot be corrected; nothing is changed
     yet.
 
     algorithm: of weights, None where its layers see the inputs of the float model alone
     """
-    if bias is None:
-        return
     if bias != CORRECT:
         raise ValueError(f"unknown bias {quoted(str(bias))}; choose from {CORRECT!r}, None")
     if source is not None:

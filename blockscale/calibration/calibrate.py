@@ -130,11 +130,10 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform, bias)
-    if recipe is None:
-        raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
     check_whole(model, "bs.calibrate")
-    recipe, methods = _methods(Recipe.read(recipe), observer, weight, transform, source)
-    check_bias(bias, batches, source, group, methods.algorithm if sequential else None)
+    recipe, methods = _methods(recipe, observer, weight, transform, source)
+    if bias is not None:
+        check_bias(bias, batches, source, group, methods.algorithm if sequential else None)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
@@ -176,11 +175,13 @@ def _read(sequential: bool | str) -> bool | str:
 
 
 def _methods(
-    recipe: Recipe, observer: Any, weight: Any, transform: Any, source: Source | None
+    asked: Any, observer: Any, weight: Any, transform: Any, source: Source | None
 ) -> tuple[Recipe, Methods]:
-    """The recipe as it is carried out, and its methods. Raises ValueError for unknown ones and what
-    cannot be streamed."""
-    recipe, methods = read_methods(recipe, observer, weight, transform)
+    """The recipe as it is carried out, and its methods. Raises ValueError where there is none, for
+    unknown ones and what cannot be streamed."""
+    if asked is None:
+        raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
+    recipe, methods = read_methods(Recipe.read(asked), observer, weight, transform)
     if source is not None:
         check_rotatable(methods.transform, _STREAMED)
     return recipe, methods

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.batches import Batches, call, inference
+from blockscale.calibration.batches import Batches, call, inference, listener
 from blockscale.calibration.errors import (
     Deviation,
     Rounding,
@@ -21,7 +21,6 @@ from blockscale.calibration.errors import (
     add_weight,
 )
 from blockscale.calibration.input_stats import Callback, features_last, watch
-from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.routers import (
     RouterComparison,
     RouterPair,

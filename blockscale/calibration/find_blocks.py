@@ -123,3 +123,19 @@ def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]
         if all(b not in names and any(_in(name, b) for name in names) for b in blocks):
             found += [(chain, block) for block in blocks]
     return found
+
+
+def blocks_of(
+    model: nn.Module, plans: Sequence[Plan], wanted: bool | str, *, by_block: bool
+) -> list[LayerBlock]:
+    """The blocks to be walked. For an algorithm that chooses for blocks (by_block), a model in
+    which there are none is one block itself.
+
+    Raises ValueError for a pattern that matches nothing.
+    """
+    found: list[LayerBlock] = []
+    if wanted is not False:
+        found = find_blocks(model, plans, None if wanted is True else wanted)
+    if by_block and not found:
+        found = [LayerBlock("", "", model, tuple(plans))]
+    return found

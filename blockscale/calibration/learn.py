@@ -11,7 +11,7 @@ from torch import nn
 
 from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.choose import (
     choose_before,
@@ -20,11 +20,10 @@ from blockscale.calibration.choose import (
     side_by_side,
     statistics_bytes,
 )
-from blockscale.calibration.find_blocks import LayerBlock
+from blockscale.calibration.find_blocks import LayerBlock, blocks_of
 from blockscale.calibration.mixing import Mixing, place_of
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.places import share
-from blockscale.calibration.progress_bar import listener
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.session import (
     Session,
@@ -34,7 +33,7 @@ from blockscale.calibration.session import (
     takes_transform,
 )
 from blockscale.calibration.walk.resume import Finished, digests_of, told_apart
-from blockscale.calibration.walk.schedule import blocks_of, choose_whole, learns_whole, walked
+from blockscale.calibration.walk.schedule import choose_whole, learns_whole, walked
 from blockscale.calibration.walk.weights import Options, Settler
 from blockscale.core.presets import Calibration, closest_preset, presets
 from blockscale.core.recipe import Recipe

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.batches import Batches
-from blockscale.calibration.coverage import Coverage, Seen
+from blockscale.calibration.batches import Batches, Coverage, Seen
 from blockscale.calibration.input_stats import (
     Callback,
     Gram,

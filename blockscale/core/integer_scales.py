@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import PowerOfTwo

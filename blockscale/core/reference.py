@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockscale.core import integer_scales
 from blockscale.core.arithmetic import clusters, philox
-from blockscale.core.arithmetic.bits import FLT_MAX, divide
+from blockscale.core.arithmetic.precision import FLT_MAX, divide
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.elements.int_float import IntFloat

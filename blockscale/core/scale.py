@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN, divide, exponent, mantissa, pow2
+from blockscale.core.arithmetic.precision import FLT_MAX, FLT_MIN, divide, exponent, mantissa, pow2
 
 _SQRT2 = 0x3504F3  # the fraction bits of the float32 just below the square root of 2
 _NEVER = 1 << 23

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST, divide
+from blockscale.core.arithmetic.precision import FLT_MAX, FLT_SMALLEST, divide
 from blockscale.core.block import Block, Blocks
 from blockscale.core.element import Element
 from blockscale.core.rounding import nearest_even

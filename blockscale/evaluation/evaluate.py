@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.batches import Batches, call, inference
+from blockscale.calibration.batches import Batches, call, inference, listener
 from blockscale.calibration.comparison import LayerDifferences
-from blockscale.calibration.progress_bar import listener
 from blockscale.core.work import Progress
 from blockscale.evaluation.figures import Accumulated, Evaluation, Parts, exponential
 from blockscale.evaluation.journal import BatchJournal, batch_digest, fingerprint

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
-from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.precision import pow2
 from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.core.torch_private import DropoutNd
 from blockscale.core.untrusted import kind_of

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN
-from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.arithmetic.precision import FLT_MAX, FLT_MIN, subnormals_kept
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.element import Element
 from blockscale.core.format import Format

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from blockscale.core.parse import is_spelling
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.buffers import Buffers
-from blockscale.layers.held_parameters import held
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import held
 
 # What may be given where a model is wanted, and under which modes of torch.
 

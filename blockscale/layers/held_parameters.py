@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import Holder, QWeight, held
 from blockscale.layers.weight_source import ReadTensor, shared
 
 # nn.LSTM, nn.GRU and nn.RNN whose weights are held in codes.
@@ -82,11 +82,8 @@ def parameters_again(module: nn.Module) -> None:
 # and files have them as they have a layer's (`attention.in_proj_weight.codes`).
 
 
-class Holder:
-    """What a module with quantized parameters is besides; `held_names` are their names."""
-
-    held_names: tuple[str, ...] = ()
-    float_class: type[nn.Module]
+class CodesHolder(Holder):
+    """What a module with quantized parameters is besides."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = self.__dict__.copy()
@@ -131,19 +128,6 @@ def release(module: nn.Module, name: str) -> None:
     parameters_again(module)
 
 
-def held(module: nn.Module) -> dict[str, QWeight]:
-    """{name: quantized parameter} of a module itself, not of those in it."""
-    names = module.held_names if isinstance(module, Holder) else ()
-    return {name: module._modules[name] for name in names}  # type: ignore[misc]
-
-
-def all_held(model: nn.Module) -> Iterator[tuple[str, QWeight]]:
-    """(dotted name, quantized parameter) of all modules of a model, every name of each."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, weight in held(module).items():
-            yield (f"{prefix}.{name}" if prefix else name), weight
-
-
 def _base(module: nn.Module) -> type[nn.Module]:
     return module.float_class if isinstance(module, Holder) else type(module)
 
@@ -167,7 +151,7 @@ def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
     body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
     lists = (Recurrent,) if issubclass(of, nn.RNNBase) else going_through(of)
-    made: type[nn.Module] = type(of.__name__, (Holder, *lists, of), body)
+    made: type[nn.Module] = type(of.__name__, (CodesHolder, *lists, of), body)
     return _classes.setdefault((of, names), made)
 
 
@@ -184,7 +168,7 @@ def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
 
 
 class _Children:
-    """`held_names` are the names of what is no child (parameters.hold.Holder)."""
+    """`held_names` are the names of what is no child (store.Holder)."""
 
     held_names: tuple[str, ...]
     _modules: dict[str, nn.Module]

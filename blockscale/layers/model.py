@@ -15,12 +15,11 @@ from blockscale.core.joined_weights import standing_rows
 from blockscale.core.ledger import Entry
 from blockscale.core.pack import to_stored
 from blockscale.layers.bias import notes_on_bias, quantize_bias
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters import coded
 from blockscale.layers.plan import Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, all_held
 from blockscale.layers.supplied import Supplied
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor

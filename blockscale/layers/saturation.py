@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import divide
-from blockscale.core.arithmetic.precision import subnormals_kept
+from blockscale.core.arithmetic.precision import divide, subnormals_kept
 from blockscale.core.block import WHOLE, read_block
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import standing_rows

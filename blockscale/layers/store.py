@@ -3,10 +3,11 @@
 input and an output."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
@@ -310,3 +311,26 @@ def _of_rank(part: Tensor, rank: int) -> Tensor:
     if more == 0:
         return part
     return part.reshape((1,) * more + tuple(part.shape[max(-more, 0) :]))
+
+
+# Quantized parameters that a module holds by their names (layers.held_parameters).
+
+
+class Holder:
+    """A module with quantized parameters; `held_names` are their names."""
+
+    held_names: tuple[str, ...] = ()
+    float_class: type[nn.Module]
+
+
+def held(module: nn.Module) -> dict[str, QWeight]:
+    """{name: quantized parameter} of a module itself, not of those in it."""
+    names = module.held_names if isinstance(module, Holder) else ()
+    return {name: module._modules[name] for name in names}  # type: ignore[misc]
+
+
+def all_held(model: nn.Module) -> Iterator[tuple[str, QWeight]]:
+    """(dotted name, quantized parameter) of all modules of a model, every name of each."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, weight in held(module).items():
+            yield (f"{prefix}.{name}" if prefix else name), weight

@@ -13,10 +13,9 @@ from blockscale.core import rules
 from blockscale.core.format import Format
 from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.guards import check_model
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.processes import check_unsharded
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, all_held
 from blockscale.parallel.collectives import shared, summed
 from blockscale.parallel.frozen import weights_of
 from blockscale.parallel.parts import (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.observer import is_mean
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX, FLT_MIN, exponent, pow2
+from blockscale.core.arithmetic.precision import FLT_MAX, FLT_MIN, exponent, pow2
 from blockscale.core.block import Blocks
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockscale.calibration.batches import Batches, inference
-from blockscale.calibration.progress_bar import listener
+from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.walk.resume import digests_of, told_apart
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware

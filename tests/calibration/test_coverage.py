@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.coverage import Coverage, Seen, coverage
+from blockscale.calibration.batches import Coverage, Seen, coverage
 
 
 class Experts(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.calibration.batches import BatchBar
 from blockscale.calibration.calibrate import calibrate
-from blockscale.calibration.progress_bar import BatchBar
 from blockscale.core.work import Progress
 
 

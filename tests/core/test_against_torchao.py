@@ -11,7 +11,7 @@ from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
 from blockscale.core import reference as R
-from blockscale.core.arithmetic.bits import mantissa
+from blockscale.core.arithmetic.precision import mantissa
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 

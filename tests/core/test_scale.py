@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockscale.core import reference as R
-from blockscale.core.arithmetic.bits import exponent, mantissa, pow2
+from blockscale.core.arithmetic.precision import exponent, mantissa, pow2
 from blockscale.core.parse import parse
 from tests.support import exact
 from tests.support.oracle import Oracle

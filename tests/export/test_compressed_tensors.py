@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 IDS = torch.arange(24).reshape(2, 12)

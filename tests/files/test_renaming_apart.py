@@ -10,7 +10,7 @@ from transformers.core_model_loading import revert_weight_conversion
 import blockscale as bs
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_apart import Back, conversions_of
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 from tests.support.renaming_hub import build
 
 FORMATS = ["int4:group16:fp32", "nvfp4", "int8", "int8_channel", "mxfp4", "uint4:group16:fp16:asym"]

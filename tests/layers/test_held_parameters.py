@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import blockscale as bs
-from blockscale.layers.held_parameters import Holder, all_held, held, hold, release
+from blockscale.layers.held_parameters import hold, release
 from blockscale.layers.linear import QLinear
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import Holder, QWeight, all_held, held
 from tests.support import fresh
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import blockscale as bs
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, all_held
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside, while it is imported

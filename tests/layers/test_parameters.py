@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.layers import apply, parameters
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import all_held
 
 
 class Mixed(nn.Module):

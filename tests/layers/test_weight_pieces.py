@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.layers import weight_pieces as pieces
-from blockscale.layers.held_parameters import held
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, held
 from blockscale.ops import primitives
 
 KEPT = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 
 K, N, EXPERTS = 32, 32, 4
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import all_held
 
 
 class Reader(nn.Module):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import quantizer

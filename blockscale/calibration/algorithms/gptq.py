@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
-from blockscale.calibration.algorithms.block_scales import widened
-from blockscale.calibration.algorithms.columns import (
-    Columns,
-    feed_back,
-    inverse_factor,
-    shifted,
-    without_dead,
+from blockscale.calibration.algorithms.block_scales import (
+    widened,
 )
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.algorithms.search import descend
+from blockscale.calibration.algorithms.search import (
+    Columns,
+    backwards_factor,
+    descend,
+    feed_back,
+    inverse_factor,
+    without_dead,
+)
 from blockscale.core.format import Format
 from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
@@ -187,3 +189,14 @@ class GPTQ:
         if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
             return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
         return columns.finished(), notes
+
+
+def shifted(target: Tensor, h: Tensor, drift: Tensor, damping: float, layer: str) -> Tensor:
+    """Weights [k, n] for inputs Xf -> those that give nearest to the same outputs for inputs Xq.
+
+    h, drift: Xq^T Xq and Xq^T (Xf - Xq), both by rows [k, k] float64. The least squares solution
+    of Xq T = Xf W is W + H^-1 drift W; H is damped here, too.
+    """
+    r, _ = backwards_factor(h, damping, layer)
+    moved = torch.linalg.solve_triangular(r, drift @ target, upper=True)
+    return target + torch.linalg.solve_triangular(r.T, moved, upper=False)

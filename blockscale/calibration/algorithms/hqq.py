@@ -23,7 +23,7 @@ from blockscale.calibration.algorithms.block_scales import (
     widened,
 )
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FloatScale

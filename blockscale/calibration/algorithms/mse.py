@@ -26,7 +26,7 @@ from blockscale.calibration.algorithms.block_scales import (
 )
 from blockscale.calibration.algorithms.hessian import check_weighting, importance_of
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from blockscale.calibration import histogram
 from blockscale.calibration.histogram import Bins, Histogram
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.scale import PowerOfTwo
 
 _COARSE = [2.0 ** (-i / 8) for i in range(1, 128)]  # 16 octaves, as in the histogram

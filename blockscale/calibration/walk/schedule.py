@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from blockscale.calibration.algorithms.learned.stage import first_given
 from blockscale.calibration.batches import device_of, inference
 from blockscale.calibration.block_calls import BlockCall, BlockTask
-from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError, find_blocks
+from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError
 from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk
@@ -21,22 +19,6 @@ from blockscale.layers.supplied import fitting
 from blockscale.ops.tensor import QTensor
 
 # Whether a model can be walked block by block, and the walk over all chains that can.
-
-
-def blocks_of(
-    model: nn.Module, plans: Sequence[Plan], wanted: bool | str, *, by_block: bool
-) -> list[LayerBlock]:
-    """The blocks to be walked. For an algorithm that chooses for blocks (by_block), a model in
-    which there are none is one block itself.
-
-    Raises ValueError for a pattern that matches nothing.
-    """
-    found: list[LayerBlock] = []
-    if wanted is not False:
-        found = find_blocks(model, plans, None if wanted is True else wanted)
-    if by_block and not found:
-        found = [LayerBlock("", "", model, tuple(plans))]
-    return found
 
 
 def walked(

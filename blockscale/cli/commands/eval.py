@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import blockscale as bs
-from blockscale.calibration.progress_bar import BatchBar
+from blockscale.calibration.batches import BatchBar
 from blockscale.cli.evaluating import about_of, open_model, tasks_of, tokenizer_of
 from blockscale.cli.model_directory import fitting
 from blockscale.core.untrusted import shown

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MAX, FLT_SMALLEST, exponent, pow2
+from blockscale.core.arithmetic.precision import FLT_MAX, FLT_SMALLEST, exponent, pow2
 
 # Means of magnitudes that no order of summation changes (docs/numerics.md, 3.2).
 #

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import integer_scales, reference
-from blockscale.core.arithmetic.bits import divide, exponent, mantissa
+from blockscale.core.arithmetic.precision import divide, exponent, mantissa
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.elements.codebook import Codebook

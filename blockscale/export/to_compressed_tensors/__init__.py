@@ -27,9 +27,9 @@ from blockscale.export.to_compressed_tensors.schemes import (
 from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
 from blockscale.files.directory.swap import whole_folder
 from blockscale.files.renaming_apart import Back
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
+from blockscale.layers.store import all_held
 from blockscale.ops.tensor import QTensor
 from blockscale.qat.layers.layer import QATLayer
 

@@ -14,9 +14,8 @@ from blockscale.core.joined_weights import groups, told_disagreement
 from blockscale.files.directory.output import absolute, check_names, check_target
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_apart import Back
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, all_held
 from blockscale.ops.tensor import QTensor
 
 SHARD = 5_000_000_000  # bytes, as transformers splits

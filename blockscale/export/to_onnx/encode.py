@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.element import Element
 from blockscale.core.elements.binary import Binary
 from blockscale.core.elements.integer import Integer

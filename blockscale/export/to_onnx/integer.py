@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.precision import pow2
 from blockscale.core.arithmetic.sums import FARTHEST_LEFT, INT32_MAX
 from blockscale.core.pack import from_stored
 from blockscale.core.parse import parse

@@ -24,10 +24,10 @@ from blockscale.integrations.peft.merging import (
     summary,
     unchanged,
 )
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
 from blockscale.layers.model import PLACED
+from blockscale.layers.store import all_held
 
 
 class QuantizedLoraModel(LoraModel):

@@ -21,8 +21,8 @@ from transformers.core_model_loading import Concatenate, ConversionOps, MergeMod
 from blockscale.core.untrusted import shown
 from blockscale.files.metadata import PARTS, FileError, TensorInfo
 from blockscale.files.renaming_view import piece_values
-from blockscale.layers.held_parameters import held
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import held
 from blockscale.parallel.frozen import as_parameters_, check_torch
 from blockscale.parallel.parts import cut_weight, place
 from blockscale.parallel.plan import Stored, check_plan, deal_layers

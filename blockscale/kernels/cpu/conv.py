@@ -43,9 +43,9 @@ from blockscale.kernels.cpu.native import (
     floats,
     known,
     native,
+    prepared,
     threads,
 )
-from blockscale.kernels.cpu.prepack import prepared
 from blockscale.kernels.cpu.quantize import dequantize, fake_quantize, patterns
 from blockscale.kernels.operand import new
 from blockscale.kernels.registry import kernel

@@ -28,8 +28,7 @@ from blockscale.kernels.cpu.linear import (
     row_block,
     takes,
 )
-from blockscale.kernels.cpu.native import floats, known, native
-from blockscale.kernels.cpu.prepack import fingerprint, ready_of
+from blockscale.kernels.cpu.native import fingerprint, floats, known, native, ready_of
 from blockscale.kernels.cpu.quantize import choose_qparams, dequantize, fake_quantize
 from blockscale.kernels.registry import kernel
 from blockscale.kernels.resident import Residents

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Rows sorted by matrix times a quantized stack: one native call for all matrices that have rows.
 
-A matrix is made ready (prepack.py) when the first row comes to it. What is computed is that of
+A matrix is made ready (native.py) when the first row comes to it. What is computed is that of
 `linear` for each matrix, to the bit: only how the work is divided among threads differs.
 """
 
@@ -18,8 +18,15 @@ from blockscale.core.scales import TwoLevel
 from blockscale.core.stacks import check_ends, matrix, parts, parts_of, quantizer_of
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.linear import all_known, row_block
-from blockscale.kernels.cpu.native import DTYPES, floats, native, threads
-from blockscale.kernels.cpu.prepack import Ready, fingerprint, ready_of
+from blockscale.kernels.cpu.native import (
+    DTYPES,
+    Ready,
+    fingerprint,
+    floats,
+    native,
+    ready_of,
+    threads,
+)
 from blockscale.kernels.cpu.quantize import fake_quantize
 from blockscale.kernels.operand import in_order
 from blockscale.kernels.registry import batch_invariant, kernel

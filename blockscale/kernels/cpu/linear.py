@@ -22,12 +22,13 @@ from blockscale.kernels.cpu.native import (
     NO_PARTS,
     NativeFormat,
     addresses,
+    fingerprint,
     floats,
     known,
     native,
+    prepared,
     threads,
 )
-from blockscale.kernels.cpu.prepack import fingerprint, prepared
 from blockscale.kernels.cpu.quantize import (
     block_errors,
     choose_quantize,

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.precision import pow2
 from blockscale.core.parse import parse
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.ops.integer.define import integer_op

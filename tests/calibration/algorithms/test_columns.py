@@ -7,15 +7,15 @@ import torch
 
 import blockscale as bs
 from blockscale.calibration.algorithms.block_scales import spread
-from blockscale.calibration.algorithms.columns import (
+from blockscale.calibration.algorithms.gptq import shifted
+from blockscale.calibration.algorithms.mse import best_scales, search
+from blockscale.calibration.algorithms.search import (
     Columns,
     backwards_factor,
     feed_back,
     inverse_factor,
-    shifted,
     without_dead,
 )
-from blockscale.calibration.algorithms.mse import best_scales, search
 from tests.calibration.algorithms.grams import gram_of
 
 FORMATS = [

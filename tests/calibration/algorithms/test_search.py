@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.algorithms.columns import Columns
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.algorithms.search import Search, descend
+from blockscale.calibration.algorithms.search import Columns, Search, descend
 from tests.calibration.algorithms.grams import gram_of
 from tests.support import strategies
 from tests.support.algorithms_gptq import FORMATS as ALGORITHMS_GPTQ_FORMATS

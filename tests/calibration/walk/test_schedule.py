@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibration.algorithms.signround import SignRound
 from blockscale.calibration.calibrate import calibrate
-from blockscale.calibration.walk.schedule import blocks_of, learns_whole
+from blockscale.calibration.find_blocks import blocks_of
+from blockscale.calibration.walk.schedule import learns_whole
 from blockscale.calibration.walk.weights import Options
 from blockscale.layers.plan import plan_layers
 from tests.calibration.algorithms.learned.tasks import Net

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockscale.core.arithmetic.bits import (
+from blockscale.core.arithmetic.precision import (
     FLT_MAX,
     FLT_MIN,
     FLT_SMALLEST,

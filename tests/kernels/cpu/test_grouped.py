@@ -12,7 +12,7 @@ if (reason := available()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 from blockscale.kernels.cpu import _native, grouped
-from blockscale.kernels.cpu.prepack import Ready
+from blockscale.kernels.cpu.native import Ready
 from blockscale.ops.grouped_linear import grouped_linear
 from tests.support.stacked import stacked
 

@@ -12,7 +12,7 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
-from blockscale.kernels.cpu.prepack import prepared
+from blockscale.kernels.cpu.native import prepared
 from blockscale.ops.linear import linear
 from tests.support.cpu_linear import NOTHING, check, packed, run, stored
 from tests.support.cpu_linear_integers import NEVER_WRONG, exact, near, weight_of

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.kernels.cpu import prepack
+from blockscale.kernels.cpu import native
 
 RECIPES = (("int8_channel", "int8_token"), ("mxfp4", None), ("uint4", "mxint8"))
 
@@ -63,8 +63,8 @@ def test_inference_tensors(recipe: tuple) -> None:
 
 def test_the_same_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    make = prepack._READY._make
-    monkeypatch.setattr(prepack._READY, "_make", lambda weight: made.append(weight) or make(weight))
+    make = native._READY._make
+    monkeypatch.setattr(native._READY, "_make", lambda weight: made.append(weight) or make(weight))
     model = layer("int8_channel", "int8_token")
     for m in (1, 2, 40):
         model(torch.randn(m, 256))
@@ -73,22 +73,22 @@ def test_the_same_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_goes_with_the_weight() -> None:
     gc.collect()
-    before = len(prepack._READY)
+    before = len(native._READY)
     model, x = layer("int8_channel", "int8_token"), torch.randn(2, 256)
     model(x)
-    assert len(prepack._READY) == before + 1
+    assert len(native._READY) == before + 1
     twin = copy.deepcopy(model)
     same_as_reference(twin, x)
-    assert len(prepack._READY) == before + 2
+    assert len(native._READY) == before + 2
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     assert buffer.tell() < 40 * 256 + 8192  # codes alone
     model[0].weight.scale = model[0].weight.scale.clone()  # what is kept for the old one goes
     model(x)
-    assert len(prepack._READY) == before + 2
+    assert len(native._READY) == before + 2
     del model, twin
     gc.collect()
-    assert len(prepack._READY) == before
+    assert len(native._READY) == before
 
 
 def test_strided_codes_and_scales() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import all_held
 
 COMMON = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32,

@@ -10,7 +10,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 from tests.layers.experts.families import FAMILIES, FORMATS, build, logits, twin
 
 pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import blockscale as bs
 from blockscale.layers import held_parameters
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 from tests.support.saved import bits
 
 X = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))

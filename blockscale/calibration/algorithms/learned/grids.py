@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import choose_scales, nearest_scale
 from blockscale.core import reference
-from blockscale.core.arithmetic.bits import FLT_MAX
+from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format

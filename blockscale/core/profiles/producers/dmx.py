@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MIN, exponent
+from blockscale.core.arithmetic.precision import FLT_MIN, exponent
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.parse import parse

@@ -15,7 +15,7 @@ from math import frexp
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import FLT_MIN, pow2
+from blockscale.core.arithmetic.precision import FLT_MIN, pow2
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.parse import parse

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import exponent, mantissa
+from blockscale.core.arithmetic.precision import exponent, mantissa
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, step_of

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import exponent
+from blockscale.core.arithmetic.precision import exponent
 from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.format import Format
 from blockscale.core.operand import Value as Given

@@ -40,7 +40,7 @@ from blockscale.kernels.cpu.integer.shifted import (
 from blockscale.kernels.cpu.integer.shifted import linear as run_linear
 from blockscale.kernels.cpu.integer.shifted import matmul as run_matmul
 from blockscale.kernels.cpu.integer.whole import ends, rescale
-from blockscale.kernels.cpu.prepack import fingerprint
+from blockscale.kernels.cpu.native import fingerprint
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.registry import kernel
 from blockscale.kernels.resident import Residents

@@ -20,8 +20,14 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.integer.whole import TYPES
-from blockscale.kernels.cpu.native import addresses, channels_last, lies_first, native, threads
-from blockscale.kernels.cpu.prepack import fingerprint
+from blockscale.kernels.cpu.native import (
+    addresses,
+    channels_last,
+    fingerprint,
+    lies_first,
+    native,
+    threads,
+)
 from blockscale.kernels.operand import in_order, new
 from blockscale.kernels.resident import Residents
 

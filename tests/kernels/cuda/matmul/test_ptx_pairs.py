@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.precision import pow2
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul import ptx_pairs
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.arithmetic.bits import pow2
+from blockscale.core.arithmetic.precision import pow2
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.graph.lowering.integers.builder import Builder, Task, Value
 from blockscale.graph.lowering.integers.fixed import INT64_MAX, Fixed, NotIntegerError, sums
