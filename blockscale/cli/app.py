@@ -53,8 +53,8 @@ def tidy(command: Callable[P, None]) -> Callable[P, None]:
 
 def _lacks_memory(error: BaseException) -> bool:
     """Whether it is Python's, our kernels' or torch's (a RuntimeError) word for that."""
-    said = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
+    texts = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in texts)
 
 
 def _leave(message: str, code: int) -> NoReturn:
@@ -73,8 +73,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         print(f"blockscale {blockscale.__version__}")
         raise typer.Exit
 

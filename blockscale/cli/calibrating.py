@@ -134,9 +134,9 @@ def _calibrated(
 def _copy_others(path: Path, folder: Path) -> None:
     """What lies beside a model's weights: tokenizer, settings, its card."""
     for file in sorted(path.iterdir()):
-        kept = file.is_file() and not file.name.startswith(".")
-        kept = kept and not file.name.endswith(_NOT_COPIED) and file.name != LEDGER
-        if kept and not (folder / file.name).exists():
+        is_copied = file.is_file() and not file.name.startswith(".")
+        is_copied = is_copied and not file.name.endswith(_NOT_COPIED) and file.name != LEDGER
+        if is_copied and not (folder / file.name).exists():
             shutil.copyfile(file, folder / file.name)
 
 

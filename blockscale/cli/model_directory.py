@@ -41,9 +41,9 @@ class Exportable(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Both [batch, tokens] int64 -> [batch, tokens, features]."""
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        name = "logits" if "logits" in found else "last_hidden_state"
-        output: Tensor = found[name]
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        name = "logits" if "logits" in outputs else "last_hidden_state"
+        output: Tensor = outputs[name]
         return {name: output} if self.named else output
 
 
@@ -93,8 +93,8 @@ def tokenized(path: Path, sentences: Sequence[str], longest: int) -> dict[str, T
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or _end_of_text(path, tokenizer)
     settings = {"padding": True, "truncation": True, "max_length": longest}
-    found = tokenizer(list(sentences), return_tensors="pt", **settings)
-    return {name: found[name] for name in ("input_ids", "attention_mask")}
+    tensors = tokenizer(list(sentences), return_tensors="pt", **settings)
+    return {name: tensors[name] for name in ("input_ids", "attention_mask")}
 
 
 def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
@@ -114,9 +114,9 @@ def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
 def _settings(path: Path) -> dict[str, Any]:
     """config.json, or its part about text where the model reads more than that."""
     config = path / "config.json"
-    told = json_object(read_json(config, once=False, finite=False), config)
-    inner = told.get("text_config")
-    return {**inner, **told} if isinstance(inner, dict) else told
+    settings = json_object(read_json(config, once=False, finite=False), config)
+    inner = settings.get("text_config")
+    return {**inner, **settings} if isinstance(inner, dict) else settings
 
 
 def _end_of_text(path: Path, tokenizer: Any) -> str:
@@ -124,10 +124,10 @@ def _end_of_text(path: Path, tokenizer: Any) -> str:
 
     Padding is masked: which token it is changes no result.
     """
-    told = _settings(path).get("eos_token_id")
-    first = told[0] if isinstance(told, list) and told else told
-    known = type(first) is int and 0 <= first < len(tokenizer)
-    token: str = tokenizer.convert_ids_to_tokens(first if known else 0)
+    end = _settings(path).get("eos_token_id")
+    first = end[0] if isinstance(end, list) and end else end
+    is_token = type(first) is int and 0 <= first < len(tokenizer)
+    token: str = tokenizer.convert_ids_to_tokens(first if is_token else 0)
     return token
 
 
@@ -135,8 +135,8 @@ def fitting(model: nn.Module, tokens: int) -> int:
     """`tokens`, or the most that a model has positions for where those are fewer."""
     config: Any = getattr(model, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
-    told = getattr(text, "max_position_embeddings", None)  # n_positions is mapped to it
-    most = told if type(told) is int and told > 0 else tokens
+    longest = getattr(text, "max_position_embeddings", None)  # n_positions is mapped to it
+    most = longest if type(longest) is int and longest > 0 else tokens
     for name, part in model.named_modules():
         table = name.rpartition(".")[2] == "position_embeddings" and hasattr(part, "padding_idx")
         if table and part.padding_idx is not None:  # RoBERTa counts from behind the padding
@@ -157,10 +157,10 @@ def sentences_of(text: Path | None) -> Sequence[str]:
     if text is None:
         return SENTENCES
     lines = read_regular(text, _LONGEST_TEXT).decode(errors="replace").splitlines()
-    found = [line.strip() for line in lines if line.strip()]
-    if not found:
+    sentences = [line.strip() for line in lines if line.strip()]
+    if not sentences:
         raise ValueError(f"{text} has no sentences: write one a line")
-    return found
+    return sentences
 
 
 def unpadded(output: Any, batch: Any) -> Tensor:

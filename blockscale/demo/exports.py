@@ -54,14 +54,23 @@ def compiled(path: Path) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
     Raises RuntimeError without a compiler, or where the compiler refuses the file; what calls it a
     ValueError for an input of another size.
     """
-    found = compiler()
-    if found is None:
+    command_of_compiler = compiler()
+    if command_of_compiler is None:
         raise RuntimeError(NO_COMPILER)
     library = path.with_suffix(".so")
-    command = [found, *_STRICT, "-O2", "-shared", "-fPIC", str(path), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{found} refuses {path}: {done.stderr[-500:]}")
+    command = [
+        command_of_compiler,
+        *_STRICT,
+        "-O2",
+        "-shared",
+        "-fPIC",
+        str(path),
+        "-o",
+        str(library),
+    ]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{command_of_compiler} refuses {path}: {process.stderr[-500:]}")
     with path.open(encoding="ascii") as file:
         head = "".join(line for line, _ in zip(file, range(_HEAD), strict=False))
     declared = _RUN.search(head)
@@ -69,16 +78,16 @@ def compiled(path: Path) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
         raise RuntimeError(f"{path} does not declare model_run: it was not written by bs.export.c")
     doors = [each.groups() for each in _DOOR.finditer(declared[1])]
     function = ctypes.CDLL(str(library)).model_run
-    return lambda given: _called(function, doors, head, given)
+    return lambda given: _call(function, doors, head, given)
 
 
-def _called(
-    function: Any, doors: list[tuple[str, ...]], head: str, given: Mapping[str, Tensor]
+def _call(
+    function: Any, doors: list[tuple[str, ...]], head: str, inputs: Mapping[str, Tensor]
 ) -> list[Tensor]:
     values = []
     for ctype, way, name in doors:
         if way == "in":
-            x = given[name].to(_TYPES[ctype]).contiguous()
+            x = inputs[name].to(_TYPES[ctype]).contiguous()
             if x.numel() != (size := _macro(head, f"IN_{name.upper()}_SIZE")):
                 raise ValueError(f"{name} has {x.numel()} elements, the C file is for {size}")
             values.append(x)
@@ -98,17 +107,17 @@ def _decoded(head: str, name: str, y: Tensor) -> Tensor:
 
 
 def _shape(head: str, name: str) -> list[int]:
-    found = re.search(rf"^ \* output \w+ {name}\[\d+\]: (\d+(?: x \d+)*|one)", head, re.M)
-    if found is None:
+    match = re.search(rf"^ \* output \w+ {name}\[\d+\]: (\d+(?: x \d+)*|one)", head, re.M)
+    if match is None:
         raise RuntimeError(f"the C file does not state the shape of {name}")
-    return [int(n) for n in found[1].split(" x ") if n != "one"]
+    return [int(n) for n in match[1].split(" x ") if n != "one"]
 
 
 def _macro(head: str, name: str) -> int:
-    found = re.search(rf"^#define MODEL_{name} \(?(-?\d+)\)?$", head, re.M)
-    if found is None:
+    match = re.search(rf"^#define MODEL_{name} \(?(-?\d+)\)?$", head, re.M)
+    if match is None:
         raise RuntimeError(f"the C file does not state MODEL_{name}")
-    return int(found[1])
+    return int(match[1])
 
 
 def with_occurring_words(
@@ -133,18 +142,18 @@ def with_occurring_words(
 def quiet() -> Iterator[None]:
     """Keep warnings, and what Python and native code write to standard error, from the terminal;
     where an error ends the block it is written after all."""
-    with tempfile.TemporaryFile("w+") as kept, warnings.catch_warnings():
+    with tempfile.TemporaryFile("w+") as output, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sys.stderr.flush()
         terminal = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         try:
-            with redirect_stderr(kept):
+            with redirect_stderr(output):
                 yield
         except BaseException:
             os.dup2(terminal, 2)
-            kept.seek(0)
-            sys.stderr.write(kept.read())
+            output.seek(0)
+            sys.stderr.write(output.read())
             raise
         finally:
             os.dup2(terminal, 2)
@@ -192,8 +201,8 @@ def _onnx(path: Path) -> Run:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(tokens: Mapping[str, Tensor]) -> list[Tensor]:
-        found = session.run(None, {name: each.numpy() for name, each in tokens.items()})
-        return [torch.from_numpy(each) for each in found]
+        outputs = session.run(None, {name: each.numpy() for name, each in tokens.items()})
+        return [torch.from_numpy(each) for each in outputs]
 
     return run
 
@@ -256,7 +265,7 @@ def files(
     converted: graphs of the whole model that are there already, by their recipes, with free sizes
     """
     reasons = {target.name: target.unavailable for target in exporters.targets()}
-    made = {f"{_spelled(recipe)} None": graph for recipe, graph in (converted or {}).items()}
+    graphs = {f"{_spell(recipe)} None": graph for recipe, graph in (converted or {}).items()}
     for target in CASES if targets is None else targets:  # two targets have one graph
         case = CASES[target]
         reason = reasons[target] or _not_installed(case.package, target)
@@ -268,13 +277,13 @@ def files(
         if case.layers is not None:
             part = copy.deepcopy(model)
             part.encoder.layer = part.encoder.layer[: case.layers]
-        given = tokens
+        inputs = tokens
         if case.recipe is None:
-            part, given = with_occurring_words(part, tokens)
-        name = f"{_spelled(case.recipe)} {case.layers}"
-        if name not in made:
-            made[name] = _quantized(part, case.recipe, given)
-        yield replace(_file(target, made[name], part, given), note=note)
+            part, inputs = with_occurring_words(part, tokens)
+        name = f"{_spell(case.recipe)} {case.layers}"
+        if name not in graphs:
+            graphs[name] = _quantized(part, case.recipe, inputs)
+        yield replace(_file(target, graphs[name], part, inputs), note=note)
 
 
 def _not_installed(package: str | None, target: str) -> str | None:
@@ -320,12 +329,12 @@ def _file(
         embed_seconds = time.perf_counter() - began
         same = embedded(output, tokens) * embedded(model(**tokens), tokens)
     return ExportFile(
-        target, case.run_by, _spelled(case.recipe), len(model.encoder.layer), write_seconds,
+        target, case.run_by, _spell(case.recipe), len(model.encoder.layer), write_seconds,
         size, float(same.sum(-1).min()), embed_seconds,
     )  # fmt: skip
 
 
-def _spelled(recipe: Recipe | None) -> str:
+def _spell(recipe: Recipe | None) -> str:
     if recipe is None:
         return "integer_recipe"
     weight = str(recipe.weight)

@@ -64,16 +64,16 @@ def steps(
     recipes: names in RECIPES
     converted: is given each recipe's graph, for the files of export targets (`exports.files`)
     """
-    program, seconds = _timed(lambda: program_of(model, tokens))
+    program, seconds = _time(lambda: program_of(model, tokens))
     yield FlowStep("", "export", seconds)
     with torch.no_grad():
         expected = embedded(model(**tokens), tokens)
     for name in recipes:
         recipe, of_modules = RECIPES[name]
         flow = _Flow(name, tokens, expected)
-        prepared, seconds = _timed(lambda: calibrated(program, recipe, tokens))  # noqa: B023
+        prepared, seconds = _time(lambda: calibrated(program, recipe, tokens))  # noqa: B023
         yield FlowStep(name, "prepare, calibrate", seconds)
-        graph, seconds = _timed(lambda: convert(prepared))  # noqa: B023
+        graph, seconds = _time(lambda: convert(prepared))  # noqa: B023
         if converted is not None:
             converted[recipe] = graph
         yield flow.measured("convert", seconds, graph, sized=True)
@@ -90,10 +90,10 @@ class _Flow:
 
     def lowered(self, graph: fx.GraphModule, modules: nn.Module) -> Iterator[FlowStep]:
         """Fused, then lowered to kernels and timed beside modules."""
-        fused, seconds = _timed(lambda: fuse(graph))
+        fused, seconds = _time(lambda: fuse(graph))
         yield self.measured("fuse", seconds, fused)
         target = "cpu" if targets()["cpu"] is None else "reference"
-        low, seconds = _timed(lambda: lower(fused, target))
+        low, seconds = _time(lambda: lower(fused, target))
         step = self.measured(f"lower to {target}", seconds, low, sized=True)
         yield replace(step, to_modules=_ratio(low, modules))
 
@@ -105,8 +105,8 @@ class _Flow:
         if sized:
             torch.export.save(exported(graph), file)
         with torch.no_grad():
-            found = embedded(graph(**self.tokens), self.tokens)
-        cosine = float((found * self.expected).sum(-1).min())
+            vectors = embedded(graph(**self.tokens), self.tokens)
+        cosine = float((vectors * self.expected).sum(-1).min())
         return FlowStep(self.name, step, seconds, file.getbuffer().nbytes or None, cosine)
 
 
@@ -155,11 +155,11 @@ def _ratio(graph: fx.GraphModule, modules: nn.Module) -> float:
     times: dict[nn.Module, list[float]] = {graph: [], modules: []}
     with torch.no_grad():
         for _ in range(_RUNS):
-            for each, taken in times.items():
-                taken.append(_timed(lambda each=each: each(**batch))[1])  # type: ignore[misc]
+            for each, seconds in times.items():
+                seconds.append(_time(lambda each=each: each(**batch))[1])  # type: ignore[misc]
     return min(times[graph]) / min(times[modules])
 
 
-def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+def _time(run: Callable[[], Any]) -> tuple[Any, float]:
     started = time.perf_counter()
     return run(), time.perf_counter() - started

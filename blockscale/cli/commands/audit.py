@@ -34,21 +34,26 @@ def audit(
     in the file is executed. With --ledger (blockscale_ledger.json, for instance) the command fails
     where a weight is not what the ledger says.
     """
-    found = audit_file(path, None if ledger is None else _read(ledger))
-    print(json.dumps(found.to_dict(), indent=2) if as_json else audit_table(found, every))
-    if found.skipped:
+    ledger_of_file = audit_file(path, None if ledger is None else _read(ledger))
+    print(
+        json.dumps(ledger_of_file.to_dict(), indent=2)
+        if as_json
+        else audit_table(ledger_of_file, every)
+    )
+    if ledger_of_file.skipped:
         raise ValueError(
             "not what the ledger says:"
             + "".join(
-                f"\n  {shown(entry.name)}: {shown(entry.reason, TEXT)}" for entry in found.skipped
+                f"\n  {shown(entry.name)}: {shown(entry.reason, TEXT)}"
+                for entry in ledger_of_file.skipped
             )
         )
 
 
-def audit_table(found: Ledger, every: bool = False) -> str:
+def audit_table(ledger: Ledger, every: bool = False) -> str:
     """Weights with their stored formats, bytes and readers; totals last."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
-    for entry in found:
+    for entry in ledger:
         vector = entry.status == "kept" and "a vector" in entry.reason
         name = entry.name if every else "…" if vector else family(entry.name)
         key = (entry.status, name, entry.formats or entry.reason, entry.details)
@@ -62,24 +67,24 @@ def audit_table(found: Ledger, every: bool = False) -> str:
         rows.append(row)
     head = ("", "tensor", "count", "stored", "bits", "as", "computed")
     table = aligned(head, rows, "  rrr  ")
-    return "\n".join([table, "", *ledger_notes(found), ledger_summary(found)])
+    return "\n".join([table, "", *ledger_notes(ledger), ledger_summary(ledger)])
 
 
 def _read(path: Path) -> Ledger:
     """A ledger from its JSON. Raises ValueError where it is none."""
     try:
         data = json_object(read_json(path, most=LARGEST), path)
-        return Ledger([Entry(**_known(each)) for each in data["entries"]])
+        return Ledger([Entry(**_fields(each)) for each in data["entries"]])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a ledger: {error}") from None
 
 
-def _known(entry: dict[str, Any]) -> dict[str, Any]:
+def _fields(entry: dict[str, Any]) -> dict[str, Any]:
     fields = Entry.__dataclass_fields__
-    known = {key: value for key, value in entry.items() if key in fields}
-    for key, value in known.items():
+    values = {key: value for key, value in entry.items() if key in fields}
+    for key, value in values.items():
         kind = {"notes": list, "elements": int, "bytes_before": int, "bytes_after": int}
         if type(value) is not kind.get(key, str):
             raise ValueError(f"{key} is {quoted(value)}")
-    name = str(known["name"]).removesuffix(".weight")
-    return known | {"name": name, "notes": tuple(known.get("notes", ()))}
+    name = str(values["name"]).removesuffix(".weight")
+    return values | {"name": name, "notes": tuple(values.get("notes", ()))}

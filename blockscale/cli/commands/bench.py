@@ -61,23 +61,23 @@ def follow_up(
 
 def compare_with(earlier: dict[str, Any], data: dict[str, Any], tolerance: float) -> None:
     """Show what changed, on standard error. Raises ValueError if something is too slow."""
-    found = changes(earlier, data)
-    Console(stderr=True).print(as_grid(regressions(found, tolerance)))
-    if said := verdict(found, tolerance):
-        raise ValueError(said)
+    differences = changes(earlier, data)
+    Console(stderr=True).print(as_grid(regressions(differences, tolerance)))
+    if text := verdict(differences, tolerance):
+        raise ValueError(text)
 
 
-def show_race(found: Mapping[str, Any], as_json: str, plot: Path | None) -> None:
+def show_race(results: Mapping[str, Any], as_json: str, plot: Path | None) -> None:
     """A race of two checkouts: as a table, as JSON, or in a file; and as a plot."""
-    text = json.dumps(found, indent=1)
+    text = json.dumps(results, indent=1)
     if as_json == "-":
         print(text)
     else:
-        Console().print(as_grid(race_table(found)))
+        Console().print(as_grid(race_table(results)))
     if as_json not in ("", "-"):
         _write(check_place(as_json, "race.json"), text + "\n")
     if plot is not None:
-        pairs = sorted(found["pairs"], key=lambda pair: -pair["ratio"])[:_BARS]
+        pairs = sorted(results["pairs"], key=lambda pair: -pair["ratio"])[:_BARS]
         rows = {f"{pair['case']} {pair['by']}"[-40:]: {"ratio": pair["ratio"]} for pair in pairs}
         svg = bars("Time here over time beside: shorter is better", rows, ("ratio",))
         _write(_folder(plot) / "beside.svg", svg)
@@ -226,9 +226,9 @@ def bench(  # noqa: PLR0913 - one argument an option
     if machine.needed() is not None:
         print(f"blockscale: {machine.WHY}", file=sys.stderr)
         machine.start_again()
-    wanted = tuple(each for each in formats.split(",") if each)
+    names = tuple(each for each in formats.split(",") if each)
     limit, shapes = seconds or _SECONDS[quick], sizes(device, quick)
-    settings = Settings(device, quick, peers, compiled, only, wanted, limit, shapes)
+    settings = Settings(device, quick, peers, compiled, only, names, limit, shapes)
     if beside is not None:
         return _race(beside, settings, as_json, plot)
     check_tolerance(tolerance)
@@ -236,7 +236,7 @@ def bench(  # noqa: PLR0913 - one argument an option
     if tuned:
         tune(settings, Console(stderr=True).print)
     path, goes_on = _place(settings, as_json, resume)
-    data = _watched(settings, path, goes_on)
+    data = _with_progress(settings, path, goes_on)
     _show(data, path, as_json == "-")
     follow_up(data, plot, earlier, tolerance)
     return None
@@ -245,11 +245,11 @@ def bench(  # noqa: PLR0913 - one argument an option
 def _race(other: Path, settings: Settings, as_json: str, plot: Path | None) -> None:
     """This checkout beside another one, in place of a run."""
     with _Lines() as watcher:
-        found = race(other, settings, watcher)
-    show_race(found, as_json, plot)
+        results = race(other, settings, watcher)
+    show_race(results, as_json, plot)
 
 
-def _watched(settings: Settings, path: Path, goes_on: bool) -> Run:
+def _with_progress(settings: Settings, path: Path, goes_on: bool) -> Run:
     """The run's data, with its progress shown."""
     with _Lines() as watcher:
         try:
@@ -260,10 +260,10 @@ def _watched(settings: Settings, path: Path, goes_on: bool) -> Run:
             raise
 
 
-def _place(settings: Settings, asked: str, resume: bool) -> tuple[Path, bool]:
+def _place(settings: Settings, place: str, resume: bool) -> tuple[Path, bool]:
     """The run's file, and whether it is gone on with."""
-    if asked not in ("", "-"):
-        path = Path(asked)
+    if place not in ("", "-"):
+        path = Path(place)
         return path, resume and path.exists()
     old = results.unfinished(settings) if resume else None
     return old or results.new_path(settings), old is not None

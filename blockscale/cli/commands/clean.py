@@ -26,15 +26,15 @@ def clean(
     What another process or user holds, and what may be the only copy of an output, is never
     deleted.
     """
-    found = find_leftovers(path)
+    leftovers = find_leftovers(path)
     if not as_json:
-        _show(path, found)
-    can = [each for each in found if not each.keep]
+        _show(path, leftovers)
+    can = [each for each in leftovers if not each.keep]
     deleted: list[Path] = []
-    if can and (yes or (not as_json and _agreed(can))):
+    if can and (yes or (not as_json and _confirm(can))):
         deleted = [each.path for each in can if delete(each)]
     if as_json:
-        data = [each.to_dict() | {"deleted": each.path in deleted} for each in found]
+        data = [each.to_dict() | {"deleted": each.path in deleted} for each in leftovers]
         print(json.dumps({"path": str(path), "leftovers": data}, indent=2))
         return
     for each in can if deleted else ():
@@ -42,7 +42,7 @@ def clean(
         print(f"{how} {shown(each.path, 4096)}")
 
 
-def _agreed(can: list[Leftover]) -> bool:
+def _confirm(can: list[Leftover]) -> bool:
     """Whether the one who asks agrees; nobody does where there is no terminal."""
     total = size(sum(each.nbytes for each in can))
     what = f"{len(can)} of these, {total}"
@@ -57,14 +57,14 @@ def _is_asked() -> bool:
     return sys.stdin.isatty()
 
 
-def _show(path: Path, found: list[Leftover]) -> None:
-    if not found:
+def _show(path: Path, leftovers: list[Leftover]) -> None:
+    if not leftovers:
         print(f"nothing is left beside {shown(path)}, nor in it")
-    for each in found:
+    for each in leftovers:
         print(shown(each.path, 4096))
         about = (each.what, size(each.nbytes), f"changed {_ago(each.seconds)}", f"of {each.owner}")
-        kept = f"stays: {each.keep}" if each.keep else "can be deleted"
-        print(f"    {', '.join(about)}; {kept}")
+        fate = f"stays: {each.keep}" if each.keep else "can be deleted"
+        print(f"    {', '.join(about)}; {fate}")
 
 
 def _ago(seconds: float) -> str:

@@ -72,20 +72,24 @@ def convert(  # noqa: PLR0913 - one argument an option
     """
     began = time.monotonic()
     with Bar(quiet or as_json) as bar:
-        done = convert_checkpoint(
+        conversion = convert_checkpoint(
             source, target, to, requantize=requantize, floats=floats or (), names=names,
             config=config, shard_size=_bytes(shard_size), force=force, dry_run=dry_run,
             progress=bar,
         )  # fmt: skip
     seconds = time.monotonic() - began
     if as_json:
-        print(json.dumps(done.to_dict() | {"seconds": seconds, "written": not dry_run}, indent=2))
+        print(
+            json.dumps(
+                conversion.to_dict() | {"seconds": seconds, "written": not dry_run}, indent=2
+            )
+        )
     elif not quiet:
-        print(conversion_table(done, compared=not dry_run))
+        print(conversion_table(conversion, compared=not dry_run))
         if dry_run:
             print("nothing is written")
         else:
-            print(f"wrote {target} in {seconds:.1f} s: {size(done.bytes_after)}")
+            print(f"wrote {target} in {seconds:.1f} s: {size(conversion.bytes_after)}")
 
 
 def _bytes(text: str | None) -> int | None:
@@ -100,34 +104,36 @@ def _bytes(text: str | None) -> int | None:
 # A conversion for people: what became of each tensor, what it cost, and what was proved.
 
 
-def conversion_table(done: Conversion, compared: bool = True) -> str:
+def conversion_table(conversion: Conversion, compared: bool = True) -> str:
     """One line for all tensors that differ only in numbers of their names, errors one a tensor.
 
     compared: whether it was written and read back
     """
     groups: dict[tuple[str, ...], list[Converted]] = {}
-    for each in done.tensors:
+    for each in conversion.tensors:
         key = (each.how, family(each.name), each.kind, each.found, each.written)
         groups.setdefault(key, []).append(each)
     rows = []
-    for (how, name, kind, found, written), tensors in groups.items():
+    for (how, name, kind, before, written), tensors in groups.items():
         shared = tensors[0].name if len(tensors) == 1 else name
-        what = written if how == "copied" or found == written else f"{found} -> {written}"
+        what = written if how == "copied" or before == written else f"{before} -> {written}"
         rows.append((how, shared, str(len(tensors)), kind, display_name(what)))
     lines = [aligned(("", "tensor", "count", "was", "format"), rows, "  r  "), ""]
-    lines += _errors(done.of("requantized")) if compared else []
-    lines += [f"left out: {shown(name)}: {shown(why, TEXT)}" for name, why in done.left_out.items()]
-    lines += [f"note: {shown(note, TEXT)}" for note in done.notes]
+    lines += _errors(conversion.of("requantized")) if compared else []
+    lines += [
+        f"left out: {shown(name)}: {shown(why, TEXT)}" for name, why in conversion.left_out.items()
+    ]
+    lines += [f"note: {shown(note, TEXT)}" for note in conversion.notes]
     lines += [
         f"note: {shown(each.name)}: {shown(note, TEXT)}"
-        for each in done.tensors
+        for each in conversion.tensors
         if each.how != "requantized"
         for note in each.notes
         if note != "float32 now"
     ][:20]
-    if done.copied:
-        lines.append(f"copied: {', '.join(map(shown, done.copied))}")
-    return "\n".join([*lines, *_proof(done, compared)])
+    if conversion.copied:
+        lines.append(f"copied: {', '.join(map(shown, conversion.copied))}")
+    return "\n".join([*lines, *_proof(conversion, compared)])
 
 
 def _errors(tensors: list[Converted]) -> list[str]:
@@ -143,19 +149,21 @@ def _errors(tensors: list[Converted]) -> list[str]:
     return [aligned(head, rows, "  rr "), ""]
 
 
-def _proof(done: Conversion, compared: bool) -> list[str]:
-    counts = {how: len(done.of(how)) for how in ("exact", "dequantized", "copied", "requantized")}
-    told = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
-    sizes = size(done.bytes_before)
+def _proof(conversion: Conversion, compared: bool) -> list[str]:
+    counts = {
+        how: len(conversion.of(how)) for how in ("exact", "dequantized", "copied", "requantized")
+    }
+    summary = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
+    sizes = size(conversion.bytes_before)
     if not compared:
-        return [f"{told}; {sizes}"]
-    codes = sum(each.compared == "codes" for each in done.tensors)
-    rest = len(done.tensors) - codes
-    elements = sum(each.elements for each in done.tensors)
+        return [f"{summary}; {sizes}"]
+    codes = sum(each.compared == "codes" for each in conversion.tensors)
+    rest = len(conversion.tensors) - codes
+    elements = sum(each.elements for each in conversion.tensors)
     proof = (
-        f"{'lossless' if done.lossless else 'not lossless'}: {told}; read back and compared bit "
-        f"for bit: codes and scales of {codes} tensors, values of {rest}; {elements:,} values, "
-        f"{'0 differ' if done.lossless else '0 differ but for those quantized again'}"
+        f"{'lossless' if conversion.lossless else 'not lossless'}: {summary}; read back and "
+        f"compared bit for bit: codes and scales of {codes} tensors, values of {rest}; {elements:,} "
+        f"values, {'0 differ' if conversion.lossless else '0 differ but for those quantized again'}"
     )
-    lines = [proof, f"{sizes} -> {size(done.bytes_after)}"]
-    return lines + ([f"note: {done.computes}"] if done.computes else [])
+    lines = [proof, f"{sizes} -> {size(conversion.bytes_after)}"]
+    return lines + ([f"note: {conversion.computes}"] if conversion.computes else [])

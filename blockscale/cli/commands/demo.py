@@ -44,18 +44,18 @@ def demo(
     """
     console = Console(stderr=json)
     started = time.perf_counter()
-    rows, flow, written = _measured(console, everything)
+    rows, flow, written = _measure(console, everything)
     if json:
         lists: dict[str, list[Any]] = {"rows": rows, "steps": flow, "files": written}
-        told = {name: [asdict(each) for each in found] for name, found in lists.items()}
-        typer.echo(to_json.dumps(told, indent=2))
+        data = {name: [asdict(each) for each in steps] for name, steps in lists.items()}
+        typer.echo(to_json.dumps(data, indent=2))
         return
     console.print(_table(rows))
     console.print(_flow_table(flow))
     console.print(_files_table(written))
     for each in written:
-        if (said := each.missing or each.note) is not None:
-            console.print(f"{each.target}: {said}", markup=False)
+        if (reason := each.missing or each.note) is not None:
+            console.print(f"{each.target}: {reason}", markup=False)
     console.print(
         f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
         f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
@@ -68,7 +68,7 @@ def demo(
         )
 
 
-def _measured(
+def _measure(
     console: Console, everything: bool
 ) -> tuple[list[FormatRow], list[FlowStep], list[ExportFile]]:
     """Everything that is shown, with a line on the console about what is under way."""
@@ -77,8 +77,8 @@ def _measured(
         task = progress.add_task("loading all-MiniLM-L6-v2")
         measured = Demo()
         rows = [measured.float_row]
-        for done, (name, recipe) in enumerate(RECIPES.items(), 1):
-            progress.update(task, description=f"{done} of {len(RECIPES)}: {name}")
+        for count, (name, recipe) in enumerate(RECIPES.items(), 1):
+            progress.update(task, description=f"{count} of {len(RECIPES)}: {name}")
             rows.append(measured.measure(name, recipe))
         progress.update(task, description="the same model as a program")
         flow: list[FlowStep] = []
@@ -129,8 +129,8 @@ def _files_table(written: list[ExportFile]) -> Table:
     )  # fmt: skip
     names = ("target,\nrun by", "recipe", "layers", "write\ns", "MB", "cosine\nmin", "embed\ns")
     for column in names:
-        left = column in names[:2]
-        table.add_column(column, justify="left" if left else "right", no_wrap=left)
+        on_the_left = column in names[:2]
+        table.add_column(column, justify="left" if on_the_left else "right", no_wrap=on_the_left)
     for file in written:
         if file.missing is None:
             size = f"{(file.file_bytes or 0) / 1e6:.1f}"

@@ -71,7 +71,7 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
         reference = against if stored else open_model(against, device)
     words = tokenizer_of(tokenizer or model)
     rows = windows(content, words, fitting(network, length), sequences)
-    found = bs.evaluate(
+    evaluation = bs.evaluate(
         network,
         [{"input_ids": part} for part in rows.split(batch)],
         reference,
@@ -82,19 +82,19 @@ def eval(  # noqa: A001, PLR0913 - the command's name; one argument an option
         top=top,
         progress=Progress() if quiet else BatchBar("evaluating", "batches"),
     )
-    data = found.to_dict()
+    data = evaluation.to_dict()
     if tasks is not None:
         data["tasks"] = tasks_of(network, tokenizer or model, tasks.split(","), limit)
     if out is not None:
         with written_whole(out) as temporary:
             temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
-    print(json.dumps(data, indent=2) if as_json else _text(found, data))
+    print(json.dumps(data, indent=2) if as_json else _text(evaluation, data))
 
 
-def _text(found: Evaluation, data: dict[str, Any]) -> str:
-    lines = [str(found)]
-    if found.layers is not None:
-        lines += ["", str(found.layers)]
+def _text(evaluation: Evaluation, data: dict[str, Any]) -> str:
+    lines = [str(evaluation)]
+    if evaluation.layers is not None:
+        lines += ["", str(evaluation.layers)]
     for task, values in data.get("tasks", {}).items():
         rows = [(shown(name), f"{value:.4f}") for name, value in values.items()]
         lines += ["", aligned((shown(task), "value"), rows)]

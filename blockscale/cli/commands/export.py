@@ -122,11 +122,11 @@ def graph_for(
             "float model's directory"
         )
     rows = len(example["input_ids"]) if integers else sizes.most
-    made = program(model, example, rows, sizes.tokens, named=target == "onnx")
+    exported = program(model, example, rows, sizes.tokens, named=target == "onnx")
     if recipe is None and not integers:
-        return made
-    chosen = integer_recipe(made) if recipe is None else _within(recipe)
-    prepared = prepare(made, chosen, observer=observer)
+        return exported
+    full_recipe = integer_recipe(exported) if recipe is None else _within(recipe)
+    prepared = prepare(exported, full_recipe, observer=observer)
     calibrate(prepared, [example], progress=False)
     converted = convert(prepared)
     return lower(fuse(converted), "integer") if integers else converted
@@ -135,12 +135,12 @@ def graph_for(
 def options(write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes) -> Any:
     """A target's named arguments: `overwrite`, as --force has said already that OUT may go, and of
     c the sizes and the name."""
-    known = inspect.signature(write).parameters
-    given: dict[str, Any] = {"overwrite": True} if "overwrite" in known else {}
+    parameters = inspect.signature(write).parameters
+    arguments: dict[str, Any] = {"overwrite": True} if "overwrite" in parameters else {}
     if write.__name__ == "c":
         ones = {name: torch.ones(sizes.exactly, dtype=x.dtype) for name, x in example.items()}
-        given |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}
-    return given
+        arguments |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}
+    return arguments
 
 
 def _within(recipe: Recipe) -> Recipe:
@@ -204,20 +204,22 @@ def export(  # noqa: PLR0913 - one argument an option
     sizes = ExportSizes(batch, tokens, name, max_bytes)
     sizes.check(write.__name__)
     _check_place(out, model, force, write.__name__ == "compressed_tensors")
-    chosen = _recipe(recipe, skip or [])
+    full_recipe = _recipe(recipe, skip or [])
     sentences = _lines(text)
     began = time.monotonic()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         if write.__name__ == "compressed_tensors":
-            _write_directory(model, out, chosen, (sentences, tokens, observer), bool(force))
+            _write_directory(model, out, full_recipe, (sentences, tokens, observer), bool(force))
         else:
             read, quantized = read_model(model)
-            sizes = _fitted(read, sizes)
-            example = _example(model, write.__name__, chosen, sentences, sizes.tokens)
-            graph = graph_for(write.__name__, (read, quantized), chosen, example, observer, sizes)
+            sizes = _fit(read, sizes)
+            example = _example(model, write.__name__, full_recipe, sentences, sizes.tokens)
+            graph = graph_for(
+                write.__name__, (read, quantized), full_recipe, example, observer, sizes
+            )
             write(graph, out, **options(write, example, sizes))
-    for each in dict.fromkeys(str(w.message) for w in told if issubclass(w.category, UserWarning)):
+    for each in dict.fromkeys(str(w.message) for w in notes if issubclass(w.category, UserWarning)):
         if each.startswith("blockscale:"):
             typer.echo(shown_lines(each), err=True)
     _show(out, time.monotonic() - began, as_json)
@@ -225,15 +227,15 @@ def export(  # noqa: PLR0913 - one argument an option
 
 def _target(to: str) -> Callable[..., None]:
     """The function of a target. Raises ValueError if there is none, or it cannot be written."""
-    known = {target.name: target for target in exporters.targets()}
+    targets = {target.name: target for target in exporters.targets()}
     name = to.replace("-", "_")
-    if name not in known:
-        names = ", ".join(name.replace("_", "-") for name in known)
+    if name not in targets:
+        names = ", ".join(name.replace("_", "-") for name in targets)
         raise ValueError(f"unknown target {to!r}; choose from {names}")
-    if reason := known[name].unavailable:
+    if reason := targets[name].unavailable:
         raise ValueError(f"{to} cannot be written here: {reason}")
-    found: Callable[..., None] = getattr(exporters, name)
-    return found
+    write: Callable[..., None] = getattr(exporters, name)
+    return write
 
 
 def _is_export(folder: Path) -> bool:
@@ -241,8 +243,8 @@ def _is_export(folder: Path) -> bool:
     if has_ledger(folder):
         return True
     try:
-        told = json_object(read_json(folder / "config.json", once=False, finite=False), folder)
-        return json_object(told["quantization_config"], folder)["quant_method"] == _METHOD
+        config = json_object(read_json(folder / "config.json", once=False, finite=False), folder)
+        return json_object(config["quantization_config"], folder)["quant_method"] == _METHOD
     except (ValueError, OSError, KeyError):
         return False
 
@@ -277,13 +279,13 @@ def _lines(text: Path | None) -> list[str]:
     """The sentences to calibrate with."""
     if text is None:
         return list(SENTENCES)
-    found = [line for line in text.read_text().splitlines() if line.strip()]
-    if len(found) < 2:
-        raise ValueError(f"{text} has {len(found)} sentences: two or more are needed, one a line")
-    return found
+    lines = [line for line in text.read_text().splitlines() if line.strip()]
+    if len(lines) < 2:
+        raise ValueError(f"{text} has {len(lines)} sentences: two or more are needed, one a line")
+    return lines
 
 
-def _fitted(model: nn.Module, sizes: ExportSizes) -> ExportSizes:
+def _fit(model: nn.Module, sizes: ExportSizes) -> ExportSizes:
     """Sizes that the model has positions for; says so where it was asked for more."""
     most = fitting(model, sizes.tokens)
     if most < sizes.tokens:
@@ -341,11 +343,11 @@ def _other_files(path: Path) -> list[Path]:
 
 
 def _show(out: Path, seconds: float, as_json: bool) -> None:
-    found = exporters.audit(out)
+    ledger = exporters.audit(out)
     if as_json:
-        print(json.dumps(found.to_dict() | {"path": str(out), "seconds": seconds}, indent=2))
+        print(json.dumps(ledger.to_dict() | {"path": str(out), "seconds": seconds}, indent=2))
         return
-    print(audit_table(found))
+    print(audit_table(ledger))
     files = [out] if out.is_file() else [file for file in out.iterdir() if file.is_file()]
     total = sum(file.stat().st_size for file in files)
     print(f"wrote {shown(out)} in {seconds:.1f} s: {size(total)}")

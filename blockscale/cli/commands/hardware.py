@@ -61,12 +61,12 @@ def _text(machine: Hardware) -> str:
 
 def _others(covered: KernelCoverage) -> str:
     """What of the named formats does not simply run, and why."""
-    told = [f"by the tensors: {', '.join(covered.by_call)}"] if covered.by_call else []
+    lines = [f"by the tensors: {', '.join(covered.by_call)}"] if covered.by_call else []
     for reason in dict.fromkeys(covered.reference.values()):
         names = [name for name, why in covered.reference.items() if why == reason]
         several = ", ".join(names) if len(names) < 4 else str(len(names))
-        told.append(f"{several} on the reference: {reason}")
-    return "; ".join(told) or "none"
+        lines.append(f"{several} on the reference: {reason}")
+    return "; ".join(lines) or "none"
 
 
 def _cache(cache: Cache) -> str:
@@ -79,13 +79,15 @@ def _rates(measured: Rates) -> str:
     products = {
         "float32": measured.float32, "bfloat16": measured.bfloat16, "int8": measured.int8,
     }  # fmt: skip
-    told = [f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in products.items() if rate is not None]
-    return f"copy {measured.copy / 1e9:.1f} GB/s; products: {', '.join(told)}"
+    lines = [
+        f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in products.items() if rate is not None
+    ]
+    return f"copy {measured.copy / 1e9:.1f} GB/s; products: {', '.join(lines)}"
 
 
 def _device(device: Device) -> str:
-    told = f"{device.name}, {size(device.memory)}, compute capability {device.capability}"
-    return f"{told}; multiplies {', '.join(device.formats)}" if device.formats else told
+    line = f"{device.name}, {size(device.memory)}, compute capability {device.capability}"
+    return f"{line}; multiplies {', '.join(device.formats)}" if device.formats else line
 
 
 def _library(native: Native | str) -> list[tuple[str, str]]:

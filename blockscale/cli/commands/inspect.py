@@ -47,10 +47,10 @@ def _text(contents: Recognized, every: bool) -> str:
     ]
     files = ", ".join(f"{shown(name)} {size(nbytes)}" for name, nbytes in contents.files.items())
     layers = f"; {contents.layers} layers" if contents.layers > 1 else ""
-    told = f"{contents.producer}: {shown(contents.evidence)}{layers}"
+    line = f"{contents.producer}: {shown(contents.evidence)}{layers}"
     return "\n".join(
         [
-            told,
+            line,
             *(f"warning: {shown(each, TEXT)}" for each in contents.warnings),
             "",
             aligned(("tensor", "count", "shape", "format", "size", "bits"), tensors, " r  rr"),

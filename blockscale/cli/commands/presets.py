@@ -24,18 +24,18 @@ def presets(
     Loss added and KL are nats a token; agreement is how often the likeliest class is the float
     model's; cosine is of embeddings with the float model's.
     """
-    found = every_preset()
+    every = every_preset()
     if name is not None:
-        if name not in found:
+        if name not in every:
             preset(name)  # raises with the names that there are
-        found = {name: found[name]}
+        every = {name: every[name]}
     if as_json:
-        told = [each.to_dict() for each in found.values()]
-        print(json.dumps(told if name is None else told[0], indent=2))
+        data = [each.to_dict() for each in every.values()]
+        print(json.dumps(data if name is None else data[0], indent=2))
     elif name is not None:
-        print("\n".join(_one(found[name])))
+        print("\n".join(_one(every[name])))
     else:
-        rows = [row for each in found.values() for row in _rows(each)]
+        rows = [row for each in every.values() for row in _rows(each)]
         print(
             aligned(("preset", "weights, keys", "inputs, values", "how", "reached"), rows, "     ")
         )
@@ -51,8 +51,8 @@ def _rows(each: Preset) -> Iterator[tuple[str, ...]]:
 
 def _one(each: Preset) -> Iterator[str]:
     yield f"{each.name}: {each.what}"
-    held = preset(each.name).to_dict() if each.of == "recipe" else dict(each.data)
-    yield json.dumps(held, indent=2)
+    data = preset(each.name).to_dict() if each.of == "recipe" else dict(each.data)
+    yield json.dumps(data, indent=2)
     for figure in each.figures:
         where = f" on {figure.hardware}" if figure.hardware else ""
         yield f"{figure.family}: {figure}"

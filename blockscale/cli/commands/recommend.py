@@ -52,19 +52,19 @@ def recommend(  # noqa: PLR0913 - one argument an option
     bound = Budget.read(budget)
     network = float_model(model)
     batches = [tokenized(model, sentences_of(text), fitting(network, tokens))]
-    found = bs.recommend(
+    result = bs.recommend(
         network, bound, batches=batches, candidates=candidate, output=unpadded, skip=skip or [],
         state=state, progress=not quiet,
     )  # fmt: skip
     if out is not None:
-        found.save(out)
-    write_recipe(recipe, found.recipe)
-    checked = found.check(network, batches) if check else None
+        result.save(out)
+    write_recipe(recipe, result.recipe)
+    checked = result.check(network, batches) if check else None
     if as_json:
-        told = found.to_dict() | ({} if checked is None else {"errors": checked.errors})
-        print(json.dumps(told, indent=2))
+        data = result.to_dict() | ({} if checked is None else {"errors": checked.errors})
+        print(json.dumps(data, indent=2))
         return
-    print(found)
+    print(result)
     if checked is not None:
         print(_text(checked))
 

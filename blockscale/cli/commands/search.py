@@ -50,34 +50,34 @@ def search(  # noqa: PLR0913 - one argument an option
     check_outputs(out, recipe)
     network = float_model(model)
     batch = tokenized(model, sentences_of(text), fitting(network, tokens))
-    found = bs.search(
+    result = bs.search(
         network, [batch], budget, candidates=candidate, objective=objective,
         output=unpadded, score=score, skip=skip or [], state=state, progress=not quiet,
     )  # fmt: skip
     if out is not None:
-        found.save(out)
-    write_recipe(recipe, found.recipe)
-    print(json.dumps(found.to_dict(), indent=2) if as_json else _text(found))
+        result.save(out)
+    write_recipe(recipe, result.recipe)
+    print(json.dumps(result.to_dict(), indent=2) if as_json else _text(result))
 
 
-def _text(found: Search) -> str:
-    taken = found.taken(found.recipe)
-    layers = [(layer, layer[taken[layer.name]]) for layer in found.layers]
+def _text(result: Search) -> str:
+    counts = result.taken(result.recipe)
+    layers = [(layer, layer[counts[layer.name]]) for layer in result.layers]
     rows = [
         (shown(layer.name), display_name(e.format), f"{e.bits:.3f}", f"{e.sqnr:.2f}")
         for layer, e in layers
     ]
-    points = sorted((*found.points, *found.uniform), key=lambda point: point.bits)
-    front = set(map(id, found.front))
+    points = sorted((*result.points, *result.uniform), key=lambda point: point.bits)
+    front = set(map(id, result.front))
     costs = [
         (p.name or "searched", f"{p.bits:.4f}", f"{p.quality:.6f}", "*" if id(p) in front else "")
         for p in points
     ]
-    left = [f"left in float: {shown(name)}: {shown(why)}" for name, why in found.left.items()]
+    lines = [f"left in float: {shown(name)}: {shown(why)}" for name, why in result.left.items()]
     return "\n\n".join(
         [
             aligned(("layer", "format", "bits", "dB"), rows),
-            aligned(("recipe", "bits", found.quality, "front"), costs),
-            *(["\n".join(left)] if left else []),
+            aligned(("recipe", "bits", result.quality, "front"), costs),
+            *(["\n".join(lines)] if lines else []),
         ]
     )

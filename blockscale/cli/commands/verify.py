@@ -37,15 +37,15 @@ def verify(
     with Bar(quiet or as_json) as bar, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # of the run that is repeated
         if reproduce is None:
-            found = verify_directory(directory, bar)
+            verification = verify_directory(directory, bar)
         else:
-            found = make_again(directory, reproduce, bar)
+            verification = make_again(directory, reproduce, bar)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    elif not quiet and not found.wrong:
+        print(json.dumps(verification.to_dict(), indent=2))
+    elif not quiet and not verification.wrong:
         how = "made again with the same bytes" if reproduce else "as the ledger says"
-        total = size(sum(found.proved.values()))
-        print(f"{len(found.proved)} files of {directory}, {total}, are {how}")
-    if found.wrong:
-        lines = [f"\n  {shown(name)}: {reason}" for name, reason in found.wrong.items()]
+        total = size(sum(verification.proved.values()))
+        print(f"{len(verification.proved)} files of {directory}, {total}, are {how}")
+    if verification.wrong:
+        lines = [f"\n  {shown(name)}: {reason}" for name, reason in verification.wrong.items()]
         raise ValueError(f"{directory} is not what its ledger says:{''.join(lines)}")

@@ -33,18 +33,18 @@ def webgpu_page(
     if path.exists() and not force:
         raise ValueError(f"{path} exists: choose another name, or pass --force")
     names = [each.strip() for each in formats.split(",") if each.strip()]
-    wanted = {name: parse(name) for name in names} if names else dict(catalogue())
+    by_name = {name: parse(name) for name in names} if names else dict(catalogue())
     left_out: dict[str, str] = {}
     if not names:  # all that a page can show
-        left_out = {name: why for name, fmt in wanted.items() if (why := refusal(fmt)) is not None}
-        wanted = {name: fmt for name, fmt in wanted.items() if name not in left_out}
-    text = page(wanted, blockscale.__version__)
+        left_out = {name: why for name, fmt in by_name.items() if (why := refusal(fmt)) is not None}
+        by_name = {name: fmt for name, fmt in by_name.items() if name not in left_out}
+    text = page(by_name, blockscale.__version__)
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     if as_json:
-        told = {"path": str(path), "formats": list(wanted), "bytes": path.stat().st_size}
-        print(json.dumps(told | {"left_out": left_out}))
+        data = {"path": str(path), "formats": list(by_name), "bytes": path.stat().st_size}
+        print(json.dumps(data | {"left_out": left_out}))
         return
     for name, why in left_out.items():
         print(f"left out {name}: {why}")
-    print(f"wrote {path}: {len(wanted)} formats, {len(text) / 1e6:.1f} MB; open it in a browser")
+    print(f"wrote {path}: {len(by_name)} formats, {len(text) / 1e6:.1f} MB; open it in a browser")
