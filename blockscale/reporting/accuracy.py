@@ -25,13 +25,13 @@ def pages(
     earlier: a run on other models, for `{earlier}` and `{earlier_machines}`
     """
     rows: Mapping[str, Row] = run["rows"]
-    made, links = {}, []
-    for title, chosen in _sorts(rows):
+    texts, links = {}, []
+    for title, members in _sorts(rows):
         part = PLOTTED.get(title)
         if part:
             path = f"images/{name}-{part}.svg"
-            made[path] = scatter(
-                f"Loss added (nats a token) by bits a weight, {title.lower()}", _points(chosen),
+            texts[path] = scatter(
+                f"Loss added (nats a token) by bits a weight, {title.lower()}", _points(members),
                 "bits a weight, with scales",
             )  # fmt: skip
             links.append(f"![Loss added by bits a weight, {title.lower()}]({path})")
@@ -42,12 +42,12 @@ def pages(
     if earlier is not None:
         text = text.replace("{earlier}", "\n".join(_tables(earlier["rows"], "####")))
         text = text.replace("{earlier_machines}", "\n".join(_machines(earlier)))
-    return {f"{name}.md": text, **made}
+    return {f"{name}.md": text, **texts}
 
 
 def _sorts(rows: Mapping[str, Row]) -> Iterator[tuple[str, list[Row]]]:
     """What was quantized, and the rows of it, where there are some."""
-    for title, cache, given in (
+    for title, cache, members in (
         ("Weights only", False, False),
         ("Weights and inputs", False, True),
         ("Keys and values", True, False),
@@ -55,7 +55,7 @@ def _sorts(rows: Mapping[str, Row]) -> Iterator[tuple[str, list[Row]]]:
     ):
         some = [
             row for row in rows.values()
-            if (bool(row.get("cache")), bool(row["input"])) == (cache, given)
+            if (bool(row.get("cache")), bool(row["input"])) == (cache, members)
         ]  # fmt: skip
         if some:
             yield title, some
@@ -73,10 +73,10 @@ def mean(row: Row, what: str, part: str = PART) -> float:
 
 def _points(rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
     """{method: its points}, ours first."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda r: (r["by"] != "blockscale", method(r))):
-        found.setdefault(method(row), []).append((row["bits"], mean(row, "added")))
-    return found
+        points.setdefault(method(row), []).append((row["bits"], mean(row, "added")))
+    return points
 
 
 def _tables(rows: Mapping[str, Row], level: str = "###") -> Iterator[str]:

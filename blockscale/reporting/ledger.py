@@ -17,10 +17,10 @@ _SHOWN = (3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 8)
 def searched_tables(data: dict[str, Any]) -> str:
     """The tables of docs/search.md as Markdown."""
     foretold = ["", *_foretold(data)] if "foretold" in data else []
-    return "\n".join([*_searched(data), *foretold])
+    return "\n".join([*_search_choice(data), *foretold])
 
 
-def _searched(data: dict[str, Any]) -> Iterator[str]:
+def _search_choice(data: dict[str, Any]) -> Iterator[str]:
     searches, hardware = data["search"], data["hardware"]
     seconds = ", ".join(f"`{name}` {each['seconds']:.0f} s" for name, each in searches.items())
     yield (
@@ -42,12 +42,12 @@ def _searched(data: dict[str, Any]) -> Iterator[str]:
     yield ""
     four = [each for each in data["uniform"] if 4 < each["bits"] <= 5]
     best = max(four, key=lambda each: each["quality"])
-    chosen = searches["fisher"]["chosen"]
+    choice = searches["fisher"]["chosen"]
     yield (
-        f"At {chosen['bits']:.4f} bits the searched recipe gives {chosen['quality']:.6f}, the best "
+        f"At {choice['bits']:.4f} bits the searched recipe gives {choice['quality']:.6f}, the best "
         f"of {len(four)} uniform 4-bit formats, `{best['format']}` at {best['bits']:.4f} bits, "
         f"{best['quality']:.6f}: 1 - cosine is "
-        f"{(1 - best['quality']) / (1 - chosen['quality']):.1f} times as large. No uniform format "
+        f"{(1 - best['quality']) / (1 - choice['quality']):.1f} times as large. No uniform format "
         f"from 3 to 8.25 bits is better than a searched recipe of at most as many bits."
     )
 
@@ -59,16 +59,16 @@ def _best(uniform: list[dict[str, Any]], budget: float) -> str:
 
 
 def _foretold(data: dict[str, Any]) -> Iterator[str]:
-    told = data["foretold"]
+    forecast = data["foretold"]
     yield (
         "What `bs.recommend` foretold of the same model, and what its `check` then measured; times "
         "by the process's own clock (`time.process_time`), one thread, since other processes used "
-        f"the machine. Commit `{told['commit']}`."
+        f"the machine. Commit `{forecast['commit']}`."
     )
     yield ""
     yield "| budget | bits | bytes | error | foretold ms | measured ms | error | speedup | error |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
-    for row in told["rows"]:
+    for row in forecast["rows"]:
         before, after, errors = row["foretold"], row["measured"], row["errors"]
         name = ", ".join([row["budget"], *row["candidates"]])
         yield (

@@ -49,7 +49,7 @@ _OPS = ("quantize", "dequantize", "fake_quantize")
 
 def tables(run: Run) -> Iterator[Table]:
     """All tables of a run that have rows."""
-    made = (
+    every = (
         _ceilings(run),
         _primitives(run, True),
         _primitives(run, False),
@@ -59,7 +59,7 @@ def tables(run: Run) -> Iterator[Table]:
         _memory(run),
         _model(run),
     )
-    yield from (table for table in made if table.rows)
+    yield from (table for table in every if table.rows)
 
 
 def cell(line: Run, figure: str, digits: int = 2) -> str:

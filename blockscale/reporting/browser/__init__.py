@@ -101,10 +101,10 @@ def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
         ("ABOVE", numbers.statistic == "mean_above"),
         ("POISONS", numbers.poisons),
     )
-    given = tuple({**dict(constants), **dict(more)}.items())
+    settings = tuple({**dict(constants), **dict(more)}.items())
     coding = Coding(roles, EXACT)
     kernels = BoxRanges(coding, statistic), BoxScales(coding), BoxCodes(coding)
-    first, second, third = (Shader(kernel, given) for kernel in kernels)
+    first, second, third = (Shader(kernel, settings) for kernel in kernels)
     return first, second, third
 
 
@@ -147,8 +147,8 @@ def page(formats: Mapping[str, Format], version: str) -> str:
         "declarations": list(texts),
         "checks": [check(name, fmt) for name, fmt in formats.items()],
     }
-    made = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
-    return made.from_string(_text("page.html.jinja")).render(
+    environment = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(_text("page.html.jinja")).render(
         style=_text("style.css"),
         scripts=[_text(name) for name in _SCRIPTS],
         # "</script>" and "<!--" in a string would end the script that it stands in, or hide its end
@@ -180,10 +180,10 @@ def check(name: str, fmt: Format) -> dict[str, Any]:
         "format": name,
         "rows": ROWS,
         "columns": COLUMNS,
-        "x": _written(x),
-        "codes": _written(fmt.element.to_bits(codes).to(torch.int32)),
-        "values": _written(values),
-        "scales": _written(stored(parts.scale)),
+        "x": _as_text(x),
+        "codes": _as_text(fmt.element.to_bits(codes).to(torch.int32)),
+        "values": _as_text(values),
+        "scales": _as_text(stored_bits(parts.scale)),
     }
 
 
@@ -207,14 +207,14 @@ def numbers(fmt: Format) -> Tensor:
     return x
 
 
-def stored(scale: Tensor) -> Tensor:
+def stored_bits(scale: Tensor) -> Tensor:
     """The bits of scales as int32: floats of 16 bits widened, codes as they are."""
     if scale.is_floating_point():
         return scale.to(torch.float32).view(torch.int32)
     return scale.to(torch.int32)
 
 
-def _written(tensor: Tensor) -> str:
+def _as_text(tensor: Tensor) -> str:
     words = tensor.contiguous().reshape(-1)
     words = torch.where(words.isnan(), torch.nan, words) if words.is_floating_point() else words
     return base64.b64encode(words.view(torch.int32).numpy().tobytes()).decode()

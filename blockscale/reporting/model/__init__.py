@@ -53,14 +53,14 @@ def page(data: Mapping[str, Any]) -> str:
     from jinja2 import Environment
 
     style, scripts = _text("style.css"), [_text(name) for name in SCRIPTS]
-    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Callable[..., str]] = {
         "size": size, "count": lambda n: f"{n:,}", "share": _share, "figure": _figure
     }  # fmt: skip
-    made.filters |= filters
+    environment.filters |= filters
     data = _by_names(data)
     shown = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
-    return made.from_string(_text("page.html.jinja")).render(
+    return environment.from_string(_text("page.html.jinja")).render(
         report=data,
         columns=COLUMNS,
         texts=("name", "format"),
@@ -104,11 +104,11 @@ def _summary(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (_share(codes["elements"] / every), "of weights in codes", f"{codes['tensors']:,} tensors"),
         (f"{codes['bits']:.2f}", "bits a quantized weight", "scales included"),
     ]
-    known = [line for line in data["tensors"] if line.get("sqnr") is not None]
-    if known:
-        worst = min(known, key=lambda line: line["sqnr"])
-        middle = sorted(line["sqnr"] for line in known)[len(known) // 2]
-        tiles.append((f"{middle:.1f} dB", "median SQNR", f"{len(known):,} tensors"))
+    measured_lines = [line for line in data["tensors"] if line.get("sqnr") is not None]
+    if measured_lines:
+        worst = min(measured_lines, key=lambda line: line["sqnr"])
+        middle = sorted(line["sqnr"] for line in measured_lines)[len(measured_lines) // 2]
+        tiles.append((f"{middle:.1f} dB", "median SQNR", f"{len(measured_lines):,} tensors"))
         tiles.append((f"{worst['sqnr']:.1f} dB", "lowest SQNR", worst["name"]))
     return tiles
 

@@ -50,7 +50,7 @@ _TEXTS = (
 _NUMBERS = ("elements", "bytes_before", "bytes_after")
 
 
-def told_ledger(path: Path) -> dict[str, Any] | None:
+def ledger_data(path: Path) -> dict[str, Any] | None:
     """The ledger of a directory that blockscale quantized, as plain data; None without one.
 
     Raises FileError for a ledger that is not what blockscale writes.
@@ -58,8 +58,8 @@ def told_ledger(path: Path) -> dict[str, Any] | None:
     place = path / LEDGER
     if not path.is_dir() or not place.exists():
         return None
-    found = json_object(read_json(place, most=LARGEST), place)
-    ledger = _ledger(found, place)
+    data = json_object(read_json(place, most=LARGEST), place)
+    ledger = _ledger(data, place)
     groups = grouped(ledger)
     notes = ledger_notes(ledger)
     return {
@@ -78,52 +78,52 @@ def told_ledger(path: Path) -> dict[str, Any] | None:
         "unlisted": max(len(groups) - GROUPS, 0),
         "notes": [shown(note, TEXT) for note in notes[:NOTES]],
         "unlisted_notes": max(len(notes) - NOTES, 0),
-        **_made(found, path),
+        **_production(data, path),
     }  # fmt: skip
 
 
-def _ledger(found: Mapping[str, Any], place: Path) -> Ledger:
-    entries, unmatched = found.get("entries"), found.get("unmatched", [])
+def _ledger(data: Mapping[str, Any], place: Path) -> Ledger:
+    entries, unmatched = data.get("entries"), data.get("unmatched", [])
     if not isinstance(entries, list) or not isinstance(unmatched, list):
         raise FileError(f"{place} lists no entries: blockscale did not write this ledger")
-    told = found.get("notes", [])
-    whole = tuple(str(note) for note in told) if isinstance(told, list) else ()
+    notes = data.get("notes", [])
+    whole = tuple(str(note) for note in notes) if isinstance(notes, list) else ()
     return Ledger(
         [_entry(each, place) for each in entries],
         tuple(str(pattern) for pattern in unmatched), notes=whole,
     )  # fmt: skip
 
 
-def _entry(given: Any, place: Path) -> Entry:
-    told = json_object(given, f"an entry of {place}")
-    name = quoted(told.get("name"))
-    known = {each.name for each in fields(Entry)}
+def _entry(item: Any, place: Path) -> Entry:
+    data = json_object(item, f"an entry of {place}")
+    name = quoted(data.get("name"))
+    names = {each.name for each in fields(Entry)}
     for key in _TEXTS:
-        if not isinstance(told.get(key, ""), str):
+        if not isinstance(data.get(key, ""), str):
             raise FileError(f"{place}: the {key} of {name} is not text")
     for key in _NUMBERS:
-        if type(told.get(key, 0)) is not int or told.get(key, 0) < 0:
+        if type(data.get(key, 0)) is not int or data.get(key, 0) < 0:
             raise FileError(f"{place}: the {key} of {name} is not a count")
-    if told.get("status") not in _STATUS or "name" not in told:
-        raise FileError(f"{place}: {name} is {quoted(told.get('status'))}, none of {_STATUS}")
-    notes = told.get("notes", [])
+    if data.get("status") not in _STATUS or "name" not in data:
+        raise FileError(f"{place}: {name} is {quoted(data.get('status'))}, none of {_STATUS}")
+    notes = data.get("notes", [])
     if not isinstance(notes, list):
         raise FileError(f"{place}: the notes of {name} are not a list")
-    taken = {key: value for key, value in told.items() if key in known}
-    return Entry(**({"kind": ""} | taken | {"notes": tuple(map(str, notes))}))
+    values = {key: value for key, value in data.items() if key in names}
+    return Entry(**({"kind": ""} | values | {"notes": tuple(map(str, notes))}))
 
 
-def _made(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _production(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """With what command and releases the directory was written, as far as the ledger says."""
-    recipe, source = found.get("recipe"), found.get("source")
-    versions = {key: shown(found[key]) for key in ("blockscale", "torch") if key in found}
-    told: dict[str, Any] = {"versions": versions}
+    recipe, source = data.get("recipe"), data.get("source")
+    versions = {key: shown(data[key]) for key in ("blockscale", "torch") if key in data}
+    about: dict[str, Any] = {"versions": versions}
     if isinstance(recipe, dict) and isinstance(source, str):
         words = ["blockscale", "quantize", source, str(path), "--recipe", json.dumps(recipe)]
-        if found.get("seed"):
-            words += ["--seed", str(found["seed"])]
-        told |= {"source": shown(source, TEXT), "command": shown(shlex.join(words), 10 * TEXT)}
-    return told
+        if data.get("seed"):
+            words += ["--seed", str(data["seed"])]
+        about |= {"source": shown(source, TEXT), "command": shown(shlex.join(words), 10 * TEXT)}
+    return about
 
 
 SCHEMA = 1
@@ -154,14 +154,14 @@ def describe(
         raise ValueError("a source is compared with a model: name the model, too")
     progress = progress or Progress()
     figures = None if evaluation is None else read_evaluation(evaluation)
-    found = _about(path, source, search)
+    data = _about(path, source, search)
     if search is not None:
-        found["search"] = read_search(search) | {"sha256": _digest(Path(search), lambda _: None)}
+        data["search"] = read_search(search) | {"sha256": _digest(Path(search), lambda _: None)}
     if figures is not None:
-        found["evaluation"] = {name: figure.to_dict() for name, figure in figures.items()}
+        data["evaluation"] = {name: figure.to_dict() for name, figure in figures.items()}
     if path is not None:
-        found |= _of_model(Path(path), source, progress)
-    return found
+        data |= _of_model(Path(path), source, progress)
+    return data
 
 
 def _about(*given: str | Path | None) -> dict[str, Any]:
@@ -190,12 +190,12 @@ def _of_model(path: Path, source: str | Path | None, progress: Progress) -> dict
     with ReportedModel(path) as model:
         rows = list(model.rows())
         if source is None:
-            return _told(model, rows, None, progress)
+            return _description(model, rows, None, progress)
         with ReportedModel(source) as floats:
-            return _told(model, rows, floats, progress)
+            return _description(model, rows, floats, progress)
 
 
-def _told(
+def _description(
     model: ReportedModel, rows: Sequence[Row], source: ReportedModel | None, progress: Progress
 ) -> dict[str, Any]:
     sizes = {file: file.stat().st_size for each in (model, source) if each for file in each.files}
@@ -215,7 +215,7 @@ def _told(
         "tensors": lines,
         "unlisted": len(rows) - len(listed),
         "formats": formats,
-        "ledger": told_ledger(model.path),
+        "ledger": ledger_data(model.path),
         **{name: _origin(each, progress) for name, each in origins.items()},
     }
 
@@ -244,12 +244,12 @@ def _line(
             floats = source.floats(row)
         except FileError as error:
             line["note"] = f"no error is measured: {shown(error, TEXT)}"
-    found = measure(q, floats, None if floats is None else model.before(row))
+    measures = measure(q, floats, None if floats is None else model.before(row))
     if row.format not in formats and not q.format.element.learned:
-        formats[shown(row.format)] = _grid(found.grid.points)
-    line |= found.to_dict() | {"histogram": found.histogram()}
+        formats[shown(row.format)] = _grid(measures.grid.points)
+    line |= measures.to_dict() | {"histogram": measures.histogram()}
     if q.format.element.learned:
-        line["histogram"]["grid"] = _grid(found.grid.points)
+        line["histogram"]["grid"] = _grid(measures.grid.points)
     return line
 
 
@@ -272,18 +272,18 @@ def _keep_histograms(lines: list[dict[str, Any]]) -> None:
 
 def _totals(rows: Sequence[Row]) -> dict[str, Any]:
     """Sums over all tensors that can be read, and over those of each format."""
-    known = [row for row in rows if not row.unread]
+    measured_rows = [row for row in rows if not row.unread]
     groups: dict[tuple[str, bool], list[Row]] = {}
-    for row in known:
+    for row in measured_rows:
         groups.setdefault((row.format, row.quantized), []).append(row)
     formats: list[dict[str, Any]] = [
         {"format": shown(fmt), "quantized": quantized} | _sum(group)
         for (fmt, quantized), group in groups.items()
     ]
     formats.sort(key=lambda each: -each["bytes"])
-    quantized = _sum([row for row in known if row.quantized])
-    return _sum(known) | {
-        "quantized": quantized, "formats": formats, "unread": len(rows) - len(known),
+    quantized = _sum([row for row in measured_rows if row.quantized])
+    return _sum(measured_rows) | {
+        "quantized": quantized, "formats": formats, "unread": len(rows) - len(measured_rows),
     }  # fmt: skip
 
 

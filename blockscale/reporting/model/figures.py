@@ -41,59 +41,59 @@ def is_search(path: str | Path) -> bool:
 
 def read_search(path: str | Path) -> dict[str, Any]:
     """A search as plain data, points by bits. Raises FileError for a file that is none."""
-    found = json_object(read_json(path, most=LARGEST), path)
-    points, layers = found.get("points"), found.get("layers")
+    data = json_object(read_json(path, most=LARGEST), path)
+    points, layers = data.get("points"), data.get("layers")
     if not isinstance(points, list) or not isinstance(layers, list):
         raise FileError(
             f"{path} has no points and layers: expected a file that bs.search(…).save wrote"
         )
-    uniform = found.get("uniform", [])
+    uniform = data.get("uniform", [])
     if not isinstance(uniform, list):
         raise FileError(f"{path}: its uniform points are not a list")
     every = [("searched", each) for each in points] + [("uniform", each) for each in uniform]
     drawn = [_point(each, kind, f"{path}: a {kind} point") for kind, each in every[:POINTS]]
-    known = [point for point in drawn if point["quality"] is not None]
-    quality = found.get("quality")
+    measured_points = [point for point in drawn if point["quality"] is not None]
+    quality = data.get("quality")
     return {
         "file": shown(path, TEXT),
         "measure": shown(quality) if isinstance(quality, str) else "quality",
-        "points": sorted(known, key=lambda point: point["bits"]),
-        "chosen": _chosen(found.get("chosen"), path),
-        "unmeasured": len(drawn) - len(known),
+        "points": sorted(measured_points, key=lambda point: point["bits"]),
+        "chosen": _choice(data.get("chosen"), path),
+        "unmeasured": len(drawn) - len(measured_points),
         "layers": [_layer(each, f"{path}: layer {i}") for i, each in enumerate(layers[:LAYERS])],
         "unlisted": max(len(layers) - LAYERS, 0),
-        "command": shown(found.get("command", ""), TEXT),
-        **{key: _plain(found[key]) for key in _ABOUT if isinstance(found.get(key), dict)},
+        "command": shown(data.get("command", ""), TEXT),
+        **{key: _plain(data[key]) for key in _ABOUT if isinstance(data.get(key), dict)},
     }
 
 
-def _point(given: Any, kind: str, what: str) -> dict[str, Any]:
+def _point(value: Any, kind: str, what: str) -> dict[str, Any]:
     """One recipe: bits, and the quality that was measured with it, or None."""
-    told = json_object(given, what)
-    quality = told.get("quality")
-    recipe = told.get("recipe")
+    data = json_object(value, what)
+    quality = data.get("quality")
+    recipe = data.get("recipe")
     text = recipe if isinstance(recipe, str) else json.dumps(recipe)
     return {
         "kind": kind,
-        "bits": _number(told.get("bits"), f"{what}: bits"),
+        "bits": _number(data.get("bits"), f"{what}: bits"),
         "quality": None if quality is None else _number(quality, f"{what}: quality"),
         "recipe": shown(text, _SEARCH_LONGEST),
-        "name": shown(told.get("name") or ""),
+        "name": shown(data.get("name") or ""),
     }
 
 
-def _chosen(given: Any, path: str | Path) -> float | None:
+def _choice(value: Any, path: str | Path) -> float | None:
     """The bits of the recipe that was asked for."""
-    if given is None:
+    if value is None:
         return None
     what = f"{path}: its chosen point"
-    return _number(json_object(given, what).get("bits"), f"{what}: bits")
+    return _number(json_object(value, what).get("bits"), f"{what}: bits")
 
 
-def _layer(given: Any, what: str) -> dict[str, Any]:
-    told = json_object(given, what)
-    candidates = told.get("candidates")
-    if not isinstance(candidates, list) or not isinstance(told.get("name"), str):
+def _layer(value: Any, what: str) -> dict[str, Any]:
+    data = json_object(value, what)
+    candidates = data.get("candidates")
+    if not isinstance(candidates, list) or not isinstance(data.get("name"), str):
         raise FileError(f"{what} has no name and candidates")
     lines = []
     for i, each in enumerate(candidates[:CANDIDATES]):
@@ -105,20 +105,20 @@ def _layer(given: Any, what: str) -> dict[str, Any]:
             "bits": _number(line.get("bits"), f"{place}: bits"),
             "sqnr": None if sqnr is None else _number(sqnr, f"{place}: sqnr"),
         })  # fmt: skip
-    return {"name": shown(told["name"]), "candidates": lines}
+    return {"name": shown(data["name"]), "candidates": lines}
 
 
-def _number(given: Any, what: str) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise FileError(f"{what} is {quoted(given)}, expected a number")
-    return float(given)
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FileError(f"{what} is {quoted(value)}, expected a number")
+    return float(value)
 
 
-def _plain(given: Mapping[str, Any]) -> dict[str, str]:
+def _plain(texts: Mapping[str, Any]) -> dict[str, str]:
     """Names and values that are one line each."""
     return {
         shown(key): shown(value, TEXT)
-        for key, value in list(given.items())[:100]
+        for key, value in list(texts.items())[:100]
         if isinstance(value, str | int | float | None)
     }
 
@@ -171,11 +171,11 @@ def draw(data: Mapping[str, Any], folder: str | Path) -> list[Path]:
     data: what `describe` found. Raises ValueError as `check_folder`, and for data without any.
     """
     folder = check_folder(folder)
-    wanted = list(_figures(data))
-    if not wanted:
+    figures = list(_figures(data))
+    if not figures:
         raise ValueError("nothing to draw: figures need quantized tensors, or a search with points")
     folder.mkdir(exist_ok=True)
-    return [path for name, drawn in wanted for path in save(drawn, folder, name)]
+    return [path for name, drawn in figures for path in save(drawn, folder, name)]
 
 
 def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
@@ -212,8 +212,8 @@ def figure_of(drawn: Draw) -> "Figure":
 def texts_of(axes: "Axes") -> list[Any]:
     """The title, the labels, the legend and the annotations of a figure."""
     legend = axes.get_legend()
-    named = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-    return named + (legend.get_texts() if legend is not None else [])
+    titles = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    return titles + (legend.get_texts() if legend is not None else [])
 
 
 def _fit(figure: "Figure", axes: "Axes") -> None:
@@ -244,20 +244,22 @@ def _inside(figure: "Figure", text: Any) -> bool:
 def _figures(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
     """(name of the file, what draws it)."""
     tensors = [line for line in data.get("tensors", ()) if "at_ends" in line]
-    known = [line for line in tensors if line.get("sqnr") is not None]
-    if known:
+    measured_lines = [line for line in tensors if line.get("sqnr") is not None]
+    if measured_lines:
         yield "error", lambda axes: _dots(axes, tensors, "sqnr", "SQNR (dB)", 1.0)
     if tensors:
         key, label = (
-            ("clipped", "weights clipped (%)") if known else ("at_ends", "codes at ends (%)")
+            ("clipped", "weights clipped (%)")
+            if measured_lines
+            else ("at_ends", "codes at ends (%)")
         )
         yield "saturation", lambda axes: _dots(axes, tensors, key, label, 100.0)
     drawn = sorted(
         (line for line in tensors if "histogram" in line), key=lambda line: line.get("sqnr") or 0.0
     )
-    places = {"best": -1, "median": len(drawn) // 2, "worst": 0} if known else {"first": 0}
-    kept = {id(drawn[index]): (place, drawn[index]) for place, index in places.items() if drawn}
-    for place, line in kept.values():
+    places = {"best": -1, "median": len(drawn) // 2, "worst": 0} if measured_lines else {"first": 0}
+    labels = {id(drawn[index]): (place, drawn[index]) for place, index in places.items() if drawn}
+    for place, line in labels.values():
         grid = line["histogram"].get("grid", data["formats"].get(line["format"], []))
         yield f"histogram-{place}", partial(_histogram, line=line, grid=grid)
     if data.get("search", {}).get("points"):
@@ -290,22 +292,22 @@ def _dots(
 
 def _histogram(axes: "Axes", line: Mapping[str, Any], grid: Sequence[float]) -> None:
     """The source's weights, the codes, and lines where the format has values."""
-    found = line["histogram"]
-    low, high = found["from"], found["to"]
-    counts = found.get("weights") or found.get("codes") or []
-    total = max(line["bytes"] and sum(found.get("values") or found.get("codes")), 1)
+    histogram = line["histogram"]
+    low, high = histogram["from"], histogram["to"]
+    counts = histogram.get("weights") or histogram.get("codes") or []
+    total = max(line["bytes"] and sum(histogram.get("values") or histogram.get("codes")), 1)
     high_up = 1.0 if len(grid) <= _APART else 0.04  # many lines would hide what they are drawn over
     for value in grid:
         axes.axvline(value, ymax=high_up, color="#1b1e24", linewidth=0.3, alpha=0.5)
     if counts:
         step = (high - low) / len(counts)
         at = [low + (i + 0.5) * step for i in range(len(counts))]
-        what = "weights" if "weights" in found else "codes"
+        what = "weights" if "weights" in histogram else "codes"
         density = [n / total / step for n in counts]
         axes.bar(at, density, step, color="#b9bfca", label=what)
-    if "values" in found and len(grid) > 1:
+    if "values" in histogram and len(grid) > 1:
         widths = _widths(grid, low, high)
-        density = [n / total / w for n, w in zip(found["values"], widths, strict=True)]
+        density = [n / total / w for n, w in zip(histogram["values"], widths, strict=True)]
         thin = 0.35 * min(b - a for a, b in pairwise(grid))
         axes.bar(grid, density, thin, color=COLORS[1], label="codes", zorder=3)
     axes.set(xlabel="steps of the block", ylabel="density", xlim=(low, high))
@@ -336,10 +338,10 @@ def _pareto(axes: "Axes", search: Mapping[str, Any]) -> None:
         for point in some:
             place = (point["bits"], point["quality"])
             text = point["name"][:20]
-            left = point["bits"] > (min(every) + max(every)) / 2  # the text is inside then
+            label_on_left = point["bits"] > (min(every) + max(every)) / 2  # the text is inside then
             axes.annotate(
-                text, place, (-3 if left else 3, -7), textcoords="offset points", size=5,
-                ha="right" if left else "left",
+                text, place, (-3 if label_on_left else 3, -7), textcoords="offset points", size=5,
+                ha="right" if label_on_left else "left",
             )  # fmt: skip
     axes.set(xlabel="bits per weight", ylabel=search["measure"])
     axes.legend(frameon=False, loc="lower right")

@@ -94,8 +94,8 @@ class CodeValues:
     @property
     def points(self) -> list[float]:
         """The values in order, each once."""
-        known = self.values[~self.values.isnan()]
-        return [float(each) for each in (known + 0.0).unique()]
+        numbers = self.values[~self.values.isnan()]
+        return [float(each) for each in (numbers + 0.0).unique()]
 
 
 @dataclass
@@ -143,32 +143,32 @@ class TensorMeasures:
 
     def to_dict(self) -> dict[str, Any]:
         """Figures for people, as plain data; what was not measured is left out."""
-        found: dict[str, Any] = {"at_ends": self.at_ends, "entropy": self.entropy}
+        data: dict[str, Any] = {"at_ends": self.at_ends, "entropy": self.entropy}
         if self.clipped is not None:
             sqnr = self.sqnr
-            found |= {
+            data |= {
                 "sqnr": sqnr if sqnr is not None and math.isfinite(sqnr) else None,
                 "exact": self.noise == 0 and not self.odd,
                 "max_error": self.largest,
                 "clipped": self.clipped / max(self.elements, 1),
             }
-        return found | ({"odd": self.odd} if self.odd else {})
+        return data | ({"odd": self.odd} if self.odd else {})
 
     def histogram(self) -> dict[str, Any]:
         """Counts as plain data: of each value of a small grid, else of each bin; and of floats."""
         values, points = self.grid.values, self.grid.points
         edges = self.grid.edges
-        found: dict[str, Any] = {"from": float(edges[0]), "to": float(edges[-1])}
+        data: dict[str, Any] = {"from": float(edges[0]), "to": float(edges[-1])}
         if len(points) <= _FEW:
-            found["values"] = [int(self.codes[values == point].sum()) for point in points]
+            data["values"] = [int(self.codes[values == point].sum()) for point in points]
         else:
-            known = ~values.isnan()
-            at = (torch.bucketize(values[known], edges) - 1).clamp(0, BINS - 1)
-            counts = torch.zeros(BINS, dtype=torch.int64).index_add_(0, at, self.codes[known])
-            found["codes"] = counts.tolist()
+            is_number = ~values.isnan()
+            at = (torch.bucketize(values[is_number], edges) - 1).clamp(0, BINS - 1)
+            counts = torch.zeros(BINS, dtype=torch.int64).index_add_(0, at, self.codes[is_number])
+            data["codes"] = counts.tolist()
         if self.weights is not None:
-            found |= {"weights": self.weights.tolist(), "beyond": self.beyond}
-        return found
+            data |= {"weights": self.weights.tolist(), "beyond": self.beyond}
+        return data
 
 
 def measure(
@@ -186,47 +186,49 @@ def measure(
     if source is not None and tuple(source.shape) != tuple(q.shape):
         raise ValueError(f"the float tensor has shape {tuple(source.shape)}, expected {q.shape}")
     grid = CodeValues.of(q)
-    found = TensorMeasures(grid, q.format, codes=torch.zeros(len(grid.values), dtype=torch.int64))
+    measures = TensorMeasures(
+        grid, q.format, codes=torch.zeros(len(grid.values), dtype=torch.int64)
+    )
     for cuts, slab, part in slabs(q, elements):
-        _add_codes(found, part)
+        _add_codes(measures, part)
         if source is not None:
-            _add_errors(found, part, rows(source, cuts, slab), before)
-    return found
+            _add_errors(measures, part, rows(source, cuts, slab), before)
+    return measures
 
 
-def _add_codes(found: TensorMeasures, part: QTensor) -> None:
+def _add_codes(measures: TensorMeasures, part: QTensor) -> None:
     bits = part.format.element.to_bits(part.codes).flatten().to(torch.int64)
-    found.codes += torch.bincount(bits, minlength=len(found.codes))
-    found.elements += bits.numel()
+    measures.codes += torch.bincount(bits, minlength=len(measures.codes))
+    measures.elements += bits.numel()
 
 
 def _add_errors(
-    found: TensorMeasures, part: QTensor, source: Tensor, before: Before | None
+    measures: TensorMeasures, part: QTensor, source: Tensor, before: Before | None
 ) -> None:
     x, values = source.to(torch.float32), part.dequantize()
     if before is not None:
         values = before.from_weight(values)
     a, b = x.double(), values.double()
     finite = a.isfinite() & b.isfinite()
-    found.odd += int((~finite & (a != b) & ~(a.isnan() & b.isnan())).sum())
+    measures.odd += int((~finite & (a != b) & ~(a.isnan() & b.isnan())).sum())
     a, error = torch.where(finite, a, 0.0), torch.where(finite, a - b, 0.0)
-    found.signal = (found.signal or 0.0) + float(a.square().sum())
-    found.noise = (found.noise or 0.0) + float(error.square().sum())
+    measures.signal = (measures.signal or 0.0) + float(a.square().sum())
+    measures.noise = (measures.noise or 0.0) + float(error.square().sum())
     largest = float(error.abs().amax()) if error.numel() else 0.0
-    found.largest = max(found.largest or 0.0, largest)
-    _add_places(found, part, x if before is None else before.to_weight(x))
+    measures.largest = max(measures.largest or 0.0, largest)
+    _add_places(measures, part, x if before is None else before.to_weight(x))
 
 
-def _add_places(found: TensorMeasures, part: QTensor, x: Tensor) -> None:
+def _add_places(measures: TensorMeasures, part: QTensor, x: Tensor) -> None:
     """Where the floats lie on the grid, and how many of them saturate."""
     y = reference.in_steps(x, part.qparams, part.format)
     zero = integer_scales.expand(part.qparams.zero_point, part.format, x.shape)
     # A block of zeros may have a step of 0: its elements are 0, and nothing saturates.
     y = y.masked_fill(y.isnan() & x.isfinite(), 0.0)
     inside = reference.in_range(x, part.qparams, part.format) | (y == 0)
-    found.clipped = (found.clipped or 0) + int((~inside & x.isfinite()).sum())
+    measures.clipped = (measures.clipped or 0) + int((~inside & x.isfinite()).sum())
     places = (y if zero is None else y + zero)[x.isfinite()]
-    low, high = float(found.grid.edges[0]), float(found.grid.edges[-1])
+    low, high = float(measures.grid.edges[0]), float(measures.grid.edges[-1])
     counts = torch.histc(places, BINS, low, high).to(torch.int64)  # of those within its ends
-    found.weights = counts if found.weights is None else found.weights + counts
-    found.beyond += places.numel() - int(counts.sum())
+    measures.weights = counts if measures.weights is None else measures.weights + counts
+    measures.beyond += places.numel() - int(counts.sum())

@@ -77,8 +77,8 @@ class ReportedModel(Closing):
             return sorted(set(self._model.files.values()))
         if self.path.is_dir():
             return sorted(each for kind in _KINDS for each in self.path.glob(kind))
-        if (found := _OF_MANY.fullmatch(self.path.name)) is not None:
-            return sorted(self.path.parent.glob(f"{escape(found[1])}-*-of-{found[2]}.gguf"))
+        if (match := _OF_MANY.fullmatch(self.path.name)) is not None:
+            return sorted(self.path.parent.glob(f"{escape(match[1])}-*-of-{match[2]}.gguf"))
         return [self.path]
 
     def rows(self) -> Iterator[Row]:
@@ -104,12 +104,12 @@ class ReportedModel(Closing):
         """
         if row.name not in self._checkpoint:
             raise FileError(f"{self.path} has no tensor of this name")
-        found = self._checkpoint[row.name]
-        values = found.dequantize() if isinstance(found, QTensor) else found
+        tensor = self._checkpoint[row.name]
+        values = tensor.dequantize() if isinstance(tensor, QTensor) else tensor
         if not values.is_floating_point():
             raise FileError(f"{self.path} has {values.dtype} there, expected floats")
         plain = self._layout(row.name) == "plain"
-        fitting = _laid(values, row.layout) if plain else values
+        fitting = _lay_out(values, row.layout) if plain else values
         if tuple(fitting.shape) != row.shape:
             shapes = f"{tuple(values.shape)}, not one that becomes {row.shape}"
             raise FileError(f"in {self.path} it has the shape {shapes}")
@@ -149,11 +149,11 @@ class ReportedModel(Closing):
         stored = name
         if self._is_ours(name):
             stored = self._model.parts_of(name)["codes"]
-        found = self._model.files.get(stored)
-        return found.name if found is not None else ""
+        file = self._model.files.get(stored)
+        return file.name if file is not None else ""
 
 
-def _laid(values: Tensor, layout: str) -> Tensor:
+def _lay_out(values: Tensor, layout: str) -> Tensor:
     """`to_stored`, or the values as they are where they do not fit the layout."""
     try:
         stored_shape(values.shape, layout)

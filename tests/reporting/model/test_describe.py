@@ -13,7 +13,7 @@ from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
 from blockscale.reporting.model import describe as describing
-from blockscale.reporting.model.describe import describe, told_ledger
+from blockscale.reporting.model.describe import describe, ledger_data
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def write(folder, **changes):
 
 
 def test_it_is_the_directorys(model):
-    told = told_ledger(model)
+    told = ledger_data(model)
     listed = json.loads((model / "blockscale_ledger.json").read_text())
     statuses = [entry["status"] for entry in listed["entries"]]
     assert told["counts"] == {s: statuses.count(s) for s in ("quantized", "kept", "skipped")}
@@ -138,8 +138,8 @@ def test_it_is_the_directorys(model):
 
 
 def test_files_and_directories_without_one_have_none(model, source):
-    assert told_ledger(source) is None
-    assert told_ledger(next(model.glob("*.safetensors"))) is None
+    assert ledger_data(source) is None
+    assert ledger_data(next(model.glob("*.safetensors"))) is None
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_files_and_directories_without_one_have_none(model, source):
 )
 def test_what_is_no_ledger_is_refused(tmp_path, changes, said):
     with pytest.raises(FileError, match=said):
-        told_ledger(write(tmp_path, **changes))
+        ledger_data(write(tmp_path, **changes))
 
 
 def test_a_field_of_a_later_version_is_passed_over(tmp_path):
-    assert told_ledger(write(tmp_path, entry={"later": 1}))["counts"]["quantized"] == 1
+    assert ledger_data(write(tmp_path, entry={"later": 1}))["counts"]["quantized"] == 1
 
 
 def test_names_are_printable(tmp_path):
-    told = told_ledger(write(tmp_path, entry={"name": "a\x1b[31m\u202eb", "notes": ["x\x07"]}))
+    told = ledger_data(write(tmp_path, entry={"name": "a\x1b[31m\u202eb", "notes": ["x\x07"]}))
     text = json.dumps(told, ensure_ascii=False)
     assert "\x1b" not in text
     assert "\u202e" not in text
