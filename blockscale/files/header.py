@@ -115,11 +115,11 @@ def _no_minus(text: str) -> int:
 
 def _read_metadata(data: Any) -> dict[str, str]:
     """What a file says about itself: text by text. null is none, as safetensors has it."""
-    found = {} if data is None else json_object(data, "its __metadata__")
-    for key, value in found.items():
+    texts = {} if data is None else json_object(data, "its __metadata__")
+    for key, value in texts.items():
         if not isinstance(value, str):
             raise ValueError(f"its __metadata__ has {quoted(key)}, whose value is not text")
-    return found
+    return texts
 
 
 def _read_spec(name: str, entry: Any, first: int) -> StoredTensor:
@@ -146,5 +146,5 @@ def _read_spec(name: str, entry: Any, first: int) -> StoredTensor:
     return StoredTensor(dtype, tuple(shape), end - begin, first + begin)
 
 
-def _sizes(found: Any) -> bool:
-    return isinstance(found, list) and all(type(n) is int and 0 <= n <= _MOST for n in found)
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n <= _MOST for n in value)

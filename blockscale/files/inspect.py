@@ -119,8 +119,8 @@ def _quantized(source: StoredModel, tensors: dict[str, StoredTensor]) -> Iterato
 def _plain(source: StoredModel, tensors: dict[str, StoredTensor]) -> Iterator[TensorSummary]:
     for name in source.plain():
         tensor = tensors[name]
-        known = tensor.torch_dtype
-        dtype = tensor.dtype if known is None else str(known).removeprefix("torch.")
+        torch_dtype = tensor.torch_dtype
+        dtype = tensor.dtype if torch_dtype is None else str(torch_dtype).removeprefix("torch.")
         file = source.files[name].name
         yield TensorSummary(
             name, dtype, tensor.shape, prod(tensor.shape), tensor.nbytes, False, file=file

@@ -53,8 +53,8 @@ def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) ->
     check_whole(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
-        with OpenFiles() as held:
-            fill(plain, renamed(plain, replace(opened(plain), held=held)))
+        with OpenFiles() as open_files:
+            fill(plain, renamed(plain, replace(opened(plain), held=open_files)))
     return model
 
 
@@ -79,14 +79,14 @@ def _put_in(model: nn.Module, source: StoredModel) -> Matches:
     every = (weights | biases | parameters | dense).values()
     quantized = {each for names in every for each in names}
     floats = match_floats(model, source, quantized, shared)
-    held = {
+    tensors = {
         each: bias
         for name, names in biases.items()
         for bias in [_for_model(model, source, names[0], name)]
         for each in names
     }
     outer_first = sorted(weights.items(), key=lambda item: min(n.count(".") for n in item[1]))
-    changes = [_replace_layers(model, source, names, name, held) for name, names in outer_first]
+    changes = [_replace_layers(model, source, names, name, tensors) for name, names in outer_first]
     changes += [_hold(model, source, names, name) for name, names in parameters.items()]
     changes += [_set(model, name, source.read([stored])[stored]) for name, stored in floats.items()]
     changes += [_fill_dense(model, source, name, each) for name in dense for each in dense[name]]
@@ -97,21 +97,21 @@ def _put_in(model: nn.Module, source: StoredModel) -> Matches:
 
 def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     """Name what the model could not take as it is in the file, and what the file does not fill."""
-    told: list[str] = []
+    lines: list[str] = []
     names = [each for group in dense.values() for each in group]
     if names:
-        told.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
+        lines.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
     owners = {name.removesuffix(".weight") for name in names}
     if lost := sorted(name for name in owners if source.metadata.formats(name)):
-        told.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
+        lines.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
     skeleton = {each.device.type for each in model.parameters()} == {"meta"}
     if empty and not skeleton:  # of one that was asked for on meta nothing is missing
-        told.append(
+        lines.append(
             f"these buffers are in no file and are still on the meta device: {', '.join(empty)}"
         )
-    if told:
-        warnings.warn(f"blockscale: {shown('; '.join(told), 4000)}", stacklevel=3)
+    if lines:
+        warnings.warn(f"blockscale: {shown('; '.join(lines), 4000)}", stacklevel=3)
 
 
 def _read(source: StoredModel, name: str) -> dict[str, Tensor]:
@@ -226,8 +226,8 @@ def _fill_dense(
     model: nn.Module, source: StoredModel, stored: str, name: str
 ) -> Callable[[], None]:
     values = read_quantized(source, stored).dequantize()
-    known = name in source.metadata.tensors or name in source.metadata.aliases
-    owner, _, attribute = (name if known else stored).rpartition(".")
+    is_ours = name in source.metadata.tensors or name in source.metadata.aliases
+    owner, _, attribute = (name if is_ours else stored).rpartition(".")
     before = source.before(owner)
     if before is not None and attribute == "weight":
         info = source.metadata.tensors[stored]
@@ -293,19 +293,19 @@ def renamed(model: nn.Module, source: StoredModel) -> StoredModel:
 
 
 def _warn_renamed(view: View, moves: Moves) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     if view.dense:
-        told.append(
+        lines.append(
             f"dequantized, because their codes cannot be joined as the model has them: "
             f"{_some(view.dense)}"
         )
     if view.lost:
-        told.append(f"the formats of their input and output are not applied: {_some(view.lost)}")
+        lines.append(f"the formats of their input and output are not applied: {_some(view.lost)}")
     for why in dict.fromkeys(moves.ignored.values()):
         names = [name for name in moves.ignored if moves.ignored[name] == why]
-        told.append(f"left out, because {why}: {_some(names)}")
-    if told:
-        warnings.warn(f"blockscale: {'; '.join(told)}", stacklevel=4)
+        lines.append(f"left out, because {why}: {_some(names)}")
+    if lines:
+        warnings.warn(f"blockscale: {'; '.join(lines)}", stacklevel=4)
 
 
 def _some(names: list[str]) -> str:
@@ -365,9 +365,9 @@ def _conv_of(model: nn.Module, source: StoredModel, norm: str, name: str) -> Any
     except AttributeError:
         conv = None
     if conv is None or quantized_class(conv) is None or not hasattr(conv, "out_channels"):
-        found = "is missing" if conv is None else f"is {kind_of(conv)}"
+        problem = "is missing" if conv is None else f"is {kind_of(conv)}"
         raise FileError(
-            f"{source.path}: the batch norm {norm} is folded into {name}, which {found} in this "
+            f"{source.path}: the batch norm {norm} is folded into {name}, which {problem} in this "
             f"model: build the model it was made from"
         )
     return conv

@@ -56,14 +56,14 @@ def match_quantized(
     ties what the file holds apart.
     """
     matches: Matches = {}
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name, info in source.metadata.tensors.items():
         parts = source.parts_of(name)  # raises FileError if a part is missing or odd
         tied = [n for n, original in source.metadata.aliases.items() if original == name]
         names = list(dict.fromkeys(each for n in (name, *tied) for each in shared.get(n, [n])))
         for each in names:
             _check_shape(source, each, _weight_shape(model, each), info.shape)
-        if other := next((taken[each] for each in names if each in taken), None):
+        if other := next((owners[each] for each in names if each in owners), None):
             others = source.parts_of(other)
             same = info == source.metadata.tensors[other]
             for part in parts if same else ():
@@ -71,29 +71,29 @@ def match_quantized(
             if not same:
                 _refuse_tie(source, name, other)
             continue
-        taken |= dict.fromkeys(names, name)
+        owners |= dict.fromkeys(names, name)
         matches[name] = names
     return _by_place(model, source, matches)
 
 
 def _by_place(model: nn.Module, source: StoredModel, matches: Matches) -> Quantized:
-    found = Quantized({}, {}, {}, {})
+    result = Quantized({}, {}, {}, {})
     for name, names in matches.items():
         layout = source.metadata.tensors[name].layout
         if all(_holds(model, each, layout) for each in names):
-            found.weights[name] = names
-    layers = {_owner(each) for names in found.weights.values() for each in names}
+            result.weights[name] = names
+    layers = {_owner(each) for names in result.weights.values() for each in names}
     for name, names in matches.items():
-        if name in found.weights:
+        if name in result.weights:
             continue
         holds = all(each == f"{_owner(each)}.bias" and _owner(each) in layers for each in names)
         if holds:
-            found.biases[name] = names
+            result.biases[name] = names
         elif all(_can_hold(model, source, each, name) for each in names):
-            found.parameters[name] = names
+            result.parameters[name] = names
         else:
-            found.dense[name] = names
-    return found
+            result.dense[name] = names
+    return result
 
 
 def _owner(name: str) -> str:
@@ -188,8 +188,8 @@ def _holds(model: nn.Module, name: str, layout: str) -> bool:
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     kind = quantized_class(module)
-    known = bool(owner) and attribute == "weight" and kind is not None
-    if not known or kind is None or kind.refuses(module) is not None:
+    is_weight = bool(owner) and attribute == "weight" and kind is not None
+    if not is_weight or kind is None or kind.refuses(module) is not None:
         return False
     return kind.layout_of(module) == layout
 
@@ -199,9 +199,9 @@ def _can_hold(model: nn.Module, source: StoredModel, name: str, stored: str) -> 
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     info = source.metadata.tensors[stored]
-    known = attribute in module._parameters and not looks_like_a_layer(module)
+    is_parameter = attribute in module._parameters and not looks_like_a_layer(module)
     weight = not isinstance(read_bias(info.format), SumInteger) and len(info.shape) > 1
-    return known and weight and source.before(owner) is None
+    return is_parameter and weight and source.before(owner) is None
 
 
 def _some(verb: str, names: list[str]) -> str:

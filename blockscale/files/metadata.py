@@ -188,10 +188,10 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
 def _check_layer(metadata: Metadata, name: str) -> None:
     parts, weight = metadata.layers[name], f"{name}.weight"
     _check_quantized(metadata, name, "has formats")
-    known = (*QUANTIZERS, "before")
-    if unknown := set(parts) - set(known):
+    names = (*QUANTIZERS, "before")
+    if unknown := set(parts) - set(names):
         raise ValueError(
-            f"layer {name!r}: unknown part {sorted(unknown)[0]!r}; choose from {', '.join(known)}"
+            f"layer {name!r}: unknown part {sorted(unknown)[0]!r}; choose from {', '.join(names)}"
         )
     for text in metadata.formats(name).values():
         _known(f"layer {name!r}", text)

@@ -29,11 +29,11 @@ def conversions_of(model: Any) -> list[Any]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
-    known = getattr(model, "_weight_conversions", None)
-    if known is not None:
-        return list(known)
-    found = get_model_conversion_mapping(model, add_legacy=False)
-    return [each for each in found if not isinstance(each, PrefixChange)]
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is not None:
+        return list(conversions)
+    mapping = get_model_conversion_mapping(model, add_legacy=False)
+    return [each for each in mapping if not isinstance(each, PrefixChange)]
 
 
 class Back:
@@ -69,29 +69,29 @@ class Back:
             return {}
         meta = {name: torch.empty(info.shape, device="meta")}
         shapes = {new: piece.shape for new, piece in move.converted(self._model, meta).items()}
-        made = carried(self._model, move, {name: info}, shapes)
-        found = {}
-        for new, each in (made or {}).items():
+        moved_tensors = carried(self._model, move, {name: info}, shapes)
+        tensors = {}
+        for new, each in (moved_tensors or {}).items():
             fmt = of_matrix(parse(each.info.format), each.info.shape)
-            held = {part: each.part(part, {name: parts[part]}) for part in each.parts}
-            found[self._renamed(new)] = from_parts(fmt, each.info.shape[-1], held)
-        return found
+            own_parts = {part: each.part(part, {name: parts[part]}) for part in each.parts}
+            tensors[self._renamed(new)] = from_parts(fmt, each.info.shape[-1], own_parts)
+        return tensors
 
     def plain(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """{name in checkpoints: a piece} of a tensor that is not quantized."""
         move = self._move(name)
         if move is None:
             return {self.name(name): tensor}
-        made = move.converted(self._model, {name: tensor})
-        return {self._renamed(new): piece for new, piece in made.items()}
+        tensors = move.converted(self._model, {name: tensor})
+        return {self._renamed(new): piece for new, piece in tensors.items()}
 
     def _move(self, name: str) -> Move | None:
         """What takes one tensor of the model apart; None where checkpoints have it as it is, or as
         a part of another."""
-        found = self._converter(name)
-        if found is None or len(found[2].source_patterns) > 1:
+        match = self._converter(name)
+        if match is None or len(match[2].source_patterns) > 1:
             return None
-        renamed, pattern, converter = found
+        renamed, pattern, converter = match
         return Move({pattern: (name,)}, renamed, converter)
 
     def _converter(self, name: str) -> tuple[str, str, Any] | None:

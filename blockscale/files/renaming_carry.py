@@ -43,15 +43,15 @@ class Gathered:
     def of(self, tensors: Mapping[str, Tensor], counts: Sequence[int]) -> Tensor:
         """The part, of {name: its part} with `counts` rows each. One piece is read at a time."""
         dtype, width = tensors[self.names[0]].dtype, prod(self.shape) // max(len(self.rows), 1)
-        made = torch.empty((len(self.rows), width), dtype=dtype, device="cpu")
+        rows = torch.empty((len(self.rows), width), dtype=dtype, device="cpu")
         order = self.rows.argsort(stable=True)
         ends = torch.tensor([0, *counts], device="cpu").cumsum(0)
         places = torch.searchsorted(self.rows[order], ends).tolist()
         for i, name in enumerate(self.names):
             goes = order[places[i] : places[i + 1]]
             piece = tensors[name].reshape(counts[i], width)
-            made[goes] = piece[self.rows[goes] - ends[i]]
-        return made.reshape(self.shape)
+            rows[goes] = piece[self.rows[goes] - ends[i]]
+        return rows.reshape(self.shape)
 
 
 class _Pieces(NamedTuple):
@@ -102,13 +102,13 @@ def carried(
     pieces = _pieces([infos[name] for name in names])
     if pieces is None:
         return None
-    made: dict[str, Carried] = {}
+    result: dict[str, Carried] = {}
     for name, rows in move.converted(model, _numbered(names, pieces)).items():
-        found = _carried(names, pieces, rows, tuple(targets[name]))
-        if found is None:
+        tensor = _carried(names, pieces, rows, tuple(targets[name]))
+        if tensor is None:
             return None
-        made[name] = found
-    return made
+        result[name] = tensor
+    return result
 
 
 def _pieces(infos: list[TensorInfo]) -> _Pieces | None:
@@ -228,13 +228,13 @@ def _columns(size: int, width: int) -> int:
 
 def _entries(pieces: _Pieces, part: str) -> Tensor:
     """Which row of entries of this part each row of the pieces has, all counted through."""
-    found: list[Tensor] = []
+    entries: list[Tensor] = []
     start, size = 0, pieces.sizes[part][-2]
     for count in pieces.matrices:
         own = torch.arange(count, device="cpu") // (size or max(count, 1))
-        found.append(own + start)
+        entries.append(own + start)
         start += -(-count // (size or max(count, 1)))
-    return torch.cat(found)
+    return torch.cat(entries)
 
 
 def _counts(pieces: _Pieces, part: str) -> tuple[int, ...]:

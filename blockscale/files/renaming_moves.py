@@ -40,8 +40,8 @@ class Move:
         converter = deepcopy(self.converter)
         for pattern, names in self.sources.items():
             converter.collected_tensors[pattern] = [tensors[name] for name in names]
-        made = converter.convert(self.first, model=model, config=model.config)
-        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+        result = converter.convert(self.first, model=model, config=model.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in result.items()}
 
 
 @dataclass(frozen=True)
@@ -170,5 +170,5 @@ class _Places:
     def why_ignored(self, name: str) -> str:
         """Why the model does not ask for a stored tensor, if it says so itself; else empty."""
         patterns = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        found = any(re.search(pattern, name) for pattern in patterns)
-        return "its class does not load it" if found else ""
+        is_listed = any(re.search(pattern, name) for pattern in patterns)
+        return "its class does not load it" if is_listed else ""

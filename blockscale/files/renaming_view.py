@@ -69,13 +69,13 @@ class View:
         quantized = {name: infos[to] for name, to in places.items() if to in infos}
         for name in quantized:
             self._check(name, places[name])
-        found = self._carried(move, quantized) if quantized else None
-        if found is None:
+        tensors = self._carried(move, quantized) if quantized else None
+        if tensors is None:
             self.dense += quantized
             self._convert(move, quantized)
-        for new, each in (found or {}).items():
+        for new, each in (tensors or {}).items():
             self._carry(new, each)
-        self._layers(move, list(found or {}))
+        self._layers(move, list(tensors or {}))
 
     def finish(self) -> RenamedModel:
         """The view, complete."""
@@ -83,8 +83,8 @@ class View:
         for alias, to in source.metadata.aliases.items():
             if alias in self._names and to in self._names:
                 self._metadata.aliases[self._names[alias]] = self._names[to]
-        files = {name: source.files[made.needs[0]] for name, made in self._made.items()}
-        kinds = {name: made.kind for name, made in self._made.items()}
+        files = {name: source.files[tensor.needs[0]] for name, tensor in self._made.items()}
+        kinds = {name: tensor.kind for name, tensor in self._made.items()}
         return RenamedModel(
             source.path, files, kinds, self._metadata, origin=source, made=self._made
         )

@@ -68,9 +68,9 @@ def describe(model: nn.Module) -> Metadata:
     for name, layer in model.named_modules(remove_duplicate=False):
         if not isinstance(layer, QLayer):
             continue
-        for part, held in (("weight", layer.qweight), ("bias", layer.quantized_bias)):
-            if held is not None:
-                _describe(metadata, first, f"{name}.{part}", held)
+        for part, quantized in (("weight", layer.qweight), ("bias", layer.quantized_bias)):
+            if quantized is not None:
+                _describe(metadata, first, f"{name}.{part}", quantized)
         parts = {"input": layer.input, "output": layer.output, "before": layer.before}
         formats = {part: each.fmt for part, each in parts.items() if each is not None}
         if formats:
@@ -79,13 +79,17 @@ def describe(model: nn.Module) -> Metadata:
     return metadata
 
 
-def _describe(metadata: Metadata, first: dict[int, str], name: str, held: QWeight | QBias) -> None:
+def _describe(
+    metadata: Metadata, first: dict[int, str], name: str, quantized: QWeight | QBias
+) -> None:
     """One quantized tensor; `first` holds the names under which others were met first."""
-    if first.setdefault(id(held), name) == name:
-        dtype = str(held.dtype).removeprefix("torch.")
-        metadata.tensors[name] = TensorInfo(held.fmt, tuple(held.shape), dtype, held.layout)
+    if first.setdefault(id(quantized), name) == name:
+        dtype = str(quantized.dtype).removeprefix("torch.")
+        metadata.tensors[name] = TensorInfo(
+            quantized.fmt, tuple(quantized.shape), dtype, quantized.layout
+        )
     else:
-        metadata.aliases[name] = first[id(held)]
+        metadata.aliases[name] = first[id(quantized)]
 
 
 def spellings(metadata: Metadata) -> set[str]:
@@ -152,10 +156,10 @@ def refuse_unfinished(model: nn.Module) -> None:
             raise ValueError(
                 f"{where} is a graph that is prepared and not converted: bs.graph.convert it first"
             )
-        known = module.meta.get("blockscale") if isinstance(module, GraphModule) else None
-        if isinstance(known, State) and known.stage != "imported":
+        info = module.meta.get("blockscale") if isinstance(module, GraphModule) else None
+        if isinstance(info, State) and info.stage != "imported":
             raise ValueError(
-                f"{where} is a {known.stage} graph, whose codes mean something in its program "
+                f"{where} is a {info.stage} graph, whose codes mean something in its program "
                 f"only: torch.export.save(torch.export.export(graph, example), path)"
             )
         if isinstance(module, QATLayer):

@@ -153,11 +153,11 @@ def open_stored_model(path: str | Path) -> StoredModel:
     """
     path = Path(path)
     files = shards(path)
-    found = read_headers(path, files)
+    headers = read_headers(path, files)
     if path.is_dir() and (path / INDEX).exists():
-        stored = {name: file.relative_to(path).as_posix() for name, file in found.files.items()}
+        stored = {name: file.relative_to(path).as_posix() for name, file in headers.files.items()}
         check_index(path / INDEX, stored)
-    return found
+    return headers
 
 
 def read_headers(path: Path, shards: Sequence[Path]) -> StoredModel:
@@ -202,8 +202,8 @@ def read_index(index: Path) -> dict[str, str]:
     Raises FileError if it is no index, or names what is no safetensors file or lies elsewhere.
     """
     try:
-        found = json_object(read_json(index, most=LARGEST), index)
-        names = json_object(found["weight_map"], "its weight_map")
+        data = json_object(read_json(index, most=LARGEST), index)
+        names = json_object(data["weight_map"], "its weight_map")
         if not names or not all(isinstance(name, str) for name in names.values()):
             raise ValueError("it names no files")
     except KeyError:
@@ -227,9 +227,9 @@ def check_index(index: Path, stored: Mapping[str, str]) -> None:
     listed = read_index(index)
     for name in listed.keys() | stored.keys():
         if listed.get(name) != stored.get(name):
-            told = f"is in {listed[name]}" if name in listed else "is nowhere"
+            place = f"is in {listed[name]}" if name in listed else "is nowhere"
             there = f"is in {stored[name]}" if name in stored else "is in none of them"
             raise FileError(
-                f"{index} says that {quoted(name)} {told}, but it {there}: download or copy the "
+                f"{index} says that {quoted(name)} {place}, but it {there}: download or copy the "
                 f"model again"
             )

@@ -57,13 +57,13 @@ def headers_kept() -> Iterator[None]:
 
 
 def _parsed(text: bytes) -> Header:
-    known = _kept.get()
-    if known is None:
+    headers = _kept.get()
+    if headers is None:
         return parse_header(text)
     digest = blake2b(text).digest()
-    if digest not in known:
-        known[digest] = parse_header(text)
-    return known[digest]
+    if digest not in headers:
+        headers[digest] = parse_header(text)
+    return headers[digest]
 
 
 class Reader(Closing):
@@ -142,14 +142,14 @@ class Reader(Closing):
             yield chunk
 
     def _fill(self, target: memoryview, start: int) -> None:
-        done = 0
-        while done < len(target):
-            count = self._read(target[done : done + _CHUNK], start + done)
+        so_far = 0
+        while so_far < len(target):
+            count = self._read(target[so_far : so_far + _CHUNK], start + so_far)
             if not count:
                 raise FileError(
-                    f"{self.path}: ends at byte {start + done}: it was truncated while being read"
+                    f"{self.path}: ends at byte {start + so_far}: it was truncated while being read"
                 )
-            done += count
+            so_far += count
 
     def _read(self, target: memoryview, start: int) -> int:
         """Fill the beginning of `target`; returns how many bytes came."""
@@ -201,10 +201,10 @@ class StreamWriter(Closing):
             writer._file = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
         except OSError as error:
             raise FileError(f"{path} cannot be written ({error.strerror})") from None
-        found = os.fstat(writer._file).st_size
-        if found != size:
+        size_there = os.fstat(writer._file).st_size
+        if size_there != size:
             os.close(writer._file)
-            raise FileError(f"{path} has {found} bytes, expected {size} as it was begun")
+            raise FileError(f"{path} has {size_there} bytes, expected {size} as it was begun")
         return writer
 
     def close(self) -> None:
@@ -224,9 +224,9 @@ class StreamWriter(Closing):
         self._put(data, tensor.start + offset)
 
     def _put(self, data: memoryview, start: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file, data[done:], start + done)
+        written_bytes = 0
+        while written_bytes < len(data):
+            written_bytes += os.pwrite(self._file, data[written_bytes:], start + written_bytes)
 
     def sync(self) -> None:
         """Return when what was written is on the disk."""

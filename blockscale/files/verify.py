@@ -55,17 +55,17 @@ def verify(path: str | Path, progress: Progress | None = None) -> Verification:
     path, progress = Path(path), progress or Progress()
     listed = _listed(path)
     progress.start(sum(size for size, _ in listed.values()), 0)
-    found = Verification(path)
+    result = Verification(path)
     for name, (size, digest) in listed.items():
         if reason := _wrong(path / name, size, digest, progress):
-            found.wrong[name] = reason
+            result.wrong[name] = reason
         else:
-            found.proved[name] = size
+            result.proved[name] = size
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if not (file.is_dir() and not file.is_symlink()) and name not in listed and name != LEDGER:
-            found.wrong[name] = "is not in the ledger"
-    return found
+            result.wrong[name] = "is not in the ledger"
+    return result
 
 
 def reproduce(
@@ -81,12 +81,12 @@ def reproduce(
     has no digests to compare with.
     """
     path, progress = Path(path), progress or Progress()
-    found = verify(path, progress)
-    if found.wrong:
-        return found
-    told = _ledger(path)
+    result = verify(path, progress)
+    if result.wrong:
+        return result
+    ledger = _ledger(path)
     try:
-        recipe, seed = Recipe.from_dict(told["recipe"]), told["seed"]
+        recipe, seed = Recipe.from_dict(ledger["recipe"]), ledger["seed"]
     except (KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path / LEDGER} has no recipe and seed ({error!r})") from None
     if recipe.calibration is not None:
@@ -104,7 +104,7 @@ def reproduce(
             again, now = _listed(folder / "out"), _releases(_ledger(folder / "out"))
         finally:
             discard(folder)
-    then = _releases(told)
+    then = _releases(ledger)
     how = "" if then == now else f" (by {now}; the ledger is of {then})"
     return _compared(path, _listed(path), again, how)
 
@@ -112,7 +112,7 @@ def reproduce(
 def _compared(
     path: Path, listed: dict[str, tuple[int, str]], again: dict[str, tuple[int, str]], how: str
 ) -> Verification:
-    found = Verification(path)
+    result = Verification(path)
     for name in sorted(listed.keys() | again.keys()):
         if name not in again or name not in listed:
             there = (
@@ -120,17 +120,17 @@ def _compared(
                 if name in listed
                 else ("was reproduced, but is not in the ledger")
             )
-            found.wrong[name] = there + how
+            result.wrong[name] = there + how
         elif listed[name] != again[name]:
-            found.wrong[name] = "was reproduced with different bytes" + how
+            result.wrong[name] = "was reproduced with different bytes" + how
         else:
-            found.proved[name] = listed[name][0]
-    return found
+            result.proved[name] = listed[name][0]
+    return result
 
 
-def _releases(told: dict[str, Any]) -> str:
+def _releases(ledger: dict[str, Any]) -> str:
     """What a ledger says that it was written by."""
-    return f"blockscale {shown(told.get('blockscale'))}, torch {shown(told.get('torch'))}"
+    return f"blockscale {shown(ledger.get('blockscale'))}, torch {shown(ledger.get('torch'))}"
 
 
 def _ledger(path: Path) -> dict[str, Any]:
@@ -141,14 +141,14 @@ def _ledger(path: Path) -> dict[str, Any]:
 
 def _listed(path: Path) -> dict[str, tuple[int, str]]:
     """{file: (bytes, SHA-256)} of a ledger. Raises FileError where it lists none."""
-    told = _ledger(path)
-    if "files" not in told:
+    ledger = _ledger(path)
+    if "files" not in ledger:
         raise FileError(
             f"{path / LEDGER} has no digests: release 0.1.0 wrote it, which stored none. "
             f"Nothing in {path} can be verified or reproduced: quantize the float model again"
         )
     listed = {}
-    for name, entry in json_object(told["files"], "its files").items():
+    for name, entry in json_object(ledger["files"], "its files").items():
         about = json_object(entry, f"the entry of {quoted(name)}")
         size, digest = about.get("bytes"), about.get("sha256")
         parts = PurePosixPath(name).parts

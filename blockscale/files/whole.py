@@ -43,10 +43,10 @@ def written_whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     with ExitStack() as locks:
         try:
-            made = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            _lock(made, locks)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            _lock(descriptor, locks)
             # What the umask lets others do; some writers make a new file that others cannot read.
-            mode = os.fstat(made).st_mode
+            mode = os.fstat(descriptor).st_mode
             yield temporary
             temporary.chmod(mode)
             written = os.open(temporary, os.O_RDONLY)

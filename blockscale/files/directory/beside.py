@@ -33,10 +33,10 @@ class SideFile(NamedTuple):
 
 def known(path: Path) -> SideFile | None:
     """What a name says; None for one that is none of ours."""
-    if found := _OURS.fullmatch(path.name):
-        return SideFile(found[2] or "work", found[1], found[3])
-    if found := _OTHER.fullmatch(path.name):
-        return SideFile(found[3], found[1], found[2])
+    if match := _OURS.fullmatch(path.name):
+        return SideFile(match[2] or "work", match[1], match[3])
+    if match := _OTHER.fullmatch(path.name):
+        return SideFile(match[3], match[1], match[2])
     return None
 
 
@@ -78,8 +78,8 @@ def free_name(path: Path) -> Path:
 
 def beside(target: Path) -> list[Path]:
     """What lies beside a target under a name of ours, and is for it."""
-    found = target.parent.glob(f".{escape(target.name)}.*")
-    return sorted(path for path in found if (k := known(path)) and k.out == target.name)
+    paths = target.parent.glob(f".{escape(target.name)}.*")
+    return sorted(path for path in paths if (k := known(path)) and k.out == target.name)
 
 
 def waiting(target: Path) -> list[Path]:

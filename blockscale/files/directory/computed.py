@@ -50,10 +50,10 @@ def computed_weights(files: ModelFiles) -> dict[str, ComputedWeight]:
             where |= dict.fromkeys(reader.tensors, shard)
             tensors |= reader.tensors
             shared |= {*reader.metadata.values()}  # of two layers, as save_model writes them
-    found = stored_computed({name: each.shape for name, each in tensors.items()})
+    weights = stored_computed({name: each.shape for name, each in tensors.items()})
     return {
         name: _weight(each, tensors, where)
-        for name, each in found.items()
+        for name, each in weights.items()
         if _one_dtype([tensors[part] for part in each.parts]) and not shared & {*each.parts}
     }
 

@@ -24,26 +24,26 @@ Decided = tuple[Entry, TensorInfo | None]
 
 
 def decide(
-    name: str, source: StoredTensor, recipe: Recipe, known: DirectoryFacts, biased: set[str]
+    name: str, source: StoredTensor, recipe: Recipe, facts: DirectoryFacts, biased: set[str]
 ) -> Decided:
     """The ledger's entry for a tensor, and how it is stored, if it is quantized.
 
     biased: the layers whose weight is quantized, and whose bias therefore may be.
     """
-    computed = known.computed.get(name)
+    computed = facts.computed.get(name)
     if computed is not None:
-        entry, info = _decide_weight(name, source, recipe, known)
+        entry, info = _decide_weight(name, source, recipe, facts)
         return _folded(entry, computed), info
-    whole = known.whole(name)
+    whole = facts.whole(name)
     if whole != name:  # of a layer that goes on computing its weight
-        kind, _, outcome = judge(whole, known.computed[whole].tensor, recipe, known)
+        kind, _, outcome = judge(whole, facts.computed[whole].tensor, recipe, facts)
         return _entry(name, kind, outcome.status, source, outcome.reason), None
     # a pattern covers what is below the names it matches: this name stands for the layer's too
     scheme, _ = recipe.decide(name)
     layer, _, attribute = name.rpartition(".")
     if scheme.bias is not None and attribute == "bias" and layer in biased:
         return _decide_bias(name, source, scheme.bias)
-    return _decide_weight(name, source, recipe, known)
+    return _decide_weight(name, source, recipe, facts)
 
 
 def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
@@ -55,9 +55,9 @@ def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
 
 
 def _decide_weight(
-    name: str, source: StoredTensor, recipe: Recipe, known: DirectoryFacts
+    name: str, source: StoredTensor, recipe: Recipe, facts: DirectoryFacts
 ) -> Decided:
-    kind, layout, outcome = settled(name, source, recipe, known)
+    kind, layout, outcome = settled(name, source, recipe, facts)
     fmt, scheme = outcome.format, outcome.scheme
     if fmt is None:
         return _entry(name, kind, outcome.status, source, outcome.reason), None
@@ -66,25 +66,25 @@ def _decide_weight(
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
-    told: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.told}
+    details: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.told}
     if is_layer(name, kind):
-        for part, given in (("input", scheme.input), ("output", scheme.output)):
-            if given is not None and given.unchosen:
+        for part, each in (("input", scheme.input), ("output", scheme.output)):
+            if each is not None and each.unchosen:
                 raise ValueError(
-                    f"the {part} of {name} cannot be quantized in {given}: {given.unchosen}: "
+                    f"the {part} of {name} cannot be quantized in {each}: {each.unchosen}: "
                     "bs.calibrate can choose it from data, or use a format that chooses its "
                     "own"
                 )
-        told |= {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
-    return _entry(name, kind, outcome.status, source, outcome.reason, **told), info
+        details |= {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
+    return _entry(name, kind, outcome.status, source, outcome.reason, **details), info
 
 
 def _decide_bias(name: str, source: StoredTensor, fmt: BiasFormat) -> Decided:
     """The bias of a layer whose weight is quantized."""
     reason = why_not_vector(source, fmt)
     if reason:
-        told = f"bias left in float: {reason}"
-        return _entry(name, "bias", "skipped", source, told), None
+        reason_of_note = f"bias left in float: {reason}"
+        return _entry(name, "bias", "skipped", source, reason_of_note), None
     info = TensorInfo(str(fmt), source.shape, str(source.torch_dtype).removeprefix("torch."))
     size = sum(sized(*part).nbytes for part in info.parts().values())
     entry = _entry(name, "bias", "quantized", source)

@@ -24,13 +24,13 @@ def file_digest(path: Path, stop: Callable[[], bool] | None = None) -> str:
     """
     if path.is_symlink():
         raise FileError(f"{path} is a link, expected a file: delete it")
-    found, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while size := file.readinto(buffer):
             if stop is not None and stop():
                 raise InterruptedError(f"{path} was not read to its end")
-            found.update(buffer[:size])  # hashlib lets other threads run meanwhile
-    return found.hexdigest()
+            digest.update(buffer[:size])  # hashlib lets other threads run meanwhile
+    return digest.hexdigest()
 
 
 class Digests(Closing):

@@ -110,24 +110,24 @@ def known_of(files: ModelFiles, recipe: Recipe) -> DirectoryFacts:
                     biases[each.removesuffix(".bias")] = source.shape[0]
     types, computed = types_of(files.config), computed_weights(files)
     tied = tied_in(files)
-    known = DirectoryFacts(has_conv1d(files.config), biases, types, computed, tied=tied)
+    facts = DirectoryFacts(has_conv1d(files.config), biases, types, computed, tied=tied)
     folded = {
         each.computed.owner
         for name, each in computed.items()
-        if judge(name, each.tensor, recipe, known).outcome.format is not None
+        if judge(name, each.tensor, recipe, facts).outcome.format is not None
     }
-    return known._replace(folded=frozenset(folded))
+    return facts._replace(folded=frozenset(folded))
 
 
-def judge(name: str, tensor: StoredTensor, recipe: Recipe, known: DirectoryFacts) -> Eligibility:
+def judge(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:
     """What becomes of tensor `name` by itself; `settled` says what becomes of it with those that it
     is tied to."""
-    kind, layout = _kind(name, tensor.shape, known)
-    return Eligibility(kind, layout, decide(_described(name, tensor, kind, layout, known), recipe))
+    kind, layout = _kind(name, tensor.shape, facts)
+    return Eligibility(kind, layout, decide(_described(name, tensor, kind, layout, facts), recipe))
 
 
 def _described(
-    name: str, tensor: StoredTensor, kind: str, layout: str, known: DirectoryFacts
+    name: str, tensor: StoredTensor, kind: str, layout: str, facts: DirectoryFacts
 ) -> Weight:
     """A tensor of a file, as decisions know it."""
     dtype, shape = tensor.torch_dtype or tensor.dtype, tensor.shape
@@ -146,7 +146,7 @@ def _described(
         shape=shape,
         dtype=dtype,
         layout=layout,
-        parts=1 if kind == "convolution" else stacked(name, shape, known.types).parts,
+        parts=1 if kind == "convolution" else stacked(name, shape, facts.types).parts,
         stays=stays or (VECTOR if kind == "vector" else ""),
         refused=why_not_dtype(dtype) or _UNKNOWN.get(kind, ""),
     )
@@ -157,30 +157,30 @@ def is_layer(name: str, kind: str) -> bool:
     return kind in LAYERS and name.endswith(".weight")
 
 
-def settled(name: str, tensor: StoredTensor, recipe: Recipe, known: DirectoryFacts) -> Eligibility:
+def settled(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:
     """The same, where the weight is that of other layers as well: they share its codes, or none of
     them is quantized."""
-    found = judge(name, tensor, recipe, known)
-    tied = known.tied.get(name, ())
-    if found.outcome.format is None or not tied:
-        return found
-    every = {name: found} | {other: judge(other, tensor, recipe, known) for other in tied}
-    wanted = {_layer(n): codes_of(each.outcome, each.layout) for n, each in every.items()}
-    reason = why_tied(_layer(name), wanted)
-    return found._replace(outcome=Outcome("skipped", reason)) if reason else found
+    verdict = judge(name, tensor, recipe, facts)
+    tied = facts.tied.get(name, ())
+    if verdict.outcome.format is None or not tied:
+        return verdict
+    every = {name: verdict} | {other: judge(other, tensor, recipe, facts) for other in tied}
+    codes = {_layer(n): codes_of(each.outcome, each.layout) for n, each in every.items()}
+    reason = why_tied(_layer(name), codes)
+    return verdict._replace(outcome=Outcome("skipped", reason)) if reason else verdict
 
 
 def _layer(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def biased_layers(files: ModelFiles, recipe: Recipe, known: DirectoryFacts) -> set[str]:
+def biased_layers(files: ModelFiles, recipe: Recipe, facts: DirectoryFacts) -> set[str]:
     """The layers of all shards whose weight is quantized, and whose bias therefore may be."""
     layers: set[str] = set()
     for name in files.shards:
         with Reader(files.root / name) as reader:
-            for each, source in known.shown(name, reader.tensors).items():
-                kind, _, outcome = settled(each, source, recipe, known)
+            for each, source in facts.shown(name, reader.tensors).items():
+                kind, _, outcome = settled(each, source, recipe, facts)
                 if outcome.format is not None and is_layer(each, kind):
                     layers.add(each.removesuffix(".weight"))
     return layers
@@ -207,7 +207,7 @@ def why_not_vector(tensor: StoredTensor, fmt: BiasFormat) -> str:
     return why_not_bias_format(tensor.shape, fmt)
 
 
-def _kind(name: str, shape: tuple[int, ...], known: DirectoryFacts) -> tuple[str, str]:
+def _kind(name: str, shape: tuple[int, ...], facts: DirectoryFacts) -> tuple[str, str]:
     """(what it seems to be, its layout)."""
     module, _, last = name.rpartition(".")
     weight, rank = last == "weight", len(shape)
@@ -218,12 +218,12 @@ def _kind(name: str, shape: tuple[int, ...], known: DirectoryFacts) -> tuple[str
     if rank < 2 or (flat and (long or not weight)):
         return "vector", "plain"
     if rank == 2:
-        transposed = known.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
+        transposed = facts.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
         return "matrix", "transposed" if transposed else "plain"
     short = rank == 3 and shape[-1] <= _LONGEST_KERNEL and not _EXPERTS.search(module)
-    if weight and (rank in (4, 5) or short or (rank == 3 and name in known.computed)):
-        return "convolution", _convolution(shape, known.biases.get(module))
-    return ("stack", stacked(name, shape, known.types).layout) if rank == 3 else ("tensor", "plain")
+    if weight and (rank in (4, 5) or short or (rank == 3 and name in facts.computed)):
+        return "convolution", _convolution(shape, facts.biases.get(module))
+    return ("stack", stacked(name, shape, facts.types).layout) if rank == 3 else ("tensor", "plain")
 
 
 def _convolution(shape: tuple[int, ...], bias: int | None) -> str:

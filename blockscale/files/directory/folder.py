@@ -128,12 +128,12 @@ def make_own(path: Path) -> None:
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         what = "is a link or a file, expected the working folder of a run"
-    elif found.st_uid != os.geteuid():
-        what = f"belongs to another user ({found.st_uid})"
-    elif found.st_mode & 0o022:
+    elif status.st_uid != os.geteuid():
+        what = f"belongs to another user ({status.st_uid})"
+    elif status.st_mode & 0o022:
         what = "is writable by other users"
     else:
         return

@@ -92,13 +92,13 @@ class Journal:
 
     def absorb(self, other: Path) -> None:
         """Take over what another journal has, and delete it."""
-        found = Journal(other)
+        journal = Journal(other)
         entries: list[dict[str, Any]] = [
             {"shard": shard, "tensor": tensor, "notes": notes}
-            for shard, tensors in found._done.items()
+            for shard, tensors in journal._done.items()
             for tensor, notes in tensors.items()
         ]
-        digests = found._digests.items()
+        digests = journal._digests.items()
         self._append([*entries, *({"shard": s, "digest": digest} for s, digest in digests)])
         other.unlink(missing_ok=True)
 

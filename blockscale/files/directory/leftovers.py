@@ -61,25 +61,25 @@ def find_leftovers(path: str | Path) -> list[Leftover]:
         raise FileError(
             f"{target.parent} is not a directory: name an output, or the directory of one"
         )
-    found = beside(target)
+    paths = beside(target)
     if target.is_dir():
-        found += sorted(each for each in target.iterdir() if known(each))
-    return [each for path in found if (each := _look(path)) is not None]
+        paths += sorted(each for each in target.iterdir() if known(each))
+    return [each for path in paths if (each := _look(path)) is not None]
 
 
 def _look(path: Path) -> Leftover | None:
     """What a leftover is; None for one that is gone meanwhile."""
-    found = known(path)
-    assert found is not None, path
+    side_file = known(path)
+    assert side_file is not None, path
     try:
         status = path.lstat()
         changed = _last_change(path)
-        what = _WHAT[found.kind]
-        if found.kind == "work" and is_finished(path, LEDGER):
+        what = _WHAT[side_file.kind]
+        if side_file.kind == "work" and is_finished(path, LEDGER):
             what = "a finished run that was not moved into place"
         owner = _owner(status.st_uid)
         seconds = max(time.time() - changed, 0.0)
-        keep = _why_kept(path, found.kind, seconds)
+        keep = _why_kept(path, side_file.kind, seconds)
         return Leftover(path, what, allocated(path), seconds, owner, keep)
     except FileNotFoundError:
         return None
@@ -107,13 +107,13 @@ def _why_kept(path: Path, kind: str, seconds: float) -> str:
 def delete(leftover: Leftover) -> bool:
     """Delete what can be, looked at once more under its lock. Returns whether it is gone."""
     path = leftover.path
-    found = known(path)
+    side_file = known(path)
     now = _look(path)
-    if found is None or now is None or now.keep:
+    if side_file is None or now is None or now.keep:
         return now is None
-    if found.kind in ("work", "again"):
+    if side_file.kind in ("work", "again"):
         with locked(path):
-            if _keeps(path, found.kind):
+            if _keeps(path, side_file.kind):
                 return False
             discard(path)
     elif path.is_file() and not path.is_symlink():

@@ -54,8 +54,8 @@ def find_files(path: Path) -> ModelFiles:
     weights = _shards(path, index)
     config = _read_json(path / CONFIG, once=False, finite=False)  # Mamba's has Infinity
     if quantized := (config or {}).get("quantization_config"):
-        known = isinstance(quantized, dict)
-        method = known and (quantized.get("quant_method") or quantized.get("method"))
+        is_ours = isinstance(quantized, dict)
+        method = is_ours and (quantized.get("quant_method") or quantized.get("method"))
         raise FileError(
             f"{path / CONFIG} says that the weights are already quantized, by {method or '?'}: "
             f"quantize the float model"
@@ -73,10 +73,10 @@ def _read_json(path: Path, **rules: Any) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = read_json(path, **rules)
+        data = read_json(path, **rules)
     except FileError as error:
         raise FileError(f"{error}: download or copy it again") from None
-    return json_object(found, path)
+    return json_object(data, path)
 
 
 def _shards(path: Path, index: dict[str, Any] | None) -> tuple[str, ...]:
@@ -115,13 +115,13 @@ def _check_lengths(path: Path) -> None:
             )
 
 
-def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _others(root: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(name, why it is left out or "") of every file that is not a shard."""
-    known = {*taken, INDEX, CONFIG}
+    own = {*names, INDEX, CONFIG}
     tensors: set[str] | None = None
     for path in _walk(root, frozenset()):
         name = path.relative_to(root).as_posix()
-        if name in known:
+        if name in own:
             continue
         if path.is_dir():
             yield name, "a hidden folder, such as .git or a download cache"
@@ -134,7 +134,7 @@ def _others(root: Path, taken: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         elif any(fnmatch(path.name, pattern) for pattern in OTHER_WEIGHTS):
             yield name, "the float weights in another format"
         elif path.parent == root and path.suffix == ".safetensors":
-            tensors = tensors if tensors is not None else set(_tensors(root, taken))
+            tensors = tensors if tensors is not None else set(_tensors(root, names))
             same = set(_tensors(root, (name,))) <= tensors
             yield name, "a second copy of the weights" if same else ""
         else:

@@ -133,9 +133,9 @@ def check_names(target: Path, files: Iterable[str]) -> None:
     for path in (*beside, *(work / "out" / f"{name}{PARTIAL}" for name in files)):
         for part in path.relative_to(there).parts:
             if (size := len(os.fsencode(part))) > most:
-                named = target.name if path in beside else part.removesuffix(PARTIAL)
+                output = target.name if path in beside else part.removesuffix(PARTIAL)
                 raise FileError(
-                    f"the name {quoted(named)} is too long: a run needs a file {quoted(part)} "
+                    f"the name {quoted(output)} is too long: a run needs a file {quoted(part)} "
                     f"of {size} bytes, and names on the disk of {there} have at most {most}; "
                     "choose a shorter one"
                 )

@@ -114,17 +114,17 @@ def make_plan(
     """
     with headers_kept():
         files = find_files(source)
-        known = known_of(files, recipe)
-        biased = biased_layers(files, recipe, known) if recipe.has_biases else set()
-        planned = [_plan_shard(files, name, recipe, known, biased) for name in files.shards]
+        facts = known_of(files, recipe)
+        biased = biased_layers(files, recipe, facts) if recipe.has_biases else set()
+        planned = [_plan_shard(files, name, recipe, facts, biased) for name in files.shards]
     shards, entries = join(
         [shard for shard, _ in planned],
         [entry for _, of_shard in planned for entry in of_shard],
-        recipe, known,
+        recipe, facts,
     )  # fmt: skip
     _check_names(files, shards)
-    others = [name for tied in known.tied.values() for name in tied]
-    unmatched = recipe.unmatched([*(entry.name for entry in entries), *known.computed, *others])
+    others = [name for tied in facts.tied.values() for name in tied]
+    unmatched = recipe.unmatched([*(entry.name for entry in entries), *facts.computed, *others])
     ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out, notes=notes)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
@@ -135,7 +135,7 @@ def make_plan(
 
 
 def _plan_shard(
-    files: ModelFiles, name: str, recipe: Recipe, known: DirectoryFacts, biased: set[str]
+    files: ModelFiles, name: str, recipe: Recipe, facts: DirectoryFacts, biased: set[str]
 ) -> tuple[ShardPlan, list[Entry]]:
     path = files.root / name
     with Reader(path) as reader:
@@ -145,27 +145,27 @@ def _plan_shard(
     tied = {alias: to for alias, to in described.items() if to in sources and alias not in sources}
     metadata = Metadata(aliases=tied)  # as safetensors.torch.save_model writes them
     tensors, entries = [], []
-    for each, source in known.shown(name, sources).items():
-        entry, info = decide(each, source, recipe, known, biased)
+    for each, source in facts.shown(name, sources).items():
+        entry, info = decide(each, source, recipe, facts, biased)
         if info is not None:
             metadata.tensors[each] = info
             if formats := layer_formats(entry):
                 metadata.layers[each.removesuffix(".weight")] = formats
-            for other in known.tied.get(each, ()):
+            for other in facts.tied.get(each, ()):
                 if formats := tied_formats(other, recipe):
                     metadata.aliases[other] = each
                     metadata.layers[other.removesuffix(".weight")] = formats
         profile = recipe.decide(each)[0].profile if entry.weight else None
         if profile is not None and info is not None:
             profile = for_rows(profile, stored_shape(info.shape, info.layout))
-        tensors.append(TensorPlan(each, source, info, known.computed.get(each), profile))
+        tensors.append(TensorPlan(each, source, info, facts.computed.get(each), profile))
         entries.append(entry)
     header, placed = lay_out(_written(path, tensors), described | metadata.encode())
     return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
 
 
 def join(
-    shards: Sequence[ShardPlan], entries: Sequence[Entry], recipe: Recipe, known: DirectoryFacts
+    shards: Sequence[ShardPlan], entries: Sequence[Entry], recipe: Recipe, facts: DirectoryFacts
 ) -> tuple[tuple[ShardPlan, ...], list[Entry]]:
     """The tensors that share their outer scale know each other, and their entries say so."""
     tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
@@ -174,12 +174,12 @@ def join(
     for layer, name in layers.items():
         tensor, info = tensors[name], tensors[name].info
         if info is not None and not name.endswith(".bias"):
-            parts = stacked(name, info.shape, known.types).parts_that_share
+            parts = stacked(name, info.shape, facts.types).parts_that_share
             stored = stored_shape(info.shape, info.layout)
             members[layer] = Member(parse(info.format), stored, tensor.profile, parts)
     groups, alone = sharing(layers, members, recipe.fused)
     joined = {layers[a]: tuple(layers[b] for b in group) for a, group in groups.items()}
-    told = {
+    about = {
         layers[layer]: told_sharing(layer, groups.get(layer, ()), alone.get(layer, ""))
         for layer in {*groups, *alone}
     }
@@ -189,11 +189,11 @@ def join(
         return replace(tensor, joined=others) if others else tensor
 
     def telling(entry: Entry) -> Entry:
-        details = ", ".join(filter(None, [entry.details, told.get(entry.name, "")]))
+        details = ", ".join(filter(None, [entry.details, about.get(entry.name, "")]))
         return entry if details == entry.details else replace(entry, details=details)
 
-    made = [replace(shard, tensors=tuple(map(knowing, shard.tensors))) for shard in shards]
-    return tuple(made), [telling(entry) for entry in entries]
+    new_shards = [replace(shard, tensors=tuple(map(knowing, shard.tensors))) for shard in shards]
+    return tuple(new_shards), [telling(entry) for entry in entries]
 
 
 def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
@@ -205,10 +205,10 @@ def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTenso
             parts = {
                 f"{tensor.name}.{part}": sized(*kind) for part, kind in tensor.info.parts().items()
             }
-        if taken := sorted(written.keys() & parts.keys()):
-            owner = taken[0].rpartition(".")[0]
+        if twice := sorted(written.keys() & parts.keys()):
+            owner = twice[0].rpartition(".")[0]
             raise FileError(
-                f"{path} has a tensor {taken[0]!r}, a name that a part of the quantized "
+                f"{path} has a tensor {twice[0]!r}, a name that a part of the quantized "
                 f"{owner!r} needs: skip {owner!r} in the recipe"
             )
         written |= parts
@@ -243,6 +243,6 @@ def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:
         (shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards
     ]
     joined = sorted({tensor.joined for shard in shards for tensor in shard.tensors} - {()})
-    told = [VERSION, recipe.to_dict(), seed, sources] + [joined] * bool(joined)
-    text = json.dumps(told)
+    data = [VERSION, recipe.to_dict(), seed, sources] + [joined] * bool(joined)
+    text = json.dumps(data)
     return hashlib.sha256(text.encode()).hexdigest()

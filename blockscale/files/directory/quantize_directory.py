@@ -115,13 +115,13 @@ def told_of_full_disk(goal: Path) -> Iterator[None]:
 def _tell_leftovers(goal: Path, plan: DirectoryPlan, progress: Progress) -> None:
     """Say what lies beside the output that no run has put away, this plan's own work excepted."""
     for other in beside(goal):
-        found = known(other)
-        if found is None or other == work_path(goal, plan.digest):
+        side_file = known(other)
+        if side_file is None or other == work_path(goal, plan.digest):
             continue
         what = "left from an earlier run"
         if not is_own(other):
             what = "another user's, and was not touched"
-        elif found.kind == "old" and not is_done(other):
+        elif side_file.kind == "old" and not is_done(other):
             what = f"what {goal} was before a forced run that was killed, maybe the only copy"
         progress.say(f"{other} is {what} (blockscale clean {goal} lists what can be deleted)")
 
@@ -178,10 +178,10 @@ def _fill(
         _write(work.out / name, data)
     entries = [replace(entry, notes=notes[entry.name]) for entry in plan.ledger]
     ledger = replace(plan.ledger, entries=entries)
-    told = as_json(about(plan, work, [*texts]) | ledger.to_dict())
+    text = as_json(about(plan, work, [*texts]) | ledger.to_dict())
     for shard in plan.shards:  # also those that were finished while another was read
         check_source(plan, shard)
-    _write(work.out / LEDGER, told)  # the last one: with it, the result is complete
+    _write(work.out / LEDGER, text)  # the last one: with it, the result is complete
     for folder in (work.out, *(path for path in work.out.rglob("*") if path.is_dir())):
         sync_folder(folder)
     return ledger
@@ -246,7 +246,7 @@ def _digests(plan: DirectoryPlan, work: Workspace, texts: list[str]) -> dict[str
     """{file: SHA-256} of all but the ledger: of shards as they were finished, of others now."""
     shards = {shard.name: work.journal.digest(shard.name) for shard in plan.shards}
     assert all(shards.values())
-    return {name: str(known) for name, known in shards.items()} | {
+    return {name: str(digest) for name, digest in shards.items()} | {
         name: file_digest(work.out / name) for name in (*plan.files.others, *texts)
     }
 

@@ -122,11 +122,11 @@ class StoreRanks(Closing):
         try:
             yield
         except BaseException as error:
-            told = str(error) if isinstance(error, FileError | ValueError) else repr(error)
+            message = str(error) if isinstance(error, FileError | ValueError) else repr(error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
-                told = "was stopped: run the same command again to go on"
+                message = "was stopped: run the same command again to go on"
             with suppress(RuntimeError):  # the store is gone, too
-                self.announce(f"{self.name}: {told}")
+                self.announce(f"{self.name}: {message}")
             raise
 
     def take(self) -> Any | None:

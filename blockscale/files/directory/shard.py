@@ -44,8 +44,8 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
     """Bytes of a shard's source tensors that an earlier run has written."""
     if not any(path.exists() for path in (work.out / shard.name, work.partial(shard.name))):
         return 0
-    done = work.journal.done(shard.name)
-    return sum(tensor.source.nbytes for tensor in shard.tensors if tensor.name in done)
+    tensors = work.journal.done(shard.name)
+    return sum(tensor.source.nbytes for tensor in shard.tensors if tensor.name in tensors)
 
 
 def write_shard(
@@ -71,8 +71,8 @@ def write_shard(
         try:
             for tensor in shard.tensors:
                 if tensor.name not in journal.done(shard.name):
-                    with tensor_source(plan.files.root, tensor, reader) as held:
-                        notes = write_tensor(held, writer, tensor, quantize, progress)
+                    with tensor_source(plan.files.root, tensor, reader) as tensors:
+                        notes = write_tensor(tensors, writer, tensor, quantize, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
                 digests.settle()  # of the shards before
         finally:  # what is finished is kept, also when Ctrl-C or a full disk ends the run
@@ -106,8 +106,8 @@ def is_finished(
     there = work.out / shard.name
     if not os.path.lexists(there):
         return False
-    known = work.journal.digest(shard.name)
-    if known is not None and not there.is_symlink() and digest_of(there) == known:
+    digest = work.journal.digest(shard.name)
+    if digest is not None and not there.is_symlink() and digest_of(there) == digest:
         return True
     progress.say(f"{there} is not what an earlier run finished: it is written again")
     remove(there)
@@ -149,12 +149,12 @@ def write_tensor(
         quantizer = TensorQuantizer(rows.read, rows.shape, fmt, seed, run=run)
     if (top := quantize.tops.of(tensor)) is not None:
         quantizer.share(top)
-    whole, done = sized(*tensor.info.parts()["codes"]).nbytes, 0
+    whole, written_bytes = sized(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
         if part == "codes":
-            before, done = done, done + piece.nbytes
-            share = [tensor.source.nbytes * end // whole for end in (before, done)]
+            before, written_bytes = written_bytes, written_bytes + piece.nbytes
+            share = [tensor.source.nbytes * end // whole for end in (before, written_bytes)]
             progress.advance(name, share[1] - share[0])
     return quantizer.notes
 

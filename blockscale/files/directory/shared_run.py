@@ -78,8 +78,8 @@ def quantize_over_ranks(  # noqa: PLR0913 - as quantize_directory, and the ranks
     """
     progress = progress or Progress()
     with ranks, ranks.failing_together():
-        chosen, _ = without_data(Recipe.read(recipe), strict=strict)
-        run = SharedRun(ranks, Path(source), absolute(target), chosen, seed)
+        own_recipe, _ = without_data(Recipe.read(recipe), strict=strict)
+        run = SharedRun(ranks, Path(source), absolute(target), own_recipe, seed)
         if ranks.rank:
             run.help()
             return None
@@ -105,7 +105,9 @@ class ShardPiece:
     where: Where
 
 
-def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> Iterator[ShardPiece]:
+def pieces_of(
+    shard: ShardPlan, finished: Mapping[str, object], joined: Where
+) -> Iterator[ShardPiece]:
     """What is left to do of a shard; one piece without tensors where only its digest is."""
 
     def piece(tensors: list[TensorPlan]) -> ShardPiece:
@@ -120,14 +122,14 @@ def pieces_of(shard: ShardPlan, done: Mapping[str, object], joined: Where) -> It
             shard.name, shard.size, placed, tuple(tensors), {name: joined[name] for name in shared}
         )
 
-    left = [tensor for tensor in shard.tensors if tensor.name not in done]
+    rest = [tensor for tensor in shard.tensors if tensor.name not in finished]
     some: list[TensorPlan] = []
-    for tensor in left:
+    for tensor in rest:
         if some and sum(each.source.nbytes for each in [*some, tensor]) > PIECE:
             yield piece(some)
             some = []
         some.append(tensor)
-    if some or not left:
+    if some or not rest:
         yield piece(some)
 
 
@@ -146,9 +148,9 @@ class SharedRun:
         self._ranks.tell("names", names)
         own = self._facts(names)
         for rank in range(1, self._ranks.world):
-            told = difference(own, self._ranks.hear(f"facts/{rank}", rank))
-            if told:
-                self._ranks.fail(told.replace("RANK", f"rank {rank}"))
+            message = difference(own, self._ranks.hear(f"facts/{rank}", rank))
+            if message:
+                self._ranks.fail(message.replace("RANK", f"rank {rank}"))
 
     def _facts(self, names: list[str]) -> dict[str, Any]:
         self._stamps = {name: stamp(self._root / name) for name in names if self._has(name)}
@@ -234,8 +236,8 @@ class SharedRun:
             try:
                 for tensor in piece.tensors:
                     self._ranks.check()
-                    with tensor_source(self._root, tensor, reader) as held:
-                        notes = write_tensor(held, writer, tensor, quantize, progress)
+                    with tensor_source(self._root, tensor, reader) as tensors:
+                        notes = write_tensor(tensors, writer, tensor, quantize, progress)
                     nbytes = tensor.source.nbytes
                     journal.add(piece.shard, tensor.name, notes, nbytes, writer.sync)
             finally:  # what is finished is kept, however the run ends

@@ -49,17 +49,17 @@ def put_in_place(target: Path, digest: str, force: bool) -> None:
     try:
         (work / OUT).rename(target)
     except OSError as error:
-        kept = ""
+        note = ""
         if old is not None:
             try:
                 old.rename(target)
             except OSError:  # another process was faster
-                kept = f". What was there before is {old}"
+                note = f". What was there before is {old}"
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
         raise FileError(
             f"{target} appeared while the model was quantized. The result is complete: "
-            f"run the same command with --force, or move {work / OUT} yourself{kept}"
+            f"run the same command with --force, or move {work / OUT} yourself{note}"
         ) from None
     sync_folder(target.parent)
     if old is not None:
@@ -93,10 +93,10 @@ def check_movable(target: Path, work: Path) -> None:
 
 def discard(path: Path) -> None:
     """Delete something of ours: renamed first, so that half of it never has its name."""
-    found = known(path)
-    assert found is not None, path
-    if found.kind != "gone":
-        gone = free_name(gone_path(path.with_name(found.out), found.digest))
+    side_file = known(path)
+    assert side_file is not None, path
+    if side_file.kind != "gone":
+        gone = free_name(gone_path(path.with_name(side_file.out), side_file.digest))
         path.rename(gone)
         path = gone
     remove(path)
@@ -104,10 +104,10 @@ def discard(path: Path) -> None:
 
 def is_done(old: Path) -> bool:
     """Whether an output that waits was replaced by a whole one, so that it may be deleted."""
-    found = known(old)
-    assert found is not None and found.kind == "old", old
-    target = old.with_name(found.out)
-    work = work_path(target, found.digest)
+    side_file = known(old)
+    assert side_file is not None and side_file.kind == "old", old
+    target = old.with_name(side_file.out)
+    work = work_path(target, side_file.digest)
     there = os.path.lexists(target) and not is_empty_folder(target)
     return there and (work / JOURNAL).is_file() and not os.path.lexists(work / OUT)
 
@@ -128,9 +128,9 @@ def restore(target: Path) -> bool:
             f"directories that may be it: {', '.join(map(str, aside))}; rename one to "
             f"{target.name}, or move them away"
         )
-    found = known(aside[0])
-    assert found is not None
-    work = work_path(target, found.digest)
+    side_file = known(aside[0])
+    assert side_file is not None
+    work = work_path(target, side_file.digest)
     had = os.path.lexists(work)
     with locked(work):
         try:

@@ -79,9 +79,9 @@ def _table(tensors: Mapping[str, StoredTensor]) -> str | None:
     """The table of embeddings of words that a head would be tied to."""
     tables = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
     for end in _TABLES:
-        found = [name for name in tables if f".{name}".endswith(f".{end}.weight")]
-        if found:
-            return max(found, key=lambda name: tensors[name].shape[0])
+        matches = [name for name in tables if f".{name}".endswith(f".{end}.weight")]
+        if matches:
+            return max(matches, key=lambda name: tensors[name].shape[0])
     return None
 
 
@@ -100,13 +100,13 @@ def _copies(table: str) -> Iterator[str]:
 def tied_in(files: ModelFiles) -> dict[str, tuple[str, ...]]:
     """The same of a directory, with what the metadata of its files say."""
     tensors: dict[str, StoredTensor] = {}
-    told: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for shard in files.shards:
         with Reader(files.root / shard) as reader:
             tensors |= reader.tensors
             for alias, to in reader.metadata.items():
                 if to in reader.tensors and alias not in reader.tensors:
-                    told.setdefault(to, []).append(alias)
+                    names.setdefault(to, []).append(alias)
     for table, others in ties_of(files.config, tensors).items():
-        told[table] = list(dict.fromkeys([*told.get(table, []), *others]))
-    return {table: tuple(others) for table, others in told.items()}
+        names[table] = list(dict.fromkeys([*names.get(table, []), *others]))
+    return {table: tuple(others) for table, others in names.items()}

@@ -54,9 +54,9 @@ class FirstPass:
             return tops_of(x, self._fmt, both)
 
         slabs = self._cuts.slabs
-        for slab, found in zip(slabs, self._map(own, slabs), strict=True):
+        for slab, top in zip(slabs, self._map(own, slabs), strict=True):
             at = self._cuts.region(slab, self._sizes["outer"])
-            tops[at] = torch.maximum(tops[at], found)
+            tops[at] = torch.maximum(tops[at], top)
         self.finite = all(finite)
         return tops
 

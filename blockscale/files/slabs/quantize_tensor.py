@@ -118,12 +118,12 @@ class TensorQuantizer:
 
     def pieces(self) -> Iterator[StoredRows]:
         """Codes and scales, slab by slab; each part's rows come in order."""
-        for done in self._passes():
-            self._odd += done.odd
-            self._clipped += done.clipped
-            self._scales += done.scales
-            self._signs = self._signs or done.signs
-            yield from done.pieces
+        for part in self._passes():
+            self._odd += part.odd
+            self._clipped += part.clipped
+            self._scales += part.scales
+            self._signs = self._signs or part.signs
+            yield from part.pieces
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -139,9 +139,9 @@ class TensorQuantizer:
         spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
         if spans and not self._outer_alone(spans):
             ranges = self._first.ranges()
-            qparams, done = self._choose_all(ranges)
+            qparams, output = self._choose_all(ranges)
             self._settle(ranges, qparams)
-            yield done._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
+            yield output._replace(pieces=tuple(self._scale_pieces(qparams, cuts.slabs[0])))
             yield from self._map(lambda slab: self._with_scale(slab, qparams), cuts.slabs)
         else:
             if spans and self._outer is None:
@@ -205,19 +205,19 @@ class TensorQuantizer:
             self._in_steps(rows, slab.part(at * count, rows.shape[dim]))
             for at, rows in enumerate(x.split(count, dim))
         ]
-        pieces = tuple(piece for done in each for piece in done.pieces)
+        pieces = tuple(piece for part in each for piece in part.pieces)
         odd, clips, scales = (
-            sum(getattr(done, name) for done in each) for name in ("odd", "clipped", "scales")
+            sum(getattr(part, name) for part in each) for name in ("odd", "clipped", "scales")
         )
         return Done(pieces, odd, clips, scales, next((d.signs for d in each if d.signs), ()))
 
     def _in_steps(self, x: Tensor, slab: Slab) -> Done:
         outer = None if self._outer is None else self._outer[self._outers(slab)]
         ranges = reference.ranges(x, self._fmt)
-        qparams, done = self._choose(ranges, outer)
+        qparams, part = self._choose(ranges, outer)
         qparams = reference.settled(x, ranges, qparams, self._fmt, primitives.block_errors)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
-        return done._replace(pieces=pieces, odd=self._not_finite(x))
+        return part._replace(pieces=pieces, odd=self._not_finite(x))
 
     def _settle(self, ranges: Ranges, qparams: QParams) -> None:
         """Choose again, in place, between two scales of each block of a format that compares them.
@@ -261,8 +261,10 @@ class TensorQuantizer:
         each = [
             self._choose(Ranges(*one), outer) for one, outer in zip(matrices, outers, strict=True)
         ]
-        clipped, scales = (sum(getattr(done, n) for _, done in each) for n in ("clipped", "scales"))
-        signs = next((done.signs for _, done in each if done.signs), ())
+        clipped, scales = (
+            sum(getattr(output, n) for _, output in each) for n in ("clipped", "scales")
+        )
+        signs = next((output.signs for _, output in each if output.signs), ())
         return cutting.joined(q for q, _ in each), Done((), 0, clipped, scales, signs)
 
     def _choose(self, ranges: Ranges, outer: Tensor | None) -> tuple[QParams, Done]:

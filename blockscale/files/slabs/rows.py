@@ -215,11 +215,11 @@ class TransposedStack:
             return self._matrix(slab.matrix)[None, slab.start : slab.stop].contiguous()
         if len(cuts.shape) == 3:
             return torch.stack([self._matrix(m) for m in range(slab.start, slab.stop)])
-        found = []
+        matrices = []
         for m in range(slab.start // max(rows, 1), -(-slab.stop // max(rows, 1))):
             start, stop = slab.start - m * rows, slab.stop - m * rows
-            found.append(self._matrix(m)[max(start, 0) : stop])
-        return torch.cat(found)
+            matrices.append(self._matrix(m)[max(start, 0) : stop])
+        return torch.cat(matrices)
 
     def _matrix(self, m: int) -> Tensor:
         """Matrix m as [n, k]."""
