@@ -175,9 +175,9 @@ class Buffers(nn.Module):
         for name, part in self._parameters.items():
             if part is not None and part.dtype != self._dtypes[name]:
                 raise RuntimeError(
-                    f"the {name} of a weight in {self.fmt} was cast to {part.dtype} when it was "
-                    f"gathered, which changes what the codes mean: leave param_dtype out of "
-                    "fully_shard's mp_policy"
+                    f"the {name} of a weight in {self.fmt} was cast to {part.dtype}, which changes "
+                    "what the codes mean: leave param_dtype out of fully_shard's mp_policy, and "
+                    "cast parameters by model.to(dtype), which knows codes"
                 )
             if hasattr(part, "full_tensor"):
                 raise RuntimeError(

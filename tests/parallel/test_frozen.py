@@ -128,7 +128,7 @@ def checkpointed(folder: str, mesh: Any) -> dict[str, Any]:
     }
 
 
-def cast(mesh: Any) -> str:
+def mixed(mesh: Any) -> str:
     """Mixed precision would round scales."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -157,7 +157,7 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
     try:
         mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
-        found = {"sharded": sharded(mesh), "trained": trained(rank, mesh), "cast": cast(mesh)}
+        found = {"sharded": sharded(mesh), "trained": trained(rank, mesh), "cast": mixed(mesh)}
         found |= {"state": checkpointed(folder, mesh), "late": late(mesh)}
         torch.save(found, f"{folder}/{rank}.pt")
     finally:
@@ -284,6 +284,103 @@ def test_nothing_else_changes(fmt: str, tmp_path: Path) -> None:
     assert torch.equal(
         net[0].weight.mul_(2).dequantize(torch.float32), fresh_one[0].dequantize_weight() * 2
     )
+
+
+def _dtype(net: nn.Module) -> None:
+    """Models take their inputs' dtype from their first parameter."""
+    assert next(net.parameters()).is_floating_point()
+
+
+def _adam(net: nn.Module) -> None:
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
+    net(inputs()).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+
+
+def _lbfgs(net: nn.Module) -> None:
+    def closure() -> float:
+        loss = net(inputs()).square().mean()
+        loss.backward()
+        return loss.item()
+
+    torch.optim.LBFGS(net.parameters(), max_iter=2).step(closure)
+
+
+def _averages(net: nn.Module) -> None:
+    from torch.optim.swa_utils import AveragedModel
+
+    AveragedModel(net).update_parameters(net)
+
+
+def _averages_by_hand(net: nn.Module) -> None:
+    with torch.no_grad():
+        for mean, own in zip(copy.deepcopy(net).parameters(), net.parameters(), strict=True):
+            mean.mul_(0.9).add_(own, alpha=0.1)
+
+
+def _vector(net: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(net.parameters())
+    nn.utils.vector_to_parameters(vector, net.parameters())
+
+
+def _gradients(net: nn.Module) -> None:
+    def loss(own: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net, own, (inputs(),)).square().mean()
+
+    torch.func.grad(loss)(dict(net.named_parameters()))
+
+
+def _cast(net: nn.Module) -> None:
+    """What peft's prepare_model_for_kbit_training does, and old recipes of mixed precision."""
+    for each in net.parameters():
+        if each.dtype in (torch.float16, torch.bfloat16):
+            each.data = each.data.to(torch.float32)
+
+
+def _initialize(net: nn.Module) -> None:
+    for each in net.parameters():
+        if each.ndim > 1:
+            nn.init.xavier_uniform_(each)
+
+
+# Programs that go over a model's parameters: all do with codes as buffers what they do with a float
+# model. With codes as parameters those fail whose error stands here, which is why an engine has to
+# ask for them (docs/scale.md).
+OVER_PARAMETERS: dict[str, tuple[Any, str | None]] = {
+    "the first one's dtype": (_dtype, "AssertionError"),
+    "requires_grad_(True)": (lambda net: net.requires_grad_(True), "only Tensors of floating"),
+    "AdamW and clip_grad_norm_": (_adam, None),
+    "LBFGS": (_lbfgs, "result type Float can't be cast"),
+    "AveragedModel": (_averages, None),
+    "averages by hand": (_averages_by_hand, "result type Float can't be cast"),
+    "parameters_to_vector": (_vector, "was cast to torch.float32"),
+    "torch.func.grad": (_gradients, "only Tensors of floating"),
+    "prepare_model_for_kbit_training": (_cast, "was cast to torch.float32"),
+    "initialization": (_initialize, "not implemented for 'Byte'"),
+}
+
+
+@pytest.mark.parametrize("name", OVER_PARAMETERS)
+def test_programs_that_go_over_parameters(name: str) -> None:
+    call, error = OVER_PARAMETERS[name]
+
+    def run(net: nn.Module) -> Tensor:
+        net.append(nn.LayerNorm(256))
+        call(net)
+        return net(inputs())
+
+    net = model("int4:group32:fp16")
+    codes = {n: t.clone() for n, t in net.state_dict().items()}
+    assert run(net).isfinite().all()
+    assert all(torch.equal(t, codes[n]) for n, t in net.state_dict().items() if n in codes)
+    frozen = bs.parallel.as_parameters_(model("int4:group32:fp16"))
+    if error is None:
+        assert run(frozen).isfinite().all()
+    else:
+        with pytest.raises((RuntimeError, AssertionError, NotImplementedError)) as told:
+            run(frozen)
+        assert error in f"{type(told.value).__name__}: {told.value}"
 
 
 def test_programs_of_it() -> None:

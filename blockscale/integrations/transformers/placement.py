@@ -5,6 +5,7 @@ transformers loads what a device map leaves on disk as floats, which quantizing 
 so such layers are loaded on the CPU, quantized, and then left to accelerate as the map says.
 """
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -225,6 +226,7 @@ class Dealing:
 
     def __init__(self, model: Any):
         self._model, self._manager = model, None
+        self._accelerate_shards = _accelerate_shards()
         self._asked: Any = getattr(getattr(model, "config", None), "distributed_config", None)
         sizes = {name: getattr(self._asked, name, None) or 1 for name in _SIZES}
         asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
@@ -278,6 +280,8 @@ class Dealing:
         """Let this process keep its part of the model, which is read and quantized."""
         model, asked, manager = self._model, self._asked, self._manager
         vars(model).pop(_LATER, None)
+        if self._accelerate_shards:
+            as_parameters_(model)
         if manager is None:
             return
         model._mesh_manager = manager
@@ -295,6 +299,22 @@ class Dealing:
             plan = {name: style for name, style in self._fsdp.items() if name not in tied}
             as_parameters_(model)
             apply_fully_sharded_data_parallelism(model, manager, plan, self._experts)
+
+
+def _accelerate_shards() -> bool:
+    """Whether accelerate will call FSDP2's fully_shard: `accelerate launch` says so in the
+    environment. Raises ValueError where it would first broadcast the state of one process."""
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+    if not asked or os.environ.get("FSDP_VERSION") != "2":
+        return False
+    check_torch(torch.__version__)
+    if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true"):
+        raise ValueError(
+            "accelerate is set to read the model in one process and to broadcast it "
+            "(fsdp_cpu_ram_efficient_loading), which fails on the formats that stand beside codes "
+            "in a state: set fsdp_cpu_ram_efficient_loading to false; each process then reads codes"
+        )
+    return True
 
 
 def _tied(model: nn.Module) -> set[str]:

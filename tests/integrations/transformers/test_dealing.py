@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support import fresh
 from tests.support.dealt_models import ids, llama, moe
 
 WORLD = 2
+BY_ACCELERATE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # as `accelerate launch` does
 SOME = bs.Recipe("nvfp4", "nvfp4", skip=["*.q_proj", "*.down_proj", "lm_head"])
 FLOAT_EXPERTS = bs.Recipe("mxfp4", skip=["*experts*"])
 # the model, its recipe or None for its quantized directory, and how it is dealt out
@@ -75,21 +77,38 @@ def dealt(folder: Path, case: str) -> dict[str, Any]:
     return found | {"save": words(lambda: model.save_pretrained(folder / "again"))}
 
 
+def accelerated(model: Any, rank: int) -> None:
+    """What accelerate's `prepare` does on GPUs with FSDP2: it takes no CPUs."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision="no", torch_device_mesh=None,
+        is_main_process=rank == 0, device=torch.device("cpu"), parallelism_config=None,
+    )  # fmt: skip
+    fsdp2_prepare_model(accelerator, model)
+
+
 def trained(folder: Path, rank: int, mesh: Any | None) -> dict[str, Any]:
     """peft's LoRA after two steps, on shards or in one process; each rank has half of the rows."""
     from peft import LoraConfig, get_peft_model
-    from torch.distributed.fsdp import fully_shard
 
     import blockscale.integrations.peft  # noqa: F401 - registers
 
+    os.environ |= BY_ACCELERATE if mesh is not None else {}
     model = loaded(folder, "shards")
-    if mesh is not None:
-        bs.parallel.as_parameters_(model)
+    for name in BY_ACCELERATE:
+        os.environ.pop(name, None)
     torch.manual_seed(7)
     config = LoraConfig(target_modules=["q_proj", "down_proj"], r=2, init_lora_weights=False)
     tuned = get_peft_model(model, config)
-    for layer in [*model.model.layers, tuned] if mesh is not None else []:
-        fully_shard(layer, mesh=mesh)
+    if mesh is not None:
+        before = held_bytes(tuned)
+        accelerated(tuned, rank)
+        assert held_bytes(tuned) <= 0.6 * before
     own = [each for each in tuned.parameters() if each.requires_grad]
     optimizer = torch.optim.SGD(own, lr=10.0)
     rows = ids() if mesh is None else ids()[rank : rank + 1]
@@ -235,6 +254,17 @@ def test_what_cannot_be_dealt_is_refused_before_it_is_read(
             distributed_config=config,
             quantization_config=BlockscaleConfig(recipe),
         )
+
+
+def test_accelerate_that_broadcasts_the_state_of_one_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (BY_ACCELERATE | {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="set fsdp_cpu_ram_efficient_loading to false"):
+        loaded(folder, "shards")
+    monkeypatch.setenv("FSDP_VERSION", "1")  # shards no codes, which stay buffers
+    assert not any("codes" in name for name, _ in loaded(folder, "shards").named_parameters())
 
 
 def test_one_process_needs_nothing() -> None:
