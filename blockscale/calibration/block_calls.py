@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.core.torch_private import pytree
 from blockscale.core.work import Closing, Progress
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.plan import Plan
-from blockscale.layers.supplied import Supplied
 from blockscale.ops.tensor import QTensor
 
 # Tensors that are kept for a while: in memory, and beyond a budget in files.

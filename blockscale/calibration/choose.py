@@ -17,9 +17,8 @@ from blockscale.calibration.session import Session, has_rows, of_a_stack, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
-from blockscale.layers.joined import settle_top
+from blockscale.layers.assembly import beside_rows, settle_top
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor

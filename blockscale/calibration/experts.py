@@ -20,12 +20,12 @@ from blockscale.core.pack import stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.parameters import PLAIN, ParameterPlan, stacks
 from blockscale.layers.plan import Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.layers.store import QWeight
-from blockscale.layers.supplied import Supplied
 from blockscale.ops.tensor import QTensor
 
 

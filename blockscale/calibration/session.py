@@ -31,10 +31,10 @@ from blockscale.core.block import read_block
 from blockscale.core.format import Format
 from blockscale.core.pack import of_convolution, stored_shape
 from blockscale.core.scale import FLOAT_SCALES
+from blockscale.layers.assembly import supplied
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
-from blockscale.layers.supplied import supplied
 
 if TYPE_CHECKING:
     from blockscale.core.ledger import Entry

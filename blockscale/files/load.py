@@ -35,11 +35,16 @@ from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.held_parameters import hold
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import stands_for_norm, tell_names, unwrapped
-from blockscale.layers.processes import check_whole, sent_by_no_forward
-from blockscale.layers.resizing import let_embeddings_be_resized
+from blockscale.layers.model import (
+    announce,
+    let_embeddings_be_resized,
+    sent_by_no_forward,
+    stands_for_norm,
+    tell_names,
+    unwrapped,
+)
+from blockscale.layers.processes import check_whole
 from blockscale.layers.store import QBias, QWeight
-from blockscale.layers.weight_source import announce
 from blockscale.ops.tensor import QTensor, from_parts
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from blockscale.core.recipe import Recipe
-from blockscale.layers.weight_source import listeners
+from blockscale.layers.model import listeners
 
 
 def bring_along(library: str, ours: str) -> None:

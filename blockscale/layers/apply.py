@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger, SkippedError
@@ -15,14 +16,27 @@ from blockscale.core.profiles import Profile
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
 from blockscale.core.weight_scheme import for_rows
+from blockscale.layers.assembly import (
+    Scales,
+    Supplied,
+    build,
+    parameter_tops,
+    settle_top,
+    supplied,
+    without_dynamic,
+)
 from blockscale.layers.before import Before
-from blockscale.layers.bias import without_dynamic
 from blockscale.layers.computed import folded
 from blockscale.layers.guards import ordinary_tensors, replacing, tried
-from blockscale.layers.joined import disagreeing, parameter_tops, settle_top
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import build, tell_names, unwrapped
+from blockscale.layers.model import (
+    announce,
+    let_embeddings_be_resized,
+    sent_by_no_forward,
+    tell_names,
+    unwrapped,
+)
 from blockscale.layers.model import swap as swap
 from blockscale.layers.parameters import (
     ParameterPlan,
@@ -33,12 +47,9 @@ from blockscale.layers.parameters import (
     quantized,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.processes import check_whole, sent_by_no_forward
-from blockscale.layers.resizing import let_embeddings_be_resized
+from blockscale.layers.processes import check_whole
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
-from blockscale.layers.supplied import Scales, Supplied, supplied
-from blockscale.layers.weight_source import announce
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -359,3 +370,20 @@ def _of_every_name(decision: Decision, entry: Entry) -> Iterator[Entry]:
     again = replace(entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0)
     for name in decision.names[1:]:
         yield replace(again, name=name)
+
+
+def disagreeing(outers: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """{name: what is to be noted} of weights that share an outer scale and do not have the same."""
+    found = {name: outer for name, outer in outers.items() if outer is not None}
+    first = next(iter(found.values()), None)
+    if first is None or all(_same(first, outer) for outer in found.values()):
+        return {}
+    told = (
+        "its outer scale differs from that of {}, whose codes were passed in: servers that "
+        "join them keep only one"
+    )
+    return {name: told.format(", ".join(n for n in found if n != name)) for name in found}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b.to(a.device))

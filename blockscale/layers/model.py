@@ -1,124 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is to know of a whole model: what is around it, and what training took out of it."""
+"""What is to know of a whole model: what is around it, and what training took out of it; and who
+has to know that it has quantized layers: its library, its methods, DistributedDataParallel."""
 
+import inspect
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from blockscale.core.arithmetic.philox import named_seed
-from blockscale.core.format import Format
-from blockscale.core.joined_weights import standing_rows
-from blockscale.core.ledger import Entry
-from blockscale.core.pack import to_stored
-from blockscale.layers.bias import notes_on_bias, quantize_bias
+from blockscale.core.recipe import Recipe
+from blockscale.layers.buffers import Buffers
+from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.layer import QLayer
-from blockscale.layers.parameters import coded
-from blockscale.layers.plan import Plan
-from blockscale.layers.saturation import lost_signs, told_of_odd
-from blockscale.layers.store import QWeight, all_held
-from blockscale.layers.supplied import Supplied
-from blockscale.ops.quantize import quantize
-from blockscale.ops.tensor import QTensor
-
-# One quantized layer from its plan, and what the ledger says of it.
-
-
-def build(
-    plan: Plan, weights: dict[int, QWeight], place: Supplied, seed: int | None
-) -> tuple[QLayer, Entry]:
-    """The quantized layer and what the ledger says of it.
-
-    weights: {id of a float weight: its codes}, of the layers so far; this one's are added
-    """
-    notes: list[str] = []
-    if plan.owns_weight:
-        own = None if seed is None else named_seed(seed, f"{plan.name}.weight")
-        weights[id(plan.parameter)], notes = weight_in_codes(plan, place, own)
-    weight = weights[id(plan.parameter)]
-    layer = plan.kind.from_float(plan.module, weight, plan.scheme)
-    for part in ("input", "output"):
-        if (quantizer := getattr(place, part)) is not None:
-            setattr(layer, part, quantizer.to(plan.parameter.device))
-    if place.before is not None:
-        layer.set_before(place.before)
-    if plan.quantizes_bias and plan.scheme.bias is not None:
-        notes += notes_on_bias(layer, plan.scheme.bias)
-        own = None if seed is None else named_seed(seed, f"{plan.name}.bias")
-        quantize_bias(layer, plan.scheme.bias, own)
-    layer.take_place_of(plan.module)
-    unused = plan.scheme.input is not None and layer.input is None
-    reasons = ["shares the codes of a tied layer"] * (not plan.owns_weight)
-    reasons += ["its input is indices, which have no format"] * unused
-    entry = replace(
-        plan.entry,
-        weight=weight.fmt,
-        input="" if layer.input is None else layer.input.fmt,
-        output="" if layer.output is None else layer.output.fmt,
-        reason="; ".join(reasons),
-        details=", ".join(filter(None, [*plan.told, place.told])),
-        here=layer.slow(),
-        bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
-        notes=(*plan.entry.notes, *notes),
-        bytes_after=plan.bytes_beside + _nbytes(layer, plan.owns_weight),
-    )
-    return layer, entry
-
-
-def _nbytes(layer: QLayer, owns_weight: bool) -> int:
-    """Bytes of a layer's codes, unless they are another's, and of what is before it."""
-    beside = 0 if layer.before is None else layer.before.nbytes
-    beside += 0 if layer.quantized_bias is None else layer.quantized_bias.nbytes
-    return beside + (layer.qweight.nbytes if owns_weight else 0)
-
-
-def beside_rows(
-    stored: Tensor, fmt: Format, top: Tensor | None, choose: Callable[[Tensor], QTensor]
-) -> QTensor:
-    """A weight [n, k] as it is stored -> the codes that `choose` gives for it.
-
-    top: the largest numerator of all layers that share its outer scale, which rows stand for that
-        are put below it; None where it shares none
-    """
-    if top is None:
-        return choose(stored)
-    rows = standing_rows(top, fmt, stored.shape[-1])
-    q = choose(torch.cat([stored, rows.to(stored.dtype)]))
-    count = q.format.block.scale_shape(tuple(stored.shape))[0]
-    of_blocks = (name for name in ("scale", "zero_point", "offset") if name in q.format.parts)
-    cut = {name: getattr(q.qparams, name)[:count] for name in of_blocks}
-    return replace(q, packed=q.packed[: len(stored)], qparams=q.qparams._replace(**cut))
-
-
-def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:
-    """A layer's weight in codes, and what a user should know about it in this format."""
-    parameter, fmt = plan.parameter, plan.format
-    layout, shape = plan.layout, tuple(parameter.shape)
-    stored = to_stored(parameter.detach(), layout)
-    notes = [odd] if (odd := told_of_odd(stored)) else []
-    if place.weight is not None:
-        notes += lost_signs("weight", stored, fmt)
-        return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes
-    if (profile := plan.scheme.profile) is not None:
-        if place.before is not None:
-            raise ValueError(
-                f"{plan.name}: {place.before.fmt} changes its weight first, and profile "
-                f"{profile} needs the original weight: use a plain format"
-            )
-        notes += lost_signs("weight", stored, fmt)
-        try:
-            q = beside_rows(stored, fmt, place.top, lambda x: quantize(x, profile))
-        except ValueError as error:
-            raise ValueError(f"{plan.name}: {error}") from None
-        return QWeight(q, shape, parameter.dtype, layout), notes
-    if place.before is not None:
-        stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
-    q, more = coded(stored, fmt, seed, place.top)
-    return QWeight(q, shape, parameter.dtype, layout), notes + more
-
+from blockscale.layers.linear import QLinear
+from blockscale.layers.store import all_held
 
 # Modules of a model are exchanged by name, all or none.
 
@@ -298,3 +198,160 @@ def folded_norms(model: nn.Module) -> dict[str, str]:
             layers |= dict.fromkeys(folded_places(layer), name)
     modules = model.named_modules(remove_duplicate=False)
     return {name: layers[module] for name, module in modules if module in layers}
+
+
+# resize_token_embeddings of transformers, for models whose embeddings are quantized.
+#
+# transformers takes only nn.Embedding and nn.Linear there, and finds that out when it may have
+# replaced one of the two already. So a quantized model gets the method as an attribute of its own.
+
+
+_METHOD = "resize_token_embeddings"
+_ENDS = ("get_input_embeddings", "get_output_embeddings")
+
+
+def let_embeddings_be_resized(model: nn.Module) -> None:
+    """Give the method to each model of transformers in `model` that has quantized layers."""
+    for module in model.modules():
+        theirs = callable(getattr(type(module), _METHOD, None)) and hasattr(module, _ENDS[0])
+        if theirs and any(isinstance(inner, QLayer) for inner in module.modules()):
+            vars(module)[_METHOD] = partial(_resize, module)
+
+
+def _resize(
+    model: Any,
+    new_num_tokens: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    *more: Any,
+    **options: Any,
+) -> nn.Module:
+    """As the model's class does it. Quantized embeddings and output embeddings, if their size
+    changes, become float layers before: what they hold is dequantized, and a warning names them.
+
+    Raises what transformers raises; the model is as it was then.
+    """
+    own = partial(getattr(type(model), _METHOD), model)
+    quantized = {} if new_num_tokens is None and pad_to_multiple_of is None else _ends(model)
+    rows = {layer.qweight.shape[0] for layer in quantized.values()}
+    multiple = pad_to_multiple_of if isinstance(pad_to_multiple_of, int) else 1
+    wanted = rows if new_num_tokens is None else {new_num_tokens}
+    if rows and {-(-each // multiple) * multiple for each in wanted} == rows:
+        quantized = {}  # the size that they have
+    floats = _floats(quantized)
+    old = swap(model, floats)
+    try:
+        resized: nn.Module = own(new_num_tokens, pad_to_multiple_of, *more, **options)
+    except BaseException:
+        swap(model, old)
+        raise
+    if floats:
+        warnings.warn(
+            f"blockscale: resized, and in float from now on: {', '.join(floats)}. They hold "
+            "the dequantized values, without formats for inputs and outputs; call quantize_ "
+            "to quantize them again",
+            stacklevel=2,
+        )
+    return resized
+
+
+def _ends(model: Any) -> dict[str, QLayer]:
+    """{name: layer} of the embeddings and output embeddings that are quantized."""
+    ends = [found() for get in _ENDS if inspect.ismethod(found := getattr(model, get, None))]
+    kinds = QEmbedding | QLinear
+    layers = [e for e in ends if isinstance(e, kinds) and e.qweight.layout == "plain"]
+    named = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in named if any(module is each for each in layers)}
+
+
+def _floats(quantized: dict[str, QLayer]) -> dict[str, nn.Module]:
+    """Float layers in place of these; those that share codes share a parameter."""
+    weights: dict[int, nn.Parameter] = {}
+    made: dict[int, nn.Module] = {}
+    for layer in quantized.values():
+        if id(layer) in made:
+            continue
+        key = id(layer.qweight)
+        if layer.before is not None or key not in weights:
+            weights[key] = nn.Parameter(layer.dequantize_weight())
+        made[id(layer)] = _float(layer, weights[key])
+    return {name: made[id(layer)] for name, layer in quantized.items()}
+
+
+def _float(layer: Any, weight: nn.Parameter) -> nn.Module:
+    """A quantized table or matrix as a float layer with this weight."""
+    made: Any
+    if isinstance(layer, QEmbedding):
+        rows, size = weight.shape
+        made = nn.Embedding(rows, size, layer.padding_idx, device="meta")
+    else:
+        made = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None, device="meta")
+        if layer.bias is not None:
+            made.bias = nn.Parameter(layer.added_bias().detach().to(weight.dtype))
+    made.weight = weight
+    QLayer.take_place_of(made, layer)  # mode and hooks
+    return made  # type: ignore[no-any-return]
+
+
+# Models that got quantized layers are announced, so that rooms further right can tell the library
+# that a model comes from how to save it. Nothing of that library is imported here.
+
+Listener = Callable[[nn.Module, Recipe | None], None]
+
+
+listeners: list[Listener] = []
+
+
+def announce(model: nn.Module, recipe: Recipe | None = None) -> None:
+    """Say that a model has quantized layers now, by this recipe if one is known."""
+    for listener in listeners:
+        listener(model, recipe)
+
+
+# DistributedDataParallel would send all codes at each forward, as it does buffers: a model with
+# quantized layers says that they need not be sent.
+
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch.nn.parallel.DistributedDataParallel reads it
+
+
+_hooked: list[bool] = []
+
+
+class _Codes:
+    """The names of codes and scales in a module, as they are when DistributedDataParallel asks;
+    and others that it was told to ignore."""
+
+    def __init__(self, module: nn.Module, others: tuple[str, ...] = ()):
+        self._module, self._others = weakref.ref(module), others
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._others
+        module = self._module()
+        for prefix, each in () if module is None else module.named_modules(remove_duplicate=False):
+            if isinstance(each, Buffers):
+                yield from (f"{prefix}.{name}" for name in each.own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Codes":
+        module: Any = self._module()
+        return _Codes(memo.get(id(module), module), self._others)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Codes, (self._module(), self._others)
+
+
+def sent_by_no_forward(model: nn.Module) -> None:
+    """Let DistributedDataParallel around this model, or around a module that it is put into later,
+    leave codes and scales alone: they do not change."""
+    known = vars(model).get(_IGNORED)
+    if not isinstance(known, _Codes):
+        vars(model)[_IGNORED] = _Codes(model, tuple(known or ()))  # no wrapper hands it on
+    if not _hooked:  # the first model: importing does nothing
+        register_module_module_registration_hook(_put_into)
+        _hooked.append(True)
+
+
+def _put_into(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    """A module was put into another, such as peft's around a model."""
+    del name
+    if child is not None and isinstance(vars(child).get(_IGNORED), _Codes):
+        sent_by_no_forward(parent)

@@ -181,7 +181,7 @@ def quantized(
     """A parameter in codes, `made` if they are there, and its entry with what a user should know
     of it.
 
-    top: the largest numerator of all that share its outer scale (layers.joined)
+    top: the largest numerator of all that share its outer scale (layers.assembly)
     """
     fmt, parameter = plan.format, plan.parameter
     if made is not None:

@@ -3,13 +3,11 @@
 
 Quantizing looks at whole weights, and each process by itself. What is sharded, or moved to its
 device by hooks, is refused; so are data of which each process sees a part, unless the caller says
-what is right. DistributedDataParallel would send all codes at each forward, as it does buffers: a
-model with quantized layers says that they need not be sent.
+what is right.
 """
 
 import hashlib
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -17,17 +15,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from blockscale.core.untrusted import kind_of
-from blockscale.layers.buffers import Buffers
 from blockscale.layers.guards import Snapshot, check_model
 from blockscale.layers.kinds import quantized_class
 
 Group: TypeAlias = "Literal['same', 'local'] | dist.ProcessGroup | None"
-
-_IGNORED = "_ddp_params_and_buffers_to_ignore"  # torch.nn.parallel.DistributedDataParallel reads it
-_hooked: list[bool] = []
 
 
 def check_whole(model: nn.Module, called: str) -> None:
@@ -174,43 +167,3 @@ def _digests(model: nn.Module) -> dict[str, str]:
             one.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
             found[name] = one.hexdigest()
     return found
-
-
-class _Codes:
-    """The names of codes and scales in a module, as they are when DistributedDataParallel asks;
-    and others that it was told to ignore."""
-
-    def __init__(self, module: nn.Module, others: tuple[str, ...] = ()):
-        self._module, self._others = weakref.ref(module), others
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._others
-        module = self._module()
-        for prefix, each in () if module is None else module.named_modules(remove_duplicate=False):
-            if isinstance(each, Buffers):
-                yield from (f"{prefix}.{name}" for name in each.own)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Codes":
-        module: Any = self._module()
-        return _Codes(memo.get(id(module), module), self._others)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Codes, (self._module(), self._others)
-
-
-def sent_by_no_forward(model: nn.Module) -> None:
-    """Let DistributedDataParallel around this model, or around a module that it is put into later,
-    leave codes and scales alone: they do not change."""
-    known = vars(model).get(_IGNORED)
-    if not isinstance(known, _Codes):
-        vars(model)[_IGNORED] = _Codes(model, tuple(known or ()))  # no wrapper hands it on
-    if not _hooked:  # the first model: importing does nothing
-        register_module_module_registration_hook(_put_into)
-        _hooked.append(True)
-
-
-def _put_into(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """A module was put into another, such as peft's around a model."""
-    del name
-    if child is not None and isinstance(vars(child).get(_IGNORED), _Codes):
-        sent_by_no_forward(parent)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.core.arithmetic.sums import SumInteger, live_steps
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, quantizer
 from blockscale.core.pack import from_stored, to_stored
-from blockscale.core.reference import QParams
+from blockscale.core.reference import QParams, step_of
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
@@ -334,3 +334,24 @@ def all_held(model: nn.Module) -> Iterator[tuple[str, QWeight]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, weight in held(module).items():
             yield (f"{prefix}.{name}" if prefix else name), weight
+
+
+# The step of each of a layer's sums, as its weight and its input decide it.
+
+
+def steps_of_outputs(values: Tensor, qparams: QParams, fmt: Format) -> Tensor:
+    """A weight's values [n, k], and the stored scale that they have -> the step of each output [n]:
+    the scale's, or the part of it in which its powers of two are counted (Element.grain).
+
+    Outputs whose weights are all 0 have the step of others (core.arithmetic.sums.live_steps).
+    """
+    part = 2.0 ** -(fmt.element.grain or 0)
+    steps = (step_of(qparams, fmt) * part).reshape(-1).expand(values.shape[0])
+    return live_steps(steps, (values == 0).all(1))
+
+
+def step_of_input(quantizer: QInput) -> Tensor:
+    """The step of a static input of one scale, float32 []."""
+    scale, zero_point, outer = quantizer.parts
+    assert scale is not None
+    return step_of(QParams(scale, outer, zero_point), quantizer.format).reshape(())

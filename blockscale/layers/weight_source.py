@@ -7,24 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockscale.core.operand import Operand
-from blockscale.core.recipe import Recipe
 from blockscale.core.torch_private import pytree, wrapper_subclass
-
-# Models that got quantized layers are announced, so that rooms further right can tell the library
-# that a model comes from how to save it. Nothing of that library is imported here.
-
-Listener = Callable[[nn.Module, Recipe | None], None]
-
-listeners: list[Listener] = []
-
-
-def announce(model: nn.Module, recipe: Recipe | None = None) -> None:
-    """Say that a model has quantized layers now, by this recipe if one is known."""
-    for listener in listeners:
-        listener(model, recipe)
 
 
 @dataclass(eq=False)

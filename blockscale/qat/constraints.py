@@ -17,7 +17,7 @@ from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.scale import FLOAT_SCALES, PowerOfTwo
-from blockscale.layers.bias import without_dynamic
+from blockscale.layers.assembly import without_dynamic
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.reasons import why_not_bias
 from blockscale.ops.quantize import fake_quantize

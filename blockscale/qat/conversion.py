@@ -7,13 +7,17 @@ from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
-from blockscale.layers.bias import notes_on_bias
+from blockscale.layers.assembly import notes_on_bias
 from blockscale.layers.guards import check_model, ordinary_tensors, replacing
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import stands_for_norm, tell_names, unwrapped
-from blockscale.layers.processes import sent_by_no_forward
+from blockscale.layers.model import (
+    announce,
+    sent_by_no_forward,
+    stands_for_norm,
+    tell_names,
+    unwrapped,
+)
 from blockscale.layers.store import QWeight
-from blockscale.layers.weight_source import announce
 from blockscale.qat.layers import QATLayer
 from blockscale.qat.layers.conv import QATConv
 from blockscale.qat.prepare import ledger

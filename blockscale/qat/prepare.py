@@ -16,6 +16,7 @@ from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.apply import check, ledger_of
+from blockscale.layers.assembly import Supplied, refuse_unchosen
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.model import inner_model, unwrapped
@@ -24,7 +25,6 @@ from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.processes import check_whole
 from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
-from blockscale.layers.supplied import Supplied, refuse_unchosen
 from blockscale.qat import learned
 from blockscale.qat.constraints import BiasQuantizer, settled
 from blockscale.qat.layers import QATLayer, trained, why_not_trained

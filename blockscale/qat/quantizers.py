@@ -15,8 +15,7 @@ from blockscale.core.pack import grouped_layout, stored_shape, to_stored
 from blockscale.core.reference import QParams, qparams_from_range
 from blockscale.core.torch_private import ConvTransposeNd, graph_task
 from blockscale.core.untrusted import kind_of
-from blockscale.layers.bias import steps_of_outputs
-from blockscale.layers.store import QInput, QWeight
+from blockscale.layers.store import QInput, QWeight, steps_of_outputs
 from blockscale.ops import primitives
 from blockscale.ops.quantize import fake_quantize
 from blockscale.ops.seed import seed_tensor

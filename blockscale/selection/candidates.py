@@ -13,11 +13,10 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.apply import plans_for
+from blockscale.layers.assembly import Supplied, build
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import build
 from blockscale.layers.parameters import ParameterPlan, plan_parameters
 from blockscale.layers.plan import Plan
-from blockscale.layers.supplied import Supplied
 
 MXFP4 = "e2m1:group32:e8m0/tosa"
 

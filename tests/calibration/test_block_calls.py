@@ -26,8 +26,8 @@ from blockscale.calibration.block_calls import (
     is_cache,
     tensors,
 )
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.plan import plan_layers
-from blockscale.layers.supplied import Supplied
 from tests.calibration.walk.networks import GROUPS, Block, Plain
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.joined import disagreeing, largest
+from blockscale.layers.apply import disagreeing
+from blockscale.layers.assembly import largest
 
 TWO_LEVELS = [
     "nvfp4", "e2m1:group16:e4m3/inv", "int4:group8:(uint8:tensor:fp32):asym", "ternary:group8:e4m3",

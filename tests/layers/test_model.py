@@ -11,10 +11,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 import blockscale as bs
+from blockscale.layers.assembly import Supplied, build
 from blockscale.layers.held_parameters import hold
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import (
-    build,
     folded_norms,
     folded_places,
     inner_model,
@@ -25,7 +25,6 @@ from blockscale.layers.model import (
 )
 from blockscale.layers.plan import plan_layers
 from blockscale.layers.store import QWeight
-from blockscale.layers.supplied import Supplied
 
 
 def test_a_built_layer_is_what_quantize_puts_in() -> None:

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import blockscale as bs
 from blockscale.layers import processes as guard
-from blockscale.layers.processes import agreeing, check_group, processes, sent_by_no_forward
+from blockscale.layers.model import sent_by_no_forward
+from blockscale.layers.processes import agreeing, check_group, processes
 from tests.support import fresh
 
 WORLD = 2

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers import weight_source as announce
+from blockscale.layers import model as announce
 from blockscale.layers.store import QWeight
 from blockscale.layers.weight_source import ReadTensor, Source, dense, traced, written
 from blockscale.layers.weight_tensor import WeightTensor

@@ -42,7 +42,7 @@ from blockscale.calibration.block_calls import BlockTask
 from blockscale.calibration.places import share_codes
 from blockscale.core.format import Format
 from blockscale.core.pack import to_stored
-from blockscale.layers.model import beside_rows
+from blockscale.layers.assembly import beside_rows
 from blockscale.layers.plan import Plan
 from blockscale.ops.tensor import QTensor
 

@@ -13,9 +13,9 @@ from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk
 from blockscale.calibration.walk.weights import Options
+from blockscale.layers.assembly import fitting
 from blockscale.layers.guards import arguments
 from blockscale.layers.plan import Plan
-from blockscale.layers.supplied import fitting
 from blockscale.ops.tensor import QTensor
 
 # Whether a model can be walked block by block, and the walk over all chains that can.

@@ -22,15 +22,12 @@ from blockscale.calibration.session import Session, told_changed
 from blockscale.calibration.walk.resume import Finished
 from blockscale.core.work import Progress
 from blockscale.layers.apply import swap
-from blockscale.layers.bias import without_dynamic
-from blockscale.layers.joined import parameter_tops, settle_top
+from blockscale.layers.assembly import build, fitting, parameter_tops, settle_top, without_dynamic
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import build
 from blockscale.layers.parameters import ParameterPlan, coded, quantized
 from blockscale.layers.plan import Plan
 from blockscale.layers.reasons import weights_to_come
 from blockscale.layers.store import QWeight
-from blockscale.layers.supplied import fitting
 from blockscale.ops.tensor import QTensor
 
 # Weights that are read one block at a time, of a model on the meta device.

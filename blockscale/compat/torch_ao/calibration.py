@@ -25,10 +25,10 @@ from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import apply, check, plans_for, quantize_
+from blockscale.layers.assembly import supplied
 from blockscale.layers.parameters import entries_of, plan_parameters
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
-from blockscale.layers.supplied import supplied
 from blockscale.qat import quantizers
 from blockscale.qat.layers import QATLayer
 

@@ -24,7 +24,7 @@ from blockscale.export.writers import Writer, layer_of
 from blockscale.export.writers.gguf_files import architectures
 from blockscale.files.directory.model_files import CONFIG, LEDGER, OTHER_WEIGHTS
 from blockscale.files.stored_model import INDEX
-from blockscale.layers.joined import largest
+from blockscale.layers.assembly import largest
 from blockscale.layers.saturation import block_ranges
 from blockscale.ops.tensor import QTensor
 

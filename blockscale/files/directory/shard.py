@@ -26,7 +26,7 @@ from blockscale.files.slabs.pool import Map
 from blockscale.files.slabs.quantize_tensor import StoredRows, TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows, Rows
 from blockscale.files.stream import Reader, StreamWriter, Tensors
-from blockscale.layers.model import beside_rows
+from blockscale.layers.assembly import beside_rows
 from blockscale.layers.saturation import lost_signs, told_of_odd
 from blockscale.ops.quantize import quantize
 

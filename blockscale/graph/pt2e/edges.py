@@ -28,8 +28,7 @@ from blockscale.graph import constants
 from blockscale.graph.adoption.affine import LAYER
 from blockscale.graph.expand import quantized
 from blockscale.graph.nodes import SCOPE, aten, call, inlined
-from blockscale.layers.bias import steps_of_outputs
-from blockscale.layers.store import QInput
+from blockscale.layers.store import QInput, steps_of_outputs
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 

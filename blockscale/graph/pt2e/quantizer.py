@@ -30,10 +30,9 @@ from blockscale.graph.edges import _float_inputs, places
 from blockscale.graph.layers import with_layers
 from blockscale.graph.nodes import arguments, described, op_name
 from blockscale.graph.pt2e.edges import Fake, Place, Watch
-from blockscale.layers.bias import without_dynamic
+from blockscale.layers.assembly import supplied, without_dynamic
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.supplied import supplied
 
 Edge = tuple[fx.Node, fx.Node]
 

@@ -30,14 +30,18 @@ from blockscale.files.stored_model import opened
 from blockscale.integrations.config import RecipeConfig
 from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
 from blockscale.layers.apply import apply, check, plans_for, without_data
-from blockscale.layers.bias import without_dynamic
+from blockscale.layers.assembly import (
+    Supplied,
+    largest,
+    supplied,
+    top_of,
+    weight_in_codes,
+    without_dynamic,
+)
 from blockscale.layers.computed import Computed, Folding, evaluating, folded
-from blockscale.layers.joined import largest, top_of
-from blockscale.layers.model import weight_in_codes
 from blockscale.layers.parameters import ParameterPlan, entries_of, plan_parameters, quantized
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
-from blockscale.layers.supplied import Supplied, supplied
 from blockscale.parallel.plan import Stored
 
 _ALL = sys.maxsize  # bytes that were freed: whatever there is

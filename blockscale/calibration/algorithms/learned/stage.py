@@ -13,9 +13,9 @@ from torch.func import functional_call
 from blockscale.calibration.block_calls import BlockCall, BlockTask, first_tensor
 from blockscale.calibration.input_stats import seen_by
 from blockscale.core.pack import from_stored, of_convolution
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QInput
-from blockscale.layers.supplied import Supplied
 
 
 class Stage:

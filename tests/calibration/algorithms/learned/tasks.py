@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration.block_calls import BlockCall, BlockTask
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.plan import Plan, plan_layers
-from blockscale.layers.supplied import Supplied
 
 FORMATS = [
     "int4:group8:fp32", "int4:tensor:fp32", "int3:channel0:fp16", "int2:group8:bf16:full",

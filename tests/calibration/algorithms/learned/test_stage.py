@@ -8,10 +8,10 @@ from torch import nn
 import blockscale as bs
 from blockscale.calibration.algorithms.learned.stage import Stage
 from blockscale.calibration.block_calls import BlockCall, BlockTask
+from blockscale.layers.assembly import Supplied
 from blockscale.layers.before.scale import Scale
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QInput
-from blockscale.layers.supplied import Supplied
 from tests.calibration.algorithms.learned.tasks import task_of, weights_of
 
 RECIPES = [
