@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scales and zero points of integers: powers of two, and where zero lies."""
+"""Scales and zero points of integers: powers of two, where zero lies, and which formats have whole
+steps."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,6 +12,9 @@ import torch
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import FLT_MAX
+from blockscale.core.elements.binary import Binary
+from blockscale.core.elements.integer import Integer
+from blockscale.core.elements.ternary import Ternary
 from blockscale.core.format import Format
 from blockscale.core.rounding import nearest_even
 from blockscale.core.scale import PowerOfTwo
@@ -154,3 +159,50 @@ def expand_offset(
     if stored is None or fmt.offset is None:
         return None
     return (fmt.offset.block or fmt.block).expand(fmt.offset.value(stored, outer), shape)
+
+
+# Which formats' values are integers in steps of their blocks, so that sums of products have steps.
+
+
+_WHOLE = (Integer, Ternary, Binary)  # elements whose codes are their values
+
+
+def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
+    """Why sums of products of these formats have no step for each output; None if they have.
+
+    taken: of the layer's input; shape: of its stored weight, [n, k].
+    """
+    if taken is None:
+        return "its input has no format, so its sums have no step: set one like 'int8:tensor:fp32'"
+    if reason := why_no_integers(taken):
+        return f"its input is {taken}, {reason}"
+    if reason := why_no_weights(weight):
+        return f"its weight is {weight}, {reason}"
+    several = "the sum of one output would have several steps: use the block"
+    if taken.block.name != "tensor":
+        return f"its input is {taken}, {several} 'tensor'"
+    if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
+        return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
+    return None
+
+
+def why_no_weights(fmt: Format) -> str | None:
+    """Why values of this format are no integers in parts of their block's step, 2^-grain of it;
+    None if they are: integers, and powers of two and sums of them."""
+    if fmt.element.grain is None:
+        return (
+            "whose codes are neither integers nor powers of two: use integers, log2 … log8 "
+            "or apot3 … apot8"
+        )
+    return why_no_integers(fmt) if isinstance(fmt.element, _WHOLE) else None
+
+
+def why_no_integers(fmt: Format) -> str | None:
+    """Why values of this format are no integers in steps of their block; None if they are."""
+    if not isinstance(fmt.element, _WHOLE):
+        return "whose codes are not integers: use integers"
+    if fmt.zero is not None:
+        return f"whose zero points of type {fmt.zero} are not integers: use 'asym'"
+    if fmt.offset is not None:
+        return "whose offsets are not whole steps: use 'asym'"
+    return None

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from blockscale.core import reference, rules
 from blockscale.core.block import WHOLE, Block, block_named, read_block
 from blockscale.core.format import Format
+from blockscale.core.profiles.knobs import Profile
 from blockscale.core.reference import Ranges
 from blockscale.core.scales import Offset, TwoLevel
 
@@ -305,3 +306,38 @@ def _alone(block: Block, shape: Sequence[int]) -> Block:
     if (whole_rows or shape[-2] == 1) and whole_columns:
         return read_block("tensor")
     return read_block("channel0") if high == 1 and wide == WHOLE else block_named((high, wide))
+
+
+class Member(NamedTuple):
+    """A quantized weight, as those are told that it may share an outer scale with.
+
+    shape: as it is stored; parts: matrices, one below another, that are joined in it already
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    profile: Profile | None = None
+    parts: int = 1
+
+
+def sharing(
+    names: Iterable[str], members: Mapping[str, Member], fused: Fused
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """{name: all that share its outer scale} and {name: what does not, and why, in words}.
+
+    names: of layers and parameters, without `.weight`, in the model's order; members: of those that
+        are quantized; fused: of the recipe
+    """
+    kinds = {
+        name: (str(each.format), each.shape[-1], each.shape[:-2] and each.shape, each.profile)
+        for name, each in members.items()
+        if not shares(each.format, each.shape, each.parts)
+    }
+    together, alone = partners(names, kinds, fused)
+    parted = [name for name in kinds if members[name].parts > 1 and fused is not False]
+    return {name: (name,) for name in parted} | together, alone
+
+
+def told_sharing(name: str, group: Sequence[str], alone: str = "") -> str:
+    """What the ledger says of a weight in a group that shares an outer scale, perhaps empty."""
+    return ", ".join(filter(None, [told_shared(name, group) if group else "", alone]))

@@ -10,9 +10,9 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import StoredModel
+from blockscale.layers.decisions import looks_like_a_layer
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
-from blockscale.layers.reasons import looks_like_a_layer
 from blockscale.layers.store import Holder
 
 

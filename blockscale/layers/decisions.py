@@ -4,8 +4,8 @@
 One decision for models in memory (layers.plan, layers.parameters.planned) and for directories
 (files.directory.eligibility). Each describes its tensors as a `Weight`, from modules or from the
 headers of files; `decide` is told nothing else but the recipe, so that both quantize the same. What
-several tensors decide together is here as well: those that are one weight (`why_tied`), and those
-that share an outer scale (`sharing`).
+several tensors decide together is here as well: those that are one weight (`why_tied`); those that
+share an outer scale are told so by core.joined_weights.sharing.
 
 `decide` looks at these in order, and the first that applies says what becomes of the tensor:
 
@@ -18,21 +18,28 @@ that share an outer scale (`sharing`).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import Fused, of_stack, partners, shares, told_shared
+from blockscale.core.integer_scales import why_no_sums
+from blockscale.core.joined_weights import of_stack
 from blockscale.core.ledger import Status
 from blockscale.core.pack import stored_shape
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import FLOATS
+from blockscale.core.torch_private import ConvNd
+from blockscale.layers.layer import QLayer
 
 VECTOR = "a vector, such as a norm's weight or a bias"
 
@@ -256,36 +263,109 @@ def why_tied(layer: str, wanted: Mapping[str, CodesKey | None], others: Sequence
     return f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
 
 
-class Member(NamedTuple):
-    """A quantized weight, as those are told that it may share an outer scale with.
+# Why a float layer cannot be quantized: each reason is a sentence for the ledger.
 
-    shape: as it is stored; parts: matrices, one below another, that are joined in it already
+
+# Layers that are replaced, and their subclasses, of which some cannot be.
+_RELATIVES = (nn.Linear, nn.Embedding, nn.EmbeddingBag)
+
+
+_COMPUTED = (
+    "its weight is computed (weight_norm, pruning, parametrization) by something random or "
+    "trained, which cannot be folded: remove that first"
+)
+
+
+def looks_like_a_layer(module: nn.Module) -> bool:
+    """Whether it is a relative of layers that are replaced: it is not passed over silently."""
+    return isinstance(module, (*_RELATIVES, ConvNd))
+
+
+def why_adapter(model: nn.Module, name: str) -> str:
+    """Why the module or parameter `name` stays in float, as a part of an adapter; else empty.
+
+    peft's adapters stand around the layers of a model, and name in `adapter_layer_names` what of
+    them is trained: lora_A, lora_magnitude_vector, modules_to_save ... `prompt_encoder` is trained
+    by models that have a `peft_config`.
     """
+    owner: nn.Module | None = model
+    for step in name.split("."):
+        trained = getattr(owner, "adapter_layer_names", ())
+        if step in trained or (step == "prompt_encoder" and hasattr(owner, "peft_config")):
+            return f"{step} is a trained adapter: merge it to quantize it"
+        owner = None if owner is None else owner._modules.get(step)
+    return ""
 
-    format: Format
-    shape: tuple[int, ...]
-    profile: Profile | None = None
-    parts: int = 1
 
+def why_not_layer(module: nn.Module, kind: type[QLayer] | None) -> str | None:
+    """Why a layer cannot be quantized, whatever the format; None if it can.
 
-def sharing(
-    names: Iterable[str], members: Mapping[str, Member], fused: Fused
-) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """{name: all that share its outer scale} and {name: what does not, and why, in words}.
-
-    names: of layers and parameters, without `.weight`, in the model's order; members: of those that
-        are quantized; fused: of the recipe
+    kind: what would replace it, None if nothing does.
     """
-    kinds = {
-        name: (str(each.format), each.shape[-1], each.shape[:-2] and each.shape, each.profile)
-        for name, each in members.items()
-        if not shares(each.format, each.shape, each.parts)
-    }
-    together, alone = partners(names, kinds, fused)
-    parted = [name for name in kinds if members[name].parts > 1 and fused is not False]
-    return {name: (name,) for name in parted} | together, alone
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        return "it is lazy and its weight holds no data: run the model once first"
+    if kind is None:
+        name = type(module).__name__
+        return _COMPUTED if parametrize.is_parametrized(module) else f"{name} has no quantized form"
+    if _has_another_forward(module):
+        return "its forward was replaced on the instance, which a quantized layer would undo"
+    return kind.refuses(module)
 
 
-def told_sharing(name: str, group: Sequence[str], alone: str = "") -> str:
-    """What the ledger says of a weight in a group that shares an outer scale, perhaps empty."""
-    return ", ".join(filter(None, [told_shared(name, group) if group else "", alone]))
+def _has_another_forward(module: nn.Module) -> bool:
+    """Whether its instance has another forward than its class: accelerate leaves the class's own
+    there when it removes its hooks."""
+    own = vars(module).get("forward")
+    same = getattr(own, "__func__", None) is type(module).forward
+    return own is not None and not (same and own.__self__ is module)
+
+
+def read_by_parent(model: nn.Module, names: Sequence[str]) -> str:
+    """The class of a module that computes with a layer's weight without calling the layer, so that
+    nothing quantizes the layer's input and output; empty if there is none."""
+    parents = [model.get_submodule(name.rpartition(".")[0]) for name in names]
+    return next((type(p).__name__ for p in parents if isinstance(p, nn.MultiheadAttention)), "")
+
+
+_TO_COME = ContextVar("weights on the meta device are not loaded yet", default=False)
+
+
+@contextmanager
+def weights_to_come() -> Iterator[None]:
+    """Inside, a weight on the meta device may be quantized: whoever says so reads it in time."""
+    token = _TO_COME.set(True)
+    try:
+        yield
+    finally:
+        _TO_COME.reset(token)
+
+
+def why_not_weight(weight: Tensor | None) -> str:
+    """Why a layer's weight or another parameter cannot be quantized into any format; empty if it
+    can."""
+    if weight is None:
+        return _COMPUTED
+    if weight.device.type == "meta" and not _TO_COME.get():
+        return "its weight holds no data (meta device): load the weights first"
+    return _why_not_tensor(weight, "weight")
+
+
+def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> str:
+    """Why a layer's bias cannot get the scheme's format; empty if it can, or there is none.
+
+    stored: the shape [n, k] of the layer's weight as it is stored
+    """
+    if bias is None or scheme.bias is None or scheme.weight is None:
+        return ""
+    if isinstance(scheme.bias, Format):
+        return _why_not_tensor(bias, "bias") or why_not_bias_format(bias.shape, scheme.bias)
+    reason = why_no_sums(scheme.input, scheme.weight, stored)
+    return reason or _why_not_tensor(bias, "bias")
+
+
+def _why_not_tensor(tensor: Tensor, called: str) -> str:
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
+    reason = why_not_dtype(tensor.dtype)
+    return reason and f"its {called} is {reason}"

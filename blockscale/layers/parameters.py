@@ -13,15 +13,14 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import outer_of
+from blockscale.core.joined_weights import Member, outer_of, sharing, told_sharing
 from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import stored_bytes, stored_shape, to_stored
 from blockscale.core.recipe import Recipe
-from blockscale.layers.decisions import Member, Weight, decide, sharing, told_sharing
+from blockscale.layers.decisions import Weight, decide, why_adapter, why_not_weight
 from blockscale.layers.held_parameters import hold, parameters_again
 from blockscale.layers.plan import Decision
-from blockscale.layers.reasons import why_adapter, why_not_weight
 from blockscale.layers.saturation import (
     block_ranges,
     by_kernel,

@@ -21,29 +21,25 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
+from blockscale.core.joined_weights import Member, sharing, told_sharing
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.pack import of_convolution, stored_bytes, stored_shape
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.decisions import (
     CodesKey,
-    Member,
     Outcome,
     Weight,
     decide,
-    sharing,
-    told_sharing,
-    why_tied,
-)
-from blockscale.layers.kinds import quantized_class
-from blockscale.layers.layer import QLayer
-from blockscale.layers.reasons import (
     looks_like_a_layer,
     read_by_parent,
     why_adapter,
     why_not_bias,
     why_not_layer,
     why_not_weight,
+    why_tied,
 )
+from blockscale.layers.kinds import quantized_class
+from blockscale.layers.layer import QLayer
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from blockscale.core.format import Format
 from blockscale.core.recipe import BiasFormat, Recipe, Scheme
 from blockscale.core.scale import FLOAT_SCALES, PowerOfTwo
 from blockscale.layers.assembly import without_dynamic
+from blockscale.layers.decisions import why_not_bias
 from blockscale.layers.plan import Decision, Plan
-from blockscale.layers.reasons import why_not_bias
 from blockscale.ops.quantize import fake_quantize
 
 # Biases in training: through the codes that the quantized layer will have.

@@ -7,14 +7,12 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.core.joined_weights import Member, sharing, told_sharing
 from blockscale.layers.decisions import (
     CodesKey,
-    Member,
     Weight,
     decide,
     kept_by_default,
-    sharing,
-    told_sharing,
     why_not_bias_format,
     why_not_dtype,
     why_tied,

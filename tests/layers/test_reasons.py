@@ -10,18 +10,16 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import blockscale as bs
-from blockscale.layers.kinds import quantized_class
-from blockscale.layers.linear import QLinear
-from blockscale.layers.reasons import (
+from blockscale.core.integer_scales import why_no_integers, why_no_sums, why_no_weights
+from blockscale.layers.decisions import (
     looks_like_a_layer,
     read_by_parent,
-    why_no_integers,
-    why_no_sums,
-    why_no_weights,
     why_not_bias,
     why_not_layer,
     why_not_weight,
 )
+from blockscale.layers.kinds import quantized_class
+from blockscale.layers.linear import QLinear
 
 
 def test_lazy_modules_are_skipped_as_such() -> None:

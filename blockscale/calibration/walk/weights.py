@@ -23,10 +23,10 @@ from blockscale.calibration.walk.resume import Finished
 from blockscale.core.work import Progress
 from blockscale.layers.apply import swap
 from blockscale.layers.assembly import build, fitting, parameter_tops, settle_top, without_dynamic
+from blockscale.layers.decisions import weights_to_come
 from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters import ParameterPlan, coded, quantized
 from blockscale.layers.plan import Plan
-from blockscale.layers.reasons import weights_to_come
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from blockscale.core.joined_weights import Member, sharing, told_sharing
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
@@ -23,7 +24,6 @@ from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import INDEX, check_index
 from blockscale.files.stream import Reader, headers_kept
-from blockscale.layers.decisions import Member, sharing, told_sharing
 
 Stamp = tuple[int, int, int, int]  # size, times of writing and of any change, inode
 _TEXT = 1 << 20  # bytes for what is written besides: config, index, and the ledger's

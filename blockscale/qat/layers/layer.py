@@ -73,7 +73,7 @@ class QATLayer(nn.Module):
     ) -> Self:
         """Turn a float layer into this class; it is the same object, which is returned."""
         float_class = type(module)
-        vars(module).pop("forward", None)  # the float class's own (layers.reasons), if any
+        vars(module).pop("forward", None)  # the float class's own (layers.decisions), if any
         module.__class__ = cls
         module.float_class, module.scheme = float_class, scheme
         module.quantizing = module.observing = True

@@ -10,9 +10,9 @@ from torch import Tensor
 from blockscale.core.arithmetic.precision import exponent, mantissa
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
+from blockscale.core.integer_scales import why_no_integers
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scale import PowerOfTwo
-from blockscale.layers.reasons import why_no_integers
 from blockscale.ops.integer.shifts import SHIFT_ROUNDINGS
 
 INT64_MAX = 2**63 - 1

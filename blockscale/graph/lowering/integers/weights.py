@@ -7,13 +7,13 @@ from torch import Tensor
 from blockscale.core.arithmetic.precision import exponent
 from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.format import Format
+from blockscale.core.integer_scales import why_no_weights
 from blockscale.core.operand import Value as Given
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.graph.lowering.integers.builder import Builder, Task
 from blockscale.graph.lowering.integers.fixed import NotIntegerError, check_scale, steps
-from blockscale.layers.reasons import why_no_weights
 from blockscale.ops.primitives import dequantize
 
 MOST_BITS = 40  # of a weight: sums of 2^15 products with 8 bits stay in int64
