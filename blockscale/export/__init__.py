@@ -44,8 +44,8 @@ def _reason(name: str) -> str | None:
 
 def __getattr__(name: str) -> NoReturn:
     """What is not here: Python asks for it when nothing has the name."""
-    known = ", ".join(_FUNCTIONS)
-    raise AttributeError(f"module {__name__!r} has no target {name!r}; choose from {known}")
+    choices = ", ".join(_FUNCTIONS)
+    raise AttributeError(f"module {__name__!r} has no target {name!r}; choose from {choices}")
 
 
 _MODULES = {

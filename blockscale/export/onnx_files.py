@@ -60,10 +60,10 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     place = check_place(out, "quantized.onnx")
     if not dry_run:
         check_new(place, overwrite)
-    chosen, notes = _checked(Recipe.read(recipe)).uncalibrated()
+    choice, notes = _checked(Recipe.read(recipe)).uncalibrated()
     proto = _read(Path(model))
-    found = FloatModel.of(proto)
-    rewriting = Rewriting(found, chosen, _seen(found, chosen, calibrate, observer))
+    result = FloatModel.of(proto)
+    rewriting = Rewriting(result, choice, _seen(result, choice, calibrate, observer))
     ledger = replace(rewriting.run(str(model)), notes=notes)
     if strict and (ledger.skipped or notes):
         first = notes[0] if notes else f"{ledger.skipped[0].name}: {ledger.skipped[0].reason}"
@@ -108,18 +108,18 @@ def _read(path: Path) -> Any:
         if not proto.graph.node or not proto.opset_import:
             raise ValueError("it has no nodes or no opset")
     except Exception as error:  # protobuf's DecodeError and onnx's own have no common base
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise FileError(f"{path} is no ONNX file that onnx can read: {shown(told[0])}") from None
+        info = str(error).strip().splitlines() or [type(error).__name__]
+        raise FileError(f"{path} is no ONNX file that onnx can read: {shown(info[0])}") from None
     opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 0)
     if opset >= LOWEST:
         return proto
     try:
         return version_converter.convert_version(proto, LOWEST)
     except Exception as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
+        info = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             f"{path} is of opset {opset}, and onnx {onnx.__version__} cannot upgrade it to "
-            f"{LOWEST}, the first with blocks: {shown(told[0])}; export it again with a later one"
+            f"{LOWEST}, the first with blocks: {shown(info[0])}; export it again with a later one"
         ) from error
 
 
@@ -172,8 +172,8 @@ def feeds_of(path: str | Path, inputs: Mapping[str, int | None]) -> list[Feed]:
     calls = {name: _calls(path, name, array, inputs[name]) for name, array in arrays.items()}
     counts = {name: len(each) for name, each in calls.items()}
     if len(set(counts.values())) > 1 or 0 in counts.values():
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ValueError(f"{path}: calls of each input: {told}; expected the same number, not 0")
+        text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ValueError(f"{path}: calls of each input: {text}; expected the same number, not 0")
     return [dict(zip(calls, each, strict=True)) for each in zip(*calls.values(), strict=True)]
 
 

@@ -54,9 +54,9 @@ def program(
     """
     path = check_place(path, "model.pt2")
     check_new(path, overwrite)
-    made = program_of(graph, example, dynamic_batch)
+    result = program_of(graph, example, dynamic_batch)
     with written_whole(path) as temporary, temporary.open("wb") as file:
-        torch.export.save(made, file)
+        torch.export.save(result, file)
 
 
 def program_of(
@@ -98,7 +98,9 @@ def _of_quantize_fx(graph: Any, example: Example | None) -> ExportedProgram:
     return _adopted(from_quantize_fx(graph, args))
 
 
-def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) -> ExportedProgram:
+def _given(
+    program: ExportedProgram, example: Example | None, dynamic_batch: bool
+) -> ExportedProgram:
     """A program that exists: its sizes are what they are."""
     if dynamic_batch:
         raise ValueError(
@@ -106,8 +108,8 @@ def _given(made: ExportedProgram, example: Example | None, dynamic_batch: bool) 
             "(use dynamic_shapes of torch.export.export)"
         )
     if example is not None:
-        tried(made.module(), *arguments(example))
-    return made
+        tried(program.module(), *arguments(example))
+    return program
 
 
 def exported_model(
@@ -169,9 +171,9 @@ def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         with torch.no_grad():
             return model(*args, **kwargs)
     except Exception as error:
-        given = [*map(_described, args), *(f"{k}: {_described(v)}" for k, v in kwargs.items())]
+        members = [*map(_described, args), *(f"{k}: {_described(v)}" for k, v in kwargs.items())]
         raise ValueError(
-            f"the model cannot be called with the example ({', '.join(given)}): "
+            f"the model cannot be called with the example ({', '.join(members)}): "
             f"{type(error).__name__}: {error}"
         ) from error
 

@@ -20,10 +20,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "blockscale"
 
-IRREGULAR = """told known taken given found made done seen left kept held gone sent spent drawn
-    shown written grown chosen spoken broken begun said meant built bought brought caught sought thought
-    taught led met lost won put cut laid paid dealt felt hung sold wound worn torn borne
-    driven risen fallen woven spread parted
+IRREGULAR = """
+    told known taken given found made done seen left kept held gone sent spent drawn shown written
+    grown chosen spoken broken begun said meant built bought brought caught sought thought taught
+    led met lost won put cut laid paid dealt felt hung sold wound worn torn borne driven risen
+    fallen woven spread parted
 """.split()  # noqa: SIM905 - a list of words
 OURS = "swift quick once rare weighing gathering telling dealing knowing parting".split()  # noqa: SIM905
 FIELD = """seed need feed speed embed red hundred stored

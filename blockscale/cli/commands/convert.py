@@ -162,8 +162,9 @@ def _proof(conversion: Conversion, compared: bool) -> list[str]:
     elements = sum(each.elements for each in conversion.tensors)
     proof = (
         f"{'lossless' if conversion.lossless else 'not lossless'}: {summary}; read back and "
-        f"compared bit for bit: codes and scales of {codes} tensors, values of {rest}; {elements:,} "
-        f"values, {'0 differ' if conversion.lossless else '0 differ but for those quantized again'}"
+        f"compared bit for bit: codes and scales of {codes} tensors, values of {rest}; "
+        f"{elements:,} values, 0 differ"
+        f"{'' if conversion.lossless else ' but for those quantized again'}"
     )
     lines = [proof, f"{sizes} -> {size(conversion.bytes_after)}"]
     return lines + ([f"note: {conversion.computes}"] if conversion.computes else [])

@@ -32,11 +32,11 @@ def audit(path: str | Path, ledger: Ledger | None = None) -> Ledger:
     """
     path = Path(path)
     try:
-        found = _entries(path)
+        result = _entries(path)
     except (DamagedError, MemoryError, OverflowError) as error:
         raise FileError(f"{path} cannot be audited: {error}") from None
-    made = Ledger(found)
-    return made if ledger is None else compared(made, ledger)
+    output = Ledger(result)
+    return output if ledger is None else compared(output, ledger)
 
 
 def _entries(path: Path) -> list[Entry]:
@@ -64,25 +64,25 @@ def _tensors(path: Path) -> list[FileTensor]:
 # A ledger's words beside what a file holds.
 
 
-def compared(found: Ledger, told: Ledger) -> Ledger:
+def compared(ledger: Ledger, info: Ledger) -> Ledger:
     """The ledger of a file, where weights that are not as `told` says are "skipped".
 
     Files without names (.pte) are compared by how many weights of a size are in codes.
     """
-    entries = {entry.name: entry for entry in found}
-    wanted = [entry for entry in told.quantized if entry.weight]
-    if not any(_name(entry, entries) for entry in wanted):
-        return _by_size(found, wanted)
-    made = {entry.name: entry for entry in found}
-    for entry in wanted:
-        name = _name(entry, made)
+    entries = {entry.name: entry for entry in ledger}
+    targets = [entry for entry in info.quantized if entry.weight]
+    if not any(_name(entry, entries) for entry in targets):
+        return _by_size(ledger, targets)
+    by_name = {entry.name: entry for entry in ledger}
+    for entry in targets:
+        name = _name(entry, by_name)
         if name is None:
-            made[entry.name] = _broken(entry, "the file has no weight of this name")
-        elif reason := _reason(entry, made[name]):
-            made[name] = replace(
-                made[name], status="skipped", reason=f"its ledger says {entry.weight}: {reason}"
+            by_name[entry.name] = _broken(entry, "the file has no weight of this name")
+        elif reason := _reason(entry, by_name[name]):
+            by_name[name] = replace(
+                by_name[name], status="skipped", reason=f"its ledger says {entry.weight}: {reason}"
             )
-    return Ledger(list(made.values()), told.unmatched)
+    return Ledger(list(by_name.values()), info.unmatched)
 
 
 def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
@@ -91,36 +91,36 @@ def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
     return next((name for name in names if name in entries), None)
 
 
-def _reason(told: Entry, found: Entry) -> str:
+def _reason(entry: Entry, result: Entry) -> str:
     """Why a weight of a file is not what is said of it, or nothing."""
-    if found.status != "quantized":
-        return found.reason
-    bits = parse(told.weight).bits
-    stored = 8 * found.bytes_after / max(told.elements or found.elements, 1)
+    if result.status != "quantized":
+        return result.reason
+    bits = parse(entry.weight).bits
+    stored = 8 * result.bytes_after / max(entry.elements or result.elements, 1)
     if stored >= 32 or stored > max(2 * bits, 10) + 16:
         return f"the file takes {stored:.1f} bits of an element"
     return ""
 
 
-def _by_size(found: Ledger, wanted: list[Entry]) -> Ledger:
+def _by_size(ledger: Ledger, entries: list[Entry]) -> Ledger:
     """Each weight that was promised takes one in codes of its size, as stored."""
-    left = sorted(entry.elements for entry in found.quantized)
+    results = sorted(entry.elements for entry in ledger.quantized)
     missing = []
-    for entry in sorted(wanted, key=lambda entry: entry.elements):
+    for entry in sorted(entries, key=lambda entry: entry.elements):
         bits = parse(entry.weight).bits
         sizes = [entry.elements, entry.elements * bits // 8]  # one a code, or packed in bytes
-        size = next((each for each in left if any(_fits(each, size) for size in sizes)), None)
+        size = next((each for each in results if any(_fits(each, size) for size in sizes)), None)
         if size is not None:
-            left.remove(size)
+            results.remove(size)
         elif entry.elements:
             why = f"the file has no quantized weight of {entry.elements:,} elements"
             missing.append(_broken(entry, f"its ledger says {entry.weight}: {why}"))
-    return Ledger([*found.entries, *missing])
+    return Ledger([*ledger.entries, *missing])
 
 
-def _fits(stored: int, told: int) -> bool:
+def _fits(stored: int, number: int) -> bool:
     """Whether it may be the size of a weight: ledgers of layers count the bias, too."""
-    return 0 <= told - stored <= stored // 8
+    return 0 <= number - stored <= stored // 8
 
 
 def _broken(entry: Entry, reason: str) -> Entry:

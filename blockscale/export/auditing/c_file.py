@@ -17,21 +17,21 @@ def tensors(data: memoryview) -> list[FileTensor]:
     text = bytes(data)
     if not text.endswith(b"}\n"):
         raise DamagedError("it has no end mark of blockscale's C files: it was cut short")
-    if found := _FLOATS.search(text, text.find(b"#include")):
-        line = text.count(b"\n", 0, found.start()) + 1
-        raise DamagedError(f"its line {line} has the float {found[0].decode()!r}")
-    budget, made = ReadBudget(), []
+    if match := _FLOATS.search(text, text.find(b"#include")):
+        line = text.count(b"\n", 0, match.start()) + 1
+        raise DamagedError(f"its line {line} has the float {match[0].decode()!r}")
+    budget, results = ReadBudget(), []
     for each in _ARRAY.finditer(text):
         budget.take()
-        made.append(_array(text, each))
-    return made
+        results.append(_array(text, each))
+    return results
 
 
-def _array(text: bytes, found: re.Match[bytes]) -> FileTensor:
-    ctype, name = found[1].decode(), found[3].decode()
-    bits, size = int(found[2]), int(found[4])
-    end = text.find(b"};", found.end())
-    count = text.count(b",", found.end(), end if end >= 0 else len(text))
+def _array(text: bytes, match: re.Match[bytes]) -> FileTensor:
+    ctype, name = match[1].decode(), match[3].decode()
+    bits, size = int(match[2]), int(match[4])
+    end = text.find(b"};", match.end())
+    count = text.count(b",", match.end(), end if end >= 0 else len(text))
     if count != size:
         raise DamagedError(f"{name} has {count} elements, its header says {size}")
     weight = _WEIGHT.match(name)

@@ -118,9 +118,9 @@ def entry(tensor: FileTensor) -> Entry:
     before = 4 * tensor.elements
     size = tensor.nbytes + tensor.parts
     if tensor.low:
-        told = tensor.format or f"{tensor.type}"
+        info = tensor.format or f"{tensor.type}"
         return Entry(
-            owner(tensor.name), "weight", "quantized", weight=told, notes=tensor.notes,
+            owner(tensor.name), "weight", "quantized", weight=info, notes=tensor.notes,
             elements=tensor.elements, bytes_before=before, bytes_after=size,
             details=tensor.reader or "nothing in the file reads it",
         )  # fmt: skip

@@ -62,10 +62,10 @@ def reader(tensor: FileTensor, graph: OnnxGraph) -> None:
     """Say of a tensor what reads it, whether it is a weight in codes, and what runtimes do."""
     if is_part(tensor.name):
         return
-    found = _product(tensor.name, graph, set())
-    if found is None:
+    result = _product(tensor.name, graph, set())
+    if result is None:
         return
-    product, way = found
+    product, way = result
     dequantized = next((node for node in way if node.op == "DequantizeLinear"), None)
     codes = (
         tensor.type not in FLOATS and tensor.bits <= 16 and tensor.type not in ("bool", "string")
@@ -101,8 +101,8 @@ def _product(name: str, graph: OnnxGraph, seen: set[str]) -> tuple[Node, list[No
         if node.op in ("Shape", "Size"):
             continue
         for output in node.outputs[:1]:
-            if (found := _product(output, graph, seen)) is not None:
-                return found[0], [node, *found[1]]
+            if (result := _product(output, graph, seen)) is not None:
+                return result[0], [node, *result[1]]
     return None
 
 
@@ -155,33 +155,33 @@ def tensors(data: memoryview, path: Path) -> list[FileTensor]:
     if len(graphs) != 1 or not protobuf.messages(model, 8):
         raise DamagedError("it has no ONNX graph and opset")
     graph = protobuf.fields(graphs[0], budget)
-    found = [_tensor(each, path, budget) for each in protobuf.messages(graph, 5)]
-    found += _constants(graph, path, budget)
+    results = [_tensor(each, path, budget) for each in protobuf.messages(graph, 5)]
+    results += _constants(graph, path, budget)
     nodes = OnnxGraph([node(each, budget) for each in protobuf.messages(graph, 1)])
-    for tensor in found:
+    for tensor in results:
         reader(tensor, nodes)
         if tensor.low and tensor.format:
             _packed(tensor, tensor.format.replace(":", " ").replace("/", " "))
         _by_function(tensor, nodes)
-    return found
+    return results
 
 
 def node(data: memoryview, budget: ReadBudget) -> Node:
     """A node with its attributes of whole numbers."""
-    found = protobuf.fields(data, budget)
+    entries = protobuf.fields(data, budget)
     attributes = {}
-    for each in protobuf.messages(found, 5):
+    for each in protobuf.messages(entries, 5):
         values = protobuf.fields(each, budget)
         attributes[protobuf.text(values, 1)] = protobuf.number(values, 3)
-    inputs, outputs = protobuf.texts(found, 1), protobuf.texts(found, 2)
-    domain = protobuf.text(found, 7)
-    return Node(protobuf.text(found, 4), domain, inputs, outputs, attributes)
+    inputs, outputs = protobuf.texts(entries, 1), protobuf.texts(entries, 2)
+    domain = protobuf.text(entries, 7)
+    return Node(protobuf.text(entries, 4), domain, inputs, outputs, attributes)
 
 
 def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[FileTensor]:
     """Tensors that Constant nodes hold, under the names of what they give; none of the vectors of
     sizes, masks and values of codes that are the graph's."""
-    found = []
+    results = []
     for each in protobuf.messages(graph, 1):
         values = protobuf.fields(each, budget)
         if protobuf.text(values, 4) != "Constant":
@@ -191,65 +191,65 @@ def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[F
                 tensor = _tensor(held, path, budget)
                 tensor.name = (protobuf.texts(values, 2) or [""])[0]
                 if len(tensor.shape) > 1 or tensor.elements > _OF_THE_GRAPH:
-                    found.append(tensor)
-    return found
+                    results.append(tensor)
+    return results
 
 
 def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> FileTensor:
-    found = protobuf.fields(data, budget)
-    name, kind = protobuf.text(found, 8), protobuf.number(found, 2)
+    values = protobuf.fields(data, budget)
+    name, kind = protobuf.text(values, 8), protobuf.number(values, 2)
     if kind not in TYPES:
         raise DamagedError(f"tensor {name!r} is of type {kind}, which ONNX does not have")
     label, bits = TYPES[kind]
-    shape = tuple(protobuf.numbers(found, 1, budget))
+    shape = tuple(protobuf.numbers(values, 1, budget))
     if any(size < 0 or size > 2**40 for size in shape):
         raise DamagedError(f"tensor {name!r} has the shape {shape}")
-    stored = FileTensor(name, label, shape, bits, 0, format=_format(protobuf.text(found, 12)))
-    stored.nbytes = _nbytes(found, path, stored, budget)
+    stored = FileTensor(name, label, shape, bits, 0, format=_format(protobuf.text(values, 12)))
+    stored.nbytes = _nbytes(values, path, stored, budget)
     needed = (stored.elements * bits + 7) // 8
-    typed = not protobuf.messages(found, 9) and protobuf.number(found, 14) != 1
+    typed = not protobuf.messages(values, 9) and protobuf.number(values, 14) != 1
     if label != "string" and not typed and stored.nbytes != needed:
         raise DamagedError(f"tensor {name!r} {list(shape)} {label} has {stored.nbytes:,} bytes")
     return stored
 
 
-def _nbytes(found: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
-    if protobuf.number(found, 14) == 1:
-        return _outside(found, path, stored, budget)
-    if raw := protobuf.messages(found, 9):
+def _nbytes(result: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
+    if protobuf.number(result, 14) == 1:
+        return _outside(result, path, stored, budget)
+    if raw := protobuf.messages(result, 9):
         return len(raw[-1])
     total = 0
     for field in _TYPED:
-        for value in found.get(field, []):
+        for value in result.get(field, []):
             total += _TYPED[field] if isinstance(value, int) else len(value)
     return total
 
 
-def _outside(found: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
-    return outside(found, path, stored.name, budget)[2]
+def _outside(result: protobuf.Fields, path: Path, stored: FileTensor, budget: ReadBudget) -> int:
+    return outside(result, path, stored.name, budget)[2]
 
 
 def outside(
-    found: protobuf.Fields, path: Path, name: str, budget: ReadBudget
+    result: protobuf.Fields, path: Path, name: str, budget: ReadBudget
 ) -> tuple[Path, int, int]:
     """Where a tensor lies that is in another file: the file, its first byte, how many.
 
     The file has to lie beside this one, or below, and hold them; it may be a link, as in caches of
     downloads. Raises DamagedError.
     """
-    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(found, 13)]
-    told = {protobuf.text(pair, 1): protobuf.text(pair, 2) for pair in pairs}
-    where = told.get("location", "")
+    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(result, 13)]
+    data = {protobuf.text(pair, 1): protobuf.text(pair, 2) for pair in pairs}
+    where = data.get("location", "")
     place = path.parent / where
     if not where or Path(where).is_absolute() or ".." in Path(where).parts:
         raise DamagedError(f"tensor {name!r} lies in {where!r}, outside the directory")
     if not place.is_file():
         raise DamagedError(f"tensor {name!r} lies in {where}, which is not there")
-    start, size = _whole(told.get("offset", "0")), _whole(told.get("length", "-1"))
-    left = place.stat().st_size - start
-    if start < 0 or size > left:
+    start, size = _whole(data.get("offset", "0")), _whole(data.get("length", "-1"))
+    rest = place.stat().st_size - start
+    if start < 0 or size > rest:
         raise DamagedError(f"tensor {name!r} ends after the end of {where}")
-    return place, start, left if size < 0 else size
+    return place, start, rest if size < 0 else size
 
 
 def _whole(text: str) -> int:

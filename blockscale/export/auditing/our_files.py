@@ -30,7 +30,7 @@ def entries(path: Path) -> list[Entry]:
     rows = {row.name: row for row in contents.rows}
     if config is None:
         return [_ours(row) for row in rows.values()]
-    found, notes = [], disagreements(path)
+    results, notes = [], disagreements(path)
     for name, row in rows.items():
         layer, _, last = name.rpartition(".")
         if last in _BESIDE and (f"{layer}.weight_scale" in rows):
@@ -48,8 +48,8 @@ def entries(path: Path) -> list[Entry]:
                 rows[f"{layer}.{p}"].nbytes for p in _BESIDE if f"{layer}.{p}" in rows
             )
             stored.reader = "decoded by transformers; vLLM has kernels"
-        found.append(entry(stored))
-    return found
+        results.append(entry(stored))
+    return results
 
 
 def _ours(row: Any) -> Entry:
@@ -67,12 +67,12 @@ def _config(path: Path) -> Any:
     file, modelopts = path / "config.json", path / "hf_quant_config.json"
     if not path.is_dir() or not (file.is_file() or modelopts.is_file()):
         return None
-    found = _object(file).get("quantization_config") if file.is_file() else None
-    if found is None and modelopts.is_file():  # ModelOpt wrote it alone before it wrote both
-        told = _object(modelopts).get("quantization")
-        return (told if isinstance(told, dict) else {}) | {"quant_method": _MODELOPT[0]}
-    known = isinstance(found, dict) and found.get("quant_method") in _METHODS
-    return found if known else None
+    result = _object(file).get("quantization_config") if file.is_file() else None
+    if result is None and modelopts.is_file():  # ModelOpt wrote it alone before it wrote both
+        value = _object(modelopts).get("quantization")
+        return (value if isinstance(value, dict) else {}) | {"quant_method": _MODELOPT[0]}
+    is_known = isinstance(result, dict) and result.get("quant_method") in _METHODS
+    return result if is_known else None
 
 
 def _object(file: Path) -> Any:
@@ -111,14 +111,14 @@ def disagreements(path: Path) -> dict[str, str]:
     for name, number in _scalars(path):
         layer, _, part = name.rpartition(".")
         numbers.setdefault(part, {})[layer] = number
-    told: dict[str, list[str]] = {}
+    table: dict[str, list[str]] = {}
     for part, of_layers in numbers.items():
         for group in groups(of_layers):
             some = {layer: of_layers[layer] for layer in group}
             if len({*some.values()}) > 1:
                 for layer in group:
-                    told.setdefault(layer, []).append(_note(layer, part, some))
-    return {layer: "; ".join(notes) for layer, notes in told.items()}
+                    table.setdefault(layer, []).append(_note(layer, part, some))
+    return {layer: "; ".join(notes) for layer, notes in table.items()}
 
 
 def _note(layer: str, part: str, numbers: dict[str, float]) -> str:

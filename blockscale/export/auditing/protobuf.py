@@ -106,10 +106,10 @@ Fields = dict[int, list[Value]]
 
 def fields(data: memoryview, budget: ReadBudget) -> Fields:
     """{field: its values in order}. Raises DamagedError where the bytes are no message."""
-    found: Fields = {}
+    result: Fields = {}
     for number, value in _each(data, budget):
-        found.setdefault(number, []).append(value)
-    return found
+        result.setdefault(number, []).append(value)
+    return result
 
 
 def _each(data: memoryview, budget: ReadBudget) -> Iterator[tuple[int, Value]]:
@@ -151,12 +151,12 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def text(values: Fields, number: int) -> str:
     """A field of text; empty if it is not there. Raises DamagedError."""
-    found = values.get(number)
-    if not found:
+    value = values.get(number)
+    if not value:
         return ""
-    if not isinstance(found[-1], memoryview):
+    if not isinstance(value[-1], memoryview):
         raise DamagedError(f"field {number} is not text")
-    return bytes(found[-1]).decode("utf-8", "replace")
+    return bytes(value[-1]).decode("utf-8", "replace")
 
 
 def texts(values: Fields, number: int) -> list[str]:
@@ -166,30 +166,30 @@ def texts(values: Fields, number: int) -> list[str]:
 
 def messages(values: Fields, number: int) -> list[memoryview]:
     """All values of a repeated field of messages or bytes. Raises DamagedError for numbers."""
-    found = values.get(number, [])
-    if any(not isinstance(value, memoryview) for value in found):
+    setting = values.get(number, [])
+    if any(not isinstance(value, memoryview) for value in setting):
         raise DamagedError(f"field {number} is not a message")
-    return found  # type: ignore[return-value]
+    return setting  # type: ignore[return-value]
 
 
 def numbers(values: Fields, number: int, budget: ReadBudget) -> list[int]:
     """All values of a repeated field of whole numbers, packed or not; signed."""
-    found: list[int] = []
+    sizes: list[int] = []
     for value in values.get(number, []):
         if isinstance(value, int):
-            found.append(value)
+            sizes.append(value)
             continue
         at = 0
         while at < len(value):
             budget.take()
             each, at = varint(value, at)
-            found.append(each)
-    return [each - 2**64 if each >= 2**63 else each for each in found]
+            sizes.append(each)
+    return [each - 2**64 if each >= 2**63 else each for each in sizes]
 
 
 def number(values: Fields, key: int, default: int = 0) -> int:
     """A field of one whole number, signed."""
-    found = values.get(key)
-    if not found or not isinstance(found[-1], int):
+    value = values.get(key)
+    if not value or not isinstance(value[-1], int):
         return default
-    return found[-1] - 2**64 if found[-1] >= 2**63 else found[-1]
+    return value[-1] - 2**64 if value[-1] >= 2**63 else value[-1]

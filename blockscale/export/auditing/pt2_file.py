@@ -41,13 +41,13 @@ def _tensors(archive: zipfile.ZipFile, parts: dict[str, zipfile.ZipInfo]) -> lis
     budget = ReadBudget()
     graph = _json(archive, parts, "models/")
     formats = dict(_formats(graph, budget))
-    found: list[FileTensor] = []
+    tensors: list[FileTensor] = []
     for folder, config in (("data/weights/", "weights"), ("data/constants/", "constants")):
         table = _json(archive, parts, folder, f"_{config}_config.json", missing={})
-        for name, told in (table.get("config") or {}).items():
+        for name, note in (table.get("config") or {}).items():
             budget.take()
-            found += _stored(name, told, folder, parts, formats)
-    return found
+            tensors += _stored(name, note, folder, parts, formats)
+    return tensors
 
 
 def _json(
@@ -73,13 +73,13 @@ def _json(
 
 def _stored(
     name: str,
-    told: Any,
+    value: Any,
     folder: str,
     parts: dict[str, zipfile.ZipInfo],
     formats: dict[str, tuple[str, str]],
 ) -> Iterator[FileTensor]:
     try:
-        meta, file, pickled = told["tensor_meta"], told["path_name"], told["use_pickle"]
+        meta, file, pickled = value["tensor_meta"], value["path_name"], value["use_pickle"]
         label, bits = TYPES.get(int(meta["dtype"]), (f"type {meta['dtype']}", 8))
         shape = tuple(int(size["as_int"]) for size in meta["sizes"])
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -116,27 +116,27 @@ def _formats(graph: Any, budget: ReadBudget) -> Iterator[tuple[str, tuple[str, s
 
 def _places(signature: Any) -> dict[str, str]:
     """{name of a graph's input: name of the tensor that it is}."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for each in signature["input_specs"]:
         for kind, name in (
             ("parameter", "parameter_name"), ("buffer", "buffer_name"),
             ("tensor_constant", "tensor_constant_name"),
         ):  # fmt: skip
             if kind in each:
-                found[each[kind]["arg"]["name"]] = each[kind][name]
-    return found
+                by_name[each[kind]["arg"]["name"]] = each[kind][name]
+    return by_name
 
 
 def _of_node(op: str, inputs: Any, places: dict[str, str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    given = {each["name"]: each["arg"] for each in inputs}
-    texts = {k: str(v["as_string"]) for k, v in given.items() if "as_string" in v}
+    arguments = {each["name"]: each["arg"] for each in inputs}
+    texts = {k: str(v["as_string"]) for k, v in arguments.items() if "as_string" in v}
     for key, spelling in texts.items():
         if not key.endswith("fmt") or not spelling:
             continue
         prefix = key.removesuffix("fmt").removesuffix("_")
         codes = (prefix,) if prefix else ("weight", "packed", "codes")
         for argument in codes:
-            value = given.get(argument) or {}
+            value = arguments.get(argument) or {}
             name = places.get((value.get("as_tensor") or {}).get("name", ""))
             if name is not None:
                 try:

@@ -68,22 +68,22 @@ def tensors(data: memoryview) -> list[FileTensor]:
     plans = file.program.tables(1)
     if not plans:
         raise DamagedError("it has no method")
-    found: list[FileTensor] = []
+    members: list[FileTensor] = []
     for plan in plans:
         method = plan.text(0)
-        found += _constants(plan, method)
+        members += _constants(plan, method)
         for i, delegate in enumerate(plan.tables(7)):
             backend = delegate.text(0)
             if backend != "XnnpackBackend":
-                found.append(_unknown(file, delegate, f"{method}.{backend}.{i}", backend))
+                members.append(_unknown(file, delegate, f"{method}.{backend}.{i}", backend))
                 continue
-            found += _xnnpack(file, _processed(file, delegate), f"{method}.xnnpack{i}")
-    return found
+            members += _xnnpack(file, _processed(file, delegate), f"{method}.xnnpack{i}")
+    return members
 
 
 def _constants(plan: FlatTable, method: str) -> list[FileTensor]:
     """Tensors of the portable kernels: those with data, which index 0 means there is none of."""
-    found, seen = [], set[int]()
+    results, seen = [], set[int]()
     for value in plan.tables(2):
         if value.number(0, "B") != _TENSOR:
             continue
@@ -100,8 +100,8 @@ def _constants(plan: FlatTable, method: str) -> list[FileTensor]:
         stored.low = bits <= 16 and label.endswith(("int8", "int16")) and stored.elements > 1
         stored.format = f"{label}, codes or the bytes of scales" if label == "uint8" else label
         stored.reader = "decoded to float by portable kernels, products in float" * stored.low
-        found.append(stored)
-    return found
+        results.append(stored)
+    return results
 
 
 def _processed(file: _File, delegate: FlatTable) -> memoryview:
@@ -134,7 +134,7 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[FileTensor]:
     quantized = [each.number(0, "B") == 2 for each in graph.tables(2)]
     plain = [v.table(0) if q else v for v, q in zip(values, quantized, strict=False)]
     dynamic = any(v is not None and v.number(0, "h") == _DYNAMIC for v in plain)
-    found = []
+    results = []
     for value, whole, is_quantized in zip(plain, values, quantized, strict=False):
         if value is None or not value.number(3):
             continue
@@ -145,8 +145,8 @@ def _xnnpack(file: _File, blob: memoryview, name: str) -> list[FileTensor]:
         stored.low = label in _LOW and len(shape) > 1
         if stored.low:
             _quantization(file, stored, whole if is_quantized else None, constants, dynamic)
-        found.append(stored)
-    return found
+        results.append(stored)
+    return results
 
 
 def _size(file: _File, constants: list[FlatTable], index: int) -> int:

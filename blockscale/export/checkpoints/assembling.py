@@ -54,22 +54,22 @@ def assembled(spelling: str, shape: Shape, parts: Mapping[str, Tensor]) -> QTens
 
     Raises ValueError for parts of another size than the format's.
     """
-    fmt, held = parse(spelling), dict(parts)
-    for part, (dtype, wanted) in fmt.stored(shape).items():
-        found = held[part]
-        if found.numel() != prod(wanted):
-            raise ValueError(f"its {part} has shape {list(found.shape)}, expected {list(wanted)}")
-        if dtype == torch.uint8 and found.dtype.is_floating_point:
-            found = found.view(torch.uint8)  # bytes of a float keep their bits
-        held[part] = found.to(dtype).reshape(wanted).contiguous()
+    fmt, own_parts = parse(spelling), dict(parts)
+    for part, (dtype, target) in fmt.stored(shape).items():
+        result = own_parts[part]
+        if result.numel() != prod(target):
+            raise ValueError(f"its {part} has shape {list(result.shape)}, expected {list(target)}")
+        if dtype == torch.uint8 and result.dtype.is_floating_point:
+            result = result.view(torch.uint8)  # bytes of a float keep their bits
+        own_parts[part] = result.to(dtype).reshape(target).contiguous()
     rows = (*shape[:-1], packed_size(fmt.element, shape[-1]))
-    held["codes"] = _bytes(held["codes"], fmt.element).reshape(rows)
-    return from_parts(fmt, shape[-1], held)
+    own_parts["codes"] = _bytes(own_parts["codes"], fmt.element).reshape(rows)
+    return from_parts(fmt, shape[-1], own_parts)
 
 
 def _bytes(codes: Tensor, element: Element) -> Tensor:
-    wanted = packed_dtype(element)
-    return codes.contiguous() if codes.dtype == wanted else codes.contiguous().view(wanted)
+    target = packed_dtype(element)
+    return codes.contiguous() if codes.dtype == target else codes.contiguous().view(target)
 
 
 def flipped(rows: Tensor, element: Element, size: int) -> Tensor:
@@ -139,24 +139,24 @@ def quantized(spelling: str, shape: Sequence[int], parts: Mapping[str, Tensor]) 
     Parts get the shape that the format has for them. Raises ValueError where their sizes or dtypes
     are others.
     """
-    fmt, held = parse(spelling), dict(parts)
-    for part, (dtype, wanted) in fmt.stored(shape).items():
-        found = held[part]
-        if found.numel() != prod(wanted) or found.dtype != dtype:
+    fmt, own_parts = parse(spelling), dict(parts)
+    for part, (dtype, target) in fmt.stored(shape).items():
+        result = own_parts[part]
+        if result.numel() != prod(target) or result.dtype != dtype:
             raise ValueError(
-                f"its {part} has {found.numel()} numbers of {dtype_name(found.dtype)}, "
-                f"expected {prod(wanted)} of {dtype_name(dtype)} ({spelling} of shape "
+                f"its {part} has {result.numel()} numbers of {dtype_name(result.dtype)}, "
+                f"expected {prod(target)} of {dtype_name(dtype)} ({spelling} of shape "
                 f"{list(shape)})"
             )
-        held[part] = found.reshape(wanted).contiguous()
+        own_parts[part] = result.reshape(target).contiguous()
     row = packed_size(fmt.element, shape[-1])
-    if held["codes"].numel() != row * prod(shape[:-1]):
+    if own_parts["codes"].numel() != row * prod(shape[:-1]):
         raise ValueError(
-            f"its codes take {held['codes'].numel()} bytes, expected {row * prod(shape[:-1])} "
+            f"its codes take {own_parts['codes'].numel()} bytes, expected {row * prod(shape[:-1])} "
             f"for a weight {list(shape)}"
         )
-    held["codes"] = held["codes"].reshape(*shape[:-1], row)
-    return from_parts(fmt, shape[-1], held)
+    own_parts["codes"] = own_parts["codes"].reshape(*shape[:-1], row)
+    return from_parts(fmt, shape[-1], own_parts)
 
 
 def turned(words: Tensor, order: Sequence[int]) -> Tensor:
@@ -172,10 +172,10 @@ def turned(words: Tensor, order: Sequence[int]) -> Tensor:
     planes = torch.empty((8, squares.shape[0], width), dtype=torch.int32, device=words.device)
     for start, stop in _slabs(*squares.shape):
         planes[:, start:stop] = _turn(squares[start:stop]).transpose(0, 1)
-    found = torch.empty((width, 8, squares.shape[0]), dtype=torch.int32, device=words.device)
+    result = torch.empty((width, 8, squares.shape[0]), dtype=torch.int32, device=words.device)
     for i in range(8):
-        found[:, order[i]] = planes[i].mT.contiguous()
-    return found.view(torch.uint8).flatten(0, 1)[:, : (rows + 1) // 2].contiguous()
+        result[:, order[i]] = planes[i].mT.contiguous()
+    return result.view(torch.uint8).flatten(0, 1)[:, : (rows + 1) // 2].contiguous()
 
 
 def turned_back(packed: Tensor, order: Sequence[int], size: int) -> Tensor:

@@ -110,8 +110,8 @@ class Checkpoint(Mapping[str, QTensor | Tensor], Closing):
         They are those of `self[name].dequantize(dtype)`, but for columns that `order` speaks of and
         for producers that round in other places than our formats (docs/checkpoints.md).
         """
-        found = self[name]
-        return found.dequantize() if isinstance(found, QTensor) else found
+        result = self[name]
+        return result.dequantize() if isinstance(result, QTensor) else result
 
     @property
     def described(self) -> Metadata:

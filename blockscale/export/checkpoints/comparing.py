@@ -88,12 +88,12 @@ class CheckpointSide(ComparedModel):
         }
 
     def stored(self, name: str, layout: str) -> Rows:
-        found, order = self._source[name], self._source.order(name)
-        if isinstance(found, Tensor):
-            return FloatRows(HeldTensor({name: found}), name, layout)
-        info = TensorInfo(str(found.format), tuple(found.shape))
+        result, order = self._source[name], self._source.order(name)
+        if isinstance(result, Tensor):
+            return FloatRows(HeldTensor({name: result}), name, layout)
+        info = TensorInfo(str(result.format), tuple(result.shape))
         before = None if order is None else Order(order.to(torch.int32))
-        rows = QuantizedRows(held_parts(found), info, before)
+        rows = QuantizedRows(held_parts(result), info, before)
         whole = rows.whole or layout != "plain"
         return OtherLayoutRows(rows, info, layout) if whole else rows
 
@@ -121,8 +121,8 @@ class HeldTensor:
 
     def tensor(self, name: str) -> Tensor:
         """As `Reader.tensor`."""
-        held: Tensor = self.tensors[name]
-        return held
+        values: Tensor = self.tensors[name]
+        return values
 
     def chunks(self, name: str) -> Iterator[memoryview]:
         """As `Reader.chunks`, in one piece."""
@@ -132,8 +132,8 @@ class HeldTensor:
 def held_parts(q: QTensor) -> dict[str, Any]:
     """{part: what holds it, its name there} of a QTensor, as of one in files."""
     parts = {"codes": q.packed} | {part: getattr(q.qparams, part) for part in q.format.parts}
-    held = HeldTensor(parts)
-    return {part: (held, part) for part in parts}
+    tensor = HeldTensor(parts)
+    return {part: (tensor, part) for part in parts}
 
 
 # The distances, tensor by tensor.

@@ -33,11 +33,11 @@ class Recognized(Contents):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        told = {
+        data = {
             "producer": self.producer, "evidence": self.evidence, "layers": self.layers,
             "warnings": list(self.warnings), "unread": dict(self.unread),
         }  # fmt: skip
-        return told | super().to_dict()
+        return data | super().to_dict()
 
 
 def inspect(path: str | Path) -> Recognized:
@@ -47,44 +47,44 @@ def inspect(path: str | Path) -> Recognized:
         damaged or incomplete, and, with the reason, for what is known and not read.
     """
     path = Path(path)
-    with checkpoint(path) as found:
-        if isinstance(found, Safetensors):
-            rows, files = _of_safetensors(found)
+    with checkpoint(path) as result:
+        if isinstance(result, Safetensors):
+            rows, files = _of_safetensors(result)
         else:
-            rows = [_row(found, each) for each in found.stored.values()]
-            places = sorted({found.file_of(name) for name in found.stored})
+            rows = [_row(result, each) for each in result.stored.values()]
+            places = sorted({result.file_of(name) for name in result.stored})
             files = {place.name: place.stat().st_size for place in places}
         return Recognized(
-            path, tuple(sorted(rows, key=lambda row: row.name)), files, found.producer,
-            found.evidence, tuple(found.warnings), _layers(found),
-            tuple((name, each.unread) for name, each in found.stored.items() if each.unread),
+            path, tuple(sorted(rows, key=lambda row: row.name)), files, result.producer,
+            result.evidence, tuple(result.warnings), _layers(result),
+            tuple((name, each.unread) for name, each in result.stored.items() if each.unread),
         )  # fmt: skip
 
 
-def _of_safetensors(found: Safetensors) -> tuple[list[TensorSummary], dict[str, int]]:
+def _of_safetensors(safetensors: Safetensors) -> tuple[list[TensorSummary], dict[str, int]]:
     """Ours as `files.inspect` tells of them, with what layers do; others' weights as one row."""
-    whole = inspect_files(found.path)
-    known = {row.name: row for row in whole.rows}
+    whole = inspect_files(safetensors.path)
+    table = {row.name: row for row in whole.rows}
     rows = []
-    for name, each in found.stored.items():
-        same = name in known and (each.kind == "blockscale" or each.format is None)
-        rows.append(known[name] if same and not each.unread else _row(found, each))
+    for name, each in safetensors.stored.items():
+        same = name in table and (each.kind == "blockscale" or each.format is None)
+        rows.append(table[name] if same and not each.unread else _row(safetensors, each))
     return rows, whole.files
 
 
-def _row(found: Checkpoint, each: Stored) -> TensorSummary:
+def _row(checkpoint: Checkpoint, each: Stored) -> TensorSummary:
     quantized = each.format is not None or bool(each.unread)
     what = each.format or (f"{each.kind}, not read" if each.unread else each.kind)
     return TensorSummary(
         each.name, what, each.shape, prod(each.shape), each.nbytes, quantized,
-        file=found.file_of(each.name).name,
+        file=checkpoint.file_of(each.name).name,
     )  # fmt: skip
 
 
-def _layers(found: Checkpoint) -> int:
+def _layers(checkpoint: Checkpoint) -> int:
     """The most numbers that one place in the names counts."""
     counted: dict[str, set[str]] = {}
-    for name in found.stored:
+    for name in checkpoint.stored:
         if (match := _LAYER.search(name)) is not None:
             counted.setdefault(name[: match.start(1)], set()).add(match[1])
     return max(map(len, counted.values()), default=0)

@@ -40,28 +40,28 @@ class CheckpointModel(StoredModel):
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names; a weight is read once for all of its parts."""
         assert self.checkpoint is not None
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         whole: dict[str, QTensor | Tensor] = {}
         for name in names:
             if name in self.static:
-                found[name] = self.static[name]
+                tensors[name] = self.static[name]
                 continue
             source, part = self.places[name]
             if part == "order":
                 order = self.checkpoint.order(source)
                 assert order is not None
-                found[name] = order.to(torch.int32)
+                tensors[name] = order.to(torch.int32)
                 continue
             if source not in whole:
                 whole = {source: self.checkpoint[source]}  # one at a time
-            found[name] = _part(whole[source], part).reshape(self.kinds[name][1])
-        return found
+            tensors[name] = _part(whole[source], part).reshape(self.kinds[name][1])
+        return tensors
 
 
-def _part(found: QTensor | Tensor, part: str) -> Tensor:
-    if isinstance(found, Tensor):
-        return found
-    held = found.packed if part == "codes" else getattr(found.qparams, part)
+def _part(result: QTensor | Tensor, part: str) -> Tensor:
+    if isinstance(result, Tensor):
+        return result
+    held = result.packed if part == "codes" else getattr(result.qparams, part)
     assert isinstance(held, Tensor)
     return held
 
@@ -144,16 +144,16 @@ def _layout(model: nn.Module, name: str) -> str:
     except AttributeError:
         return "plain"
     kind = quantized_class(module)
-    known = attribute == "weight" and kind is not None and kind.refuses(module) is None
-    return kind.layout_of(module) if known and kind is not None else "plain"
+    is_known = attribute == "weight" and kind is not None and kind.refuses(module) is None
+    return kind.layout_of(module) if is_known and kind is not None else "plain"
 
 
-def _of_shape(fmt: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorInfo:
+def _of_shape(fmt: str, shape: tuple[int, ...], numbers: tuple[int, ...]) -> TensorInfo:
     """Groups that the file has as rows of a matrix, in the shape that the model has."""
     element, _, rest = fmt.partition(":")
-    told = f"{element}:group{shape[-1]}:{rest.partition(':')[2]}"
-    fits = prod(shape) == prod(wanted) and bool(wanted) and wanted[-1] % shape[-1] == 0
-    return TensorInfo(str(parse(told)), wanted) if fits else TensorInfo(fmt, shape)
+    text = f"{element}:group{shape[-1]}:{rest.partition(':')[2]}"
+    fits = prod(shape) == prod(numbers) and bool(numbers) and numbers[-1] % shape[-1] == 0
+    return TensorInfo(str(parse(text)), numbers) if fits else TensorInfo(fmt, shape)
 
 
 # `bs.load`: files and directories of ours, and of every producer that `bs.checkpoint` reads.
@@ -178,12 +178,12 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """
     path = Path(path)
     check_whole(model, "bs.load")
-    with _opened(path) as found:
+    with _opened(path) as result:
 
         def opened(plain: nn.Module) -> StoredModel:
-            if isinstance(found, StoredModel):
-                return found
-            return as_stored(plain, found.in_model(plain))
+            if isinstance(result, StoredModel):
+                return result
+            return as_stored(plain, result.in_model(plain))
 
         return load_opened(model, opened)
 

@@ -60,16 +60,16 @@ class ONNX(Checkpoint):
         self.evidence += f": IR version {model.told['ir_version']}, opset {model.opset}"
         self.warnings += too_new(model)
         check_apart({name: each.place for name, each in model.tensors.items()})
-        found = find_weights(model)
-        parts = {each.name for weight in found.values() for each in weight.tensors[1:]}
+        result = find_weights(model)
+        parts = {each.name for weight in result.values() for each in weight.tensors[1:]}
         self._weights: dict[str, OnnxWeight] = {}
         self._tensors = {name: each for name, each in model.tensors.items() if name not in parts}
-        for stored, weight in found.items():
+        for stored, weight in result.items():
             ours = stored.removesuffix(".codes")
             name = stored if ours in model.tensors else ours
             self._weights[name], self.stored[name] = weight, self._of(name, weight)
         for name, tensor in self._tensors.items():
-            if name not in found:
+            if name not in result:
                 self.stored[name] = _plain(name, tensor)
 
     def _of(self, name: str, weight: OnnxWeight) -> Stored:
@@ -155,8 +155,8 @@ class ONNX(Checkpoint):
         if size * element.bits % 8:
             apart = fields(data, element.bits, data.numel() * 8 // element.bits)
             return pack(element.from_bits(apart.reshape(rows, -1)[:, :size]), element)
-        kept = data[:, : size * element.bits // 8].contiguous()
-        return kept.view(torch.int8) if element.name == "int8" else kept
+        rest = data[:, : size * element.bits // 8].contiguous()
+        return rest.view(torch.int8) if element.name == "int8" else rest
 
     def _zeros(
         self, weight: OnnxWeight, zero: Tensor, fmt: Format, shape: tuple[int, ...]
@@ -201,19 +201,19 @@ _BLOCKS = 21  # DequantizeLinear's block_size
 
 def too_new(model: Model) -> list[str]:
     """What standard operators read that their opset does not have yet: the file errs about it."""
-    found: dict[str, int] = {}
+    table: dict[str, int] = {}
     for node in model.nodes:
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op == "DequantizeLinear" and node.attributes.get("block_size"):
-            found["blocks of DequantizeLinear"] = _BLOCKS
+            table["blocks of DequantizeLinear"] = _BLOCKS
         for name in node.inputs:
             if (tensor := model.tensors.get(name)) is not None and tensor.type in _SINCE:
-                found[tensor.type] = _SINCE[tensor.type]
+                table[tensor.type] = _SINCE[tensor.type]
     opset = model.opset
     return [
         f"its opset is {opset}, but it has {what}, which need opset {since}"
-        for what, since in found.items()
+        for what, since in table.items()
         if since > opset
     ]
 

@@ -60,8 +60,8 @@ class Model:
     @property
     def opset(self) -> int:
         """The version of the standard operators; 0 if the file says none."""
-        found = self.told.get("opset.ai.onnx", 0)
-        return found if isinstance(found, int) else 0
+        value = self.told.get("opset.ai.onnx", 0)
+        return value if isinstance(value, int) else 0
 
     @property
     def graph(self) -> OnnxGraph:
@@ -91,31 +91,31 @@ class _Reading:
         if len(graphs) != 1 or not opsets:
             raise DamagedError("it has no ONNX graph and opset")
         graph = protobuf.fields(graphs[0], self._budget)
-        made = Model(told=self._told(outer, opsets))
+        result = Model(told=self._told(outer, opsets))
         for each in protobuf.messages(graph, 5):
-            self._add(made, self._tensor(each))
+            self._add(result, self._tensor(each))
         if protobuf.messages(graph, 15):
             raise DamagedError("it has sparse initializers, which are not supported")
         for each in protobuf.messages(graph, 1):
             read = node(each, self._budget)
             if read.op == "Constant":
-                self._constant(made, each, read)
+                self._constant(result, each, read)
             else:
-                made.nodes.append(read)
-        return made
+                result.nodes.append(read)
+        return result
 
     def _told(self, outer: protobuf.Fields, opsets: list[memoryview]) -> dict[str, object]:
-        told: dict[str, object] = {"ir_version": protobuf.number(outer, 1)}
+        data: dict[str, object] = {"ir_version": protobuf.number(outer, 1)}
         for number, key in ((2, "producer_name"), (3, "producer_version"), (6, "doc_string")):
             if text := protobuf.text(outer, number):
-                told[key] = text[:LONGEST]
+                data[key] = text[:LONGEST]
         for each in opsets:
             values = protobuf.fields(each, self._budget)
-            told[f"opset.{protobuf.text(values, 1) or 'ai.onnx'}"] = protobuf.number(values, 2)
+            data[f"opset.{protobuf.text(values, 1) or 'ai.onnx'}"] = protobuf.number(values, 2)
         for each in protobuf.messages(outer, 14):
             pair = protobuf.fields(each, self._budget)
-            told[protobuf.text(pair, 1)] = protobuf.text(pair, 2)[:LONGEST]
-        return told
+            data[protobuf.text(pair, 1)] = protobuf.text(pair, 2)[:LONGEST]
+        return data
 
     def _add(self, model: Model, tensor: Tensor) -> None:
         if tensor.name in model.tensors:
@@ -129,19 +129,19 @@ class _Reading:
                 self._add(model, tensor)
 
     def _tensor(self, data: memoryview, name: str = "") -> Tensor:
-        found = protobuf.fields(data, self._budget)
-        name, kind = name or protobuf.text(found, 8), protobuf.number(found, 2)
+        values = protobuf.fields(data, self._budget)
+        name, kind = name or protobuf.text(values, 8), protobuf.number(values, 2)
         if len(name) > LONGEST:
             raise DamagedError(f"a tensor's name has {len(name):,} characters")
         if kind not in TYPES:
-            told = f"tensor {quoted(name)} is of type {kind}, which ONNX does not have"
-            raise DamagedError(told)
+            text = f"tensor {quoted(name)} is of type {kind}, which ONNX does not have"
+            raise DamagedError(text)
         label, bits = TYPES[kind]
-        shape = tuple(protobuf.numbers(found, 1, self._budget))
+        shape = tuple(protobuf.numbers(values, 1, self._budget))
         if any(size < 0 for size in shape) or prod(size for size in shape if size) > 2**60:
             raise DamagedError(f"tensor {quoted(name)} has the shape {quoted(shape)}")
         needed = (prod(shape) * bits + 7) // 8
-        place = self._place(found, name, label, needed)
+        place = self._place(values, name, label, needed)
         if label != "string" and place.nbytes != needed:
             raise DamagedError(
                 f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
@@ -149,34 +149,34 @@ class _Reading:
             )
         return Tensor(name, label, bits, shape, place)
 
-    def _place(self, found: protobuf.Fields, name: str, label: str, needed: int) -> Place:
-        if protobuf.number(found, _EXTERNAL) == 1:
-            file, start, size = outside(found, self._path, name, self._budget)
+    def _place(self, result: protobuf.Fields, name: str, label: str, needed: int) -> Place:
+        if protobuf.number(result, _EXTERNAL) == 1:
+            file, start, size = outside(result, self._path, name, self._budget)
             # writers may leave the length out: then it is all that the tensor needs
-            return Place(file, start, needed if size > needed and not _told(found) else size)
-        if raw := protobuf.messages(found, _RAW):
+            return Place(file, start, needed if size > needed and not _told(result) else size)
+        if raw := protobuf.messages(result, _RAW):
             start = np.frombuffer(raw[-1], np.uint8).ctypes.data - self._first if raw[-1] else 0
             return Place(self._path, start, len(raw[-1]))
-        held = self._numbers(found, label)
+        held = self._numbers(result, label)
         return Place(self._path, 0, len(held), held)
 
-    def _numbers(self, found: protobuf.Fields, label: str) -> bytes:
+    def _numbers(self, result: protobuf.Fields, label: str) -> bytes:
         """Bytes of a tensor whose numbers lie in a typed field."""
         if label in _WHOLE:
-            every = protobuf.messages(found, _WHOLE[label])
+            every = protobuf.messages(result, _WHOLE[label])
             return b"".join(bytes(each) for each in every)
         if label not in _NUMBERS:
             return b""
         where, letter = _NUMBERS[label]
-        numbers = protobuf.numbers(found, where, self._budget)
+        numbers = protobuf.numbers(result, where, self._budget)
         mask = (1 << 8 * struct.calcsize(letter)) - 1
         return b"".join(
             (number & mask).to_bytes(struct.calcsize(letter), "little") for number in numbers
         )
 
 
-def _told(found: protobuf.Fields) -> bool:
+def _told(result: protobuf.Fields) -> bool:
     """Whether an external tensor says how long it is."""
     budget = ReadBudget()
-    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(found, 13)]
+    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(result, 13)]
     return any(protobuf.text(pair, 1) == "length" for pair in pairs)

@@ -52,22 +52,22 @@ def scale_of(name: str, model: Model, makers: dict[str, Node]) -> ScaleParts | s
         if spelling is None:
             return f"its scale {name} is {tensor.type}"
         return ScaleParts(spelling, tensor)
-    made = makers.get(name)
-    if made is None:
+    value = makers.get(name)
+    if value is None:
         return f"its scale {name} is not a tensor of the file"
-    given = [model.tensors.get(each) for each in made.inputs]
-    if made.op == "Cast" and given[0] is not None and given[0].type in (_FLOATS | _BYTES):
-        return ScaleParts((_FLOATS | _BYTES)[given[0].type], given[0])
-    if made.op == "DequantizeLinear" and len(given) > 1:
-        return _two_levels(name, given[0], given[1])
-    if made.op == "Mul" and len(given) == 2:
-        return _product(name, made, model, makers)
-    return f"its scale {name} is computed by {made.op}"
+    members = [model.tensors.get(each) for each in value.inputs]
+    if value.op == "Cast" and members[0] is not None and members[0].type in (_FLOATS | _BYTES):
+        return ScaleParts((_FLOATS | _BYTES)[members[0].type], members[0])
+    if value.op == "DequantizeLinear" and len(members) > 1:
+        return _two_levels(name, members[0], members[1])
+    if value.op == "Mul" and len(members) == 2:
+        return _product(name, value, model, makers)
+    return f"its scale {name} is computed by {value.op}"
 
 
-def _product(name: str, made: Node, model: Model, makers: dict[str, Node]) -> ScaleParts | str:
+def _product(name: str, node: Node, model: Model, makers: dict[str, Node]) -> ScaleParts | str:
     """A byte's power of two times a constant, or float8 times an outer scale."""
-    for first, second in (made.inputs, made.inputs[::-1]):
+    for first, second in (node.inputs, node.inputs[::-1]):
         other, cast = _spread(second, model, makers), makers.get(first)
         if other is None or cast is None or cast.op != "Cast":
             continue
@@ -80,11 +80,11 @@ def _product(name: str, made: Node, model: Model, makers: dict[str, Node]) -> Sc
 
 def _spread(name: str, model: Model, makers: dict[str, Node]) -> Tensor | None:
     """A stored tensor; also one number that nodes only repeat or give another shape."""
-    made = makers.get(name)
-    if made is None or made.op not in ("Expand", "Reshape"):
+    value = makers.get(name)
+    if value is None or value.op not in ("Expand", "Reshape"):
         return model.tensors.get(name)
-    found = model.tensors.get(made.inputs[0])
-    return found if found is not None and found.elements == 1 else None
+    setting = model.tensors.get(value.inputs[0])
+    return setting if setting is not None and setting.elements == 1 else None
 
 
 def _two_levels(name: str, inner: Tensor | None, outer: Tensor | None) -> ScaleParts | str:
@@ -155,7 +155,7 @@ _LINEAR = {  # onnxruntime's and ONNX's operators that compute with codes
 
 def find_weights(model: Model) -> dict[str, OnnxWeight]:
     """{name of the codes: the weight}. What several operators decode otherwise cannot be read."""
-    found: dict[str, OnnxWeight] = {}
+    weights: dict[str, OnnxWeight] = {}
     makers = model.graph.makers
     for node in model.nodes:
         take = _TAKES.get(node.op)
@@ -163,10 +163,10 @@ def find_weights(model: Model) -> dict[str, OnnxWeight]:
         if weight is None:
             continue
         name = weight.codes.name
-        if found.setdefault(name, weight) != weight:
+        if weights.setdefault(name, weight) != weight:
             reason = "operators of the file decode it in different ways"
-            found[name] = OnnxWeight(weight.codes, node.op, weight.element, (), unread=reason)
-    return found
+            weights[name] = OnnxWeight(weight.codes, node.op, weight.element, (), unread=reason)
+    return weights
 
 
 def _given(node: Node, model: Model, place: int) -> Tensor | None:
@@ -208,8 +208,8 @@ def _by_axis(
     block = _block(codes.shape, scale.inner, inputs.axis, block_size)
     if block is None:
         shapes = f"{list(scale.inner.shape)} for codes {list(codes.shape)}"
-        told = f"axis {inputs.axis} and block_size {block_size}"
-        return _unread(weight, f"its scales are {shapes}, which do not match {told}")
+        text = f"axis {inputs.axis} and block_size {block_size}"
+        return _unread(weight, f"its scales are {shapes}, which do not match {text}")
     zero = _given(node, model, inputs.zero)
     if zero is None and _there(node, inputs.zero):
         return _unread(weight, f"its zero points {node.inputs[inputs.zero]} are not stored")
@@ -246,8 +246,8 @@ def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | 
     codes = _given(node, model, 1)
     if codes is None:
         return None
-    told = node.attributes
-    n, k, size, bits = told.get("N", 0), told.get("K", 0), told.get("block_size", 0), _bits(told)
+    info = node.attributes
+    n, k, size, bits = info.get("N", 0), info.get("K", 0), info.get("block_size", 0), _bits(info)
     weight = OnnxWeight(codes, node.op, f"uint{bits}", (n, k))
     scale = _given(node, model, 2)
     if bits not in (2, 4, 8) or size < 1 or size * bits % 8 or n < 0 or k < 0 or scale is None:
@@ -288,8 +288,8 @@ def _nbits(weight: OnnxWeight, scale: ScaleParts, zero: Tensor | None, size: int
     )
 
 
-def _bits(told: dict[str, int]) -> int:
-    return told.get("bits", 4)
+def _bits(table: dict[str, int]) -> int:
+    return table.get("bits", 4)
 
 
 def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | None:
@@ -297,8 +297,8 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Onn
     codes = _given(node, model, 0)
     if codes is None:
         return None
-    told, rank = node.attributes, len(codes.shape)
-    bits = _bits(told) if codes.type == "uint8" else codes.bits
+    info, rank = node.attributes, len(codes.shape)
+    bits = _bits(info) if codes.type == "uint8" else codes.bits
     middle = 1 << (bits - 1) if codes.type == "uint8" else 0
     element = f"uint{bits}" if codes.type == "uint8" else ELEMENTS.get(codes.type, "")
     last = codes.shape[-1] * 8 // bits if rank and bits in (2, 4, 8) else 0
@@ -306,7 +306,7 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Onn
     weight = OnnxWeight(codes, node.op, element, shape)
     if element not in ("int4", "uint4", "uint8", "uint2"):
         return _unread(weight, f"its codes are {codes.type} of {bits} bits")
-    axis, size = told.get("quantize_axis", 1), told.get("block_size", 128)
+    axis, size = info.get("quantize_axis", 1), info.get("block_size", 128)
     scale = scale_of(node.inputs[2], model, {}) if _there(node, 2) else "it has no scales"
     if isinstance(scale, str):
         return _unread(weight, scale)

@@ -32,8 +32,8 @@ def checkpoint(path: str | Path) -> Checkpoint:
     for files that are damaged, cut short or incomplete.
     """
     module, evidence = reader_of(path)
-    found: Checkpoint = module.reader(Path(path), evidence)
-    return found
+    result: Checkpoint = module.reader(Path(path), evidence)
+    return result
 
 
 def reader_of(path: str | Path) -> tuple[Any, str]:

@@ -70,12 +70,12 @@ class IRWeight:
 
 def find_weights(graph: IRGraph, constants: dict[str, Constant]) -> dict[str, IRWeight]:
     """{id of the codes: the weight}."""
-    found = {}
+    data = {}
     for each in constants.values():
         if each.type in _CODES and (weight := _Chain(graph, constants).follow(each)) is not None:
-            found[each.id] = weight
-    scales = {part.id for weight in found.values() for part in weight.constants[1:]}
-    return {key: weight for key, weight in found.items() if key not in scales}
+            data[each.id] = weight
+    scales = {part.id for weight in data.values() for part in weight.constants[1:]}
+    return {key: weight for key, weight in data.items() if key not in scales}
 
 
 class _Chain:
@@ -123,8 +123,8 @@ class _Chain:
         block = block_of(codes.shape, scale.shape, shape)
         unread = ""
         if block is None:
-            told = f"scales {list(scale.shape)} of codes {list(codes.shape)}, values {list(shape)}"
-            unread, block = f"{told}: no block here matches", ""
+            text = f"scales {list(scale.shape)} of codes {list(codes.shape)}, values {list(shape)}"
+            unread, block = f"{text}: no block here matches", ""
         elif self._zero is not None and self._zero.elements not in (1, scale.elements):
             unread = f"it has {self._zero.elements} zero points for {scale.elements} scales"
         return IRWeight(
@@ -140,11 +140,11 @@ class _Chain:
 
     def _only(self, of: str, kind: str) -> IRLayer | None:
         """The layer of a kind that reads a layer; None if none does, or several."""
-        found = [each for each in self._graph.readers.get(of, []) if each.type == kind]
-        return found[0] if len(found) == 1 else None
+        results = [each for each in self._graph.readers.get(of, []) if each.type == kind]
+        return results[0] if len(results) == 1 else None
 
-    def _other(self, layer: IRLayer, known: str) -> tuple[Constant | None, bool]:
-        others = [each for each in layer.inputs if each != known]
+    def _other(self, layer: IRLayer, text: str) -> tuple[Constant | None, bool]:
+        others = [each for each in layer.inputs if each != text]
         return self._source(others[0]) if len(others) == 1 else (None, False)
 
     def _source(self, of: str) -> tuple[Constant | None, bool]:
@@ -155,14 +155,12 @@ class _Chain:
             layer = self._graph.layers[layer.inputs[0]]
         return self._constants.get(layer.id), half
 
-    def _scale(
-        self, multiply: IRLayer, known: str
-    ) -> tuple[Constant | None, Constant | None, bool]:
+    def _scale(self, multiply: IRLayer, text: str) -> tuple[Constant | None, Constant | None, bool]:
         """The scales of a product: a constant, or bytes times one number, converted."""
-        found, half = self._other(multiply, known)
-        if found is not None:
-            return found, None, half and found.type == "f8e8m0"
-        others = [each for each in multiply.inputs if each != known]
+        result, half = self._other(multiply, text)
+        if result is not None:
+            return result, None, half and result.type == "f8e8m0"
+        others = [each for each in multiply.inputs if each != text]
         layer = self._graph.layers[others[0]] if len(others) == 1 else multiply
         if layer.type == "Convert" and layer.inputs:
             half = layer.data.get("destination_type") == "f16"
@@ -265,14 +263,14 @@ class OpenVINO(Checkpoint):
             raise FileError(f"{path}: {error}: download or copy both files again") from None
         names = _names(list(constants.values()))
         check_apart({names[each.id]: each.place for each in constants.values()})
-        found = find_weights(graph, constants)
+        result = find_weights(graph, constants)
         beside = {
-            part.id for each in found.values() for part in (*each.constants[1:], *each.beside)
+            part.id for each in result.values() for part in (*each.constants[1:], *each.beside)
         }
-        self._weights = {names[key]: weight for key, weight in found.items()}
+        self._weights = {names[key]: weight for key, weight in result.items()}
         self._plain: dict[str, Constant] = {}
         for each in constants.values():
-            if each.id not in found and each.id not in beside:
+            if each.id not in result and each.id not in beside:
                 self._plain[names[each.id]] = each
                 self.stored[names[each.id]] = _stored(names[each.id], each)
         for name, weight in self._weights.items():
@@ -351,13 +349,13 @@ class OpenVINO(Checkpoint):
         """Whole zero points [scale's shape]."""
         data = self._files.read(zero.place)
         if zero.type in ("u2", "u4"):
-            found = fields(data, int(zero.type[1]), zero.elements).to(torch.float32)
+            result = fields(data, int(zero.type[1]), zero.elements).to(torch.float32)
         elif zero.type in DTYPES:
-            found = data.view(DTYPES[zero.type]).to(torch.float32)
+            result = data.view(DTYPES[zero.type]).to(torch.float32)
         else:
             raise FileError(f"{zero.name}: its zero points have the unsupported type {zero.type}")
-        whole = found.to(torch.int32)
-        if not torch.equal(whole.to(torch.float32), found):
+        whole = result.to(torch.int32)
+        if not torch.equal(whole.to(torch.float32), result):
             raise FileError(f"{zero.name}: its zero points are not integers")
         return whole.expand(prod(shape)).reshape(shape).contiguous()
 

@@ -80,25 +80,25 @@ class _IRReading:
     def _refuse(self, *_: object) -> NoReturn:
         raise ValueError("it declares a document type or entities, which an IR may not have")
 
-    def _start(self, tag: str, told: dict[str, str]) -> None:
+    def _start(self, tag: str, table: dict[str, str]) -> None:
         self._path.append(tag)
         if len(self._path) > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} elements deep")
         at = self._path
         if at == ["net"]:
-            self.graph.name, self.graph.version = told.get("name", ""), told.get("version", "")
+            self.graph.name, self.graph.version = table.get("name", ""), table.get("version", "")
         elif at == ["net", "layers", "layer"]:
-            self._begin(told)
+            self._begin(table)
         elif at == ["net", "layers", "layer", "data"] and self._layer is not None:
-            self._layer.data = {key: value[:LONGEST] for key, value in told.items()}
+            self._layer.data = {key: value[:LONGEST] for key, value in table.items()}
         elif at == ["net", "edges", "edge"]:
-            self._edge(told)
+            self._edge(table)
         elif tag == "body":
             self.graph.bodies += 1
         self._text = ""
 
-    def _begin(self, told: dict[str, str]) -> None:
-        layer = IRLayer(told.get("id", ""), told.get("name", ""), told.get("type", ""))
+    def _begin(self, table: dict[str, str]) -> None:
+        layer = IRLayer(table.get("id", ""), table.get("name", ""), table.get("type", ""))
         if layer.id in self.graph.layers or len(self.graph.layers) >= _LAYERS:
             raise ValueError(
                 f"it has the layer {quoted(layer.id)} twice, or more than {_LAYERS:,} layers"
@@ -107,8 +107,12 @@ class _IRReading:
             raise ValueError(f"the name of layer {quoted(layer.id)} is too long")
         self._layer = self.graph.layers[layer.id] = layer
 
-    def _edge(self, told: dict[str, str]) -> None:
-        ends = told.get("from-layer", ""), number(told.get("to-port", "")), told.get("to-layer", "")
+    def _edge(self, table: dict[str, str]) -> None:
+        ends = (
+            table.get("from-layer", ""),
+            number(table.get("to-port", "")),
+            table.get("to-layer", ""),
+        )
         self._edges.append(ends)
         if len(self._edges) > _EDGES:
             raise ValueError(f"it has more than {_EDGES:,} edges")
@@ -196,13 +200,13 @@ def constant(layer: IRLayer, file: Path, size: int) -> Constant:
 
     Strings and types of the future have a place, too.
     """
-    told, named = layer.data, quoted(layer.name)
-    kind, shape = told.get("element_type", ""), sizes(told.get("shape", ""))
-    start, nbytes = number(told.get("offset", "")), number(told.get("size", ""))
+    info, named = layer.data, quoted(layer.name)
+    kind, shape = info.get("element_type", ""), sizes(info.get("shape", ""))
+    start, nbytes = number(info.get("offset", "")), number(info.get("size", ""))
     if start < 0 or nbytes < 0 or start + nbytes > size:
         raise ValueError(f"constant {named} ends at byte {start + nbytes:,} of {size:,}")
     if any(n < 0 for n in shape) or prod(n for n in shape if n) > LARGEST:
-        raise ValueError(f"constant {named} has the shape {quoted(told.get('shape', ''))}")
+        raise ValueError(f"constant {named} has the shape {quoted(info.get('shape', ''))}")
     needed = stored_bytes(kind, prod(shape))
     if needed is not None and nbytes != needed:
         raise ValueError(f"constant {named} {list(shape)} {kind} has {nbytes:,} bytes")

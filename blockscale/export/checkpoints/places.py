@@ -93,8 +93,8 @@ def check_apart(places: Mapping[str, Place]) -> None:
         if place.held is None and place.nbytes:
             end = place.start + place.nbytes
             files.setdefault(place.file, []).append((place.start, end, name))
-    for file, taken in files.items():
-        taken.sort()
-        for (start, end, first), (begin, stop, second) in pairwise(taken):
+    for file, names in files.items():
+        names.sort()
+        for (start, end, first), (begin, stop, second) in pairwise(names):
             if begin < end and (begin, stop) != (start, end):
                 raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")

@@ -57,8 +57,8 @@ class Regrouped(Checkpoint):
         self.inner, self.pieces, self.producer = checkpoint, dict(pieces), checkpoint.producer
         self.metadata, self.warnings = checkpoint.metadata, checkpoint.warnings
         for name, piece in pieces.items():
-            held = [checkpoint.stored[each] for each in piece.sources]
-            self.stored[name] = _stored(name, piece, held)
+            results = [checkpoint.stored[each] for each in piece.sources]
+            self.stored[name] = _stored(name, piece, results)
 
     def _read(self, stored: Stored) -> QTensor | Tensor:
         piece = self.pieces[stored.name]
@@ -84,19 +84,19 @@ class Regrouped(Checkpoint):
         return self.inner.file_of(self.pieces[name].sources[0])
 
 
-def _stored(name: str, piece: TensorPiece, held: Sequence[Stored]) -> Stored:
+def _stored(name: str, piece: TensorPiece, storeds: Sequence[Stored]) -> Stored:
     """What the pieces' heads tell together."""
-    first = held[0]
-    unread = next((each.unread for each in held if each.unread), "")
-    shape, nbytes = first.shape, sum(each.nbytes for each in held)
-    kinds = sorted({each.format or each.kind for each in held})
+    first = storeds[0]
+    unread = next((each.unread for each in storeds if each.unread), "")
+    shape, nbytes = first.shape, sum(each.nbytes for each in storeds)
+    kinds = sorted({each.format or each.kind for each in storeds})
     if len(kinds) > 1:
-        unread = unread or f"it is made of {len(held)} tensors, which are {' and '.join(kinds)}"
+        unread = unread or f"it is made of {len(storeds)} tensors, which are {' and '.join(kinds)}"
     if piece.stacked:
-        shape = (len(held), *shape)
-        unread = unread or _unequal([each.shape for each in held])
-    elif len(held) > 1:
-        shape = (*shape[:-2], sum(each.shape[-2] for each in held), shape[-1])
+        shape = (len(storeds), *shape)
+        unread = unread or _unequal([each.shape for each in storeds])
+    elif len(storeds) > 1:
+        shape = (*shape[:-2], sum(each.shape[-2] for each in storeds), shape[-1])
     if piece.expert is not None:
         shape, nbytes = shape[1:], nbytes // max(shape[0], 1)
     if piece.half is not None:
@@ -112,19 +112,19 @@ def _stored(name: str, piece: TensorPiece, held: Sequence[Stored]) -> Stored:
 
 
 def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:
-    found = sorted(set(shapes))
-    more = " and ".join(str(list(each)) for each in found[:3])
-    return f"its {len(shapes)} tensors have the shapes {more}" if len(found) > 1 else ""
+    results = sorted(set(shapes))
+    more = " and ".join(str(list(each)) for each in results[:3])
+    return f"its {len(shapes)} tensors have the shapes {more}" if len(results) > 1 else ""
 
 
-def _made(name: str, piece: TensorPiece, held: list[QTensor | Tensor]) -> QTensor | Tensor:
+def _made(name: str, piece: TensorPiece, members: list[QTensor | Tensor]) -> QTensor | Tensor:
     """The tensor of a piece. Raises FileError where parts cannot move as it says."""
     try:
-        value = held[0]
+        value = members[0]
         if piece.stacked:
-            value = _each(held, lambda parts: torch.stack(list(parts)))
-        elif len(held) > 1:
-            value = _each(held, lambda parts: torch.cat(list(parts), -2))
+            value = _each(members, lambda parts: torch.stack(list(parts)))
+        elif len(members) > 1:
+            value = _each(members, lambda parts: torch.cat(list(parts), -2))
         if piece.expert is not None:
             value = _each([value], partial(_index, piece.expert, value.shape[0]))
         if piece.half is not None:
@@ -162,16 +162,16 @@ def _half(which: int, rows: int, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _each(
-    held: Sequence[QTensor | Tensor], change: Callable[[Sequence[Tensor]], Tensor]
+    members: Sequence[QTensor | Tensor], change: Callable[[Sequence[Tensor]], Tensor]
 ) -> QTensor | Tensor:
     """What `change` makes of tensors, or of each part of quantized ones.
 
     Raises ValueError where the parts are not those of a tensor of the format any more.
     """
-    first = held[0]
+    first = members[0]
     if isinstance(first, Tensor):
-        return change([each for each in held if isinstance(each, Tensor)])
-    same = [each for each in held if isinstance(each, QTensor)]
+        return change([each for each in members if isinstance(each, Tensor)])
+    same = [each for each in members if isinstance(each, QTensor)]
     packed = change([each.packed for each in same])
     shape = (*packed.shape[:-1], first.size)
     kinds = first.format.stored(shape)

@@ -56,24 +56,24 @@ class Safetensors(Checkpoint):
         plain = source.plain()
         self.config = read_configuration(path, sorted(set(source.files.values())))
         kinds = {name: source.kinds[name] for name in sorted(plain)}
-        found = find_weights(kinds, self.config, source.read)
-        self.producers, self.warnings = found.producers, found.warnings
-        self._weights, self._inputs = found.weights, found.inputs
-        if found.evidence:
-            self.producer = " and ".join(dict.fromkeys(found.producers.values()))
-            self.evidence = found.evidence
+        result = find_weights(kinds, self.config, source.read)
+        self.producers, self.warnings = result.producers, result.warnings
+        self._weights, self._inputs = result.weights, result.inputs
+        if result.evidence:
+            self.producer = " and ".join(dict.fromkeys(result.producers.values()))
+            self.evidence = result.evidence
         if source.metadata.tensors:
-            self.producer = f"blockscale and {self.producer}" if found.evidence else "blockscale"
-            told = "its metadata have `blockscale`"
-            self.evidence = f"{told}; {self.evidence}" if found.evidence else told
-        for name, each in found.weights.items():
+            self.producer = f"blockscale and {self.producer}" if result.evidence else "blockscale"
+            text = "its metadata have `blockscale`"
+            self.evidence = f"{text}; {self.evidence}" if result.evidence else text
+        for name, each in result.weights.items():
             self.stored[name] = self._of_weight(name, each)
         for name, info in self._source.metadata.tensors.items():
             parts = info.parts()
             nbytes = sum(prod(shape) * dtype.itemsize for dtype, shape in parts.values())
             shape = stored_shape(info.shape, info.layout)
             self.stored[name] = Stored(name, "blockscale", shape, nbytes, info.format)
-        for name in sorted(plain - found.beside):
+        for name in sorted(plain - result.beside):
             self.stored[name] = self._plain(name)
 
     @property
@@ -90,9 +90,9 @@ class Safetensors(Checkpoint):
         return {layer: each.format for layer, each in self._inputs.items()}
 
     def input_parts(self, layer: str) -> Mapping[str, Tensor]:
-        found = self._inputs[layer]
-        tensors = self._source.read(list(found.parts.values()))
-        return found.decode({role: tensors[place] for role, place in found.parts.items()})
+        result = self._inputs[layer]
+        tensors = self._source.read(list(result.parts.values()))
+        return result.decode({role: tensors[place] for role, place in result.parts.items()})
 
     def rounds(self, name: str) -> bool:
         weight = self._weights.get(name)
@@ -111,8 +111,8 @@ class Safetensors(Checkpoint):
 
     def _of_weight(self, name: str, weight: Weight) -> Stored:
         nbytes = self._nbytes(weight.parts.values())
-        told = weight.kind, weight.shape, nbytes, weight.format, weight.unread, weight.flat
-        return Stored(name, *told)
+        info = weight.kind, weight.shape, nbytes, weight.format, weight.unread, weight.flat
+        return Stored(name, *info)
 
     def _read(self, stored: Stored) -> QTensor | Tensor:
         name = stored.name
@@ -122,11 +122,11 @@ class Safetensors(Checkpoint):
             return self._source.read([name])[name]
         parts = self._source.parts_of(name)
         tensors = self._source.read(list(parts.values()))
-        held = {part: tensors[place] for part, place in parts.items()}
+        own_parts = {part: tensors[place] for part, place in parts.items()}
         fmt = read_bias(self._source.metadata.tensors[name].format)
         if isinstance(fmt, SumInteger):
-            return held["codes"].to(torch.float32) * held["scale"]
-        return from_parts(fmt, (stored.shape or (1,))[-1], held)
+            return own_parts["codes"].to(torch.float32) * own_parts["scale"]
+        return from_parts(fmt, (stored.shape or (1,))[-1], own_parts)
 
     def _parts(self, weight: Weight, but: str = "") -> dict[str, Tensor]:
         """Its stored tensors by their roles; one of them is not read, but on the meta device."""
@@ -182,9 +182,9 @@ class Safetensors(Checkpoint):
         if weight.values is not None:
             with self._naming(name):
                 return weight.values(self._parts(weight))
-        found, order = self[name], self.order(name)
-        assert isinstance(found, QTensor)
-        values = found.dequantize(weight.dtype)
+        result, order = self[name], self.order(name)
+        assert isinstance(result, QTensor)
+        values = result.dequantize(weight.dtype)
         return values if order is None else torch.empty_like(values).index_copy_(-1, order, values)
 
     @contextmanager
@@ -222,22 +222,22 @@ def read_configuration(path: Path, files: Iterable[Path] = ()) -> dict[str, Any]
     Raises FileError for files that are no JSON objects.
     """
     folder = path if path.is_dir() else path.parent
-    found: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     model: dict[str, Any] = {}
     source = ""
     if (folder / "config.json").is_file():
         model = json_object(read_json(folder / "config.json"), folder / "config.json")
-        found, source = _of_model(model, folder / "config.json")
+        data, source = _of_model(model, folder / "config.json")
     for name, method in _OTHERS.items():
-        if not found and (folder / name).is_file():
+        if not data and (folder / name).is_file():
             inside = json_object(read_json(folder / name), folder / name)
-            found, source = {"quant_method": method} | _flat(inside, method), name
+            data, source = {"quant_method": method} | _flat(inside, method), name
     metadata: dict[str, str] = {}
     for file in files:
         with Reader(file) as opened:
             metadata |= opened.metadata
     extra = {"safetensors_metadata": metadata, "model": model, "evidence": source}
-    return dict(found) | extra
+    return dict(data) | extra
 
 
 def _of_model(model: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], str]:

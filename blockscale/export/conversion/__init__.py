@@ -84,38 +84,38 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
         raise ValueError(f"names must be 'auto' or 'keep', got {names!r}")
     one_file = is_one_file(writer.one_file, shard_size)
     check_target(target, source, one_file, force)
-    recipe, told = _requantize(requantize)
+    recipe, info = _requantize(requantize)
     progress = progress or Progress()
     with checkpoint(source) as opened:
-        found = source_of(opened, writer.one_file, names, None if config is None else Path(config))
-        steps = make_plan(found, writer, recipe, tuple(floats))
-        done = _conversion(found, target, writer, steps, told)
-        metadata, extra = _metadata(found, writer, steps, done)
+        result = source_of(opened, writer.one_file, names, None if config is None else Path(config))
+        steps = make_plan(result, writer, recipe, tuple(floats))
+        done = _conversion(result, target, writer, steps, info)
+        metadata, extra = _metadata(result, writer, steps, done)
         progress.start(total_bytes(steps))
         if dry_run:
             done.tensors = [_converted(step, "", 0) for step in steps]
             return done
         with written(target, one_file) as path:
-            _write(path, found, writer, steps, done, metadata, extra, shard_size, progress)
+            _write(path, result, writer, steps, done, metadata, extra, shard_size, progress)
         done.bytes_after = bytes_at(target)
     return done
 
 
-def _requantize(given: Recipe | str | None) -> tuple[Recipe | None, tuple[str, ...]]:
+def _requantize(inputs: Recipe | str | None) -> tuple[Recipe | None, tuple[str, ...]]:
     """The recipe for what cannot be written as it is, which is rounded; and notes on that."""
-    if given is None:
+    if inputs is None:
         return None, ()
-    return Recipe.read(given).refuse_profiles(_PROFILED).uncalibrated()
+    return Recipe.read(inputs).refuse_profiles(_PROFILED).uncalibrated()
 
 
 def _conversion(
-    found: ConvertedSource, target: Path, writer: Writer, steps: list[Step], told: tuple[str, ...]
+    source: ConvertedSource, target: Path, writer: Writer, steps: list[Step], names: tuple[str, ...]
 ) -> Conversion:
-    others = [] if writer.one_file else [file.name for file in found.other_files()]
-    notes = list(told)
-    if not writer.one_file and isinstance(found.checkpoint, GGUF) and not others:
+    others = [] if writer.one_file else [file.name for file in source.other_files()]
+    notes = list(names)
+    if not writer.one_file and isinstance(source.checkpoint, GGUF) and not others:
         notes.append("no tokenizer is written: copy its files from the original model's directory")
-    opened = found.checkpoint
+    opened = source.checkpoint
     described = opened.described
     if inputs := [*(name for name in described.layers if described.formats(name)), *opened.inputs]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
@@ -124,29 +124,29 @@ def _conversion(
         )
     notes += writer.notes([step.planned for step in steps])
     return Conversion(
-        str(found.checkpoint.path), str(target), writer.name, left_out=found.left_out,
+        str(source.checkpoint.path), str(target), writer.name, left_out=source.left_out,
         copied=tuple(others), notes=tuple(notes), computes=writer.computes,
         bytes_before=total_bytes(steps),
     )  # fmt: skip
 
 
 def _metadata(
-    found: ConvertedSource, writer: Writer, steps: list[Step], done: Conversion
+    source: ConvertedSource, writer: Writer, steps: list[Step], done: Conversion
 ) -> tuple[dict[str, bytes], Extra]:
     if not writer.one_file:
         return {}, Extra()
-    opened = found.checkpoint
+    opened = source.checkpoint
     if isinstance(opened, GGUF):
         whole = {key: data for key, data in opened.raw.items() if not key.startswith("split.")}
         return whole, Extra(step=opened.metadata.get("general.alignment", 32))
-    metadata, extra, notes = metadata_for(found.config, found.folder, [s.planned for s in steps])
+    metadata, extra, notes = metadata_for(source.config, source.folder, [s.planned for s in steps])
     done.notes += notes
     return metadata, extra
 
 
 def _write(  # noqa: PLR0913 - one step, whose pieces these are
     path: Path,
-    found: ConvertedSource,
+    source: ConvertedSource,
     writer: Writer,
     steps: list[Step],
     done: Conversion,
@@ -158,7 +158,7 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
     planned = [step.planned for step in steps]
     output: Output
     if writer.one_file:
-        same = isinstance(found.checkpoint, GGUF)
+        same = isinstance(source.checkpoint, GGUF)
         kinds = {step.name: step.kind for step in steps if same}
         planned += [each for step in steps for each in step.beside]
         laid_out = [*planned, *extra.planned], metadata, extra.step, kinds
@@ -168,26 +168,26 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
         else:
             output = GGUFFile(path, *laid_out)
     else:
-        others = found.other_files()
-        output = Directory(path, writer, planned, found.config, others, shard_size)
+        others = source.other_files()
+        output = Directory(path, writer, planned, source.config, others, shard_size)
     try:
         for name, tensor in extra.tensors.items():
             output.write(name, tensor)
         if not isinstance(output, Directory):  # heads are all that its reader needs
             with checkpoint(output.first) as again:
-                _stream(found, writer, steps, output, again, done, progress)
+                _stream(source, writer, steps, output, again, done, progress)
         else:
-            _stream(found, writer, steps, output, None, done, progress)
+            _stream(source, writer, steps, output, None, done, progress)
         output.close()
     finally:
         output.abandon()
     if not writer.one_file:
-        _prove_all(path, found, steps, done)
+        _prove_all(path, source, steps, done)
         (path / LEDGER).write_text(json.dumps(done.to_dict(), indent=2) + "\n")
 
 
 def _stream(  # noqa: PLR0913 - as `_write`
-    found: ConvertedSource,
+    source: ConvertedSource,
     writer: Writer,
     steps: list[Step],
     output: Output,
@@ -198,16 +198,18 @@ def _stream(  # noqa: PLR0913 - as `_write`
     """Each tensor read, carried, written, read back and compared; a few at the same time."""
 
     def one(step: Step) -> tuple[Step, Converted | None]:
-        value = found.read(step.name, bool(step.grid))
-        made = _made(step, value)
-        output.write(step.name, made)
-        if step.beside and isinstance(made, QTensor):
-            _write_beside(writer, step, made, output)
-        error = error_of(value, made) if step.how == REQUANTIZED else None
+        value = source.read(step.name, bool(step.grid))
+        result = _made(step, value)
+        output.write(step.name, result)
+        if step.beside and isinstance(result, QTensor):
+            _write_beside(writer, step, result, output)
+        error = error_of(value, result) if step.how == REQUANTIZED else None
         if again is None:
             step.more |= {} if error is None else {"error": error}
             return step, None
-        proof = prove(step.name, made if error else value, read(again, step.name, bool(step.grid)))
+        proof = prove(
+            step.name, result if error else value, read(again, step.name, bool(step.grid))
+        )
         return step, _converted(step, proof.compared, proof.zeros, error)
 
     with Pool(AT_A_TIME) as pool:
@@ -216,13 +218,13 @@ def _stream(  # noqa: PLR0913 - as `_write`
             progress.advance(step.name, step.bytes_before)
 
 
-def _write_beside(writer: Writer, step: Step, made: QTensor, output: Output) -> None:
-    values = writer.beside(step.name, made)
+def _write_beside(writer: Writer, step: Step, q: QTensor, output: Output) -> None:
+    values = writer.beside(step.name, q)
     for each in step.beside:
         output.write(each.name, values.get(each.name, torch.ones(each.shape)))
 
 
-def _prove_all(path: Path, found: ConvertedSource, steps: list[Step], done: Conversion) -> None:
+def _prove_all(path: Path, source: ConvertedSource, steps: list[Step], done: Conversion) -> None:
     """The same for a directory, whose reader wants it complete."""
 
     def one(step: Step) -> Converted:
@@ -233,7 +235,7 @@ def _prove_all(path: Path, found: ConvertedSource, steps: list[Step], done: Conv
                 f"checked: {why}. The output was deleted",
                 {step.name: why},
             )
-        value, error = found.read(step.name, bool(step.grid)), step.more.get("error")
+        value, error = source.read(step.name, bool(step.grid)), step.more.get("error")
         proof = prove(step.name, _made(step, value) if error else value, again[step.name])
         return _converted(step, proof.compared, proof.zeros, error)
 

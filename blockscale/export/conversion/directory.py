@@ -58,24 +58,24 @@ def dequantized(value: QTensor | Tensor, rows: int) -> Iterator[Tensor]:
             yield primitives.dequantize(part, torch.float32)
 
 
-def requantized(value: QTensor, wanted: Format) -> QTensor:
+def requantized(value: QTensor, target: Format) -> QTensor:
     """quantize(value.dequantize(), wanted): the same codes and scales."""
     shape = tuple(value.shape)
-    rows = _rows_to_quantize(shape, wanted)
+    rows = _rows_to_quantize(shape, target)
     if rows is None:
-        return quantize(value.dequantize(), wanted)
-    made = [quantize(slab, wanted) for slab in dequantized(value, rows)]
-    packed = torch.cat([each.packed for each in made])
-    return QTensor(packed, joined(each.qparams for each in made), wanted, value.size)
+        return quantize(value.dequantize(), target)
+    results = [quantize(slab, target) for slab in dequantized(value, rows)]
+    packed = torch.cat([each.packed for each in results])
+    return QTensor(packed, joined(each.qparams for each in results), target, value.size)
 
 
-def _rows_to_quantize(shape: tuple[int, ...], wanted: Format) -> int | None:
+def _rows_to_quantize(shape: tuple[int, ...], target: Format) -> int | None:
     """Rows of slabs that choose the same scales as the whole would; None where there are none."""
-    if len(shape) < 2 or not can_be_cut(wanted) or wanted.rounding == "stochastic":
+    if len(shape) < 2 or not can_be_cut(target) or target.rounding == "stochastic":
         return None
-    if wanted.element.learned or not shape[0]:
+    if target.element.learned or not shape[0]:
         return None
-    blocks = block_sizes(wanted, len(shape)).values()
+    blocks = block_sizes(target, len(shape)).values()
     cuts = cut_into_slabs(shape, [*blocks, (_TILE,) + (1,) * (len(shape) - 1)], SLAB)
     if cuts.dim or any(cuts.spans(sizes) for sizes in blocks):
         return None
@@ -105,8 +105,8 @@ class Directory:
         self._files: dict[str, File] = {}
         for other in others:
             shutil.copyfile(other, folder / other.name)
-        told = writer.config(tensors, config)
-        texts = ({CONFIG: told} if told else {}) | writer.more_files(tensors)
+        info = writer.config(tensors, config)
+        texts = ({CONFIG: info} if info else {}) | writer.more_files(tensors)
         for name, text in texts.items():
             (folder / name).write_text(json.dumps(text, indent=2) + "\n")
         shards = _shards(writer, tensors, size or SHARD)
@@ -115,9 +115,9 @@ class Directory:
             for i, shard in enumerate(shards):
                 name = _name(i, len(shards))
                 names = {t.name for t, _ in shard}
-                said = writer.metadata([t for t in tensors if t.name in names])
+                message = writer.metadata([t for t in tensors if t.name in names])
                 specs = {key: spec for _, parts in shard for key, spec in parts.items()}
-                header, placed = lay_out(specs, said)
+                header, placed = lay_out(specs, message)
                 file = self._stack.enter_context(File(folder / name, header, placed))
                 self._files |= dict.fromkeys(specs, file)
                 where |= dict.fromkeys(specs, name)

@@ -39,94 +39,94 @@ class CodesNeededError(Exception):
     """Whether a tensor can be carried depends on its codes, which are on the meta device."""
 
 
-def obstacle(found: Format, wanted: Format, shape: Sequence[int]) -> str | None:
+def obstacle(result: Format, target: Format, shape: Sequence[int]) -> str | None:
     """Why no tensor of `found` could have the same values as `wanted`; None where some can."""
-    if meaning(found) == meaning(wanted):
+    if meaning(result) == meaning(target):
         return None
-    if other_direction(found, wanted):
+    if other_direction(result, target):
         return None
-    if not isinstance(found.element, Integer) or not isinstance(wanted.element, Integer):
-        if found.element.name != wanted.element.name:
-            return f"codes of {found.element.name} are not codes of {wanted.element.name}"
-        if not _plain_scales(found) or not _plain_scales(wanted):
-            return f"scales in {found.scale} are not scales in {wanted.scale}"
-    elif not isinstance(wanted.scale, FloatScale) or (wanted.offset and wanted.offset.inner):
-        return f"scales in {found.scale} are not scales in {wanted.scale}"
-    elif found.zero is not None and wanted.offset is None:
+    if not isinstance(result.element, Integer) or not isinstance(target.element, Integer):
+        if result.element.name != target.element.name:
+            return f"codes of {result.element.name} are not codes of {target.element.name}"
+        if not _plain_scales(result) or not _plain_scales(target):
+            return f"scales in {result.scale} are not scales in {target.scale}"
+    elif not isinstance(target.scale, FloatScale) or (target.offset and target.offset.inner):
+        return f"scales in {result.scale} are not scales in {target.scale}"
+    elif result.zero is not None and target.offset is None:
         return "zero points that are not integers cannot be stored"
-    if wanted.bits < found.bits:
-        return f"codes of {found.bits} bits do not fit into {wanted.bits}"
-    if not nested(found.block, wanted.block, shape):
-        return f"blocks {found.block} are not made of blocks {wanted.block}"
+    if target.bits < result.bits:
+        return f"codes of {result.bits} bits do not fit into {target.bits}"
+    if not nested(result.block, target.block, shape):
+        return f"blocks {result.block} are not made of blocks {target.block}"
     return None
 
 
-def certain(found: Format, wanted: Format) -> bool:
+def certain(result: Format, target: Format) -> bool:
     """Whether every tensor of `found` has the same values as `wanted`, whatever is in it."""
-    if meaning(found) == meaning(wanted):
+    if meaning(result) == meaning(target):
         return True
-    same = isinstance(found.scale, FloatScale) and found.scale == wanted.scale
-    if not same or found.zero is not None or wanted.offset is not None:
+    same = isinstance(result.scale, FloatScale) and result.scale == target.scale
+    if not same or result.zero is not None or target.offset is not None:
         return False
-    if found.offset is not None:
+    if result.offset is not None:
         return False
-    integers = isinstance(found.element, Integer) and isinstance(wanted.element, Integer)
-    if not integers or not found.asym or wanted.asym:
+    integers = isinstance(result.element, Integer) and isinstance(target.element, Integer)
+    if not integers or not result.asym or target.asym:
         return True
-    return wanted.bits > found.bits
+    return target.bits > result.bits
 
 
-def carried(q: QTensor, wanted: Format) -> QTensor:
+def carried(q: QTensor, target: Format) -> QTensor:
     """`q` with the same values as `wanted`. Raises InexactError where it cannot be.
 
     Codes on the meta device stay there; CodesNeededError is raised where they decide.
     """
-    found = q.format
-    if reason := obstacle(found, wanted, q.shape):
+    result = q.format
+    if reason := obstacle(result, target, q.shape):
         raise InexactError(reason)
-    if meaning(found) == meaning(wanted):
-        return QTensor(q.packed, q.qparams, wanted, q.size)
-    if other_direction(found, wanted):
-        if (other := turned(q, wanted)) is None:
+    if meaning(result) == meaning(target):
+        return QTensor(q.packed, q.qparams, target, q.size)
+    if other_direction(result, target):
+        if (other := turned(q, target)) is None:
             raise InexactError("no reciprocal of its outer scale gives every step exactly")
         return other
     steps = _steps(q)
-    assert isinstance(wanted.scale, FloatScale)
-    cast = _cast(steps, wanted.scale.dtype, "scales")
-    scale = finer(cast, found.block, wanted.block, q.shape)
-    if not isinstance(found.element, Integer):
-        return QTensor(q.packed, QParams(scale), wanted, q.size)
-    return _of_integers(q, wanted, steps, scale)
+    assert isinstance(target.scale, FloatScale)
+    cast = _cast(steps, target.scale.dtype, "scales")
+    scale = finer(cast, result.block, target.block, q.shape)
+    if not isinstance(result.element, Integer):
+        return QTensor(q.packed, QParams(scale), target, q.size)
+    return _of_integers(q, target, steps, scale)
 
 
-def _of_integers(q: QTensor, wanted: Format, steps: Tensor, scale: Tensor) -> QTensor:
+def _of_integers(q: QTensor, target: Format, steps: Tensor, scale: Tensor) -> QTensor:
     block = q.format.block  # numbers of its blocks are fewer than those of the wanted ones
     if q.format.offset is not None and q.format.offset.block not in (None, block):
-        block, steps = wanted.block, finer(steps, block, wanted.block, q.shape)
+        block, steps = target.block, finer(steps, block, target.block, q.shape)
     zero, offset = _zero_and_offset(q, block, steps)
-    low, high = _range(wanted)
+    low, high = _range(target)
     shift = low - _range(q.format)[0]
-    if wanted.offset is None and not wanted.asym:
-        packed = _without_zero(q, wanted, zero, block)
-        return QTensor(packed, QParams(scale), wanted, q.size)
-    if wanted.asym:
+    if target.offset is None and not target.asym:
+        packed = _without_zero(q, target, zero, block)
+        return QTensor(packed, QParams(scale), target, q.size)
+    if target.asym:
         moved = zero + shift
         if moved.numel() and (int(moved.min()) < low or int(moved.max()) > high):
             raise InexactError(
                 f"its zero points reach from {int(moved.min())} to {int(moved.max())}, more "
                 "than the layout holds"
             )
-        moved = finer(moved.expand(steps.shape), block, wanted.block, q.shape).contiguous()
-        packed = _shifted(q, wanted, shift)
-        return QTensor(packed, QParams(scale, zero_point=moved), wanted, q.size)
-    assert wanted.offset is not None
+        moved = finer(moved.expand(steps.shape), block, target.block, q.shape).contiguous()
+        packed = _shifted(q, target, shift)
+        return QTensor(packed, QParams(scale, zero_point=moved), target, q.size)
+    assert target.offset is not None
     if offset is None:
         offset = -(zero + shift).to(torch.float64) * steps.to(torch.float64)
-        _check_sums(steps, zero + shift, offset, wanted)
-    cast = _cast(offset, wanted.offset.dtype, "offsets").expand(steps.shape)
-    held = finer(cast, block, wanted.block, q.shape).contiguous()
-    packed = _shifted(q, wanted, shift)
-    return QTensor(packed, QParams(scale, offset=held), wanted, q.size)
+        _check_sums(steps, zero + shift, offset, target)
+    cast = _cast(offset, target.offset.dtype, "offsets").expand(steps.shape)
+    held = finer(cast, block, target.block, q.shape).contiguous()
+    packed = _shifted(q, target, shift)
+    return QTensor(packed, QParams(scale, offset=held), target, q.size)
 
 
 def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -147,15 +147,15 @@ def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, T
     return finer(zero, q.format.block, block, q.shape), None
 
 
-def _check_sums(steps: Tensor, zero: Tensor, offset: Tensor, wanted: Format) -> None:
+def _check_sums(steps: Tensor, zero: Tensor, offset: Tensor, target: Format) -> None:
     """Raise InexactError where code * step + offset is rounded otherwise than (code - zero) * step.
 
     Nothing is rounded where steps leave the last bits of float32 to the codes, as those of 16 bits.
     """
-    last = steps.view(torch.int32) & (1 << wanted.bits) - 1
+    last = steps.view(torch.int32) & (1 << target.bits) - 1
     if not bool(last.any()):
         return
-    low, high = _range(wanted)
+    low, high = _range(target)
     held = offset.to(torch.float32)
     for code in range(low, high + 1):
         if not torch.equal(code * steps + held, (code - zero) * steps):
@@ -174,28 +174,28 @@ def _whole_steps(offset: Tensor, steps: Tensor) -> Tensor:
     return torch.full_like(zero, 2**20, dtype=torch.int32)
 
 
-def _without_zero(q: QTensor, wanted: Format, zero: Tensor, block: Block) -> Tensor:
+def _without_zero(q: QTensor, target: Format, zero: Tensor, block: Block) -> Tensor:
     """Packed codes from which zero points of `block`s are subtracted.
 
     Raises InexactError beyond the range, CodesNeededError where codes on the meta device decide.
     """
-    (low, high), (first, last) = _range(wanted), _range(q.format)
+    (low, high), (first, last) = _range(target), _range(q.format)
     least, most = (int(zero.min()), int(zero.max())) if zero.numel() else (0, 0)
     if most >= 2**20:
         raise InexactError("its offsets are not whole multiples of its steps")
-    if wanted.bits == q.format.bits and least == most == first - low:
-        return _shifted(q, wanted, low - first)
+    if target.bits == q.format.bits and least == most == first - low:
+        return _shifted(q, target, low - first)
     safe = first - most >= low and last - least <= high  # whatever the codes are
     size = q.size
     if q.packed.is_meta:
         if not safe:
             raise CodesNeededError
-        row = packed_size(wanted.element, size)
-        return q.packed.new_empty((*q.shape[:-1], row), dtype=packed_dtype(wanted.element))
+        row = packed_size(target.element, size)
+        return q.packed.new_empty((*q.shape[:-1], row), dtype=packed_dtype(target.element))
     packed = q.packed.reshape(-1, q.packed.shape[-1])
     rows = _zeros_of_rows(zero, block, tuple(q.shape)).expand(packed.shape[0], -1, 1)
     held = torch.int8 if max(abs(least), abs(most), abs(first), abs(last)) < 64 else torch.int16
-    found, step = [], max(1, _SLAB // max(size, 1))
+    results, step = [], max(1, _SLAB // max(size, 1))
     for i in range(0, packed.shape[0], step):
         codes = primitives.unpack(packed[i : i + step], str(q.format), size).to(held)
         zeros = rows[i : i + step].to(held)
@@ -207,8 +207,8 @@ def _without_zero(q: QTensor, wanted: Format, zero: Tensor, block: Block) -> Ten
                     f"codes minus zero points reach from {least} to {most}, more than the "
                     "layout holds"
                 )
-        found.append(_packed(moved, wanted))
-    return torch.cat(found).reshape(*q.shape[:-1], -1)
+        results.append(_packed(moved, target))
+    return torch.cat(results).reshape(*q.shape[:-1], -1)
 
 
 def _zeros_of_rows(zero: Tensor, block: Block, shape: tuple[int, ...]) -> Tensor:
@@ -222,19 +222,19 @@ def _zeros_of_rows(zero: Tensor, block: Block, shape: tuple[int, ...]) -> Tensor
     return every.expand(*shape[:-1], -1).reshape(-1, every.shape[-1], 1)
 
 
-def _shifted(q: QTensor, wanted: Format, shift: int) -> Tensor:
+def _shifted(q: QTensor, target: Format, shift: int) -> Tensor:
     """Packed codes, each with a number added."""
-    if shift == 0 and wanted.bits == q.format.bits:
+    if shift == 0 and target.bits == q.format.bits:
         return q.packed
-    if 2 ** (wanted.bits - 1) == abs(shift) and wanted.bits == q.format.bits in (2, 4, 8):
-        every = sum(abs(shift) << at for at in range(0, 8, wanted.bits))  # flips each highest bit
+    if 2 ** (target.bits - 1) == abs(shift) and target.bits == q.format.bits in (2, 4, 8):
+        every = sum(abs(shift) << at for at in range(0, 8, target.bits))  # flips each highest bit
         flipped = q.packed.view(torch.uint8) ^ every
-        return flipped.view(torch.int8) if wanted.bits == 8 and wanted.element.signed else flipped
-    return _packed(q.codes.to(torch.int16) + shift, wanted)
+        return flipped.view(torch.int8) if target.bits == 8 and target.element.signed else flipped
+    return _packed(q.codes.to(torch.int16) + shift, target)
 
 
-def _packed(codes: Tensor, wanted: Format) -> Tensor:
-    packed: Tensor = primitives.pack(codes.to(wanted.element.code_dtype), str(wanted))
+def _packed(codes: Tensor, target: Format) -> Tensor:
+    packed: Tensor = primitives.pack(codes.to(target.element.code_dtype), str(target))
     return packed
 
 
@@ -331,38 +331,38 @@ def _repeated(numbers: Tensor, dim: int, count: int, small: int, large: int) -> 
 # NVFP4's scale of scales: multiplied by, or stored as its reciprocal and divided by.
 
 
-def other_direction(found: Format, wanted: Format) -> bool:
+def other_direction(result: Format, target: Format) -> bool:
     """Whether they differ only in how a scale of scales is stored, as it is or its reciprocal."""
-    one, other = found.scale, wanted.scale
+    one, other = result.scale, target.scale
     if not isinstance(one, TwoLevel) or not isinstance(other, TwoLevel):
         return False
     alone = meaning(one.inner) == meaning(other.inner) and str(one.inner.block) == "tensor"
-    same = meaning(found)[:2] == meaning(wanted)[:2] and one.inner.element.name == "e4m3"
+    same = meaning(result)[:2] == meaning(target)[:2] and one.inner.element.name == "e4m3"
     return alone and same and one.reciprocal != other.reciprocal
 
 
-def turned(q: QTensor, wanted: Format) -> QTensor | None:
+def turned(q: QTensor, target: Format) -> QTensor | None:
     """With the reciprocal of the scale of scales, or the other way round; None if none is exact."""
     outer = q.qparams.outer
     assert outer is not None and isinstance(q.format.scale, TwoLevel)
     if q.format.scale.reciprocal:
-        found, exact = multiplier(q.qparams.scale, outer)
+        result, exact = multiplier(q.qparams.scale, outer)
     else:
-        found, exact = reciprocal(q.qparams.scale, outer)
+        result, exact = reciprocal(q.qparams.scale, outer)
     if not exact:
         return None
-    parts = q.qparams._replace(outer=found.reshape(outer.shape))
-    return QTensor(q.packed, parts, wanted, q.size)
+    parts = q.qparams._replace(outer=result.reshape(outer.shape))
+    return QTensor(q.packed, parts, target, q.size)
 
 
 def multiplier(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
     """The float32 t with fl(s * t) = fl(s / outer) for every scale s, and whether there is one."""
     values = torch.unique(codes.reshape(-1)).view(torch.float8_e4m3fn).to(torch.float32)
     values = values[values.isfinite()]
-    wanted = values / outer.reshape(())
+    target = values / outer.reshape(())
     nearest = (1 / outer.to(torch.float64)).reshape(()).to(torch.float32)
     for step in sorted(range(-8, 9), key=abs):
         tried = (nearest.view(torch.int32) + step).view(torch.float32)
-        if torch.equal(values * tried, wanted):
+        if torch.equal(values * tried, target):
             return tried, True
     return nearest, False

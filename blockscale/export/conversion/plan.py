@@ -107,15 +107,15 @@ def make_plan(
             return name, str(error)
 
     with Pool(AT_A_TIME) as pool:
-        for name, found in pool.map(one, list(source.view)):
-            if isinstance(found, Step):
-                steps.append(found)
+        for name, result in pool.map(one, list(source.view)):
+            if isinstance(result, Step):
+                steps.append(result)
             else:
-                refused[name] = found
+                refused[name] = result
     if refused := refused or settle_joined(source, steps, writer, recipe):
         raise _refusal(writer, refused, recipe)
-    for step, wanted in zip(steps, writer.settled([s.planned for s in steps]), strict=True):
-        step.wanted = step.wanted if step.how == REQUANTIZED else wanted
+    for step, target in zip(steps, writer.settled([s.planned for s in steps]), strict=True):
+        step.wanted = step.wanted if step.how == REQUANTIZED else target
     planned = [step.planned for step in steps]
     floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
     if not floats_fit and not any(step.wanted is not None for step in steps):
@@ -151,8 +151,8 @@ def _step(
         if added := source.piece(name).added:
             step.more["note"] = f"{added:+g}: Gemma's norms multiply by the weight and 1"
         return step
-    found = parse(stored.format)
-    step = Step(origin, name, stored.shape, stored.kind, EXACT, found, None,
+    fmt = parse(stored.format)
+    step = Step(origin, name, stored.shape, stored.kind, EXACT, fmt, None,
                 bytes_before=stored.nbytes)  # fmt: skip
     layer = layer_of(name)
     if any(matches(pattern, layer) or matches(pattern, name) for pattern in floats):
@@ -195,13 +195,13 @@ def _plan_beside(source: ConvertedSource, step: Step, writer: Writer) -> None:
         assert isinstance(held, QTensor)
         value = carried(held, step.wanted)
     try:
-        found = writer.beside(step.name, value)
+        result = writer.beside(step.name, value)
     except ValueError as error:
         raise InexactError(str(error)) from None
-    if found and isinstance(source.view, Regrouped):
+    if result and isinstance(source.view, Regrouped):
         _check_scaled(source, step.name)
-    step.beside = [Planned(n, tuple(t.shape), None, t.dtype) for n, t in found.items()]
-    if found:
+    step.beside = [Planned(n, tuple(t.shape), None, t.dtype) for n, t in result.items()]
+    if result:
         step.more["note"] = "its outer scale is applied to products instead of scales"
 
 
@@ -218,52 +218,52 @@ def _check_scaled(source: ConvertedSource, name: str) -> None:
 
 def _chosen(source: ConvertedSource, step: Step, writer: Writer) -> Format:
     """The format as which the tensor is written. Raises InexactError with why there is none."""
-    found, shape = step.found, step.shape
-    assert found is not None
+    result, shape = step.found, step.shape
+    assert result is not None
     _check_place(source, step, writer)
     tried: dict[str, str] = {}
     reasons: dict[str, str] = {}
     value: QTensor | Tensor | None = None
     rows: QTensor | None = None
-    forms = [parse(spelling) for spelling in writer.forms(found, shape)]
-    for wanted in sorted(forms, key=lambda each: meaning(each) != meaning(found)):
-        reason = writer.holds(wanted, shape) or obstacle(found, wanted, shape)
-        if reason is None and certain(found, wanted) and not writer.depends(wanted):
-            return wanted
+    forms = [parse(spelling) for spelling in writer.forms(result, shape)]
+    for target in sorted(forms, key=lambda each: meaning(each) != meaning(result)):
+        reason = writer.holds(target, shape) or obstacle(result, target, shape)
+        if reason is None and certain(result, target) and not writer.depends(target):
+            return target
         if reason is None:
             value = source.view.without_codes(step.name) if value is None else value
             try:
-                reason = _tried(value, wanted, writer)
+                reason = _tried(value, target, writer)
             except CodesNeededError:
                 rows = source.view.first_rows(step.name) if rows is None else rows
-                reason = None if rows is None else _of_rows(rows, wanted)
+                reason = None if rows is None else _of_rows(rows, target)
                 if reason is None:
                     value = source.view[step.name]
-                    reason = _tried(value, wanted, writer)
+                    reason = _tried(value, target, writer)
             if reason is None:
-                return wanted
-            tried[str(wanted)] = reason
+                return target
+            tried[str(target)] = reason
         else:
-            reasons[str(wanted)] = reason
-    raise InexactError(_why(found, tried | reasons if len(tried) < 3 else tried))
+            reasons[str(target)] = reason
+    raise InexactError(_why(result, tried | reasons if len(tried) < 3 else tried))
 
 
-def _of_rows(rows: QTensor, wanted: Format) -> str | None:
+def _of_rows(rows: QTensor, target: Format) -> str | None:
     """Why some rows, and so the tensor, cannot be written as `wanted`; None where they do not
     tell."""
     try:
-        if obstacle(rows.format, wanted, rows.shape) is None:
-            carried(rows, wanted)
+        if obstacle(rows.format, target, rows.shape) is None:
+            carried(rows, target)
     except InexactError as error:
         return str(error)
     return None
 
 
-def _tried(value: QTensor | Tensor, wanted: Format, writer: Writer) -> str | None:
+def _tried(value: QTensor | Tensor, target: Format, writer: Writer) -> str | None:
     """Why this very tensor cannot be written as `wanted`; None where it can."""
     assert isinstance(value, QTensor)
     try:
-        return writer.lacks(carried(value, wanted))
+        return writer.lacks(carried(value, target))
     except InexactError as error:
         return str(error)
 
@@ -312,14 +312,14 @@ def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
         raise InexactError(f"its input passes {before} first, which the layout cannot store")
 
 
-def _why(found: Format, reasons: Mapping[str, str]) -> str:
+def _why(result: Format, reasons: Mapping[str, str]) -> str:
     """The reasons that tell the most: of the formats that came nearest, which are the first."""
     ordered = list(reasons.items())
     same = dict.fromkeys(why for _, why in ordered)
     if len(same) == 1 or not ordered:
-        return f"{found}: {next(iter(same), 'no format of it')}"
+        return f"{result}: {next(iter(same), 'no format of it')}"
     listed = "; ".join(f"as {fmt}: {why}" for fmt, why in ordered[:3])
-    return f"{found}: {listed}"
+    return f"{result}: {listed}"
 
 
 def _refusal(writer: Writer, refused: Mapping[str, str], recipe: Recipe | None) -> NotLosslessError:

@@ -135,9 +135,9 @@ def error_of(before: QTensor | Tensor, after: QTensor | Tensor) -> Error:
 def _sum_of_squares(x: Tensor) -> float:
     """In float32, whose sums in halves are seven digits good; in float64 where squares are far
     from 1, or the numbers are not finite."""
-    found = float(x.square().sum())
-    if _NEAR < found < 1 / _NEAR:
-        return found
+    result = float(x.square().sum())
+    if _NEAR < result < 1 / _NEAR:
+        return result
     return float(x.to(torch.float64).square().sum())
 
 

@@ -87,14 +87,14 @@ def source_of(
     """
     from_gguf = isinstance(checkpoint, GGUF)
     folder = config if config is not None else _folder(checkpoint)
-    found = ConvertedSource(checkpoint, checkpoint, config=_config(folder), folder=folder)
+    source = ConvertedSource(checkpoint, checkpoint, config=_config(folder), folder=folder)
     if from_gguf == to_gguf or names == "keep":
-        return found
+        return source
     if to_gguf:
-        _into_gguf(found)
+        _into_gguf(source)
     else:
-        _out_of_gguf(found, config is not None)
-    return found
+        _out_of_gguf(source, config is not None)
+    return source
 
 
 def read(checkpoint: Checkpoint, name: str, raw: bool = False) -> QTensor | Tensor:
@@ -105,33 +105,33 @@ def read(checkpoint: Checkpoint, name: str, raw: bool = False) -> QTensor | Tens
     return checkpoint[name]
 
 
-def _into_gguf(found: ConvertedSource) -> None:
-    family = architectures.of_config(found.config)
+def _into_gguf(source: ConvertedSource) -> None:
+    family = architectures.of_config(source.config)
     names = []
-    for name in found.checkpoint:
+    for name in source.checkpoint:
         if name.endswith(_COMPUTED):
-            found.left_out[name] = "readers compute it"
+            source.left_out[name] = "readers compute it"
         else:
             names.append(name)
-    pieces, unknown = to_gguf(names, family, found.config)
+    pieces, unknown = to_gguf(names, family, source.config)
     _refuse_unknown(unknown, f"the architecture {family.arch} of GGUF")
-    tied = family.ties and found.config.get("tie_word_embeddings", True)
+    tied = family.ties and source.config.get("tie_word_embeddings", True)
     if tied and "output.weight" in pieces and "token_embd.weight" in pieces:
         [head] = pieces.pop("output.weight").sources
-        found.left_out[head] = "it is the table of embeddings (tie_word_embeddings)"
-    found.view = Regrouped(found.checkpoint, pieces)
+        source.left_out[head] = "it is the table of embeddings (tie_word_embeddings)"
+    source.view = Regrouped(source.checkpoint, pieces)
 
 
-def _out_of_gguf(found: ConvertedSource, given: bool) -> None:
-    checkpoint = found.checkpoint
+def _out_of_gguf(source: ConvertedSource, is_set: bool) -> None:
+    checkpoint = source.checkpoint
     _, family = of_metadata(checkpoint.metadata)
-    if not given:
-        found.config = architectures.config_of(checkpoint.metadata, checkpoint)
+    if not is_set:
+        source.config = architectures.config_of(checkpoint.metadata, checkpoint)
     shapes = {name: checkpoint.stored[name].shape for name in checkpoint}
-    if "rope_freqs.weight" in shapes and given:
+    if "rope_freqs.weight" in shapes and is_set:
         del shapes["rope_freqs.weight"]
-        found.left_out["rope_freqs.weight"] = "config.json says how positions are scaled"
-    pieces, unknown = from_gguf(shapes, family, found.config)
+        source.left_out["rope_freqs.weight"] = "config.json says how positions are scaled"
+    pieces, unknown = from_gguf(shapes, family, source.config)
     if "rope_freqs.weight" in unknown:
         raise ValueError(
             "rope_freqs.weight scales the positions, and transformers keeps that in "
@@ -139,7 +139,7 @@ def _out_of_gguf(found: ConvertedSource, given: bool) -> None:
             "DIR)"
         )
     _refuse_unknown(unknown, f"{family.arch} in transformers")
-    found.view = Regrouped(checkpoint, pieces)
+    source.view = Regrouped(checkpoint, pieces)
 
 
 def _refuse_unknown(unknown: list[str], where: str) -> None:
@@ -165,8 +165,8 @@ def _config(folder: Path | None) -> dict[str, Any]:
     if folder is None or not (folder / CONFIG).is_file():
         return {}
     path = folder / CONFIG
-    found = json_object(read_json(path, once=False, finite=False), path)
-    return {key: value for key, value in found.items() if key not in _QUANTIZATION}
+    data = json_object(read_json(path, once=False, finite=False), path)
+    return {key: value for key, value in data.items() if key not in _QUANTIZATION}
 
 
 def plain_dtype(stored: Stored, to_gguf: bool) -> torch.dtype:
@@ -221,18 +221,18 @@ def settle_joined(
         outers = {step.name: _outer_of(source, step) for step in some}
         if len(some) < 2 or _same(list(outers.values())):
             continue
-        told = told_disagreement({layer_of(n): outer for n, outer in outers.items()})
+        info = told_disagreement({layer_of(n): outer for n, outer in outers.items()})
         if recipe is None:
-            refused |= dict.fromkeys(outers, told)
+            refused |= dict.fromkeys(outers, info)
             continue
         for step in some:
-            wanted = recipe.decide(layer_of(step.name))[0].weight
-            reason = writer.holds(wanted, step.shape) if wanted else "the recipe has none for it"
+            target = recipe.decide(layer_of(step.name))[0].weight
+            reason = writer.holds(target, step.shape) if target else "the recipe has none for it"
             if reason:
-                refused[step.name] = f"{told}; the recipe's format: {reason}"
+                refused[step.name] = f"{info}; the recipe's format: {reason}"
                 continue
-            step.how, step.wanted = "requantized", wanted
-            step.more.setdefault("reason", told)
+            step.how, step.wanted = "requantized", target
+            step.more.setdefault("reason", info)
     if not refused:
         _share_tops(source, [step for step in steps if step.how == "requantized"])
     return refused
@@ -278,6 +278,6 @@ def _same(outers: Sequence[Tensor | None]) -> bool:
 
 def _top_of(source: ConvertedSource, step: TensorStep) -> Tensor:
     value = source.read(step.name)
-    wanted = step.wanted
-    assert isinstance(value, QTensor) and wanted is not None
-    return top_of(block_ranges(value.dequantize(), wanted), wanted)
+    target = step.wanted
+    assert isinstance(value, QTensor) and target is not None
+    return top_of(block_ranges(value.dequantize(), target), target)

@@ -118,9 +118,9 @@ def _macros(walked: Walked, name: str, tables: int, arena: int) -> str:
 
 
 def _signature(walked: Walked, name: str) -> str:
-    given = [f"const {d.array.ctype} *{d.array.name}" for d in walked.inputs]
-    made = [f"{d.array.ctype} *{d.array.name}" for d in walked.outputs]
-    return f"int {name}_run({', '.join([*given, *made])})"
+    members = [f"const {d.array.ctype} *{d.array.name}" for d in walked.inputs]
+    results = [f"{d.array.ctype} *{d.array.name}" for d in walked.outputs]
+    return f"int {name}_run({', '.join([*members, *results])})"
 
 
 def _table(array: Array, values: object) -> str:
@@ -143,8 +143,8 @@ def _run(walked: Walked, steps: Sequence[CStep], name: str) -> str:
     unused = {d.array.name for d in walked.inputs if d.array.last < 0}
     lines += [f"(void){each};" for each in sorted(unused)]
     for step in steps:
-        given = ", ".join(_pointer(array) for _, array, _ in step.takes)
-        lines += [f"if ({step.name}({given}) != 0) {{", "return -1;", "}"]
+        text = ", ".join(_pointer(array) for _, array, _ in step.takes)
+        lines += [f"if ({step.name}({text}) != 0) {{", "return -1;", "}"]
     body = "\n".join(indented([*lines, "return 0;"]))
     return f"{_signature(walked, name)}\n{{\n{body}\n}}"
 
@@ -240,18 +240,18 @@ def c(
     if not identifier(name):
         raise ValueError(f"{name!r} is not a C identifier: use letters, digits and _")
     lowered = _integer(graph)
-    found = written(walk(lowered, _given(lowered, example)), name)
-    _check_size(found, max_bytes)
+    result = written(walk(lowered, _given(lowered, example)), name)
+    _check_size(result, max_bytes)
     with written_whole(path) as temporary:
-        temporary.write_text(found.text, encoding="ascii")
+        temporary.write_text(result.text, encoding="ascii")
 
 
 def _integer(graph: Any) -> fx.GraphModule:
     """The integer graph of any graph. Raises ValueError for one of another target."""
     if isinstance(graph, IntegerModel):
         return graph.steps
-    known = graph.meta.get("blockscale") if isinstance(graph, fx.GraphModule) else None
-    if isinstance(known, State) and known.stage == "lowered" and known.target == "integer":
+    facts = graph.meta.get("blockscale") if isinstance(graph, fx.GraphModule) else None
+    if isinstance(facts, State) and facts.stage == "lowered" and facts.target == "integer":
         return graph
     return lower(graph, "integer")
 
@@ -268,7 +268,7 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
                 f"the graph has {len(nodes)} inputs, and the example has {len(leaves)} tensors"
             )
         return leaves
-    made = []
+    results = []
     for node in nodes:
         value = node.meta.get("val")
         free = isinstance(value, Tensor) and not all(isinstance(n, int) for n in value.shape)
@@ -277,16 +277,16 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
                 f"the sizes of the input {node.name} are not known: pass an example of the "
                 "sizes that the file is for"
             )
-        made.append(torch.zeros(tuple(value.shape), dtype=value.dtype))
-    return made
+        results.append(torch.zeros(tuple(value.shape), dtype=value.dtype))
+    return results
 
 
-def _check_size(found: Sized, most: int | None) -> None:
+def _check_size(sized: Sized, most: int | None) -> None:
     """Raise ValueError where the target cannot hold it."""
-    if most is not None and found.tables + found.arena > most:
+    if most is not None and sized.tables + sized.arena > most:
         raise ValueError(
-            f"the model takes {found.tables} bytes of constants (the largest is "
-            f"{found.largest}) and {found.arena} bytes of memory (at its peak in "
-            f"{found.fullest}), together more than max_bytes={most}: use fewer bits, or "
+            f"the model takes {sized.tables} bytes of constants (the largest is "
+            f"{sized.largest}) and {sized.arena} bytes of memory (at its peak in "
+            f"{sized.fullest}), together more than max_bytes={most}: use fewer bits, or "
             "smaller sizes"
         )

@@ -52,9 +52,9 @@ class _Values(fx.Interpreter):
         self.found: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        made = super().run_node(n)
-        self.found[n] = made
-        return made
+        result = super().run_node(n)
+        self.found[n] = result
+        return result
 
 
 def walk(graph: fx.GraphModule, example: Sequence[Any]) -> Walked:
@@ -68,10 +68,10 @@ def walk(graph: fx.GraphModule, example: Sequence[Any]) -> Walked:
 class _Walk:
     """The walk's state: what nodes gave for the example, and which depend on inputs."""
 
-    def __init__(self, found: dict[fx.Node, Any]):
-        self.found = found
+    def __init__(self, table: dict[fx.Node, Any]):
+        self.found = table
         self.writer = CWriter()
-        self.writer.sizes = {n: v.shape for n, v in found.items() if isinstance(v, Tensor)}
+        self.writer.sizes = {n: v.shape for n, v in table.items() if isinstance(v, Tensor)}
         self.inputs: list[Door] = []
         self.outputs: list[Door] = []
         self.ours = {op.overload: name.removeprefix("integer_") for name, op in INTEGER_OPS.items()}
@@ -114,9 +114,9 @@ class _Walk:
 
     def _input(self, node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
         shape = tuple(self.found[node].shape)
-        taken = {door.array.name for door in self.inputs}
+        names = {door.array.name for door in self.inputs}
         name = f"in_{source.name}"
-        while name in taken:
+        while name in names:
             name += "_again"
         array = self.writer.array(name, "input", dtype, self.found[node].numel(), described(node))
         self.writer.places[node] = array.places(shape)
@@ -126,32 +126,32 @@ class _Walk:
     def _constant(self, node: fx.Node, value: Any) -> None:
         self.constants.add(node)
         if isinstance(value, Tensor) and not value.is_floating_point():
-            kept = self.writer.constant(node.name, value, described(node))
-            self.writer.places[node] = kept.places(value.shape)
+            rest = self.writer.constant(node.name, value, described(node))
+            self.writer.places[node] = rest.places(value.shape)
 
     def _op(self, node: fx.Node, name: str) -> None:
         emit = emitters().get(name)
         if emit is None:
             raise NotIntegerError(f"{described(node)} ({node.name}) has no C form")
         names = INTEGER_OPS[f"integer_{name}"].signature.names
-        given = dict(zip(names, map(self._plain, node.args), strict=True))
+        arguments = dict(zip(names, map(self._plain, node.args), strict=True))
         for each in node.all_input_nodes:
             if each not in self.writer.places and each not in self.constants:
                 raise NotIntegerError(
                     f"{described(node)} ({node.name}) reads floats ({each}), and C files "
                     "compute with integers only"
                 )
-        made: Access = emit(self.writer, node, given)
+        access: Access = emit(self.writer, node, arguments)
         if (
-            made.shape != tuple(self.found[node].shape)
-            or made.array.dtype != self.found[node].dtype
+            access.shape != tuple(self.found[node].shape)
+            or access.array.dtype != self.found[node].dtype
         ):
-            raise AssertionError(f"{node.name}: {made} is not {self.found[node].shape}")
-        self.writer.keep(node, made)
+            raise AssertionError(f"{node.name}: {access} is not {self.found[node].shape}")
+        self.writer.keep(node, access)
 
-    def _plain(self, given: Any) -> Any:
+    def _plain(self, value: Any) -> Any:
         """An argument with sizes as numbers."""
-        return fx.node.map_arg(given, self._size)
+        return fx.node.map_arg(value, self._size)
 
     def _size(self, node: fx.Node) -> Any:
         value = self.found[node]
@@ -163,8 +163,8 @@ class _Walk:
         if calls(node, aten.index_select):
             args = (*args[:2], self._known(node, node.args[2]))
         if calls(node, aten.index):
-            known: Any = node.args[1]
-            args = (args[0], [each and self._known(node, each) for each in known])
+            value: Any = node.args[1]
+            args = (args[0], [each and self._known(node, each) for each in value])
         target: Any = node.target
         try:
             self.writer.places[node] = target(*args, **kwargs)
@@ -227,7 +227,7 @@ def computes_mask(node: fx.Node) -> bool:
     return calls(node, *joined, *_COMPARED.values(), *_NOT, *_CAST)
 
 
-def mask(w: CWriter, node: fx.Node, made: Tensor) -> None:
+def mask(w: CWriter, node: fx.Node, tensor: Tensor) -> None:
     """A step for a comparison, a junction of truth values, or truth values of integers.
 
     made: what the node gave for the example: its shape and dtype
@@ -235,39 +235,39 @@ def mask(w: CWriter, node: fx.Node, made: Tensor) -> None:
     Raises NotIntegerError for operands that are floats or no truth values, and for integers that
     the result's dtype does not hold.
     """
-    given = [each for each in node.args if isinstance(each, fx.Node | int | bool)]
+    members = [each for each in node.args if isinstance(each, fx.Node | int | bool)]
     if calls(node, *_CAST):
-        given = given[:1]
-    reads = {f"x{i}": each for i, each in enumerate(given) if isinstance(each, fx.Node)}
+        members = members[:1]
+    reads = {f"x{i}": each for i, each in enumerate(members) if isinstance(each, fx.Node)}
     if any(each not in w.places for each in reads.values()):
         raise NotIntegerError(
             f"{described(node)} ({node.name}) has no C form: it does not read integers"
         )
-    found = {k: w.access(w.places[v].expand(made.shape), v) for k, v in reads.items()}
-    names, heads, ends = loops(made.shape)
-    words = [f"x{i}[{found[f'x{i}'].at(names)}]" if isinstance(each, fx.Node)
+    data = {k: w.access(w.places[v].expand(tensor.shape), v) for k, v in reads.items()}
+    names, heads, ends = loops(tensor.shape)
+    words = [f"x{i}[{data[f'x{i}'].at(names)}]" if isinstance(each, fx.Node)
              else number(int(each))
-             for i, each in enumerate(given)]  # fmt: skip
-    y = w.result(made.dtype, made.shape, node)
-    value = _value(node, words, [each.array.dtype for each in found.values()], made.dtype)
-    takes: dict[str, Any] = {**found}
+             for i, each in enumerate(members)]  # fmt: skip
+    y = w.result(tensor.dtype, tensor.shape, node)
+    value = _value(node, words, [each.array.dtype for each in data.values()], tensor.dtype)
+    takes: dict[str, Any] = {**data}
     w.step(node, "mask", takes, y, [*heads, f"y[{y.at(names)}] = {value};", *ends])
     w.keep(node, y)
 
 
-def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], made: torch.dtype) -> str:
+def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], dtype: torch.dtype) -> str:
     """The C expression of an element."""
     truths = all(each == torch.bool for each in dtypes)
     for sign, compared in _COMPARED.items():
         if calls(node, compared):
             return f"{words[0]} {sign} {words[1]}"
     for sign, some in _JOINED.items():
-        if calls(node, *some) and truths and made == torch.bool:
+        if calls(node, *some) and truths and dtype == torch.bool:
             return f"{words[0]} {sign} {words[1]}"
     if calls(node, *_NOT) and truths:
         return f"!{words[0]}"
-    if calls(node, *_CAST) and made == torch.bool:
+    if calls(node, *_CAST) and dtype == torch.bool:
         return f"{words[0]} != 0"
-    if calls(node, *_CAST) and made in C_TYPES and (truths or made == torch.int64):
-        return f"({C_TYPES[made]}){words[0]}"
+    if calls(node, *_CAST) and dtype in C_TYPES and (truths or dtype == torch.int64):
+        return f"({C_TYPES[dtype]}){words[0]}"
     raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its mask is not bool")

@@ -274,9 +274,9 @@ def head(name: str, count: int | str) -> str:
 
 def indented(lines: Iterable[str]) -> list[str]:
     """Lines of a function's body, by their braces."""
-    depth, made = 1, []
+    depth, results = 1, []
     for line in lines:
         depth -= line.startswith("}")
-        made.append("    " * depth + line)
+        results.append("    " * depth + line)
         depth += line.endswith("{")
-    return made
+    return results

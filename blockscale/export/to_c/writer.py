@@ -58,16 +58,16 @@ class CWriter:
             raise NotIntegerError(f"{what} is {dtype}, which has no C form")
         if size == 0:
             raise NotIntegerError(f"{what} has no elements, which has no C form")
-        made = Array(name, kind, dtype, size, len(self.arrays) + 1)
-        self.arrays[made.number] = made
-        return made
+        result = Array(name, kind, dtype, size, len(self.arrays) + 1)
+        self.arrays[result.number] = result
+        return result
 
     def constant(self, name: str, values: Tensor, what: str) -> Array:
         """A table of the file."""
-        made = self.array(f"c{len(self.arrays) + 1}_{name}", "constant", values.dtype,
+        result = self.array(f"c{len(self.arrays) + 1}_{name}", "constant", values.dtype,
                           values.numel(), what)  # fmt: skip
-        self.tables[made.number] = values.detach().contiguous()
-        return made
+        self.tables[result.number] = values.detach().contiguous()
+        return result
 
     def read(self, node: fx.Node, *, whole: bool = False) -> Access:
         """The elements of a node's value, copied where no strides reach them.
@@ -78,34 +78,34 @@ class CWriter:
 
     def access(self, places: Tensor, node: fx.Node, *, whole: bool = False) -> Access:
         """The elements at some places, as `read`."""
-        found, straight = numbers(places), affine(indices(places))
-        first = int(found.flatten()[0])
-        if first and straight is not None and bool((found == first).all()):
-            made = Access(self.arrays[first], straight[0], tuple(places.shape), straight[1])
-            if not whole or made.contiguous:
-                return made
-        target = self.result(self._type(found, node), tuple(places.shape), node)
+        result, straight = numbers(places), affine(indices(places))
+        first = int(result.flatten()[0])
+        if first and straight is not None and bool((result == first).all()):
+            output = Access(self.arrays[first], straight[0], tuple(places.shape), straight[1])
+            if not whole or output.contiguous:
+                return output
+        target = self.result(self._type(result, node), tuple(places.shape), node)
         self.copy(places, target, node)
         return target
 
-    def _type(self, found: Tensor, node: fx.Node) -> torch.dtype:
-        known = [self.arrays[n].dtype for n in found.unique().tolist() if n]
-        if not known:
+    def _type(self, tensor: Tensor, node: fx.Node) -> torch.dtype:
+        entries = [self.arrays[n].dtype for n in tensor.unique().tolist() if n]
+        if not entries:
             raise NotIntegerError(
                 f"{described(node)} reads nothing but padding, which has no C form"
             )
-        return known[0]
+        return entries[0]
 
     def result(self, dtype: torch.dtype, shape: Sequence[int], node: fx.Node) -> Access:
         """Room in the arena for what the next step makes."""
         size = prod(shape)
-        made = self.array(f"a{len(self.arrays) + 1}", "arena", dtype, size, described(node))
-        made.first = made.last = len(self.steps)
-        return Access(made, 0, tuple(shape), strides_of(shape))
+        output = self.array(f"a{len(self.arrays) + 1}", "arena", dtype, size, described(node))
+        output.first = output.last = len(self.steps)
+        return Access(output, 0, tuple(shape), strides_of(shape))
 
-    def keep(self, node: fx.Node, made: Access) -> None:
+    def keep(self, node: fx.Node, access: Access) -> None:
         """Say where a node's value lies."""
-        self.places[node] = made.array.places(made.shape)
+        self.places[node] = access.array.places(access.shape)
 
     def step(self, node: fx.Node, op: str, takes: dict[str, Access | Array], y: Access,
              lines: Sequence[str], room: dict[str, Array] | None = None) -> None:  # fmt: skip
@@ -125,10 +125,10 @@ class CWriter:
 
     def copy(self, places: Tensor, y: Access, node: fx.Node) -> None:
         """A step that gathers what lies at some places."""
-        found, at = numbers(places), indices(places)
+        result, at = numbers(places), indices(places)
         takes: dict[str, Access | Array] = {}
         lines: list[str] = []
-        which = found.unique().tolist()
+        which = result.unique().tolist()
         straight = affine(at)
         if len(which) == 1 and straight is not None:
             source = Access(self.arrays[which[0]], straight[0], y.shape, straight[1])
@@ -137,8 +137,8 @@ class CWriter:
             self.step(node, "move", {"x": source}, y, lines)
             return
         for n in which:  # what is filled in comes first, over everything, if it is one number
-            chosen = found.flatten() == n
-            lines += self._part(n, torch.stack([chosen.nonzero().flatten(), at[found == n]], 1),
+            chosen = result.flatten() == n
+            lines += self._part(n, torch.stack([chosen.nonzero().flatten(), at[result == n]], 1),
                                 takes, node, y)  # fmt: skip
         self.step(node, "move", takes, y, lines)
 
@@ -151,13 +151,13 @@ class CWriter:
         name = f"x{n}"
         if n:
             takes[name] = self.arrays[n]
-        found = nested(both)
-        if found is None:
+        result = nested(both)
+        if result is None:
             takes[f"m{n}"] = self.constant("map", both.to(torch.int32), described(node))
-            given = f"m{n}[2 * i + 1]"
-            line = f"y[m{n}[2 * i]] = {f'{name}[{given}]' if n else given};"
+            text = f"m{n}[2 * i + 1]"
+            line = f"y[m{n}[2 * i]] = {f'{name}[{text}]' if n else text};"
             return [head("i", len(both)), line, "}"]
-        (to, source), sizes, steps = found
+        (to, source), sizes, steps = result
         names, heads, ends = loops(sizes)
         at = [Access(y.array, first, tuple(sizes), tuple(each[k] for each in steps)).at(names)
               for k, first in enumerate((to, source))]  # fmt: skip
@@ -167,13 +167,13 @@ class CWriter:
 class SumEnd:
     """How an op ends: from the sum `acc` to a code, or a sum still."""
 
-    def __init__(self, w: CWriter, node: fx.Node, given: dict[str, Any], wide: bool):
-        self.zero, self.low, self.high = (given[k] for k in ("zero", "low", "high"))
-        self.form = parse(given["fmt"]) if given["fmt"] else None
+    def __init__(self, w: CWriter, node: fx.Node, data: dict[str, Any], wide: bool):
+        self.zero, self.low, self.high = (data[k] for k in ("zero", "low", "high"))
+        self.form = parse(data["fmt"]) if data["fmt"] else None
         self.wide = wide
         self.dtype = self.form.element.code_dtype if self.form else _sums(wide)
         self.takes: dict[str, Access | Array] = {}
-        shift = given["shift"]
+        shift = data["shift"]
         values = w.tables[int(numbers(w.places[shift]).flatten()[0])] if isinstance(
             shift, fx.Node) else shift  # fmt: skip
         self.values = values.flatten()

@@ -70,10 +70,10 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
     layers, back = _layers(model), Back(model)
     stacks, refused = matrices(model, back)
     schemes = _schemes(layers, stacks, refused)
-    if told := disagreements(layers):
+    if info := disagreements(layers):
         raise ValueError(
             "servers would compute different numbers for these layers:"
-            + "".join(f"\n  {line}" for line in told)
+            + "".join(f"\n  {line}" for line in info)
         )
     tensors, notes = _tensors(model, layers, schemes)
     tensors = _as_stored(tensors, model, back) | _of_stacks(stacks, schemes)
@@ -118,21 +118,21 @@ def _schemes(
 
     without: {parameter: why it has no place}
     """
-    found: dict[str, LayerScheme] = {}
+    schemes: dict[str, LayerScheme] = {}
     refused = [f"{name}: {reason}" for name, reason in without.items()]
     for name, q in stacks.items():
         try:
-            found[name] = scheme(q.format, None, static=False)
+            schemes[name] = scheme(q.format, None, static=False)
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
     for name, layer in layers.items():
         try:
-            found[name] = _scheme(layer)
+            schemes[name] = _scheme(layer)
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
     if refused:
         raise _refusal(refused)
-    return found
+    return schemes
 
 
 def _refusal(refused: list[str]) -> ValueError:
@@ -154,10 +154,10 @@ def _scheme(layer: QLayer) -> LayerScheme:
         raise UnsupportedError(
             f"{layer.before.fmt} is applied to its input: fold it into the model first"
         )
-    given = layer.input
-    if given is None:
+    inputs = layer.input
+    if inputs is None:
         return scheme(layer.qweight.format, None, static=False)
-    return scheme(layer.qweight.format, given.format, given.static)
+    return scheme(layer.qweight.format, inputs.format, inputs.static)
 
 
 def _tensors(
@@ -179,7 +179,7 @@ def _tensors(
     for name, layer in layers.items():
         assert isinstance(layer, QLinear)
         try:
-            parts, told = layer_tensors(layer, schemes[name], joined.get(name, ()))
+            parts, info = layer_tensors(layer, schemes[name], joined.get(name, ()))
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
             continue
@@ -188,7 +188,7 @@ def _tensors(
             assert added is not None
             parts["bias"] = added.to(layer.qweight.dtype)
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-        if note := "; ".join(filter(None, [told, _reader(layer, schemes[name])])):
+        if note := "; ".join(filter(None, [info, _reader(layer, schemes[name])])):
             notes[name] = note
     if refused:
         raise _refusal(refused)
@@ -209,16 +209,16 @@ def _of_stacks(
 def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> dict[str, Tensor]:
     """The tensors of a model under the names, and in the pieces, that its checkpoints have."""
     plain = model.state_dict().keys()
-    found: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        found |= back.plain(name, tensor) if name in plain else {back.name(name): tensor}
-    return found
+        parts |= back.plain(name, tensor) if name in plain else {back.name(name): tensor}
+    return parts
 
 
 def _reader(layer: QLinear, scheme: LayerScheme) -> str:
     """What has to be said of how transformers and vLLM load the layer."""
-    told = [_loads(layer, scheme), told_of_inputs(scheme)]
-    return "; ".join(filter(None, told))
+    lines = [_loads(layer, scheme), told_of_inputs(scheme)]
+    return "; ".join(filter(None, lines))
 
 
 def _loads(layer: QLinear, scheme: LayerScheme) -> str:
@@ -237,10 +237,10 @@ def _config(model: nn.Module) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         return {}
-    found: dict[str, Any] = config.to_dict()
+    data: dict[str, Any] = config.to_dict()
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     return (
-        found
+        data
         | {"architectures": [type(model).__name__]}
         | ({"dtype": next(iter(dtypes))} if len(dtypes) == 1 else {})
     )

@@ -84,43 +84,43 @@ class Numbers(NamedTuple):
 
 def disagreements(layers: Mapping[str, QLayer]) -> list[str]:
     """Why layers cannot be written for servers that join them, a sentence for each group."""
-    told = []
+    lines = []
     for group in groups(layers):
         numbers = {name: _numbers(layers[name]) for name in group}
         outers = {name: each.outer for name, each in numbers.items() if each.outer is not None}
         if _differ(list(outers.values())):
-            told.append(told_disagreement(outers))
+            lines.append(told_disagreement(outers))
         for what, part in (("static input scales", "input"), ("zero points of inputs", "zero")):
             some = {n: of for n, e in numbers.items() if (of := getattr(e, part)) is not None}
             if _differ(list(some.values())):
                 last = ", ".join(name.rpartition(".")[2] for name in some)
                 parent = group[0].rpartition(".")[0] or "the model"
-                told.append(
+                lines.append(
                     f"{last} of {parent} have different {what}, and servers that join these "
                     "layers keep only one: calibrate them on the same input, without "
                     "transforms of their own"
                 )
-    return told
+    return lines
 
 
 def sharing(layers: Mapping[str, QLayer]) -> dict[str, list[QTensor]]:
     """{layer: the weights that share its outer scale}, of layers that agree."""
-    found: dict[str, list[QTensor]] = {}
+    by_name: dict[str, list[QTensor]] = {}
     for group in groups(layers):
         some = [name for name in group if _numbers(layers[name]).outer is not None]
         weights = [layers[name].qweight.tensor for name in some]
         for name in some:
-            found[name] = weights
-    return found
+            by_name[name] = weights
+    return by_name
 
 
 def _numbers(layer: QLayer) -> Numbers:
-    qparams, given = layer.qweight.qparams, layer.input
+    qparams, inputs = layer.qweight.qparams, layer.input
     outer = None if qparams is None or qparams.outer is None else qparams.outer
     outer = None if outer is None or outer.numel() != 1 else outer
-    if given is None:
+    if inputs is None:
         return Numbers(outer, None, None)
-    parts = given._buffers
+    parts = inputs._buffers
     scale = parts["outer"] if parts["scale"] is None else parts["scale"]
     return Numbers(outer, scale, parts["zero_point"])
 
@@ -135,7 +135,7 @@ def _differ(numbers: list[Tensor]) -> bool:
 
 def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str, str]]:
     """{layer of a checkpoint: its weight [out, in]}, and {parameter: why it has no place}."""
-    found: dict[str, QTensor] = {}
+    qs: dict[str, QTensor] = {}
     refused: dict[str, str] = {}
     for name, weight in all_held(model):
         pieces = back.quantized(name, _info(weight), _parts(weight))
@@ -146,8 +146,8 @@ def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str
                 apart * (len(weight.shape) > 2)
             )
             continue
-        found |= {stored.removesuffix(".weight"): piece for stored, piece in pieces.items()}
-    return found, refused
+        qs |= {stored.removesuffix(".weight"): piece for stored, piece in pieces.items()}
+    return qs, refused
 
 
 def _info(weight: QWeight) -> TensorInfo:
@@ -157,5 +157,5 @@ def _info(weight: QWeight) -> TensorInfo:
 
 def _parts(weight: QWeight) -> dict[str, Tensor]:
     q = weight.tensor
-    held = {part: each for part, each in q.qparams._asdict().items() if each is not None}
-    return {"codes": q.packed} | held
+    own_parts = {part: each for part, each in q.qparams._asdict().items() if each is not None}
+    return {"codes": q.packed} | own_parts

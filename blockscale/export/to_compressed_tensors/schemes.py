@@ -33,7 +33,7 @@ class LayerScheme(NamedTuple):
     inputs: Arguments | None
 
 
-def scheme(weight: Format, given: Format | None, static: bool) -> LayerScheme:
+def scheme(weight: Format, arguments: Format | None, static: bool) -> LayerScheme:
     """The scheme of a layer.
 
     given: the format of inputs, None where they stay in float; static: whether their scale is
@@ -41,26 +41,32 @@ def scheme(weight: Format, given: Format | None, static: bool) -> LayerScheme:
     Raises UnsupportedError, with the reason, for formats without one.
     """
     weights = weight_arguments(weight)
-    inputs = None if given is None else input_arguments(given, static)
-    if given is not None and given.element.name == "e2m1" and _kind(given) != _kind(weight):
-        raise UnsupportedError(f"input {given}: inputs of 4 bits need weights of the same format")
+    inputs = None if arguments is None else input_arguments(arguments, static)
+    if (
+        arguments is not None
+        and arguments.element.name == "e2m1"
+        and _kind(arguments) != _kind(weight)
+    ):
+        raise UnsupportedError(
+            f"input {arguments}: inputs of 4 bits need weights of the same format"
+        )
     return LayerScheme(_layout(weight, inputs), weights, inputs)
 
 
-def experts_note(found: LayerScheme) -> str:
+def experts_note(scheme: LayerScheme) -> str:
     """What of the weights of experts transformers (5.23) leaves out when it stacks them; or empty.
 
     Source: its integrations/compressed_tensors.py, CompressedTensorsDequantize.
     """
-    left = ""
-    if found.layout == "nvfp4-pack-quantized":
-        left = "the outer scale"
-    elif found.layout == "mxfp8-quantized":
-        left = "that its scales are exponents"
-    elif found.weights["type"] == "int" and not found.weights["symmetric"]:
-        left = "the zero points"
-    return left and (
-        f"transformers (5.23) ignores {left} of experts, and loads wrong values without an "
+    text = ""
+    if scheme.layout == "nvfp4-pack-quantized":
+        text = "the outer scale"
+    elif scheme.layout == "mxfp8-quantized":
+        text = "that its scales are exponents"
+    elif scheme.weights["type"] == "int" and not scheme.weights["symmetric"]:
+        text = "the zero points"
+    return text and (
+        f"transformers (5.23) ignores {text} of experts, and loads wrong values without an "
         "error: int4 and mxfp4 are loaded correctly"
     )
 
@@ -125,10 +131,10 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
     _refuse_parts(fmt)
     block, integer = str(fmt.block), fmt.element.integer
     symmetric = not integer or (fmt.element.signed and not fmt.asym)
-    known = _arguments("int" if integer else "float", fmt.bits, symmetric)
+    facts = _arguments("int" if integer else "float", fmt.bits, symmetric)
     if fmt.element.name in ("e2m1", "e4m3") and _is_mx(fmt):
         more = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-        return known | more | {"dynamic": True}
+        return facts | more | {"dynamic": True}
     if isinstance(fmt.scale, TwoLevel) and fmt.element.name == "e2m1" and block == "group16":
         if not static:
             raise UnsupportedError(
@@ -136,7 +142,7 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
                 f"input='{_given(fmt)}'"
             )
         _nvfp4_scale(fmt)
-        return known | _NVFP4 | {"dynamic": "local"}
+        return facts | _NVFP4 | {"dynamic": "local"}
     if not (integer and fmt.bits <= 8) and fmt.element.name != "e4m3":
         raise UnsupportedError(
             f"input {fmt}: inputs must be integers of at most 8 bits, e4m3, nvfp4 with a "
@@ -144,12 +150,12 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
         )
     _float_scale(fmt)
     if block == "tensor":
-        return known | {"strategy": "tensor", "dynamic": not static}
+        return facts | {"strategy": "tensor", "dynamic": not static}
     if block == "token":
-        return known | {"strategy": "token", "dynamic": True}
+        return facts | {"strategy": "token", "dynamic": True}
     if block.startswith("group") and "@" not in block:
         size = fmt.block.sizes[0][1]
-        return known | {"strategy": "group", "group_size": size, "dynamic": True}
+        return facts | {"strategy": "group", "group_size": size, "dynamic": True}
     raise UnsupportedError(f"input {fmt}: the block of inputs must be tensor, token or groupN")
 
 

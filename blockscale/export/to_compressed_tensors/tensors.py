@@ -30,10 +30,10 @@ def layer_tensors(
     joined: the weights that share its outer scale, which is then written as the same number
     Raises UnsupportedError where the weight does not fit the scheme.
     """
-    tensors, told = tensors_of(layer.qweight.tensor, scheme, joined)
+    tensors, info = tensors_of(layer.qweight.tensor, scheme, joined)
     if layer.input is not None and layer.input.static:
         tensors |= _input_tensors(layer.input)
-    return tensors, told
+    return tensors, info
 
 
 def weight_tensors(weight: QWeight, scheme: LayerScheme) -> tuple[dict[str, Tensor], str]:
@@ -92,10 +92,10 @@ def zero_points(zero: Tensor | None, scale: Tensor, bits: int, signed: bool) -> 
     """Zero points as int8, of the scale's shape, in the range of signed codes."""
     half = 2 ** (bits - 1)
     plain = torch.zeros_like(scale, dtype=torch.int32) if zero is None else zero
-    found = plain.reshape(scale.shape) - (0 if signed else half)
-    if found.numel() and (int(found.min()) < -half or int(found.max()) >= half):
+    result = plain.reshape(scale.shape) - (0 if signed else half)
+    if result.numel() and (int(result.min()) < -half or int(result.max()) >= half):
         raise UnsupportedError(f"its zero points do not fit in {bits} bits")
-    return found.to(torch.int8)
+    return result.to(torch.int8)
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
@@ -108,17 +108,17 @@ def words(codes: Tensor, bits: int) -> Tensor:
 def _nvfp4(q: QTensor, joined: Sequence[QTensor]) -> tuple[dict[str, Tensor], str]:
     scale, outer = q.qparams.scale, q.qparams.outer
     assert outer is not None and isinstance(q.format.scale, TwoLevel)
-    told = ""
+    text = ""
     if not q.format.scale.reciprocal:
         codes = [each.qparams.scale.reshape(-1) for each in (q, *joined)]
         outer, exact = reciprocal(torch.cat(codes), outer)
-        told = "" if exact else _INEXACT
+        text = "" if exact else _INEXACT
     tensors = {
         "weight_packed": q.packed,
         "weight_scale": scale.view(torch.float8_e4m3fn),
         "weight_global_scale": outer.reshape(1),
     }
-    return tensors, told
+    return tensors, text
 
 
 _INEXACT = (
@@ -134,21 +134,21 @@ def reciprocal(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
     """
     values = torch.unique(codes.reshape(-1)).view(torch.float8_e4m3fn).to(torch.float32)
     values = values[values.isfinite()]
-    wanted = values * outer.reshape(())
+    target = values * outer.reshape(())
     nearest = (1 / outer.to(torch.float64)).reshape(()).to(torch.float32)
     bits = nearest.view(torch.int32)
     for step in sorted(range(-_NEIGHBOURS, _NEIGHBOURS + 1), key=abs):
         tried = (bits + step).view(torch.float32)
-        if torch.equal(values / tried, wanted):
+        if torch.equal(values / tried, target):
             return tried, True
     return nearest, False
 
 
-def _input_tensors(given: QInput) -> dict[str, Tensor]:
+def _input_tensors(quantizer: QInput) -> dict[str, Tensor]:
     """A static input's scale; of nvfp4, what x is multiplied by before blocks choose theirs."""
-    fmt, stored = given.format, given.qparams
+    fmt, stored = quantizer.format, quantizer.qparams
     if isinstance(fmt.scale, TwoLevel):
-        outer = given._buffers["outer"]
+        outer = quantizer._buffers["outer"]
         assert outer is not None
         divisor = outer if fmt.scale.reciprocal else 1 / outer.to(torch.float64)
         return {"input_global_scale": divisor.to(torch.float32).reshape(1)}

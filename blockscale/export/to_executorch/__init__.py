@@ -65,8 +65,8 @@ def executorch(
 
 def _check_stage(graph: Any) -> None:
     """Raise ValueError for graphs whose quantize and dequantize nodes are gone."""
-    known = graph.meta.get("blockscale") if isinstance(graph, fx.GraphModule) else None
-    stage = known.stage if isinstance(known, State) else ""
+    facts = graph.meta.get("blockscale") if isinstance(graph, fx.GraphModule) else None
+    stage = facts.stage if isinstance(facts, State) else ""
     nodes = getattr(getattr(graph, "graph", None), "nodes", ())
     fused = any(str(node.target).startswith("blockscale.fused_") for node in nodes)
     if fused or stage in ("fused", "lowered"):
@@ -80,14 +80,14 @@ def _check_inputs(graph: fx.GraphModule) -> None:
     """Raise ValueError that names each format of inputs that takes bits of floats to compute."""
     refused: dict[str, str] = {}
     for node in graph.graph.nodes:
-        found = quantize_of(node)
-        if found is not None and not runs(found.by.format):
-            refused.setdefault(str(found.by.format), described(node))
+        result = quantize_of(node)
+        if result is not None and not runs(result.by.format):
+            refused.setdefault(str(result.by.format), described(node))
     if refused:
-        told = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in refused.items())
+        text = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in refused.items())
         raise ValueError(
             "ExecuTorch has no kernels for these formats of inputs and outputs, which would "
-            f"read the bits of floats:{told}\nUse integers with float scales for them "
+            f"read the bits of floats:{text}\nUse integers with float scales for them "
             "(int8_token, uint8), or leave them in float; weights may have any format."
         )
 
@@ -142,8 +142,8 @@ def _rounded(graph: fx.GraphModule) -> list[str]:
     """The weights in groups of int4 whose scales are no bfloat16 numbers."""
     names = []
     for node in products(graph):
-        found = product(node)
-        source = None if found is None else dequantize_of(found.weight)
+        result = product(node)
+        source = None if result is None else dequantize_of(result.weight)
         if source is None:
             continue
         codes: Any = source.coded.codes

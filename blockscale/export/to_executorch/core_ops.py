@@ -75,13 +75,13 @@ def _settle(graph: fx.GraphModule) -> None:
 
 def _check(program: Any) -> None:
     """Raises LeftError for quantize and dequantize nodes that XNNPACK left: they have no kernel."""
-    left = {
+    names = {
         str(node.target).rpartition(".")[0].rpartition(".")[2]
         for node in program.graph.nodes
         if node.op == "call_function" and "quantized_decomposed" in str(node.target)
     }
-    if left:
-        raise LeftError(f"XNNPACK did not take {', '.join(sorted(left))}")
+    if names:
+        raise LeftError(f"XNNPACK did not take {', '.join(sorted(names))}")
 
 
 @contextmanager

@@ -51,15 +51,15 @@ def to_integers(graph: fx.GraphModule) -> list[str]:
     """Rewrite what XNNPACK can compute in integers, in place; the names of these nodes."""
     register_decomposed()
     drop_copies(graph)
-    found = [p for node in products(graph) if (p := product(node)) is not None]
-    for each in found:
+    results = [p for node in products(graph) if (p := product(node)) is not None]
+    for each in results:
         _rewrite_weight(graph, each)
         if each.dynamic:
             _rewrite_dynamic(graph, each)
-    if any(not each.dynamic for each in found):
+    if any(not each.dynamic for each in results):
         _rewrite_static(graph)
     graph.graph.eliminate_dead_code()
-    return [each.node.name for each in found]
+    return [each.node.name for each in results]
 
 
 def products(graph: fx.GraphModule) -> list[fx.Node]:
@@ -75,16 +75,16 @@ def product(node: fx.Node) -> XnnpackProduct | None:
         return None
     if any(bias is not None and not is_constant(bias) for bias in rest[:1]):
         return None
-    fmt, given = source.coded.format, coded.coded.format
+    fmt, inputs = source.coded.format, coded.coded.format
     linear = calls(node, aten.linear)
-    chosen: Any = coded.coded.codes
+    item: Any = coded.coded.codes
     assert isinstance(x, fx.Node)
     weight_node: Any = _weight_of(weight)
-    if per_tensor(given) and quantize_of(chosen) and is_constant(_seen(coded.coded.scale)):
+    if per_tensor(inputs) and quantize_of(item) and is_constant(_seen(coded.coded.scale)):
         ok = _per_channel(fmt, 8) and _quantized_output(node)
         return XnnpackProduct(node, x, weight_node, False) if ok else None
-    dynamic = calls(chosen, getitem) and calls(chosen.args[0], ours.choose_quantize)
-    if linear and dynamic and _per_token(given):
+    dynamic = calls(item, getitem) and calls(item.args[0], ours.choose_quantize)
+    if linear and dynamic and _per_token(inputs):
         ok = _per_channel(fmt, 8) or _per_channel(fmt, 4) or _grouped(fmt, value(weight).shape[-1])
         return XnnpackProduct(node, x, weight_node, True) if ok else None
     return None
@@ -119,8 +119,8 @@ def _quantized_output(node: fx.Node) -> bool:
     users = list(node.users)
     if len(users) == 1 and calls(users[0], *_ACTIVATIONS):
         users = list(users[0].users)
-    found = quantize_of(users[0]) if len(users) == 1 else None
-    return found is not None and found.by.scale is not None and per_tensor(found.by.format)
+    result = quantize_of(users[0]) if len(users) == 1 else None
+    return result is not None and result.by.scale is not None and per_tensor(result.by.format)
 
 
 def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
@@ -146,11 +146,11 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     if grouped:
         size = codes.shape[-1] // scale.shape[-1]
         args = (held, steps, zero, low, high, torch.int8, size, torch.float32)
-        made = call(graph, theirs.dequantize_per_channel_group.default, args, like=like)
+        result = call(graph, theirs.dequantize_per_channel_group.default, args, like=like)
     else:
         args = (held, steps, zero, 0, low, high, torch.int8)  # type: ignore[assignment]
-        made = call(graph, theirs.dequantize_per_channel.default, args, like=like)
-    each.node.replace_input_with(laid, made)
+        result = call(graph, theirs.dequantize_per_channel.default, args, like=like)
+    each.node.replace_input_with(laid, result)
 
 
 def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.Node) -> Tensor:
@@ -170,8 +170,8 @@ def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.N
 def _rewrite_dynamic(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     coded = dequantize_of(each.x)
     assert coded is not None
-    chosen: Any = coded.coded.codes
-    source = quantize_of(chosen.args[0])
+    value: Any = coded.coded.codes
+    source = quantize_of(value.args[0])
     assert source is not None
     theirs: Any = torch.ops.quantized_decomposed
     like, limits = each.node, (-128, 127, torch.int8)
@@ -181,22 +181,22 @@ def _rewrite_dynamic(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     args = (source.x, scale, zero, *limits)
     q = call(graph, theirs.quantize_per_token.default, args, like=like)
     back = (q, scale, zero, *limits, torch.float32)
-    made = call(graph, theirs.dequantize_per_token.default, back, like=like)
-    each.node.replace_input_with(each.x, made)
+    result = call(graph, theirs.dequantize_per_token.default, back, like=like)
+    each.node.replace_input_with(each.x, result)
 
 
 def _rewrite_static(graph: fx.GraphModule) -> None:
     """Every quantizer of 8 bits per tensor with a given scale: XNNPACK computes those, too."""
     theirs: Any = torch.ops.quantized_decomposed
     for node in each_call(graph, ours.quantize):
-        found = quantize_of(node)
-        if found is None or not _given(found.by):
+        result = quantize_of(node)
+        if result is None or not _given(result.by):
             continue
         users = [dequantize_of(user) for user in node.users]
         if any(user is None or user.dtype != torch.float32 for user in users):
             continue
-        parameters = (*_parameters(graph, found.by), -128, 127, torch.int8)
-        q = call(graph, theirs.quantize_per_tensor.default, (found.x, *parameters), like=node)
+        parameters = (*_parameters(graph, result.by), -128, 127, torch.int8)
+        q = call(graph, theirs.quantize_per_tensor.default, (result.x, *parameters), like=node)
         for user in list(node.users):
             back = call(graph, theirs.dequantize_per_tensor.default, (q, *parameters), like=user)
             replace(user, back)

@@ -32,14 +32,14 @@ def dequantized(weight: Operand, dtype: torch.dtype) -> Tensor:
 
 def rows(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """The same of chosen rows of a table [rows, size]: only they are decoded."""
-    fmt, size, chosen = weight.format, weight.size, indices.reshape(-1)
-    codes = weight.codes.to(torch.int32).index_select(0, chosen)
+    fmt, size, choice = weight.format, weight.size, indices.reshape(-1)
+    codes = weight.codes.to(torch.int32).index_select(0, choice)
     height, width = fmt.block.sizes_for(2)
 
     def per_element(parts: Tensor) -> Tensor:
         each = parts
         if height != WHOLE:
-            each = parts.index_select(0, chosen if height == 1 else chosen // height)
+            each = parts.index_select(0, choice if height == 1 else choice // height)
         return repeated(each, width, 1, size) if width > 1 else each
 
     values = _values(codes, fmt.element, size)
@@ -51,8 +51,8 @@ def rows(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
 
 def plain(fmt: Format) -> bool:
     """Whether these functions know the format; the others are written as their references are."""
-    known = not set(fmt.parts) - set(FIRST) and not fmt.element.learned and fmt.zero is None
-    return known and (fmt.element.bits <= 8 or fmt.element.integer)
+    is_known = not set(fmt.parts) - set(FIRST) and not fmt.element.learned and fmt.zero is None
+    return is_known and (fmt.element.bits <= 8 or fmt.element.integer)
 
 
 def _values(packed: Tensor, element: Element, size: int) -> Tensor:
@@ -132,6 +132,6 @@ def exact(weight: Operand) -> bool:
     """Whether `dequantized` gives the reference's bits for this tensor."""
     if not plain(weight.format):
         return False
-    found = dequantized(weight, torch.float32)
+    result = dequantized(weight, torch.float32)
     meant: Tensor = dequantize.reference(weight, torch.float32)
-    return torch.equal(found.view(torch.int32), meant.view(torch.int32))
+    return torch.equal(result.view(torch.int32), meant.view(torch.int32))

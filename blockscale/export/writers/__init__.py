@@ -139,18 +139,18 @@ class Writer(ABC):
 def writers() -> Mapping[str, Writer]:
     """{name: Writer} of all there are, in the order of names."""
     modules = import_all(__name__, __path__)
-    found = [module.writer for module in modules if hasattr(module, "writer")]
-    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
+    results = [module.writer for module in modules if hasattr(module, "writer")]
+    return {each.name: each for each in sorted(results, key=lambda each: each.name)}
 
 
 def writer_of(name: str) -> Writer:
     """The writer of this name. Raises ValueError that lists what there is."""
-    known = writers()
-    if name not in known:
+    facts = writers()
+    if name not in facts:
         raise ValueError(
-            f"cannot write checkpoints of kind {name!r}; choose from {', '.join(known)}"
+            f"cannot write checkpoints of kind {name!r}; choose from {', '.join(facts)}"
         )
-    return known[name]
+    return facts[name]
 
 
 def layer_of(name: str) -> str:
@@ -164,15 +164,15 @@ def float_layers(tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[
     A tied model stores no head: its readers have one all the same, and would take it for quantized.
     config: config.json
     """
-    found = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
+    results = [layer_of(t.name) for t in tensors if t.format is None and len(t.shape) == 2]
     head = _HEADS.get(str(config.get("model_type")), "lm_head")
     stored = any(f".{layer_of(t.name)}".endswith(f".{head}") for t in tensors)
     kinds = config.get("architectures") or ["ForCausalLM"]
     has_head = any(str(kind).endswith(_WITH_HEADS) for kind in kinds)
     inner = config.get("text_config")
-    told = inner if isinstance(inner, dict) else config
-    tied = config.get("tie_word_embeddings", told.get("tie_word_embeddings", True))
-    return [*found, head] if tied and has_head and not stored else found
+    info = inner if isinstance(inner, dict) else config
+    tied = config.get("tie_word_embeddings", info.get("tie_word_embeddings", True))
+    return [*results, head] if tied and has_head and not stored else results
 
 
 def group_of(fmt: Format, columns: int) -> int | None:
@@ -198,15 +198,15 @@ def not_plain_linear(fmt: Format, shape: Sequence[int]) -> str | None:
 def group_setting(tensors: Sequence[Planned]) -> int | None:
     """The size of groups of all quantized tensors, -1 for whole rows; None where they differ."""
     of = [(t.format, t.shape[-1]) for t in tensors if t.format is not None]
-    found = {(group_of(fmt, columns), columns) for fmt, columns in of}
-    if all(group == columns for group, columns in found):
+    values = {(group_of(fmt, columns), columns) for fmt, columns in of}
+    if all(group == columns for group, columns in values):
         return -1
-    sizes = {group for group, _ in found}
+    sizes = {group for group, _ in values}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def only(found: set[Any], what: str) -> str | None:
+def only(results: set[Any], what: str) -> str | None:
     """Why a setting that a model has once would need several values, or None."""
-    if len(found) > 1:
-        return f"{what} must be the same for the whole model, found {sorted(map(str, found))}"
+    if len(results) > 1:
+        return f"{what} must be the same for the whole model, found {sorted(map(str, results))}"
     return None

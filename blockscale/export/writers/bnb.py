@@ -58,15 +58,15 @@ class BnbWriter(Writer):
         """weight, absmax, quant_map, the JSON, and nested ones."""
         blocks = -(-prod(shape) // (_size(fmt, shape) or 1))
         state = f"{name}.quant_state.bitsandbytes__{fmt.element.name}"
-        found: dict[str, Kind] = {
+        kinds: dict[str, Kind] = {
             name: (torch.uint8, (prod(shape) // 2, 1)),
             f"{name}.quant_map": (torch.float32, (16,)),
             state: (torch.uint8, (_BLANKS,)),
         }
         if not isinstance(fmt.scale, TwoLevel):
-            return found | {f"{name}.absmax": (torch.float32, (blocks,))}
+            return kinds | {f"{name}.absmax": (torch.float32, (blocks,))}
         outer = -(-blocks // fmt.scale.inner.block.flat)
-        return found | {
+        return kinds | {
             f"{name}.absmax": (torch.uint8, (blocks,)),
             f"{name}.nested_absmax": (torch.float32, (outer,)),
             f"{name}.nested_quant_map": (torch.float32, (256,)),
@@ -75,13 +75,13 @@ class BnbWriter(Writer):
     def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """Nibbles change places; everything else is as it is."""
         fmt, packed = q.format, q.packed.reshape(-1, 1)
-        told: Json = {
+        info: Json = {
             "quant_type": fmt.element.name,
             "blocksize": _size(fmt, q.shape),
             "dtype": "float32",
             "shape": list(q.shape),
         }
-        found = {
+        data = {
             name: (packed >> 4) | (packed << 4),
             f"{name}.absmax": q.qparams.scale.reshape(-1),
             f"{name}.quant_map": _table(fmt),
@@ -89,16 +89,16 @@ class BnbWriter(Writer):
         if isinstance(fmt.scale, TwoLevel):
             inner, offset = fmt.scale.inner, q.qparams.scale_offset
             assert q.qparams.outer is not None and offset is not None
-            found[f"{name}.nested_absmax"] = q.qparams.outer.reshape(-1)
-            found[f"{name}.nested_quant_map"] = _table(inner)
-            told |= {
+            data[f"{name}.nested_absmax"] = q.qparams.outer.reshape(-1)
+            data[f"{name}.nested_quant_map"] = _table(inner)
+            info |= {
                 "nested_blocksize": inner.block.flat,
                 "nested_dtype": "float32",
                 "nested_offset": float(offset),
             }
-        text = json.dumps(told).encode().ljust(_BLANKS)
+        text = json.dumps(info).encode().ljust(_BLANKS)
         state = f"{name}.quant_state.bitsandbytes__{fmt.element.name}"
-        return found | {state: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+        return data | {state: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def together(self, tensors: Sequence[Planned]) -> str | None:
         """One element for all."""

@@ -52,15 +52,15 @@ class CompressedTensorsWriter(Writer):
         if len(shape) != 2:
             return f"it has {len(shape)} dimensions, and only matrices can be stored"
         try:
-            found = scheme(fmt, None, static=False)
+            result = scheme(fmt, None, static=False)
         except UnsupportedError as error:
             return str(error)
-        if found.layout == "nvfp4-pack-quantized" and not str(fmt.plain.scale).endswith("/inv"):
+        if result.layout == "nvfp4-pack-quantized" and not str(fmt.plain.scale).endswith("/inv"):
             return f"{fmt}: compressed-tensors divides by the outer scale (e4m3/inv)"
-        group = found.weights.get("group_size", 1)
+        group = result.weights.get("group_size", 1)
         if shape[-1] % group:
             return f"its rows of {shape[-1]} do not divide into groups of {group}"
-        words = found.layout == "pack-quantized" and fmt.element.integer
+        words = result.layout == "pack-quantized" and fmt.element.integer
         if words and str(fmt.block) == "tensor" and (fmt.asym or not fmt.element.signed):
             return f"{fmt}: packed zero points must be of rows or groups"
         return None
@@ -71,43 +71,43 @@ class CompressedTensorsWriter(Writer):
         stored = fmt.stored(shape)
         dtype, sizes = stored["scale"]
         tensor = str(fmt.block) == "tensor"
-        found: dict[str, Kind] = {}
+        kinds: dict[str, Kind] = {}
         if layout == "nvfp4-pack-quantized":
-            found["weight_global_scale"] = stored["outer"][0], (1,)
+            kinds["weight_global_scale"] = stored["outer"][0], (1,)
             dtype = torch.float8_e4m3fn
-        found["weight_scale"] = dtype, (1,) if tensor else sizes
+        kinds["weight_scale"] = dtype, (1,) if tensor else sizes
         if layout in ("pack-quantized", "int-quantized"):
-            found |= _integers(fmt, shape, layout == "pack-quantized", sizes)
+            kinds |= _integers(fmt, shape, layout == "pack-quantized", sizes)
         elif layout.endswith("pack-quantized"):
-            found["weight_packed"] = torch.uint8, (shape[0], shape[1] * fmt.bits // 8)
+            kinds["weight_packed"] = torch.uint8, (shape[0], shape[1] * fmt.bits // 8)
         else:
-            found["weight"] = torch.float8_e4m3fn, tuple(shape)
-        return {f"{layer}.{part}": kind for part, kind in found.items()}
+            kinds["weight"] = torch.float8_e4m3fn, tuple(shape)
+        return {f"{layer}.{part}": kind for part, kind in kinds.items()}
 
     def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """As bs.export.compressed_tensors stores it."""
-        found, _ = tensors_of(q, scheme(q.format, None, static=False))
-        return {f"{layer_of(name)}.{part}": tensor for part, tensor in found.items()}
+        result, _ = tensors_of(q, scheme(q.format, None, static=False))
+        return {f"{layer_of(name)}.{part}": tensor for part, tensor in result.items()}
 
     def notes(self, tensors: Sequence[Planned]) -> list[str]:
         """Experts in layouts that transformers takes for others, and what vLLM does with inputs
         that are to stay in float."""
-        found = {
+        data = {
             t.name: scheme(t.format, None, static=False) for t in tensors if t.format is not None
         }
-        experts = {name: experts_note(each) for name, each in found.items() if ".experts." in name}
+        experts = {name: experts_note(each) for name, each in data.items() if ".experts." in name}
         first = {note: name for name, note in reversed(experts.items()) if note}
-        told = [f"{name} and others: {note}" for note, name in first.items()]
-        return told + list(dict.fromkeys(filter(None, map(told_of_inputs, found.values()))))
+        lines = [f"{name} and others: {note}" for note, name in first.items()]
+        return lines + list(dict.fromkeys(filter(None, map(told_of_inputs, data.values()))))
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""
         groups: dict[str, tuple[LayerScheme, list[str]]] = {}
         for each in tensors:
             if each.format is not None:
-                found = scheme(each.format, None, static=False)
-                groups.setdefault(repr(found), (found, []))[1].append(layer_of(each.name))
-        layouts = {found.layout for found, _ in groups.values()}
+                result = scheme(each.format, None, static=False)
+                groups.setdefault(repr(result), (result, []))[1].append(layer_of(each.name))
+        layouts = {result.layout for result, _ in groups.values()}
         settings = {
             "quant_method": "compressed-tensors",
             "version": _VERSION,
@@ -116,12 +116,12 @@ class CompressedTensorsWriter(Writer):
             "config_groups": {
                 f"group_{i}": {
                     "targets": names if len(groups) == 1 else expert_patterns(names),
-                    "weights": found.weights,
+                    "weights": result.weights,
                     "input_activations": None,
                     "output_activations": None,
-                    "format": found.layout,
+                    "format": result.layout,
                 }
-                for i, (found, names) in enumerate(groups.values())
+                for i, (result, names) in enumerate(groups.values())
             },
             "ignore": float_layers(tensors, config),
             "kv_cache_scheme": None,
@@ -133,18 +133,18 @@ class CompressedTensorsWriter(Writer):
 def _integers(
     fmt: Format, shape: Sequence[int], packed: bool, scales: tuple[int, ...]
 ) -> dict[str, Kind]:
-    found: dict[str, Kind] = {"weight": (torch.int8, tuple(shape))}
+    kinds: dict[str, Kind] = {"weight": (torch.int8, tuple(shape))}
     if packed:
         words = -(-shape[1] * fmt.bits // 32)
-        found = {
+        kinds = {
             "weight_packed": (torch.int32, (shape[0], words)),
             "weight_shape": (torch.int64, (2,)),
         }
     if fmt.asym or not fmt.element.signed:
         sizes = -(-scales[0] * fmt.bits // 32), scales[1]
         zero = (torch.int32, sizes) if packed else (torch.int8, scales)
-        found["weight_zero_point"] = zero
-    return found
+        kinds["weight_zero_point"] = zero
+    return kinds
 
 
 writer = CompressedTensorsWriter()

@@ -54,8 +54,8 @@ class FP8Writer(Writer):
 
     def together(self, tensors: Sequence[Planned]) -> str | None:
         """One size of tiles, one type of scales."""
-        found = {f"{t.format.block}:{t.format.scale}" for t in tensors if t.format is not None}
-        return only(found, "its tile and the type of its scales")
+        names = {f"{t.format.block}:{t.format.scale}" for t in tensors if t.format is not None}
+        return only(names, "its tile and the type of its scales")
 
     def config(self, tensors: Sequence[Planned], config: Json) -> Json:
         """`quantization_config` of transformers."""

@@ -63,8 +63,8 @@ class GGUFWriter(Writer):
         kind = kind_of(fmt)
         if kind is None or not shape:
             return None
-        chosen = for_rows(profile(f"gguf.{kind.lower()}"), shape).format
-        return None if chosen == fmt or self.holds(chosen, shape) else chosen
+        choice = for_rows(profile(f"gguf.{kind.lower()}"), shape).format
+        return None if choice == fmt or self.holds(choice, shape) else choice
 
     def beside(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """NVFP4's scale of scales, by which llama.cpp multiplies products: `blk.N.attn_q.scale`."""
@@ -96,10 +96,10 @@ class GGUFWriter(Writer):
         return config
 
 
-def kind_of(fmt: Format, told: str = "") -> str | None:
+def kind_of(fmt: Format, text: str = "") -> str | None:
     """The type that has this format; of several the one that was told."""
-    if told in TYPES and parse(TYPES[told].format) == fmt:
-        return told
+    if text in TYPES and parse(TYPES[text].format) == fmt:
+        return text
     names = (*_first(), "TQ2_0", *_LAST)
     return next((name for name in names if parse(TYPES[name].format) == fmt), None)
 

@@ -59,10 +59,10 @@ class MLXWriter(Writer):
         if str(fmt) in _MODES:
             return None
         kind, group = str(fmt.scale), group_of(fmt, shape[-1])
-        wanted = f"uint{fmt.bits}:group{group}:{kind}:offset"
+        text = f"uint{fmt.bits}:group{group}:{kind}:offset"
         if fmt.bits not in _BITS or kind not in _TYPES or group not in _GROUPS:
             return f"{fmt}: MLX supports uint2 … uint6 and uint8 in groups of 32, 64 and 128"
-        if str(fmt) != wanted:
+        if str(fmt) != text:
             return f"{fmt}: MLX stores offsets of the scales' dtype instead of zero points"
         words = shape[-1] * fmt.bits % 32
         return f"rows of {shape[-1]} codes do not fill whole words" if words else None

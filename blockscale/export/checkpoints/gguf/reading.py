@@ -76,15 +76,15 @@ class GGUF(Checkpoint):
                 f"grid ({self.stored[of_grids[0]].kind}), which no format here has: they are "
                 "read as float32"
             )
-        told = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
-        if told is not None and all(each.kind != told for each in self.stored.values()):
-            self.warnings.append(f"general.file_type is {told}, and no tensor has that type")
+        value = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        if value is not None and all(each.kind != value for each in self.stored.values()):
+            self.warnings.append(f"general.file_type is {value}, and no tensor has that type")
 
     def _add(self, file: Path) -> None:
         container = read_container(file)
         self._files[file] = open_regular(file)
         self.metadata, self.raw = self.metadata or container.values, self.raw or container.raw
-        taken = []
+        spans = []
         for name, entry in container.entries.items():
             if name in self.stored:
                 raise FileError(f"{file}: tensor {quoted(name)} is in another of its files, too")
@@ -95,23 +95,23 @@ class GGUF(Checkpoint):
                     f"and the file has {container.size}: download or copy it again"
                 )
             self.stored[name], self._entries[name] = stored, (file, entry)
-            taken.append((entry.start, entry.start + stored.nbytes, name))
-        _check_apart(file, taken)
+            spans.append((entry.start, entry.start + stored.nbytes, name))
+        _check_apart(file, spans)
 
     def _check_total(self) -> None:
-        told = self.metadata.get("split.tensors.count")
-        if len(self._files) > 1 and told is not None and told != len(self.stored):
+        value = self.metadata.get("split.tensors.count")
+        if len(self._files) > 1 and value is not None and value != len(self.stored):
             count = len(self._files)
             self.close()
             raise FileError(
                 f"{self.path}: its {count} files hold {len(self.stored)} tensors, and the "
-                f"first declares {told}"
+                f"first declares {value}"
             )
 
     def _scales_of_scales(self) -> dict[str, tuple[Path, TensorEntry]]:
         """{NVFP4 tensor: where that is by which all its scales are multiplied}, of those that have
         it beside them; it is no tensor of its own then."""
-        found = {}
+        data = {}
         for name, stored in list(self.stored.items()):
             beside = scale_of(name)
             if stored.kind != "NVFP4" or beside not in self.stored:
@@ -122,9 +122,9 @@ class GGUF(Checkpoint):
                 why = f"its experts have different outer scales ({beside})"
                 self.stored[name] = replace(stored, unread=f"{why}, and a format has only one")
                 continue
-            found[name] = self._entries.pop(beside)
+            data[name] = self._entries.pop(beside)
             del self.stored[beside]
-        return found
+        return data
 
     def _read(self, stored: Stored) -> QTensor | Tensor:
         file, entry = self._entries[stored.name]
@@ -211,12 +211,12 @@ class GGUF(Checkpoint):
 
 def _files(path: Path) -> list[Path]:
     """The files of a split model, of which `path` is one; else `path` alone."""
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
+    match = _SPLIT.fullmatch(path.name)
+    if match is None:
         return [path]
-    count = int(found["count"])
+    count = int(match["count"])
     files = [
-        path.with_name(f"{found['stem']}-{i:05d}-of-{found['count']}.gguf")
+        path.with_name(f"{match['stem']}-{i:05d}-of-{match['count']}.gguf")
         for i in range(1, count + 1)
     ]
     missing = [each.name for each in files if not each.is_file()]
@@ -252,10 +252,10 @@ def _stored(file: Path, entry: TensorEntry) -> Stored:
     return Stored(name, kind, shape, nbytes, fmt, unread, dtype=None if fmt else torch.float32)
 
 
-def _check_apart(file: Path, taken: list[tuple[int, int, str]]) -> None:
+def _check_apart(file: Path, spans: list[tuple[int, int, str]]) -> None:
     """Raise FileError for tensors that share bytes."""
-    taken.sort()
-    for (_, end, first), (start, stop, second) in pairwise(taken):
+    spans.sort()
+    for (_, end, first), (start, stop, second) in pairwise(spans):
         if start < end and stop > start:
             raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")
 
@@ -272,8 +272,8 @@ def _check_codes(entry: TensorEntry, parts: Parts) -> None:
         "NVFP4": lambda: (parts["scale"] >= 127, "a scale that is negative or NaN in e4m3"),
     }.get(kind)
     if bad is not None:
-        found, what = bad()
-        if bool(found.any()):
+        result, what = bad()
+        if bool(result.any()):
             name = quoted(entry.name)
             raise FileError(
                 f"tensor {name} of {kind} has {what}: no writer stores that: the file is damaged"
@@ -313,7 +313,7 @@ def dequantized(kind: str, blocks: Tensor, size: int, shape: Sequence[int]) -> T
     whole, done = torch.empty(*shape, dtype=torch.float32), 0
     flat, rows = whole.view(-1), blocks.reshape(-1, size)
     for part in rows.split(max(1, _ROWS // size)):
-        found = torch.from_numpy(gguf.quants.dequantize(part.numpy(), of)).reshape(-1)
-        flat[done : done + found.numel()] = found
-        done += found.numel()
+        result = torch.from_numpy(gguf.quants.dequantize(part.numpy(), of)).reshape(-1)
+        flat[done : done + result.numel()] = result
+        done += result.numel()
     return whole

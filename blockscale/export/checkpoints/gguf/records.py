@@ -97,9 +97,9 @@ def _spread(start: int, count: int, width: int, run: int = 0, left: int = 0) -> 
             target += run
 
 
-def _stream(start: int, count: int, width: int, left: int = 0) -> Iterator[Piece]:
+def _stream(start: int, count: int, width: int, number: int = 0) -> Iterator[Piece]:
     """As fields.stream: the fields of a byte after one another."""
-    yield start, count, 0, width, left, 0, True
+    yield start, count, 0, width, number, 0, True
 
 
 def _bits(start: int, count: int, width: int, target: int, right: int = 0, left: int = 0) -> Piece:

@@ -25,14 +25,14 @@ def to_gguf(
     names: Iterable[str], family: Family, config: Mapping[str, Any]
 ) -> tuple[dict[str, TensorPiece], list[str]]:
     """{name in GGUF: how it is made of a model's tensors}, and the names without a place."""
-    found: dict[str, TensorPiece] = {}
+    pieces: dict[str, TensorPiece] = {}
     experts: dict[str, dict[int, str]] = {}
     unknown: list[str] = []
     for name in names:
         place = _block_of(name, family)
         if place is None:
             renamed = _whole(name, family)
-            _put(found, renamed, name, family, unknown, config)
+            _put(pieces, renamed, name, family, unknown, config)
             continue
         number, rest = place
         of_expert, stack = _EXPERT.fullmatch(rest), rest.removesuffix(".weight").rpartition(".")
@@ -42,18 +42,18 @@ def to_gguf(
         elif family.experts and stack[0] == "mlp.experts" and stack[2] in _STACKS:
             for i, role in enumerate(_STACKS[stack[2]]):
                 half = i if len(_STACKS[stack[2]]) > 1 else None
-                found[f"blk.{number}.{_ROLES[role]}.weight"] = TensorPiece((name,), half=half)
+                pieces[f"blk.{number}.{_ROLES[role]}.weight"] = TensorPiece((name,), half=half)
         else:
             layer, _, last = rest.rpartition(".")
             theirs = family.inside.get(_older(layer, family))
             renamed = f"blk.{number}.{theirs}.{last}" if theirs else None
-            _put(found, renamed, name, family, unknown, config)
+            _put(pieces, renamed, name, family, unknown, config)
     for name, those in experts.items():
         if sorted(those) != list(range(len(those))):
             unknown += those.values()
             continue
-        found[name] = TensorPiece(tuple(those[i] for i in range(len(those))), stacked=True)
-    return found, unknown
+        pieces[name] = TensorPiece(tuple(those[i] for i in range(len(those))), stacked=True)
+    return pieces, unknown
 
 
 def _older(layer: str, family: Family) -> str:
@@ -62,7 +62,7 @@ def _older(layer: str, family: Family) -> str:
 
 
 def _put(
-    found: dict[str, TensorPiece],
+    pieces: dict[str, TensorPiece],
     renamed: str | None,
     name: str,
     family: Family,
@@ -72,15 +72,15 @@ def _put(
     if renamed is None or not _has_place(renamed, family):
         unknown.append(name)
         return
-    if renamed in found:
+    if renamed in pieces:
         raise FileError(
-            f"{quoted(name)} and {quoted(found[renamed].name)} would both be {quoted(renamed)}"
+            f"{quoted(name)} and {quoted(pieces[renamed].name)} would both be {quoted(renamed)}"
         )
     layer = _layer_of(renamed)
     heads = _heads(layer, config) if family.permuted else 0
     norm = family.added if layer.endswith("norm") else 0.0
     row = False if layer == "ffn_gate_inp_shexp" else None
-    found[renamed] = TensorPiece(
+    pieces[renamed] = TensorPiece(
         (name,), heads=heads, added=norm, turned=layer in family.turned, row=row
     )
 
@@ -92,8 +92,8 @@ def _has_place(name: str, family: Family) -> bool:
 
 
 def _layer_of(name: str) -> str:
-    found = _BLOCK.fullmatch(name)
-    return found[2] if found else name.rpartition(".")[0]
+    match = _BLOCK.fullmatch(name)
+    return match[2] if match else name.rpartition(".")[0]
 
 
 def _block_of(name: str, family: Family) -> tuple[int, str] | None:
@@ -136,7 +136,7 @@ def from_gguf(
     shapes: {name in GGUF: its shape}; modules: as modules have the tensors of experts (stacked, the
     rows of gate and up together), not files (each expert its own)
     """
-    found: dict[str, TensorPiece] = {}
+    pieces: dict[str, TensorPiece] = {}
     unknown = []
     whole = {theirs: ours for ours, theirs in family.whole.items()}
     inside = {theirs: ours for ours, theirs in family.inside.items()}
@@ -147,19 +147,19 @@ def from_gguf(
         start = family.block.format(int(block[1])) if block else ""
         if block and layer in experts and last == "weight" and len(shape) == 3:
             if modules:
-                _stacked(found, start, block[1], layer)
+                _stacked(pieces, start, block[1], layer)
                 continue
             where = f"{start}{family.experts_in}.experts"
             for i in range(shape[0]):
-                found[f"{where}.{i}.{experts[layer]}.weight"] = TensorPiece((name,), expert=i)
+                pieces[f"{where}.{i}.{experts[layer]}.weight"] = TensorPiece((name,), expert=i)
             continue
         table = inside if block else whole
         if layer not in table or not _has_place(name, family):
             unknown.append(name)
             continue
         ours = table[layer].replace("block_sparse_moe.", "mlp." if modules else "block_sparse_moe.")
-        found[f"{start}{ours}.{last}"] = _back(name, layer, family, config)
-    return found, unknown
+        pieces[f"{start}{ours}.{last}"] = _back(name, layer, family, config)
+    return pieces, unknown
 
 
 def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> TensorPiece:
@@ -170,13 +170,13 @@ def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> T
     return TensorPiece((name,), heads=-heads, added=-norm, turned=layer in family.turned, row=row)
 
 
-def _stacked(found: dict[str, TensorPiece], start: str, number: str, layer: str) -> None:
+def _stacked(pieces: dict[str, TensorPiece], start: str, number: str, layer: str) -> None:
     """The experts of a block as its module has them."""
     if layer == "ffn_down_exps":
-        found[f"{start}mlp.experts.down_proj"] = TensorPiece((f"blk.{number}.{layer}.weight",))
+        pieces[f"{start}mlp.experts.down_proj"] = TensorPiece((f"blk.{number}.{layer}.weight",))
         return
     both = tuple(f"blk.{number}.ffn_{each}_exps.weight" for each in ("gate", "up"))
-    found[f"{start}mlp.experts.gate_up_proj"] = TensorPiece(both)
+    pieces[f"{start}mlp.experts.gate_up_proj"] = TensorPiece(both)
 
 
 def pieces_in_model(
@@ -194,9 +194,9 @@ def pieces_in_model(
     try:
         _, family = of_metadata(metadata)
     except ValueError:
-        known = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
+        choices = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
         raise FileError(
-            f"{path} holds the architecture {quoted(str(name))}; only {known} can be loaded "
+            f"{path} holds the architecture {quoted(str(name))}; only {choices} can be loaded "
             "into a model. bs.checkpoint reads its tensors"
         ) from None
     shapes = {n: each.shape for n, each in stored.items() if n not in _COMPUTED}

@@ -126,21 +126,21 @@ def find_weights(kinds: Kinds, config: Mapping[str, Any], read: Read) -> Finding
 
     Raises FileError for a configuration that is damaged, and for a weight that is there twice.
     """
-    found, left = Findings(), dict(kinds)
+    findings, rest = Findings(), dict(kinds)
     for module in _in_order(config.get("quant_method")):
-        one: LayoutTensors = module.find(left, config, read)
+        one: LayoutTensors = module.find(rest, config, read)
         for name in one.weights:
-            if name in found.weights or (name in kinds and name not in one.beside):
+            if name in findings.weights or (name in kinds and name not in one.beside):
                 raise FileError(f"{name} appears twice, once in the layout of {module.PRODUCER}")
-            found.producers[name] = module.PRODUCER
-        found.weights |= one.weights
-        found.inputs |= one.inputs
-        found.beside |= one.beside
-        found.warnings += one.warnings
+            findings.producers[name] = module.PRODUCER
+        findings.weights |= one.weights
+        findings.inputs |= one.inputs
+        findings.beside |= one.beside
+        findings.warnings += one.warnings
         if one.weights:
-            found.evidence = "; ".join(filter(None, [found.evidence, one.evidence]))
-        left = {name: kind for name, kind in left.items() if name not in one.beside}
-    return found
+            findings.evidence = "; ".join(filter(None, [findings.evidence, one.evidence]))
+        rest = {name: kind for name, kind in rest.items() if name not in one.beside}
+    return findings
 
 
 def layouts() -> list[Any]:

@@ -31,7 +31,7 @@ _PARTS = ("qweight", "qzeros", "scales")
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight, qzeros and scales, and no g_idx."""
     del read
-    found, named = LayoutTensors(), config.get("quant_method") in METHODS
+    tensors, named = LayoutTensors(), config.get("quant_method") in METHODS
     for name in kinds:
         base = name.removesuffix(".qweight")
         if base == name or f"{base}.g_idx" in kinds or not _whole(base, kinds):
@@ -39,9 +39,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         version = _version(base, kinds, config, named)
         if version or named:
             weight = _weight(base, kinds, config, version)
-            found.add(f"{base}.weight", weight)
-            found.evidence = found.evidence or f"{name} and its scales are AWQ's {version}"
-    return found
+            tensors.add(f"{base}.weight", weight)
+            tensors.evidence = tensors.evidence or f"{name} and its scales are AWQ's {version}"
+    return tensors
 
 
 def _whole(base: str, kinds: Kinds) -> bool:
@@ -53,21 +53,21 @@ def _version(base: str, kinds: Kinds, config: Mapping[str, Any], named: bool) ->
     """gemm or gemv by the shapes, or what the configuration says; empty if neither tells."""
     (dtype, codes), (other, zeros), (_, scales) = (kinds[f"{base}.{part}"] for part in _PARTS)
     packed = dtype == other == torch.int32
-    told = str(config.get("version", config.get("format", ""))).lower() if named else ""
+    info = str(config.get("version", config.get("format", ""))).lower() if named else ""
     if packed and codes[1] * 8 == scales[1] and zeros == (scales[0], codes[1]):
         return "gemm"
     natural = packed and codes[0] == scales[0] == zeros[0]
-    if natural and named and told in ("", "gemv"):  # padding hides how many groups there are
+    if natural and named and info in ("", "gemv"):  # padding hides how many groups there are
         return "gemv"
-    return "" if told in ("gemm", "gemv") else told
+    return "" if info in ("gemm", "gemv") else info
 
 
 def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) -> Weight:
     parts = {part: f"{base}.{part}" for part in _PARTS}
     (_, codes), (_, zeros), (scale, scales) = (kinds[name] for name in parts.values())
-    told = config.get("group_size", config.get("q_group_size"))
+    value = config.get("group_size", config.get("q_group_size"))
     kind, reason, shape = f"awq {version}".strip(), "", (0, 0)
-    size = told if isinstance(told, int) and told > 0 else 0
+    size = value if isinstance(value, int) and value > 0 else 0
     groups = scales[0]
     if version == "gemm":
         shape = (scales[1], codes[0])

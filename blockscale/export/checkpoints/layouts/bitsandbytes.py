@@ -32,14 +32,14 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with a quant_state, or with absolute maxima SCB."""
     del config
-    found = LayoutTensors()
+    layout_tensors = LayoutTensors()
     states = {name.partition(_STATE)[0]: name for name in kinds if _STATE in name}
     small = [*states.values(), *(f"{n}.{r}" for n in states for r in ("quant_map", *_ROLES[3:]))]
     tensors = read([name for name in small if name in kinds])
     for name, state in states.items():
         if name in kinds:
-            found.add(name, _four_bits(name, state, kinds, tensors), state)
-            found.evidence = found.evidence or f"{quoted(state)} is bitsandbytes'"
+            layout_tensors.add(name, _four_bits(name, state, kinds, tensors), state)
+            layout_tensors.evidence = layout_tensors.evidence or f"{quoted(state)} is bitsandbytes'"
     for name, (dtype, shape) in kinds.items():
         scb, kind = (
             name.removesuffix("weight") + "SCB",
@@ -47,9 +47,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         )
         if name.endswith(".weight") and dtype == torch.int8 and scb in kinds and len(shape) == 2:
             formats = read([kind]).values() if kind in kinds else ()
-            found.add(name, _int8(name, scb, kinds, formats), *({kind} & kinds.keys()))
-            found.evidence = found.evidence or f"{quoted(scb)} is bitsandbytes'"
-    return found
+            layout_tensors.add(name, _int8(name, scb, kinds, formats), *({kind} & kinds.keys()))
+            layout_tensors.evidence = layout_tensors.evidence or f"{quoted(scb)} is bitsandbytes'"
+    return layout_tensors
 
 
 def _four_bits(name: str, state: str, kinds: Kinds, tensors: Mapping[str, Tensor]) -> Weight:
@@ -58,32 +58,32 @@ def _four_bits(name: str, state: str, kinds: Kinds, tensors: Mapping[str, Tensor
         raise FileError(
             f"{quoted(state)} is {tensors[state].dtype}, expected uint8 (the bytes of JSON)"
         )
-    told = json_object(parse_json(bytes(tensors[state].flatten().tolist()), state), state)
-    kind = f"bitsandbytes {told.get('quant_type', '?')}" + ", double" * ("nested_absmax" in parts)
-    shape = told.get("shape")
-    sizes = [told.get("blocksize"), *(shape if isinstance(shape, list) else [None])]
+    data = json_object(parse_json(bytes(tensors[state].flatten().tolist()), state), state)
+    kind = f"bitsandbytes {data.get('quant_type', '?')}" + ", double" * ("nested_absmax" in parts)
+    shape = data.get("shape")
+    sizes = [data.get("blocksize"), *(shape if isinstance(shape, list) else [None])]
     if not all(type(size) is int and 0 < size < 2**40 for size in sizes):
         raise FileError(f"{quoted(state)} has no sizes: shape {shape}, blocksize {sizes[0]}")
     shape = tuple(sizes[1:])
     try:
-        fmt = _spelling(told, shape, parts, kinds, tensors)
+        fmt = _spelling(data, shape, parts, kinds, tensors)
     except ValueError as error:
         return Weight(kind, shape, parts, None, str(error))
-    dtype = _DTYPES.get(str(told.get("dtype", "float32")), torch.float32)
-    offset = told.get("nested_offset")
+    dtype = _DTYPES.get(str(data.get("dtype", "float32")), torch.float32)
+    offset = data.get("nested_offset")
     decode = partial(_decode, fmt=fmt, shape=shape, offset=offset)
     return Weight(kind, shape, parts, fmt, "", decode, None, dtype, codes="codes")
 
 
 def _spelling(
-    told: Mapping[str, Any],
+    data: Mapping[str, Any],
     shape: tuple[int, ...],
     parts: Mapping[str, str],
     kinds: Kinds,
     tensors: Mapping[str, Tensor],
 ) -> str:
     """The format of a weight of four bits. Raises ValueError for what none can say."""
-    count, size = prod(shape), told["blocksize"]
+    count, size = prod(shape), data["blocksize"]
     dtype, stored = kinds[parts["codes"]]
     if dtype is None or prod(stored) * dtype.itemsize != -(-count // 2):
         raise ValueError(
@@ -96,20 +96,20 @@ def _spelling(
     block = f"group{size}" if rows else f"flat{size}"
     if "nested_absmax" not in parts:
         return f"{element}:{block}:fp32"
-    if "nested_quant_map" not in parts or type(told.get("nested_offset")) not in (int, float):
+    if "nested_quant_map" not in parts or type(data.get("nested_offset")) not in (int, float):
         raise ValueError("its nested_quant_map or nested_offset is missing")
-    nested = told.get("nested_blocksize")
+    nested = data.get("nested_blocksize")
     if type(nested) is not int or nested < 1:
         raise ValueError(f"its nested_blocksize is {nested!r}")
     inner = _element(tensors[parts["nested_quant_map"]], 256, ("dynamic8",))
     return f"{element}:{block}:({inner}:flat{nested}:fp32:offset(tensor:fp32))"
 
 
-def _element(table: Tensor, count: int, known: tuple[str, ...]) -> str:
+def _element(table: Tensor, count: int, names: tuple[str, ...]) -> str:
     """A table's name, or its values. Raises ValueError for a table that is no codebook."""
     if table.numel() != count or table.dtype != torch.float32:
         raise ValueError(f"a table has {table.numel()} numbers of {table.dtype}, expected {count}")
-    for name in known:
+    for name in names:
         if torch.equal(table.flatten(), torch.tensor(named()[name].table)):
             return name
     return book(table.flatten().tolist()).name
@@ -121,11 +121,11 @@ def _decode(parts: Parts, *, fmt: str, shape: tuple[int, ...], offset: float | N
     if shape[-1] % 2:  # rows of ours begin with a byte of their own
         flat = assembling.fields(codes, 4, prod(shape))
         codes = assembling.packed(flat.reshape(shape), "uint4:tensor:fp32")
-    held = {"codes": codes, "scale": parts["absmax"]}
+    own_parts = {"codes": codes, "scale": parts["absmax"]}
     if "nested_absmax" in parts:
-        held["outer"] = parts["nested_absmax"]
-        held["scale_offset"] = torch.tensor(offset, dtype=torch.float32)
-    return assembling.quantized(fmt, shape, held)
+        own_parts["outer"] = parts["nested_absmax"]
+        own_parts["scale_offset"] = torch.tensor(offset, dtype=torch.float32)
+    return assembling.quantized(fmt, shape, own_parts)
 
 
 def _int8(name: str, scb: str, kinds: Kinds, formats: Any) -> Weight:

@@ -17,14 +17,14 @@ METHODS: tuple[str, ...] = ()
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Float8 `….weight` with `….scale_weight`."""
     del config, read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     for name in sorted(kinds):
         owner, _, last = name.rpartition(".")
         scale = f"{owner}.scale_weight"
         if last == "weight" and scale in kinds:
             weight = float8("scaled_fp8", {"codes": name, "scale": scale}, kinds)
             if weight is not None:
-                found.add(name, weight)
-    if found.weights:
-        found.evidence = f"it has {next(iter(found.weights.values())).parts['scale']}"
-    return found
+                tensors.add(name, weight)
+    if tensors.weights:
+        tensors.evidence = f"it has {next(iter(tensors.weights.values())).parts['scale']}"
+    return tensors

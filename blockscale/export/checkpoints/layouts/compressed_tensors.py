@@ -39,11 +39,11 @@ Arguments = Mapping[str, Any]  # of a group's weights: num_bits, group_size, str
 def groups_of(config: Mapping[str, Any], of: str = "weights") -> list[tuple[list[str], Arguments]]:
     """(targets, what is said of weights, or of `of`) of each group. Raises FileError for other
     JSON."""
-    found = config.get("config_groups", {})
-    if not isinstance(found, dict):
+    value = config.get("config_groups", {})
+    if not isinstance(value, dict):
         raise FileError("config_groups of the quantization_config is not a JSON object")
     groups = []
-    for name, group in found.items():
+    for name, group in value.items():
         weights = group.get(of) if isinstance(group, dict) else None
         targets = group.get("targets") if isinstance(group, dict) else None
         if not isinstance(targets, list) or not isinstance(weights or {}, dict):
@@ -125,10 +125,10 @@ def _shape(parts: Mapping[str, str], small: Mapping[str, Tensor]) -> Shape | Non
     return shape if len(shape) > 1 and all(0 < n < 2**40 for n in shape) else None
 
 
-def _bits(shape: Shape, words: Shape, told: list[int]) -> int:
+def _bits(shape: Shape, words: Shape, numbers: list[int]) -> int:
     """The width that fills such words: one of those told, else one of a dense stream; or 0."""
-    fits = {bits: _dense(shape, words, bits) for bits in (*told, *range(1, 9))}
-    by_rank = [bits for bits in told if fits[bits] is not None]
+    fits = {bits: _dense(shape, words, bits) for bits in (*numbers, *range(1, 9))}
+    by_rank = [bits for bits in numbers if fits[bits] is not None]
     by_rank += [bits for bits in range(1, 9) if fits[bits]]
     by_rank += [bits for bits in range(1, 9) if fits[bits] is False]
     return next(iter(by_rank), 0)
@@ -166,10 +166,10 @@ def _decode_integers(spelling: str, shape: Shape, bits: int, dense: bool, parts:
     order = _order({"order": "order"}, parts, shape[-1])
     if order is not None:
         codes = columns(codes, fmt, shape[-1], order)
-    held = {"codes": codes, "scale": parts["scale"]}
+    own_parts = {"codes": codes, "scale": parts["scale"]}
     if fmt.asym:
-        held["zero_point"] = _zeros(parts, bits, dense, fmt.stored(shape)["scale"][1])
-    return assembled(spelling, shape, held)
+        own_parts["zero_point"] = _zeros(parts, bits, dense, fmt.stored(shape)["scale"][1])
+    return assembled(spelling, shape, own_parts)
 
 
 def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
@@ -225,26 +225,26 @@ _SMALL = 1 << 20  # elements of a shape or an order
 
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Packed weights, and under its configuration those of one code an element."""
-    found, mine = LayoutTensors(), config.get("quant_method") in METHODS
+    tensors, mine = LayoutTensors(), config.get("quant_method") in METHODS
     groups = groups_of(config) if mine else []
     modules = [name.removesuffix(_PACKED) for name in sorted(kinds) if name.endswith(_PACKED)]
     beside = [f"{m}{_BESIDE[role]}" for m in modules for role in ("shape", "order")]
     small = read([name for name in beside if name in kinds and prod(kinds[name][1]) <= _SMALL])
     for module in modules:
         parts = {"codes": f"{module}{_PACKED}"} | _parts(module, kinds)
-        told = arguments(module, groups)
+        info = arguments(module, groups)
         weight = _sparse(module, parts, kinds)
         if weight is None and kinds[parts["codes"]][0] == torch.uint8:
             weight = packed_floats(parts, kinds)
-        found.add(f"{module}.weight", weight or integers(parts, kinds, small, told))
+        tensors.add(f"{module}.weight", weight or integers(parts, kinds, small, info))
     if mine:
-        for name in sorted(kinds.keys() - found.beside):
-            _unpacked(found, name, kinds, groups)
-        find_inputs(found, kinds, config)
-    if found.weights:
-        first = next(iter(found.weights.values())).parts["codes"]
-        found.evidence = str(config["evidence"]) if mine else f"it has {first}"
-    return found
+        for name in sorted(kinds.keys() - tensors.beside):
+            _unpacked(tensors, name, kinds, groups)
+        find_inputs(tensors, kinds, config)
+    if tensors.weights:
+        first = next(iter(tensors.weights.values())).parts["codes"]
+        tensors.evidence = str(config["evidence"]) if mine else f"it has {first}"
+    return tensors
 
 
 def _parts(module: str, kinds: Kinds) -> dict[str, str]:
@@ -253,19 +253,22 @@ def _parts(module: str, kinds: Kinds) -> dict[str, str]:
 
 
 def _unpacked(
-    found: LayoutTensors, name: str, kinds: Kinds, groups: list[tuple[list[str], Mapping[str, Any]]]
+    tensors: LayoutTensors,
+    name: str,
+    kinds: Kinds,
+    groups: list[tuple[list[str], Mapping[str, Any]]],
 ) -> None:
     module, _, last = name.rpartition(".")
     if last in ("bitmask", "weight_bitmask", "compressed"):
         weight = _sparse(module, {"codes": name}, kinds)
-        if weight is not None and f"{module}.weight" not in found.weights:
-            found.add(f"{module}.weight", weight)
+        if weight is not None and f"{module}.weight" not in tensors.weights:
+            tensors.add(f"{module}.weight", weight)
         return
     if last != "weight":
         return
     parts = {"codes": name} | _parts(module, kinds)
     if (one := one_an_element(parts, kinds, arguments(module, groups))) is not None:
-        found.add(name, one)
+        tensors.add(name, one)
 
 
 def _sparse(module: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
@@ -291,9 +294,9 @@ def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
     """A weight whose codes are packed in uint8."""
     _, bytes_ = kinds[parts["codes"]]
     dtype, scale = kinds.get(parts.get("scale", ""), (None, ()))
-    told = f"its codes are uint8 {list(bytes_)} and its scales {dtype} {list(scale)}"
+    text = f"its codes are uint8 {list(bytes_)} and its scales {dtype} {list(scale)}"
     if len(bytes_) < 2 or len(scale) != len(bytes_) or scale[:-1] != bytes_[:-1] or not scale[-1]:
-        return Weight("packed floats", bytes_, parts, None, f"{told}, which match no block")
+        return Weight("packed floats", bytes_, parts, None, f"{text}, which match no block")
     each, rest = divmod(bytes_[-1], scale[-1])  # bytes under one scale
     if "global_scale" in parts and dtype in _INNER and (each, rest) == (8, 0):
         kind, spelling, shape = "nvfp4-pack-quantized", "e2m1:group16:e4m3/inv", bytes_[-1] * 2
@@ -303,7 +306,7 @@ def packed_floats(parts: Mapping[str, str], kinds: Kinds) -> Weight:
         kind, spelling = "mxfp6-pack-quantized", "e2m3:group32:e8m0/given"
         shape = bytes_[-1] * 4 // 3
     else:
-        return Weight("packed floats", bytes_, parts, None, f"{told}, of an unknown format")
+        return Weight("packed floats", bytes_, parts, None, f"{text}, of an unknown format")
     whole = (*bytes_[:-1], shape)
     decode = partial(_decode_floats, spelling, whole)
     return Weight(kind, whole, parts, str(parse(spelling)), decode=decode)
@@ -323,8 +326,8 @@ def one_an_element(
     integer = dtype == torch.int8
     kind = "int-quantized" if integer else "float-quantized"
     if block is None or token is None or (power and integer) or len(shape) < 2:
-        told = f"its scales are {scale_dtype} {list(scale)} for codes {list(shape)}"
-        return Weight(kind, shape, parts, None, f"{told}, which match no block")
+        text = f"its scales are {scale_dtype} {list(scale)} for codes {list(shape)}"
+        return Weight(kind, shape, parts, None, f"{text}, which match no block")
     if power:
         kind = "mxfp8-quantized"
     option = (":asym" if "zero_point" in parts else ":full") if integer else ""
@@ -334,12 +337,12 @@ def one_an_element(
 
 
 def _decode_floats(spelling: str, shape: Shape, parts: Parts) -> QTensor:
-    held = {"codes": parts["codes"], "scale": parts["scale"]}
+    own_parts = {"codes": parts["codes"], "scale": parts["scale"]}
     if "/inv" in spelling:
-        held["outer"] = parts["global_scale"]
+        own_parts["outer"] = parts["global_scale"]
     if spelling.endswith(":asym"):
-        held["zero_point"] = parts["zero_point"]
-    return assembled(spelling, shape, held)
+        own_parts["zero_point"] = parts["zero_point"]
+    return assembled(spelling, shape, own_parts)
 
 
 # How compressed-tensors quantizes the inputs of layers whose weights it stores.
@@ -355,42 +358,42 @@ _BESIDE_INPUTS = (_GLOBAL, ".input_scale", ".input_zero_point")
 _MX = {(4, None): "e2m1", (4, "torch.uint8"): "e2m1", (8, "torch.uint8"): "e4m3"}
 
 
-def find_inputs(found: LayoutTensors, kinds: Kinds, config: Mapping[str, Any]) -> None:
+def find_inputs(tensors: LayoutTensors, kinds: Kinds, config: Mapping[str, Any]) -> None:
     """Add what is known of the inputs of the layers that were found."""
     groups = groups_of(config, "input_activations")
-    left = []
-    for name in found.weights:
+    rest = []
+    for name in tensors.weights:
         module = name.removesuffix(".weight")
-        told = next(filter(None, arguments(module, groups)), None)
-        found.beside |= {f"{module}{end}" for end in _BESIDE_INPUTS} & kinds.keys()
-        if told is None:
+        info = next(filter(None, arguments(module, groups)), None)
+        tensors.beside |= {f"{module}{end}" for end in _BESIDE_INPUTS} & kinds.keys()
+        if info is None:
             continue
-        made = _input(module, told, kinds)
-        if made is None:
-            left.append(module)
+        result = _input(module, info, kinds)
+        if result is None:
+            rest.append(module)
         else:
-            found.inputs[module] = made
-    if left:
-        more = f" and {len(left) - 1} more" * (len(left) > 1)
-        found.warnings.append(
-            f"inputs of {left[0]}{more} stay in float here; other readers of this file "
+            tensors.inputs[module] = result
+    if rest:
+        more = f" and {len(rest) - 1} more" * (len(rest) > 1)
+        tensors.warnings.append(
+            f"inputs of {rest[0]}{more} stay in float here; other readers of this file "
             "quantize them"
         )
 
 
-def _input(module: str, told: Mapping[str, Any], kinds: Kinds) -> Input | None:
-    bits, size = told.get("num_bits"), told.get("group_size")
-    if told.get("type") != "float" or told.get("symmetric") is False:
+def _input(module: str, data: Mapping[str, Any], kinds: Kinds) -> Input | None:
+    bits, size = data.get("num_bits"), data.get("group_size")
+    if data.get("type") != "float" or data.get("symmetric") is False:
         return None
-    if (bits, told.get("strategy"), size) == (4, "tensor_group", 16):
+    if (bits, data.get("strategy"), size) == (4, "tensor_group", 16):
         place = f"{module}{_GLOBAL}"
         return (
             Input("e2m1:group16:e4m3/inv/given", {"outer": place}, _outer)
             if place in kinds
             else None
         )
-    element = _MX.get((bits, told.get("scale_dtype")))  # type: ignore[arg-type]
-    if told.get("strategy") == "group" and size == 32 and element and told.get("dynamic") is True:
+    element = _MX.get((bits, data.get("scale_dtype")))  # type: ignore[arg-type]
+    if data.get("strategy") == "group" and size == 32 and element and data.get("dynamic") is True:
         return Input(f"{element}:group32:e8m0/floor", {}, dict)
     return None
 

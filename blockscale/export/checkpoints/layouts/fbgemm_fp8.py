@@ -14,14 +14,14 @@ METHODS = ("fbgemm_fp8",)
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Under its configuration, float8 codes with `…_scale`."""
     del read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     if config.get("quant_method") not in METHODS:
-        return found
+        return tensors
     for name in sorted(kinds):
         if f"{name}_scale" in kinds:
             weight = float8("fbgemm_fp8", {"codes": name, "scale": f"{name}_scale"}, kinds)
             if weight is not None:
-                found.add(name, weight)
-    if found.weights:
-        found.evidence = str(config["evidence"])
-    return found
+                tensors.add(name, weight)
+    if tensors.weights:
+        tensors.evidence = str(config["evidence"])
+    return tensors

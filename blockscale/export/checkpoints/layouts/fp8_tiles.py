@@ -25,7 +25,7 @@ _FP4 = "e2m1:group32:e8m0/given"
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Codes with `…_scale_inv` beside them; under its configuration with `…scale`, too."""
     del read
-    found, mine = LayoutTensors(), config.get("quant_method") in METHODS
+    tensors, mine = LayoutTensors(), config.get("quant_method") in METHODS
     for name in sorted(kinds):
         scale = _scale_of(name, kinds, mine)
         if scale is None:
@@ -33,26 +33,26 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         parts = {"codes": name, "scale": scale}
         weight = _packed(parts, kinds) or float8("fp8", parts, kinds)
         if weight is not None:
-            found.add(name, weight)
-    if found.weights:
-        first = next(iter(found.weights.values())).parts["scale"]
-        found.evidence = str(config["evidence"]) if mine else f"it has {first}"
-        found.warnings += _contradicted(config.get("weight_block_size"), found)
-    return found
+            tensors.add(name, weight)
+    if tensors.weights:
+        first = next(iter(tensors.weights.values())).parts["scale"]
+        tensors.evidence = str(config["evidence"]) if mine else f"it has {first}"
+        tensors.warnings += _contradicted(config.get("weight_block_size"), tensors)
+    return tensors
 
 
-def _contradicted(size: object, found: LayoutTensors) -> list[str]:
+def _contradicted(size: object, tensors: LayoutTensors) -> list[str]:
     """Weights whose scales are of other tiles than the configuration says."""
     if not isinstance(size, list) or len(size) != 2:
         return []
-    told = f"tile{size[0]}x{size[1]}"
+    text = f"tile{size[0]}x{size[1]}"
     other = [
-        f"{name} ({weight.format.split(':')[1]})" for name, weight in found.weights.items()
+        f"{name} ({weight.format.split(':')[1]})" for name, weight in tensors.weights.items()
         if weight.format and not _may_be(size, weight)
     ]  # fmt: skip
     if not other:
         return []
-    return [f"its configuration says {told}, and {len(other)} tensors are not, such as {other[0]}"]
+    return [f"its configuration says {text}, and {len(other)} tensors are not, such as {other[0]}"]
 
 
 def _may_be(size: list[Any], weight: Weight) -> bool:

@@ -26,7 +26,7 @@ _NAN = 255  # of e8m0; the producer multiplies by 2^128
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Pairs of `…_blocks` and `…_scales`, by their dtypes and shapes."""
     del read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     for name in sorted(kinds):
         base = name.removesuffix(_BLOCKS)
         (dtype, shape), scales = kinds[name], kinds.get(base + _SCALES)
@@ -35,16 +35,16 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         parts = {"blocks": name, "scale": base + _SCALES}
         whole = (*shape[:-2], shape[-2] * 2 * _BYTES)
         if shape[-1] != _BYTES or scales[1] != shape[:-1] or scales[0] not in BYTES:
-            told = f"its blocks are {list(shape)} and its scales {scales[0]} {list(scales[1])}"
-            found.add(base, Weight("MXFP4", whole, parts, None, f"{told}, not of {_BYTES} bytes"))
+            text = f"its blocks are {list(shape)} and its scales {scales[0]} {list(scales[1])}"
+            tensors.add(base, Weight("MXFP4", whole, parts, None, f"{text}, not of {_BYTES} bytes"))
         else:
             decode = partial(_decode, whole)
-            found.add(base, Weight("MXFP4", whole, parts, _FORMAT, decode=decode))
-    if found.weights:
+            tensors.add(base, Weight("MXFP4", whole, parts, _FORMAT, decode=decode))
+    if tensors.weights:
         mine = config.get("quant_method") in METHODS
-        first = next(iter(found.weights.values())).parts["blocks"]
-        found.evidence = str(config["evidence"]) if mine else f"it has {first}"
-    return found
+        first = next(iter(tensors.weights.values())).parts["blocks"]
+        tensors.evidence = str(config["evidence"]) if mine else f"it has {first}"
+    return tensors
 
 
 def _decode(shape: tuple[int, ...], parts: Parts) -> QTensor:

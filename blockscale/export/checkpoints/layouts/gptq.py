@@ -33,7 +33,7 @@ _FORMATS = ("gptq", "gptq_v2", "gptq_p")
 
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight and scales as GPTQ has them."""
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     named = config.get("quant_method") in METHODS
     bases = [
         name.removesuffix(".qweight")
@@ -41,12 +41,12 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         if name.endswith(".qweight") and _fits(name.removesuffix(".qweight"), kinds, named)
     ]
     if not bases:
-        return found
-    version = _version(bases, kinds, config, read, found)
+        return tensors
+    version = _version(bases, kinds, config, read, tensors)
     indices = read([f"{base}.g_idx" for base in bases if f"{base}.g_idx" in kinds])
     for base in bases:
-        _add(found, base, kinds, config, version, indices.get(f"{base}.g_idx"))
-    return found
+        _add(tensors, base, kinds, config, version, indices.get(f"{base}.g_idx"))
+    return tensors
 
 
 def _fits(base: str, kinds: Kinds, named: bool) -> bool:
@@ -75,14 +75,14 @@ def _bits(base: str, kinds: Kinds, config: Mapping[str, Any]) -> int | None:
         return bits if 2 <= bits <= 8 else None
     outputs, stream = kinds[f"{base}.scales"][1][1], kinds[f"{base}.qzeros"][1][1] * 32
     bits = stream // outputs if outputs and stream % outputs == 0 else 0
-    told = config.get("bits")
-    if not bits and isinstance(told, int) and rows * 32 % max(told, 1) == 0:
-        bits = told
+    value = config.get("bits")
+    if not bits and isinstance(value, int) and rows * 32 % max(value, 1) == 0:
+        bits = value
     return bits if 2 <= bits <= 8 else None
 
 
 def _add(
-    found: LayoutTensors,
+    tensors: LayoutTensors,
     base: str,
     kinds: Kinds,
     config: Mapping[str, Any],
@@ -97,7 +97,7 @@ def _add(
     reason = _refusal(config, bits, scale, shape, groups, kinds[parts["qzeros"]][1][1])
     kind = f"gptq {bits} bits" if bits else "gptq"
     if reason or bits is None or scale is None:
-        found.add(f"{base}.weight", Weight(kind, shape, parts, None, reason))
+        tensors.add(f"{base}.weight", Weight(kind, shape, parts, None, reason))
         return
     size = _group(config, shape[1], groups)
     fmt = f"uint{bits}:{assembling.groups(size, shape[1])}:{assembling.scale_type(scale)}:asym"
@@ -106,7 +106,7 @@ def _add(
         order, kind = partial(_order, size=size, groups=groups), f"{kind}, act-order"
     decode = partial(_decode, fmt=fmt, shape=shape, bits=bits, version=version, order=order)
     weight = Weight(kind, shape, parts, fmt, "", decode, order, scale, codes="qweight")
-    found.add(f"{base}.weight", weight)
+    tensors.add(f"{base}.weight", weight)
 
 
 def _refusal(
@@ -118,10 +118,10 @@ def _refusal(
     zeros: int,
 ) -> str:
     """Why a module cannot be read; empty where it can."""
-    told = config.get("checkpoint_format", config.get("format", "gptq"))
-    if told not in _FORMATS:
+    value = config.get("checkpoint_format", config.get("format", "gptq"))
+    if value not in _FORMATS:
         return (
-            f"its checkpoint_format is {told!r}, which is rearranged for one kernel: write it "
+            f"its checkpoint_format is {value!r}, which is rearranged for one kernel: write it "
             f"again as gptq_v2 with the tool that made it"
         )
     if bits is None:
@@ -136,9 +136,9 @@ def _refusal(
 def _group(config: Mapping[str, Any], inputs: int, groups: int) -> int:
     """Inputs of a group: as the configuration says where that fits, since a last one may be
     partial; modules of their own have other sizes."""
-    told = config.get("group_size")
-    if isinstance(told, int) and told > 0 and -(-inputs // told) == groups:
-        return told
+    value = config.get("group_size")
+    if isinstance(value, int) and value > 0 and -(-inputs // value) == groups:
+        return value
     return -(-inputs // groups)
 
 
@@ -168,8 +168,8 @@ def _decode(
         codes = assembling.fields(parts["qweight"].mT, bits)
         stream = assembling.packed(codes[:, order(parts)], fmt)
     zeros = zero_points(parts["qzeros"], bits, version).mT
-    held = {"codes": stream, "scale": parts["scales"].mT, "zero_point": zeros}
-    return assembling.quantized(fmt, shape, held)
+    own_parts = {"codes": stream, "scale": parts["scales"].mT, "zero_point": zeros}
+    return assembling.quantized(fmt, shape, own_parts)
 
 
 def zero_points(stored: Tensor, bits: int, version: str) -> Tensor:
@@ -189,21 +189,25 @@ def zero_points(stored: Tensor, bits: int, version: str) -> Tensor:
 
 
 def _version(
-    bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read, found: LayoutTensors
+    bases: Sequence[str],
+    kinds: Kinds,
+    config: Mapping[str, Any],
+    read: Read,
+    tensors: LayoutTensors,
 ) -> str:
     """Which version, and so how zero points are stored; says where values contradict the key."""
-    told = config.get("checkpoint_format", config.get("format"))
+    value = config.get("checkpoint_format", config.get("format"))
     seen = _seen(bases, kinds, config, read)
     meta = config.get("meta")
     by = str(meta.get("quantizer", "")) if isinstance(meta, dict) else ""
     first = "1 of GPTQModel" if "gptqmodel" in by.lower() else "1 of AutoGPTQ"
-    named = "2" if told in ("gptq_v2", "gptq_p") else first
+    named = "2" if value in ("gptq_v2", "gptq_p") else first
     version = {"": named, "1": first, "2": "2"}[seen]
-    how = "its zero points say so" if seen else f"checkpoint_format {told}"
-    found.evidence = f"{bases[0]}.qweight and its scales are GPTQ's, of version {version} ({how})"
-    if seen and told is not None and version[0] != named[0]:
-        found.warnings.append(
-            f"its configuration says {told} (version {named[0]}), but its zero points are "
+    how = "its zero points say so" if seen else f"checkpoint_format {value}"
+    tensors.evidence = f"{bases[0]}.qweight and its scales are GPTQ's, of version {version} ({how})"
+    if seen and value is not None and version[0] != named[0]:
+        tensors.warnings.append(
+            f"its configuration says {value} (version {named[0]}), but its zero points are "
             f"those of version {version[0]}: read as version {version[0]}"
         )
     return version

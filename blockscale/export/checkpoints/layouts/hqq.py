@@ -39,30 +39,30 @@ _DTYPES = {f"torch.{n}": getattr(torch, n) for n in ("float32", "float16", "bflo
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with W_q, scale and zero."""
     del config
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     bases = [name.removesuffix(".W_q") for name in kinds if name.endswith(".W_q")]
     bases = [base for base in bases if {f"{base}.scale", f"{base}.zero"} <= kinds.keys()]
     there = {base: [s for s in _SETTINGS if f"{base}.{s}" in kinds] for base in bases}
     small = read([f"{base}.{s}" for base, settings in there.items() for s in settings])
     for base, settings in there.items():
-        told = {setting: small[f"{base}.{setting}"] for setting in settings}
+        data = {setting: small[f"{base}.{setting}"] for setting in settings}
         beside = [f"{base}.{each}" for each in _BESIDE if f"{base}.{each}" in kinds]
-        found.add(f"{base}.weight", _weight(base, told, kinds), *beside)
-        found.evidence = found.evidence or f"{quoted(base)} has W_q, scale and zero, as HQQ"
-    return found
+        tensors.add(f"{base}.weight", _weight(base, data, kinds), *beside)
+        tensors.evidence = tensors.evidence or f"{quoted(base)} has W_q, scale and zero, as HQQ"
+    return tensors
 
 
-def _weight(base: str, told: Mapping[str, Tensor], kinds: Kinds) -> Weight:
+def _weight(base: str, tensors: Mapping[str, Tensor], kinds: Kinds) -> Weight:
     parts = {"codes": f"{base}.W_q", "scale": f"{base}.scale", "zero_point": f"{base}.zero"}
-    missing = [each for each in ("nbits", "axis", "group_size", "shape") if each not in told]
+    missing = [each for each in ("nbits", "axis", "group_size", "shape") if each not in tensors]
     if missing:
         return Weight("hqq", (), parts, None, f"its {missing[0]} is missing beside its codes")
-    bits, axis, size = (_number(told[each]) for each in ("nbits", "axis", "group_size"))
-    sizes = told["shape"].flatten()[:8]
+    bits, axis, size = (_number(tensors[each]) for each in ("nbits", "axis", "group_size"))
+    sizes = tensors["shape"].flatten()[:8]
     shape = () if sizes.is_floating_point() else tuple(map(int, sizes.tolist()))
-    kind, name = f"hqq {bits} bits, axis {axis}", _text(told.get("packing"))
+    kind, name = f"hqq {bits} bits, axis {axis}", _text(tensors.get("packing"))
     name = name or next((n for n, (b, _, _) in _PACKINGS.items() if b == bits), "")
-    reason = _refusal(told, name, bits, axis, size, shape)
+    reason = _refusal(tensors, name, bits, axis, size, shape)
     scale, zero = kinds[parts["scale"]][0], kinds[parts["zero_point"]][0]
     try:
         of_scale, of_zero = assembling.scale_type(scale), assembling.scale_type(zero)
@@ -77,7 +77,7 @@ def _weight(base: str, told: Mapping[str, Tensor], kinds: Kinds) -> Weight:
     matrix = (prod(shape) // size, size) if axis == 1 else (size, prod(shape) // size)
     codes = partial(_codes, packing=_PACKINGS[name], matrix=matrix)
     decode = partial(_decode, codes=codes, fmt=fmt, shape=shape)
-    dtype = _DTYPES.get(_text(told.get("compute_dtype")), torch.float16)
+    dtype = _DTYPES.get(_text(tensors.get("compute_dtype")), torch.float16)
     values = partial(_values, codes=codes, shape=shape, dtype=dtype)
     whole = dtype == scale == zero == torch.float32
     return Weight(kind, shape, parts, fmt, "", decode, None, dtype, None if whole else values)
@@ -96,10 +96,15 @@ def _text(stored: Tensor | None) -> str:
 
 
 def _refusal(
-    told: Mapping[str, Tensor], name: str, bits: int, axis: int, size: int, shape: tuple[int, ...]
+    tensors: Mapping[str, Tensor],
+    name: str,
+    bits: int,
+    axis: int,
+    size: int,
+    shape: tuple[int, ...],
 ) -> str:
     """Why a module cannot be read; empty where it can."""
-    if any(each in told and bool(told[each].any()) for each in ("quant_scale", "quant_zero")):
+    if any(each in tensors and bool(tensors[each].any()) for each in ("quant_scale", "quant_zero")):
         return "its scales or zero points are themselves quantized, which HQQ no longer supports"
     if name not in _PACKINGS or _PACKINGS[name][0] != bits:
         return (
@@ -126,12 +131,12 @@ def _codes(
 
 
 def _decode(parts: Parts, *, codes: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    held = {
+    own_parts = {
         "codes": assembling.packed(codes(parts["codes"]).reshape(shape), fmt),
         "scale": parts["scale"],
         "zero_point": parts["zero_point"],
     }
-    return assembling.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, own_parts)
 
 
 def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -142,5 +147,5 @@ def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...], dtype: torch.dt
         if len(each) != 2 or any(a not in (1, b) for a, b in zip(each, matrix.shape, strict=True)):
             sizes = f"{list(each)} do not match groups of codes {list(matrix.shape)}"
             raise ValueError(f"its scales or zero points {sizes}")
-    found: Tensor = (matrix.to(dtype) - zero) * scale
-    return found.reshape(shape)
+    tensor: Tensor = (matrix.to(dtype) - zero) * scale
+    return tensor.reshape(shape)

@@ -32,7 +32,7 @@ _GROUP = 64  # where nothing says another: mlx-lm's own
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights of uint32 with scales beside them."""
     del read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     for name, (dtype, shape) in kinds.items():
         base = name.removesuffix(".weight")
         scales = f"{base}.scales"
@@ -42,9 +42,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         for biases in ("biases", "qbiases"):
             if f"{base}.{biases}" in kinds:
                 parts["offset"] = f"{base}.{biases}"
-        found.add(name, _weight(parts, kinds, _told(base, config)))
-        found.evidence = found.evidence or f"{quoted(name)} of uint32 and its scales are MLX's"
-    return found
+        tensors.add(name, _weight(parts, kinds, _told(base, config)))
+        tensors.evidence = tensors.evidence or f"{quoted(name)} of uint32 and its scales are MLX's"
+    return tensors
 
 
 def _told(base: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def _told(base: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config) | (own if isinstance(own, dict) else {})
 
 
-def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> Weight:
+def _weight(parts: Mapping[str, str], kinds: Kinds, data: Mapping[str, Any]) -> Weight:
     (_, stored), (scale, scales) = kinds[parts["codes"]], kinds[parts["scale"]]
     affine = "offset" in parts
-    size = told.get("group_size") or (_GROUP if affine else 32)
+    size = data.get("group_size") or (_GROUP if affine else 32)
     size = size if type(size) is int and 0 < size < 2**20 else _GROUP
     inputs = size * (scales[-1] if scales else 0)
     bits = stored[-1] * 32 // inputs if inputs and stored[-1] * 32 % inputs == 0 else 0
@@ -94,15 +94,15 @@ def _weight(parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> 
 
 
 def _decode(parts: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    held = dict(parts) | {"codes": assembling.as_codes(parts["codes"], fmt)}
+    table = dict(parts) | {"codes": assembling.as_codes(parts["codes"], fmt)}
     if fmt.endswith(":e4m3"):  # of two levels, of which MLX has the first
-        held["outer"] = torch.ones(())
-    return assembling.quantized(fmt, shape, held)
+        table["outer"] = torch.ones(())
+    return assembling.quantized(fmt, shape, table)
 
 
 def _values(parts: Parts, *, bits: int, shape: tuple[int, ...]) -> Tensor:
     """Its own arithmetic, in the dtype of scales: a product and a sum, each rounded."""
     codes = assembling.fields(parts["codes"], bits).reshape(*parts["scale"].shape, -1)
     scale, bias = parts["scale"].unsqueeze(-1), parts["offset"].unsqueeze(-1)
-    found: Tensor = codes.to(scale.dtype) * scale + bias
-    return found.reshape(shape)
+    tensor: Tensor = codes.to(scale.dtype) * scale + bias
+    return tensor.reshape(shape)

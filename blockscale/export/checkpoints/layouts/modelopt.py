@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with `weight_scale`, under its configuration or if one has `weight_scale_2`, too."""
     del read
-    found, told = LayoutTensors(), config.get("quant_method") in METHODS
+    tensors, told = LayoutTensors(), config.get("quant_method") in METHODS
     mine = told or any(name.endswith(".weight_scale_2") for name in kinds)
     for name in sorted(kinds):
         if not mine or not name.endswith(".weight") or f"{name}_scale" not in kinds:
@@ -44,21 +44,21 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             parts["outer"] = f"{name}_scale_2"
         weight = _packed(parts, kinds) if kinds[name][0] == torch.uint8 else _plain(parts, kinds)
         if weight is not None:
-            found.add(name, weight)
+            tensors.add(name, weight)
         if f"{name.removesuffix('weight')}pre_quant_scale" in kinds:
             owner = name.removesuffix(".weight")
-            found.warnings.append(f"the input of {owner} is multiplied by its pre_quant_scale")
-    if found.weights:
-        outers = [each.parts["outer"] for each in found.weights.values() if "outer" in each.parts]
-        found.evidence = str(config["evidence"]) if told else f"it has {next(iter(outers), '')}"
-        found.warnings += _contradicted(str(config.get("quant_algo", "")), found)
-    return found
+            tensors.warnings.append(f"the input of {owner} is multiplied by its pre_quant_scale")
+    if tensors.weights:
+        outers = [each.parts["outer"] for each in tensors.weights.values() if "outer" in each.parts]
+        tensors.evidence = str(config["evidence"]) if told else f"it has {next(iter(outers), '')}"
+        tensors.warnings += _contradicted(str(config.get("quant_algo", "")), tensors)
+    return tensors
 
 
-def _contradicted(algorithm: str, found: LayoutTensors) -> list[str]:
+def _contradicted(algorithm: str, tensors: LayoutTensors) -> list[str]:
     """Where no weight is of the one kind that the configuration names."""
     kind = next((kind for kind in _KINDS if algorithm.startswith(kind)), None)
-    there = sorted({weight.kind for weight in found.weights.values()})
+    there = sorted({weight.kind for weight in tensors.weights.values()})
     if kind is None or _KINDS[kind] in there:
         return []
     return [f"its configuration says {algorithm}, but its weights are {', '.join(there)}"]
@@ -67,7 +67,7 @@ def _contradicted(algorithm: str, found: LayoutTensors) -> list[str]:
 def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight:
     """Two codes a byte: nvfp4 and mxfp4 along rows, int4 (AWQ) along columns."""
     bytes_, (dtype, scale) = kinds[parts["codes"]][1], kinds[parts["scale"]]
-    told = f"its codes are uint8 {list(bytes_)} and its scales {dtype} {list(scale)}"
+    text = f"its codes are uint8 {list(bytes_)} and its scales {dtype} {list(scale)}"
     same_rows = len(scale) == len(bytes_) > 1 and scale[:-1] == bytes_[:-1]
     if same_rows and dtype == _E4M3 and bytes_[-1] == 8 * scale[-1] and "outer" in parts:
         outer = kinds[parts["outer"]][1]
@@ -87,7 +87,7 @@ def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight:
             spelling = f"int4:{block}:{FLOATS[dtype]}:full"
             decode = partial(_rows_of_two, spelling, shape)
             return Weight("INT4_AWQ", shape, parts, str(parse(spelling)), decode=decode)
-    return Weight("packed", bytes_, parts, None, f"{told}, of an unknown format")
+    return Weight("packed", bytes_, parts, None, f"{text}, of an unknown format")
 
 
 def _of_stack(shape: Shape, outer: Shape) -> str | None:

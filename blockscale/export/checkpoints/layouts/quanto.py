@@ -30,7 +30,7 @@ _BITS = {"qint2": 2, "qint4": 4}
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with _data and _scale."""
     del read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     modules = config.get("modules")
     for scale in kinds:
         name = scale.removesuffix("._scale")
@@ -39,21 +39,23 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         if name == scale or data not in kinds:
             continue
         base = name.removesuffix(".weight")
-        told = modules.get(base) if isinstance(modules, dict) else None
-        told = told if isinstance(told, dict) else {}
+        info = modules.get(base) if isinstance(modules, dict) else None
+        info = info if isinstance(info, dict) else {}
         beside = {f"{base}.input_scale", f"{base}.output_scale"} & kinds.keys()
         parts = {"data": data, "scale": scale} | ({"shift": f"{name}._shift"} if packed else {})
-        weight = _packed(base, parts, kinds, told) if packed else _bytes(parts, kinds)
-        found.add(name, weight, *beside)
-        found.evidence = found.evidence or f"{quoted(scale)} and {quoted(data)} are quanto's"
-        if told.get("activations") not in (None, "none") or "activations" in str(beside):
-            found.warnings.append(f"{base}: the quantization of its activations is ignored")
-    return found
+        weight = _packed(base, parts, kinds, info) if packed else _bytes(parts, kinds)
+        tensors.add(name, weight, *beside)
+        tensors.evidence = tensors.evidence or f"{quoted(scale)} and {quoted(data)} are quanto's"
+        if info.get("activations") not in (None, "none") or "activations" in str(beside):
+            tensors.warnings.append(f"{base}: the quantization of its activations is ignored")
+    return tensors
 
 
-def _packed(base: str, parts: Mapping[str, str], kinds: Kinds, told: Mapping[str, Any]) -> Weight:
+def _packed(
+    base: str, parts: Mapping[str, str], kinds: Kinds, settings: Mapping[str, Any]
+) -> Weight:
     (dtype, data), (scale, scales), (shift, _) = (kinds[name] for name in parts.values())
-    bits = _BITS.get(str(told.get("weights")))
+    bits = _BITS.get(str(settings.get("weights")))
     groups = scales[0] if scales else 0
     if bits is None and len(data) == 2:  # as many rows as these bits need
         fits = [b for b in (4, 2) if groups > 1 and data[0] == -(-groups * b // 8)]
@@ -91,18 +93,18 @@ def _codes(data: Tensor, *, bits: int, groups: int) -> Tensor:
 
 
 def _decode_packed(parts: Parts, *, codes: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    held = {
+    own_parts = {
         "codes": assembling.packed(codes(parts["data"]).reshape(shape), fmt),
         "scale": parts["scale"],
         "offset": -parts["shift"],
     }
-    return assembling.quantized(fmt, shape, held)
+    return assembling.quantized(fmt, shape, own_parts)
 
 
 def _values(parts: Parts, *, codes: Any, shape: tuple[int, ...]) -> Tensor:
     """Its own arithmetic, in the dtype of scales: a product and a difference, each rounded."""
-    found: Tensor = parts["scale"] * codes(parts["data"]) - parts["shift"]
-    return found.reshape(shape)
+    tensor: Tensor = parts["scale"] * codes(parts["data"]) - parts["shift"]
+    return tensor.reshape(shape)
 
 
 def _bytes(parts: Mapping[str, str], kinds: Kinds) -> Weight:

@@ -29,7 +29,7 @@ _NAMED = ("higgs", "spqr", "vptq", "aqlm", "exl3", "exl2", "quip", "eetq", "fp_q
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with the tensors of one of them."""
     del read
-    found, method = LayoutTensors(), config.get("quant_method")
+    tensors, method = LayoutTensors(), config.get("quant_method")
     for name in kinds:
         base, _, last = name.rpartition(".")
         who, others, why = _LAYOUTS.get(last, ("", (), ""))
@@ -37,8 +37,8 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         if not who or f"{base}.{others[0]}" not in kinds or not base:
             continue
         reason = f"{who} stores {why}: dequantize it with its own library first"
-        found.add(f"{base}.weight", Weight(who, (), {"codes": name} | there, None, reason))
-        found.evidence = found.evidence or f"{quoted(name)} is {who}'s"
+        tensors.add(f"{base}.weight", Weight(who, (), {"codes": name} | there, None, reason))
+        tensors.evidence = tensors.evidence or f"{quoted(name)} is {who}'s"
     if method in _NAMED:
-        found.warnings.append(f"its configuration names {method}, which is not supported")
-    return found
+        tensors.warnings.append(f"its configuration names {method}, which is not supported")
+    return tensors

@@ -45,7 +45,7 @@ _PACKED = {
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Other producers' quantized tensors among those that no other layout has taken."""
     del config, read
-    found = LayoutTensors()
+    tensors = LayoutTensors()
     for name in sorted(kinds):
         end = next((end for end in _PACKED if name.endswith(end)), None)
         if end is not None:
@@ -57,11 +57,11 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             base = name.removesuffix(end)
             others = {f"{base}{each}" for each in beside} & kinds.keys()
             weight = Weight("packed", (), {"codes": name}, None, reason)
-            found.add(f"{base}.weight", weight, *others)
+            tensors.add(f"{base}.weight", weight, *others)
         elif kinds[name][0] in _ELEMENTS and (scale := _scale_of(name, kinds)):
-            _take(found, name, scale, kinds)
-            found.evidence = found.evidence or f"{quoted(scale)} is beside {quoted(name)}"
-    return found
+            _take(tensors, name, scale, kinds)
+            tensors.evidence = tensors.evidence or f"{quoted(scale)} is beside {quoted(name)}"
+    return tensors
 
 
 def _beside(name: str) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _scale_of(name: str, kinds: Kinds) -> str | None:
     return next((each for each in _beside(name) if each in kinds), None)
 
 
-def _take(found: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
+def _take(tensors: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
     """Note how codes and their scale are decoded, or why they are not."""
     weight = name.removesuffix(_QDATA) + ".weight" if name.endswith(_QDATA) else name
     zero_point = scale.removesuffix("_inv").removesuffix("_scale") + "_zero_point"
@@ -96,22 +96,22 @@ def _take(found: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
             f"{scale} is {scale_dtype} {list(scale_shape)}, which matches no block of {name}, "
             f"{dtype} {list(shape)}"
         )
-        found.add(weight, Weight(dtype_name(dtype), shape, parts, None, reason))
+        tensors.add(weight, Weight(dtype_name(dtype), shape, parts, None, reason))
         return
     option = ":asym" if "zero_point" in parts else ":full" * (not whole)
     fmt = str(parse(f"{_ELEMENTS[dtype]}:{block}:{spelled}{option}"))
     decode = partial(_decode, fmt=fmt, shape=shape)
-    found.add(weight, Weight(dtype_name(dtype), shape, parts, fmt, "", decode))
+    tensors.add(weight, Weight(dtype_name(dtype), shape, parts, fmt, "", decode))
 
 
 def _decode(stored: Parts, *, fmt: str, shape: tuple[int, ...]) -> QTensor:
     """Parts as the format stores them: e4m3 as bits, scales of its shape, int32 zero points."""
-    held = dict(stored)
-    codes = held.pop("codes")
-    for part, (dtype, wanted) in parse(fmt).stored(shape).items():
-        held[part] = _as(held[part], dtype).reshape(wanted)
-    held["codes"] = codes if codes.dtype == torch.int8 else codes.view(torch.uint8)
-    return from_parts(parse(fmt), shape[-1], held)
+    parts = dict(stored)
+    codes = parts.pop("codes")
+    for part, (dtype, target) in parse(fmt).stored(shape).items():
+        parts[part] = _as(parts[part], dtype).reshape(target)
+    parts["codes"] = codes if codes.dtype == torch.int8 else codes.view(torch.uint8)
+    return from_parts(parse(fmt), shape[-1], parts)
 
 
 def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
@@ -157,8 +157,8 @@ def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
     block = block_of(shape, scale)
     token = "e8m0/given" if scale_dtype in BYTES else FLOATS.get(scale_dtype or torch.bool)
     if block is None or token is None:
-        told = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
-        return Weight(kind, shape, parts, None, f"{told} {list(shape)}: it fits no block")
+        text = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
+        return Weight(kind, shape, parts, None, f"{text} {list(shape)}: it fits no block")
     spelling = f"{element}:{block}:{token}"
     decode = partial(assembled, spelling, shape)
     return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)

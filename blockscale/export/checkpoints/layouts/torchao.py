@@ -49,8 +49,8 @@ def _plain(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
     block, token = block_of(shape, scale, group), FLOATS.get(scale_dtype or torch.bool)
     integers = [f"int{bits}" for bits in range(2, 9)]
     if block is None or token is None or element not in (*_FLOAT8.values(), *integers):
-        told = f"its codes are {element or dtype} {list(shape)}"
-        return _unread(kind, shape, places, f"{told}, its scales {scale_dtype} {list(scale)}")
+        text = f"its codes are {element or dtype} {list(shape)}"
+        return _unread(kind, shape, places, f"{text}, its scales {scale_dtype} {list(scale)}")
     option = ""
     if element in integers:
         option = ":asym" if "zero_point" in places else ":full"
@@ -66,10 +66,10 @@ def _decode_plain(spelling: str, shape: Shape, parts: Parts) -> QTensor:
         if bool(((codes < low) | (codes > high)).any()):
             raise ValueError(f"it has codes that {fmt.element.name} does not have")
         codes = pack(codes, fmt.element)
-    held = {"codes": codes, "scale": parts["scale"]}
+    own_parts = {"codes": codes, "scale": parts["scale"]}
     if fmt.asym:
-        held["zero_point"] = parts["zero_point"]
-    return assembled(spelling, shape, held)
+        own_parts["zero_point"] = parts["zero_point"]
+    return assembled(spelling, shape, own_parts)
 
 
 def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
@@ -78,14 +78,14 @@ def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
     element = "e2m1" if kind == "NVFP4Tensor" else _MX.get(_name(data.get("elem_dtype")), "")
     size, packed = _whole(data.get("block_size")), dtype == torch.uint8 and element == "e2m1"
     if not element or not size or len(shape) < 2 or packed != (element == "e2m1"):
-        told = f"its codes are {dtype} {list(shape)} of {_name(data.get('elem_dtype'))}"
-        return _unread(kind, shape, places, f"{told}, which is not supported")
+        text = f"its codes are {dtype} {list(shape)} of {_name(data.get('elem_dtype'))}"
+        return _unread(kind, shape, places, f"{text}, which is not supported")
     whole = (*shape[:-1], shape[-1] * 2) if packed else shape
     tiled = data.get("is_swizzled_scales") is True
     rows, columns = prod(whole[:-1]), -(-whole[-1] // size)
     if prod(scale) != (count(rows, columns) if tiled else rows * columns):
-        told = f"its scales are {list(scale)}" + " in tiles" * tiled
-        return _unread(kind, whole, places, f"{told}, for {rows} rows of {columns} blocks")
+        text = f"its scales are {list(scale)}" + " in tiles" * tiled
+        return _unread(kind, whole, places, f"{text}, for {rows} rows of {columns} blocks")
     spelling = f"{element}:group{size}:" + ("e4m3" if kind == "NVFP4Tensor" else "e8m0/given")
     decode = partial(_decode_blocks, spelling, whole, (rows, columns) if tiled else None)
     return Weight(f"{kind} {element}", whole, places, str(parse(spelling)), decode=decode)
@@ -95,9 +95,9 @@ def _decode_blocks(
     spelling: str, shape: Shape, tiled: tuple[int, int] | None, parts: Parts
 ) -> QTensor:
     scale = parts["scale"] if tiled is None else matrix(parts["scale"], *tiled)
-    held = {"codes": parts["qdata"], "scale": scale}
-    held["outer"] = parts.get("per_tensor_scale", torch.ones(1))
-    return assembled(spelling, shape, held)
+    own_parts = {"codes": parts["qdata"], "scale": scale}
+    own_parts["outer"] = parts.get("per_tensor_scale", torch.ones(1))
+    return assembled(spelling, shape, own_parts)
 
 
 def _int4(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
@@ -110,8 +110,8 @@ def _int4(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
     block = block_of(whole, transposed)
     right = dtype in (torch.uint8, torch.int8) and "zero_point" in places
     if not right or block is None or token is None or "act_pre_scale" in places:
-        told = f"its codes are {dtype} {list(shape)}, its scales {scale_dtype} {list(scale)}"
-        return _unread(kind, whole, places, told)
+        text = f"its codes are {dtype} {list(shape)}, its scales {scale_dtype} {list(scale)}"
+        return _unread(kind, whole, places, text)
     spelling = f"int4:{block}:{token}:offset"
     decode = partial(_decode_int4, spelling, whole)
     return Weight(kind, whole, places, str(parse(spelling)), decode=decode)
@@ -121,8 +121,8 @@ def _decode_int4(spelling: str, shape: Shape, parts: Parts) -> QTensor:
     def turned(part: str) -> Tensor:
         return parts[part].mT.contiguous()
 
-    held = {"codes": parts["qdata"].view(torch.uint8), "scale": turned("scale")}
-    return assembled(spelling, shape, held | {"offset": turned("zero_point")})
+    own_parts = {"codes": parts["qdata"].view(torch.uint8), "scale": turned("scale")}
+    return assembled(spelling, shape, own_parts | {"offset": turned("zero_point")})
 
 
 CLASSES: dict[str, Take] = {
@@ -174,35 +174,35 @@ _MOST = 1_000_000  # characters of what is said of one tensor
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights whose class the metadata name. Raises FileError for metadata that are no JSON."""
     del read
-    found, metadata = LayoutTensors(), config.get("safetensors_metadata", {})
+    tensors, metadata = LayoutTensors(), config.get("safetensors_metadata", {})
     if _KEY not in metadata:
-        return found
+        return tensors
     for name, text in sorted(metadata.items()):
         if not text.startswith('{"_type"') or "." not in name:
             continue
-        told = json_object(parse_json(text, f"what is said of {quoted(name)}", most=_MOST), name)
-        if told.get("_type") != "torch.Tensor":
-            _add(found, name, told, kinds)
-    if found.weights:
-        found.evidence = f"its metadata have {_KEY} and the class of each"
-    return found
+        data = json_object(parse_json(text, f"what is said of {quoted(name)}", most=_MOST), name)
+        if data.get("_type") != "torch.Tensor":
+            _add(tensors, name, data, kinds)
+    if tensors.weights:
+        tensors.evidence = f"its metadata have {_KEY} and the class of each"
+    return tensors
 
 
-def _add(found: LayoutTensors, name: str, told: Mapping[str, Any], kinds: Kinds) -> None:
+def _add(tensors: LayoutTensors, name: str, settings: Mapping[str, Any], kinds: Kinds) -> None:
     owner, _, last = name.rpartition(".")
-    roles = told.get("_tensor_data_names")
-    data = told.get("_data")
+    roles = settings.get("_tensor_data_names")
+    data = settings.get("_data")
     if not isinstance(roles, list) or not isinstance(data, dict):
         raise FileError(f"the metadata of {quoted(name)} have no _data or _tensor_data_names")
     places = {str(role): f"{owner}._{last}_{role}" for role in roles}
     missing = [place for place in places.values() if place not in kinds]
     if missing:
         raise FileError(f"{missing[0]} is missing, though the metadata of {quoted(name)} name it")
-    kind = str(told.get("_type"))
+    kind = str(settings.get("_type"))
     take = CLASSES.get(kind)
     if take is None or "qdata" not in places or "scale" not in places:
         shape = kinds[places["qdata"]][1] if "qdata" in places else ()
         reason = f"{kind} holds codes rearranged for one kernel, or is a newer class: torchao "
-        found.add(name, Weight(kind, shape, places, None, reason + "dequantizes it"))
+        tensors.add(name, Weight(kind, shape, places, None, reason + "dequantizes it"))
     else:
-        found.add(name, take(kind, data, places, kinds))
+        tensors.add(name, take(kind, data, places, kinds))

@@ -12,7 +12,7 @@ from blockscale.core import import_all
 def emitters() -> dict[str, Callable[..., Any]]:
     """{op without its prefix: what writes it}: each takes the writer, the node and its arguments
     by name, and gives the buffer of the result."""
-    found: dict[str, Callable[..., Any]] = {}
+    by_name: dict[str, Callable[..., Any]] = {}
     for module in import_all(__name__, __path__):
-        found.update(module.OPS)
-    return found
+        by_name.update(module.OPS)
+    return by_name

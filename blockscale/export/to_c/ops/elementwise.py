@@ -16,13 +16,13 @@ def _two(w: CWriter, node: fx.Node, g: dict[str, Any], op: str) -> Access:
     shape = torch.broadcast_shapes(w.places[g["a"]].shape, w.places[g["b"]].shape)
     a, b = (w.access(w.places[g[k]].expand(shape), g[k]) for k in "ab")
     names, heads, ends = loops(shape)
-    left = [less(f"{k}[{v.at(names)}]", g[f"{k}_zero"], kind) for k, v in (("a", a), ("b", b))]
+    rest = [less(f"{k}[{v.at(names)}]", g[f"{k}_zero"], kind) for k, v in (("a", a), ("b", b))]
     if op == "add":
         moved = [f"{x} * (({kind})1 << {g[f'{k}_shift']})" if g[f"{k}_shift"] else x
-                 for k, x in zip("ab", left, strict=True)]  # fmt: skip
+                 for k, x in zip("ab", rest, strict=True)]  # fmt: skip
         acc = f"{moved[0]} {'+' if g['b_sign'] > 0 else '-'} {moved[1]}"
     else:
-        acc = f"{left[0]} * {left[1]}"
+        acc = f"{rest[0]} * {rest[1]}"
     y = w.result(end.dtype, shape, node)
     lines = [*heads, f"{kind} acc = {acc};",
              f"y[{y.at(names)}] = {end.of('acc', names[-1] if names else '0')};", *ends

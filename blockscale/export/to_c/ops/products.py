@@ -22,9 +22,9 @@ def linear(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     takes: dict[str, Any] = {"x": x, "weight": weight, **end.takes}
     start = _start(w, g, takes, kind, "o")
     names, heads, ends = loops(x.shape[:-1])
-    given = less(f"x[{x.at([*names, 'i'])}]", g["x_zero"], kind)
+    inputs = less(f"x[{x.at([*names, 'i'])}]", g["x_zero"], kind)
     lines = [*heads, head("o", n), start, head("i", k),
-             f"acc += {given} * weight[o * {k} + i];", "}",
+             f"acc += {inputs} * weight[o * {k} + i];", "}",
              f"y[{y.at([*names, 'o'])}] = {end.of('acc', 'o')};", "}", *ends]  # fmt: skip
     w.step(node, "linear", takes, y, lines)
     return y
@@ -63,10 +63,10 @@ def conv(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     at, inner, inside = _window(x.shape[1:-1], kernel, names[1:], g)
     group = f"o / {n // g['groups']} * {c} + i" if g["groups"] > 1 else "i"
     cell = " + ".join(f"k{d} * {prod(kernel[d + 1 :]) * c}" for d in range(len(kernel)))
-    given = less(f"x[{x.at([names[0], *at, group])}]", g["x_zero"], kind)
+    inputs = less(f"x[{x.at([names[0], *at, group])}]", g["x_zero"], kind)
     lines = [
         *heads, head("o", n), start, *inner, f"if ({inside}) {{", head("i", c),
-        f"acc += {given} * weight[o * {prod(kernel) * c} + {cell} + i];", "}", "}",
+        f"acc += {inputs} * weight[o * {prod(kernel) * c} + {cell} + i];", "}", "}",
         *["}"] * len(kernel), f"y[{y.at([*names, 'o'])}] = {end.of('acc', 'o')};", "}", *ends,
     ]  # fmt: skip
     w.step(node, "conv", takes, y, lines)

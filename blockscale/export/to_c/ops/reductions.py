@@ -46,8 +46,8 @@ def sum_pool(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     y = w.result(end.dtype, w.sizes[node], node)
     names, heads, ends = loops(y.shape)
     inner, inside, at = _window(x.shape[2:], names[2:], g)
-    given = less(f"x[{x.at([*names[:2], *at])}]", g["x_zero"], "int64_t")
-    lines = [*heads, "int64_t acc = 0;", *inner, f"if ({inside}) {{", f"acc += {given};", "}",
+    inputs = less(f"x[{x.at([*names[:2], *at])}]", g["x_zero"], "int64_t")
+    lines = [*heads, "int64_t acc = 0;", *inner, f"if ({inside}) {{", f"acc += {inputs};", "}",
              *["}"] * len(at), f"y[{y.at(names)}] = {end.of('acc', names[-1])};", *ends
     ]  # fmt: skip
     w.step(node, "sum_pool", {"x": x, **end.takes}, y, lines)
@@ -60,15 +60,15 @@ def sum_over(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     end = _Mean(w, node, g)
     rank = len(x.shape)
     gone = {d % rank for d in g["dims"]} or set(range(rank))
-    kept = [1 if d in gone else n for d, n in enumerate(x.shape)]
-    y = w.result(end.dtype, kept, node)
-    names, heads, ends = loops(kept)
+    rest = [1 if d in gone else n for d, n in enumerate(x.shape)]
+    y = w.result(end.dtype, rest, node)
+    names, heads, ends = loops(rest)
     inner, more, over = loops([n if d in gone else 1 for d, n in enumerate(x.shape)], "r")
     at = [inner[d] if d in gone else names[d] for d in range(rank)]
-    left = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
-    given = less(f"x[{x.at(at)}]", g["x_zero"], "int64_t")
-    lines = [*heads, "int64_t acc = 0;", *more, f"acc += {given};", *over,
-             f"y[{y.at(names)}] = {end.of('acc', left[-1] if left else '0')};", *ends]  # fmt: skip
+    remainder = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
+    inputs = less(f"x[{x.at(at)}]", g["x_zero"], "int64_t")
+    lines = [*heads, "int64_t acc = 0;", *more, f"acc += {inputs};", *over,
+             f"y[{y.at(names)}] = {end.of('acc', remainder[-1] if remainder else '0')};", *ends]  # fmt: skip
     w.step(node, "sum_over", {"x": x, **end.takes}, y, lines)
     shape = tuple(w.sizes[node])
     return Access(y.array, 0, shape, strides_of(shape))
@@ -87,8 +87,8 @@ class _Mean(SumEnd):
         shift = self.shift or f"shift[{channel}]"
         wide = f"shifted_left({acc}, {shift} > 0 ? 0 : {shift})"
         by = f"((int64_t)1 << within({shift}, 0, 40)) * {self.divisor}"
-        found = f"divided_{self.form.rounding}({wide}, {by})"
-        return f"({C_TYPES[self.dtype]})within({found} + {self.zero}, {self.low}, {self.high})"
+        text = f"divided_{self.form.rounding}({wide}, {by})"
+        return f"({C_TYPES[self.dtype]})within({text} + {self.zero}, {self.low}, {self.high})"
 
 
 OPS = {"max_pool": max_pool, "sum_pool": sum_pool, "sum_over": sum_over}

@@ -41,10 +41,10 @@ def rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError for a scaling that no file here has keys for.
     """
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    by_name = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if "rope_theta" in config:
-        found.setdefault("rope_theta", config["rope_theta"])
-    kind = kind_of(found)
+        by_name.setdefault("rope_theta", config["rope_theta"])
+    kind = kind_of(by_name)
     if kind not in _KNOWN:
         raise ValueError(
             f"config.json: rotary positions are scaled by {quoted(kind)}, which cannot be "
@@ -52,12 +52,12 @@ def rope(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     if kind == "yarn":
         for name, usual in _DEFAULTS.items():
-            if (value := found.get(name)) not in usual:
+            if (value := by_name.get(name)) not in usual:
                 raise ValueError(
                     f"config.json: yarn's {name} is {quoted(str(value))}, and only its "
                     "default can be written"
                 )
-    return found
+    return by_name
 
 
 def kind_of(settings: Mapping[str, Any]) -> Any:
@@ -75,15 +75,15 @@ def scaling_keys(arch: str, config: Mapping[str, Any]) -> dict[str, MetadataValu
     factor = _positions_number(
         settings.get("factor"), "config.json: the factor of rotary positions"
     )
-    found = {
+    data = {
         f"{start}type": MetadataValue("text", kind),
         f"{start}factor": MetadataValue("f32", factor),
     }
     if kind == "yarn":
         length = settings.get(_ORIGINAL) or config.get("max_position_embeddings")
         length = _positions_number(length, f"config.json: {_ORIGINAL}")
-        found[start + _LENGTH] = MetadataValue("u32", int(length))
-    return found
+        data[start + _LENGTH] = MetadataValue("u32", int(length))
+    return data
 
 
 def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -92,8 +92,8 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises ValueError for a kind, or for a key, that is not known here.
     """
     start = f"{arch}.rope.scaling."
-    told = {key.removeprefix(start): each for key, each in metadata.items() if start in key}
-    kind, older = told.pop("type", None), metadata.get(f"{arch}.rope.scale_linear")
+    data = {key.removeprefix(start): each for key, each in metadata.items() if start in key}
+    kind, older = data.pop("type", None), metadata.get(f"{arch}.rope.scale_linear")
     if kind in (None, "none"):
         if older in (None, 1.0):
             return None
@@ -106,19 +106,19 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
             f"{arch}.rope.scale_linear = {quoted(str(older))}, which cannot be translated: "
             f"{_WAY_OUT}"
         )
-    told.pop("finetuned", None)  # says how the model was made, not what it computes
-    found = {
+    data.pop("finetuned", None)  # says how the model was made, not what it computes
+    by_name = {
         "rope_type": kind,
-        "factor": _positions_number(told.pop("factor", None), f"{start}factor"),
+        "factor": _positions_number(data.pop("factor", None), f"{start}factor"),
     }
-    length = told.pop(_LENGTH, metadata.get(f"{arch}.context_length"))
-    if told:
+    length = data.pop(_LENGTH, metadata.get(f"{arch}.context_length"))
+    if data:
         raise ValueError(
-            f"the GGUF file has {start}{quoted(min(told))}, which cannot be translated: {_WAY_OUT}"
+            f"the GGUF file has {start}{quoted(min(data))}, which cannot be translated: {_WAY_OUT}"
         )
     if kind == "yarn":
-        found[_ORIGINAL] = int(_positions_number(length, start + _LENGTH))
-    return found
+        by_name[_ORIGINAL] = int(_positions_number(length, start + _LENGTH))
+    return by_name
 
 
 def _positions_number(value: Any, what: str) -> float:
@@ -150,15 +150,15 @@ def keys(config: Mapping[str, Any]) -> tuple[dict[str, MetadataValue], list[str]
     family = of_config(config)
     config = _flat(config, family)
     notes = check_settings(config, family)
-    found = {"general.architecture": MetadataValue("text", family.arch)}
+    data = {"general.architecture": MetadataValue("text", family.arch)}
     for key, what in family.keys.items():
         value = _number(config, what)
         if value is not None:
-            found[f"{family.arch}.{key}"] = MetadataValue(what.kind, value)
+            data[f"{family.arch}.{key}"] = MetadataValue(what.kind, value)
     if family.arch != "gpt2":
-        found |= _position_keys(config, family)
-    more, told = window_keys(config, family)
-    return found | more, [*told, *notes]
+        data |= _position_keys(config, family)
+    more, info = window_keys(config, family)
+    return data | more, [*info, *notes]
 
 
 def _flat(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -201,13 +201,13 @@ def _position_keys(config: Mapping[str, Any], family: Family) -> dict[str, Metad
     arch, head = family.arch, _head_size(config)
     settings = rope(config)
     part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    found = {f"{arch}.rope.dimension_count": MetadataValue("u32", int(head * float(part)))}
+    data = {f"{arch}.rope.dimension_count": MetadataValue("u32", int(head * float(part)))}
     if config.get("head_dim") is not None:
-        found[f"{arch}.attention.key_length"] = MetadataValue("u32", head)
-        found[f"{arch}.attention.value_length"] = MetadataValue("u32", head)
+        data[f"{arch}.attention.key_length"] = MetadataValue("u32", head)
+        data[f"{arch}.attention.value_length"] = MetadataValue("u32", head)
     usual = 1e6 if arch == "gemma3" else 10_000.0
-    found[f"{arch}.rope.freq_base"] = MetadataValue("f32", float(settings.get("rope_theta", usual)))
-    return found | scaling_keys(arch, config)
+    data[f"{arch}.rope.freq_base"] = MetadataValue("f32", float(settings.get("rope_theta", usual)))
+    return data | scaling_keys(arch, config)
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
@@ -222,7 +222,7 @@ def config_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
     """
     kind, family = of_metadata(metadata)
     arch, names = family.arch, set(names)
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "architectures": [family.class_name],
         "model_type": kind,
         "tie_word_embeddings": "output.weight" not in names,
@@ -238,30 +238,30 @@ def config_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
                 continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"the GGUF file has no number {arch}.{key}, which config.json needs")
-        found[what.names[0]] = value
+        data[what.names[0]] = value
     if arch != "gpt2":
-        _positions(found, metadata, family)
-    found |= _implied(found, metadata, names, kind)
+        _positions(data, metadata, family)
+    data |= _implied(data, metadata, names, kind)
     for key, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         if isinstance(token := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int):
-            found[f"{key}_token_id"] = token
+            data[f"{key}_token_id"] = token
     if kind == "phi3":  # whose class has a default beyond small vocabularies
-        found.setdefault("pad_token_id", None)
-    return found
+        data.setdefault("pad_token_id", None)
+    return data
 
 
-def _positions(found: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
+def _positions(data: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
     arch = family.arch
     if isinstance(size := metadata.get(f"{arch}.attention.key_length"), int):
-        found["head_dim"] = size
+        data["head_dim"] = size
     usual = 1e6 if arch == "gemma3" else 10_000.0
-    found["rope_theta"] = float(metadata.get(f"{arch}.rope.freq_base", usual))
+    data["rope_theta"] = float(metadata.get(f"{arch}.rope.freq_base", usual))
     if (scaling := scaling_of(arch, metadata)) is not None:
-        found["rope_scaling"] = scaling
+        data["rope_scaling"] = scaling
     part = metadata.get(f"{arch}.rope.dimension_count")
-    head = _head_size(found)
+    head = _head_size(data)
     if arch == "phi3" and isinstance(part, int) and 0 < part < head:
-        found["partial_rotary_factor"] = part / head
+        data["partial_rotary_factor"] = part / head
     elif part not in (None, head):
         raise ValueError(
             f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(part))}, which "
@@ -271,7 +271,7 @@ def _positions(found: dict[str, Any], metadata: Mapping[str, Any], family: Famil
 
 
 def _implied(
-    found: Mapping[str, Any], metadata: Mapping[str, Any], names: set[str], kind: str
+    data: Mapping[str, Any], metadata: Mapping[str, Any], names: set[str], kind: str
 ) -> dict[str, Any]:
     """Settings that the architecture means, or that tensors tell."""
     if kind == "qwen3_moe":
@@ -279,10 +279,10 @@ def _implied(
     if kind == "qwen2_moe":
         return {"norm_topk_prob": False}
     if kind in ("gemma2", "gemma3_text"):
-        more: dict[str, Any] = {"query_pre_attn_scalar": _head_size(found)}
+        more: dict[str, Any] = {"query_pre_attn_scalar": _head_size(data)}
         large = {"gemma2": 46, "gemma3_text": 62}[kind]
-        if found["num_hidden_layers"] == large:
-            more["query_pre_attn_scalar"] = found["hidden_size"] // found["num_attention_heads"]
+        if data["num_hidden_layers"] == large:
+            more["query_pre_attn_scalar"] = data["hidden_size"] // data["num_attention_heads"]
         slides = metadata.get(f"{FAMILIES[kind].arch}.attention.sliding_window_pattern")
         if isinstance(slides, list):
             kinds = ["sliding_attention" if each else "full_attention" for each in slides]

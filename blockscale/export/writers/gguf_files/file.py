@@ -153,17 +153,17 @@ class GGUFFile:
             self._file = -1
 
 
-def size_of(tensor: Planned, told: str = "") -> int:
+def size_of(tensor: Planned, text: str = "") -> int:
     """Bytes of a tensor in a file. told: its type in another file, where two hold one format."""
-    return _place(tensor, _kind(tensor, told)).nbytes
+    return _place(tensor, _kind(tensor, text)).nbytes
 
 
-def _kind(tensor: Planned, told: str) -> str:
+def _kind(tensor: Planned, text: str) -> str:
     if tensor.grid:
         return tensor.grid
     if tensor.format is None:
         return _PLAIN[tensor.dtype][0]
-    kind = kind_of(tensor.format, told)
+    kind = kind_of(tensor.format, text)
     assert kind is not None, tensor
     return kind
 
@@ -187,17 +187,17 @@ def rope_factors(rope: Mapping[str, float], size: int) -> Tensor:
     """
     factor, old = float(rope["factor"]), float(rope["original_max_position_embeddings"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    found = []
+    results = []
     for i in range(0, size, 2):
         length = 2 * torch.pi * float(rope.get("rope_theta", 10_000.0)) ** (i / size)
         if length < old / high:
-            found.append(1.0)
+            results.append(1.0)
         elif length > old / low:
-            found.append(factor)
+            results.append(factor)
         else:
             smooth = (old / length - low) / (high - low)
-            found.append(1 / ((1 - smooth) / factor + smooth))
-    return torch.tensor(found, dtype=torch.float32)
+            results.append(1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(results, dtype=torch.float32)
 
 
 # A model in several GGUF files, as llama.cpp's gguf-split lays them out and its loader finds them.
@@ -240,14 +240,14 @@ class SplitGGUF:
         own = {key: data for key, data in metadata.items() if key in _IN_EACH}
         try:
             for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
-                told = {
+                details = {
                     "split.no": encoded(MetadataValue("u16", i)),
                     "split.count": encoded(MetadataValue("u16", len(shards))),
                     "split.tensors.count": encoded(MetadataValue("i32", len(tensors))),
                 }
-                made = GGUFFile(path, shard, (own if i else dict(metadata)) | told, step, kinds)
-                self._all.append(made)
-                self._files |= {each.name: made for each in shard}
+                file = GGUFFile(path, shard, (own if i else dict(metadata)) | details, step, kinds)
+                self._all.append(file)
+                self._files |= {each.name: file for each in shard}
         except BaseException:
             self.abandon()
             raise

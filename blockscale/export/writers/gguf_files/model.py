@@ -84,30 +84,30 @@ def metadata_for(
     keep their names, has no keys but those of any file.
     """
     most = _most(tensors)
-    found = {"general.quantization_version": MetadataValue("u32", 2)}
+    data = {"general.quantization_version": MetadataValue("u32", 2)}
     if most in _FILE_TYPES:
-        found["general.file_type"] = MetadataValue("u32", _FILE_TYPES[most])
+        data["general.file_type"] = MetadataValue("u32", _FILE_TYPES[most])
     extra = Extra()
     notes: list[str] = []
     if any(t.name == "token_embd.weight" for t in tensors):
-        told, said = keys(config)
-        found, notes = told | found, [*notes, *said]
+        info, message = keys(config)
+        data, notes = info | data, [*notes, *message]
         arch = of_config(config).arch
         if kind_of_positions(rope(config)) == "llama3":
             positions = rope(config)
-            size = found[f"{arch}.rope.dimension_count"].value
+            size = data[f"{arch}.rope.dimension_count"].value
             extra.tensors["rope_freqs.weight"] = rope_factors(positions, size)
         vocabulary = next(t.shape[0] for t in tensors if t.name == "token_embd.weight")
         if folder is not None:
             tokens, text = tokenizer_keys(folder, vocabulary)
-            found |= tokens
+            data |= tokens
             notes += [text] if text else []
     else:
-        found = {
+        data = {
             "general.architecture": MetadataValue("text", str(config.get("model_type", "unknown")))
-        } | found
+        } | data
         notes.append("tensors keep their names, which llama.cpp does not know")
-    return {key: encoded(value) for key, value in found.items()}, extra, tuple(notes)
+    return {key: encoded(value) for key, value in data.items()}, extra, tuple(notes)
 
 
 _MOST = 1 << 28  # bytes of tokenizer.json
@@ -133,24 +133,24 @@ def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, MetadataValue], s
     path, vocabulary = folder / "tokenizer.json", Vocabulary(size)
     data = json_object(read_json(path, most=_MOST), path) if path.is_file() else None
     if data is None:
-        found, notes = _without_json(folder, vocabulary)
+        result, notes = _without_json(folder, vocabulary)
     else:
-        found, notes = _from_json(folder, data, vocabulary)
-    kind = found["tokenizer.ggml.model"].value
+        result, notes = _from_json(folder, data, vocabulary)
+    kind = result["tokenizer.ggml.model"].value
     if kind == "none":
-        return found, "; ".join(notes)
-    special, told = special_keys(folder, vocabulary, data)
-    found |= special
-    notes += told
+        return result, "; ".join(notes)
+    special, info = special_keys(folder, vocabulary, data)
+    result |= special
+    notes += info
     end = _ENDS.get(kind, size)
-    if "tokenizer.ggml.eos_token_id" not in found and end < size:
+    if "tokenizer.ggml.eos_token_id" not in result and end < size:
         notes.append(
             "neither its tokenizer nor its configuration names the end-of-text token "
             f"(eos_token): llama.cpp uses token {end} ({vocabulary.text(end)!r})"
         )
     if vocabulary.lost:
         notes.append(f"{vocabulary.lost} of its tokens have no row in the embedding: left out")
-    return found, "; ".join(notes)
+    return result, "; ".join(notes)
 
 
 def _none(why: str) -> Keys:
@@ -226,21 +226,21 @@ def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabul
     lower = bool(bert.get("lowercase", True)) if bert else _has(steps, "Lowercase")
     strip = bert.get("strip_accents")
     strip = strip if isinstance(strip, bool) else lower if bert else _has(steps, "StripAccents")
-    known = dict.fromkeys(("Lowercase", "StripAccents", "NFD"), always) | {"BertNormalizer": _usual}
-    found = {
+    names = dict.fromkeys(("Lowercase", "StripAccents", "NFD"), always) | {"BertNormalizer": _usual}
+    by_name = {
         "tokenizer.ggml.model": MetadataValue("text", "bert"),
         "tokenizer.ggml.pre": MetadataValue("text", "default"),
         **vocabulary.keys(scored=False),
         "tokenizer.ggml.normalizer.lowercase": MetadataValue("bool", lower),
         "tokenizer.ggml.normalizer.strip_accents": MetadataValue("bool", strip),
     }
-    notes = not_normalized(data, known)
+    notes = not_normalized(data, names)
     if strip:
         notes.append(
             "llama.cpp strips accents in its own way: Hangul and scripts with spacing marks "
             "(Devanagari) can become other tokens"
         )
-    return found, notes
+    return by_name, notes
 
 
 def _usual(step: Mapping[str, Any]) -> bool:
@@ -264,13 +264,13 @@ def byte_level(data: Mapping[str, Any], model: Mapping[str, Any], vocabulary: Vo
         vocabulary.add(*each)
     name, notes = _cut(data, model, vocab, pairs)
     notes += not_normalized(data, {"ByteLevel": always})
-    found = {
+    by_name = {
         "tokenizer.ggml.model": MetadataValue("text", "gpt2"),
         "tokenizer.ggml.pre": MetadataValue("text", name),
         **vocabulary.keys(scored=False),
         "tokenizer.ggml.merges": MetadataValue("text", [_text(pair) for pair in pairs]),
     }
-    return found, notes
+    return by_name, notes
 
 
 def _text(pair: Pair) -> str:
@@ -283,17 +283,17 @@ def _cut(
 ) -> tuple[str, list[str]]:
     """llama.cpp's name for how words are cut, and where it is not quite that."""
     pre, notes = data.get("pre_tokenizer"), []
-    known = known_for(pre)
-    if not known:
+    facts = known_for(pre)
+    if not facts:
         return "default", [
             "llama.cpp has no name for the way its tokenizer cuts words (tokenizer.ggml.pre "
             'is "default"): numbers, signs and spaces can become other tokens. Pass token '
             "numbers, or compare llama-tokenize with your tokenizer"
         ]
     whole = bool(model.get("ignore_merges"))
-    name = known[0].name
-    if known[0].whole != whole and whole_words_differ(vocab, pairs):
-        same = [each.name for each in known if each.whole == whole]
+    name = facts[0].name
+    if facts[0].whole != whole and whole_words_differ(vocab, pairs):
+        same = [each.name for each in facts if each.whole == whole]
         name = same[0] if same else name
         if not same:
             ours, theirs = ("takes", "merges") if whole else ("merges", "takes")

@@ -106,13 +106,13 @@ def steps_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
     if not isinstance(pre_tokenizer, Mapping):
         return None if pre_tokenizer is not None else ()
     if pre_tokenizer.get("type") == "Sequence":
-        found: tuple[str, ...] = ()
+        names: tuple[str, ...] = ()
         for each in pre_tokenizer.get("pretokenizers") or ():
             steps = steps_of(each)
             if steps is None:
                 return None
-            found += steps
-        return found
+            names += steps
+        return names
     return _step(pre_tokenizer)
 
 
@@ -158,14 +158,14 @@ def nearly(name: str) -> str:
     return _NEARLY.get(name, "")
 
 
-def flat(found: Any, inner: str) -> Iterator[Mapping[str, Any]]:
+def flat(value: Any, inner: str) -> Iterator[Mapping[str, Any]]:
     """A step, or the steps of the sequence that it is. inner: the key of a sequence's steps."""
-    if isinstance(found, Mapping):
-        steps = found.get(inner)
+    if isinstance(value, Mapping):
+        steps = value.get(inner)
         for each in steps if isinstance(steps, list) else ():
             yield from flat(each, inner)
         if not isinstance(steps, list):
-            yield found
+            yield value
 
 
 def not_normalized(
@@ -175,14 +175,14 @@ def not_normalized(
 
     data: of tokenizer.json; done: {type: whether llama.cpp does what such a step says}
     """
-    left = [
+    rest = [
         str(each.get("type"))
         for each in flat(data.get("normalizer"), "normalizers")
         if each.get("type") not in done or not done[each["type"]](each)
     ]
-    if not left:
+    if not rest:
         return []
-    names = ", ".join(dict.fromkeys(left))
+    names = ", ".join(dict.fromkeys(rest))
     return [
         f"llama.cpp does not normalize text as its tokenizer does ({names}): normalize text "
         "first, or it may become other tokens"

@@ -70,10 +70,10 @@ def read_pieces(path: Path) -> Pieces:
         top = fields(memoryview(read_regular(path, MOST)), budget)
         trainer = _part(top, 2, budget)
         normalizer = _part(top, 3, budget)
-        found = [_piece(each, budget) for each in messages(top, 1)]
+        results = [_piece(each, budget) for each in messages(top, 1)]
         charsmap = messages(normalizer, 2)
         kind = _KINDS.get(whole_number(trainer, 3, 1), "unknown")
-        if not found:
+        if not results:
             raise DamagedError("it has no pieces")
     except (DamagedError, UnicodeDecodeError) as error:
         raise FileError(
@@ -82,21 +82,21 @@ def read_pieces(path: Path) -> Pieces:
         ) from None
     ids = {name: whole_number(trainer, key, n) for name, (key, n) in _IDS.items()}
     prefix, trims = (bool(whole_number(normalizer, key, 1)) for key in (3, 4))
-    return Pieces(kind, found, bytes(charsmap[-1]) if charsmap else b"", prefix, trims, ids)
+    return Pieces(kind, results, bytes(charsmap[-1]) if charsmap else b"", prefix, trims, ids)
 
 
 def _part(top: Fields, key: int, budget: ReadBudget) -> Fields:
-    found = messages(top, key)
-    return fields(found[-1], budget) if found else {}
+    result = messages(top, key)
+    return fields(result[-1], budget) if result else {}
 
 
 def _piece(data: memoryview, budget: ReadBudget) -> VocabularyPiece:
-    found = fields(data, budget)
-    text, score = messages(found, 1), messages(found, 2)
+    values = fields(data, budget)
+    text, score = messages(values, 1), messages(values, 2)
     if not text or (score and len(score[-1]) != 4):
         raise DamagedError("a piece has no text, or a score that is not a float32")
     value = struct.unpack("<f", score[-1])[0] if score else 0.0
-    return VocabularyPiece(bytes(text[-1]).decode(), value, whole_number(found, 3, 1))
+    return VocabularyPiece(bytes(text[-1]).decode(), value, whole_number(values, 3, 1))
 
 
 def pieces_of_bpe(
@@ -124,10 +124,10 @@ def pieces_of_bpe(
     notes += _spaces_besides(data, prefix)
     notes += not_normalized(data, {"Prepend": _writes_space, "Replace": _writes_space})
     notes += _cuts_besides(data)
-    found = _scored("llama", vocabulary, prefix != "never")
+    result = _scored("llama", vocabulary, prefix != "never")
     if not any(_BYTE.fullmatch(text) for text in vocab):
         notes.append("it has no byte tokens: llama.cpp fails on characters without a token")
-    return found, notes
+    return result, notes
 
 
 def _scored(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, MetadataValue]:
@@ -205,13 +205,13 @@ def from_pieces(path: Path, vocabulary: Vocabulary) -> Keys | None:
         vocabulary.put(i, text.replace(SPACE, " ") if kind == USER else text, kind, score)
         vocabulary.numbers[text] = i
     _more_tokens(path.parent, vocabulary)
-    found = _scored("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
+    result = _scored("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
     for name, i in model.ids.items():
         if 0 <= i < min(len(model.pieces), vocabulary.size):
-            found[f"tokenizer.ggml.{name}_token_id"] = MetadataValue("u32", i)
+            result[f"tokenizer.ggml.{name}_token_id"] = MetadataValue("u32", i)
     if model.kind == "unigram":
-        found |= _of_unigrams(model.trims, model.charsmap)
-    return found, _normalized_pieces(model)
+        result |= _of_unigrams(model.trims, model.charsmap)
+    return result, _normalized_pieces(model)
 
 
 def _normalized_pieces(model: Pieces) -> list[str]:
@@ -249,8 +249,8 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
     )
     pre = [each.get("type") for each in flat(data.get("pre_tokenizer"), "pretokenizers")]
     trims = "WhitespaceSplit" in pre or any(_one_space(each) for each in steps)
-    known = {"Precompiled": always, "Strip": always, "Replace": _one_space}
-    notes = not_normalized(data, known) + _cuts_besides(data)
+    table = {"Precompiled": always, "Strip": always, "Replace": _one_space}
+    notes = not_normalized(data, table) + _cuts_besides(data)
     if "WhitespaceSplit" in pre and not map_:
         notes.append(
             "line breaks and tabs separate words in its tokenizer, and only spaces do in llama.cpp"
@@ -259,10 +259,10 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
         notes.append(
             "characters without a token become bytes in its tokenizer, and one unknown token "
             "in llama.cpp")  # fmt: skip
-    found = _scored("t5", vocabulary, _prefix(data) != "never")
+    result = _scored("t5", vocabulary, _prefix(data) != "never")
     if isinstance(model.get("unk_id"), int):
-        found["tokenizer.ggml.unknown_token_id"] = MetadataValue("u32", model["unk_id"])
-    return found | _of_unigrams(trims, b64decode(map_ or "")), notes
+        result["tokenizer.ggml.unknown_token_id"] = MetadataValue("u32", model["unk_id"])
+    return result | _of_unigrams(trims, b64decode(map_ or "")), notes
 
 
 def _is_row(row: Any) -> bool:
@@ -287,7 +287,7 @@ def _one_space(step: Mapping[str, Any]) -> bool:
 
 
 def _of_unigrams(trims: bool, charsmap: bytes) -> dict[str, MetadataValue]:
-    found = {"tokenizer.ggml.remove_extra_whitespaces": MetadataValue("bool", trims)}
+    data = {"tokenizer.ggml.remove_extra_whitespaces": MetadataValue("bool", trims)}
     if charsmap:
-        found["tokenizer.ggml.precompiled_charsmap"] = MetadataValue("u8", list(charsmap))
-    return found
+        data["tokenizer.ggml.precompiled_charsmap"] = MetadataValue("u8", list(charsmap))
+    return data

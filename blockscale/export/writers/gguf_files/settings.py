@@ -54,18 +54,18 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
     The message names the setting, what it is, and what llama.cpp computes.
     """
     keys = {name for key in family.keys.values() for name in key.names}
-    wanted = {k: v for k, v in _NEUTRAL.items() if k not in keys} | dict(family.fixed)
+    table = {k: v for k, v in _NEUTRAL.items() if k not in keys} | dict(family.fixed)
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if family.arch != "phi3" and "partial_rotary_factor" in rotary:
         config = dict(config) | {"partial_rotary_factor": rotary["partial_rotary_factor"]}
     if family.arch == "phi3":
-        wanted.pop("partial_rotary_factor")
-    for key, allowed in wanted.items():
+        table.pop("partial_rotary_factor")
+    for key, allowed in table.items():
         value = config.get(key)
         if not any(value == each and type(value) is type(each) for each in allowed):
             _refuse(key, value, f"{_listed(allowed)}", family)
     _check_scale(config, family)
-    unknown = sorted(config.keys() - keys - wanted.keys() - _QUIET)
+    unknown = sorted(config.keys() - keys - table.keys() - _QUIET)
     if not unknown:
         return []
     more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
@@ -76,8 +76,8 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
 
 
 def _listed(allowed: tuple[Any, ...]) -> str:
-    told = [repr(each) for each in allowed if each is not None]
-    return " or ".join(told) or "none"
+    lines = [repr(each) for each in allowed if each is not None]
+    return " or ".join(lines) or "none"
 
 
 def _refuse(key: str, value: Any, computed: str, family: Family) -> None:

@@ -43,37 +43,37 @@ def special_keys(
     tokenizer: what tokenizer.json holds; None where there is none, and llama.cpp's choice of what
     is added stays unless tokenizer_config.json says otherwise
     """
-    told = read_object(folder / "tokenizer_config.json")
+    data = read_object(folder / "tokenizer_config.json")
     configs = [read_object(folder / f"{name}.json") for name in ("config", "generation_config")]
     text = configs[0].get("text_config")
     configs.insert(1, text if isinstance(text, dict) else {})
     numbers = {
-        n: _number(n, told, configs, vocabulary) for n in ("bos", "eos", "unk", "sep", "pad")
+        n: _number(n, data, configs, vocabulary) for n in ("bos", "eos", "unk", "sep", "pad")
     }
-    numbers["mask"] = _number("mask", told, configs, vocabulary)
+    numbers["mask"] = _number("mask", data, configs, vocabulary)
     if numbers["bos"] is None:
-        numbers["bos"] = _number("cls", told, configs, vocabulary)
+        numbers["bos"] = _number("cls", data, configs, vocabulary)
     if numbers["eos"] is None:
         numbers["eos"] = numbers["sep"]
     adds, notes = _added((tokenizer or {}).get("post_processor"), numbers, vocabulary)
-    notes += _said(adds, told, tokenizer is not None)
+    notes += _said(adds, data, tokenizer is not None)
     notes += _stops(numbers, configs, vocabulary)
-    found = {
+    by_name = {
         f"tokenizer.ggml.{_NAMES[name]}_token_id": MetadataValue("u32", number)
         for name, number in numbers.items()
         if number is not None
     }
-    found |= {
+    by_name |= {
         f"tokenizer.ggml.add_{n}_token": MetadataValue("bool", each) for n, each in adds.items()
     }
-    return found | _templates(folder, told), notes
+    return by_name | _templates(folder, data), notes
 
 
 def _number(
-    name: str, told: Mapping[str, Any], configs: list[dict[str, Any]], vocabulary: Vocabulary
+    name: str, data: Mapping[str, Any], configs: list[dict[str, Any]], vocabulary: Vocabulary
 ) -> int | None:
     """The token that a directory names so, or None."""
-    token = told.get(f"{name}_token")
+    token = data.get(f"{name}_token")
     token = token.get("content") if isinstance(token, dict) else token
     if isinstance(token, str) and token in vocabulary.numbers:
         return vocabulary.numbers[token]
@@ -84,8 +84,8 @@ def _number(
     return None
 
 
-def _ids(found: Any) -> list[int]:
-    return [n for n in (found if isinstance(found, list) else [found]) if type(n) is int]
+def _ids(value: Any) -> list[int]:
+    return [n for n in (value if isinstance(value, list) else [value]) if type(n) is int]
 
 
 def _added(
@@ -97,12 +97,12 @@ def _added(
     for each in flat(post, "processors"):
         first, middle, last = _around(each)
         for name, texts in (("bos", first), ("eos", last)):
-            known = [vocabulary.numbers[t] for t in texts if t in vocabulary.numbers]
-            if not known:
+            entries = [vocabulary.numbers[t] for t in texts if t in vocabulary.numbers]
+            if not entries:
                 continue
             adds[name] = True
             notes += _several(name, texts)
-            number = known[0] if name == "bos" else known[-1]
+            number = entries[0] if name == "bos" else entries[-1]
             if name == "eos" and numbers["eos"] not in (None, number):
                 numbers["eot"] = numbers["eos"]  # it still ends an answer
             numbers[name] = number
@@ -112,7 +112,7 @@ def _added(
     return adds, notes
 
 
-def _said(adds: dict[str, bool], told: Mapping[str, Any], whole: bool) -> list[str]:
+def _said(adds: dict[str, bool], data: Mapping[str, Any], whole: bool) -> list[str]:
     """Fill up what a post_processor leaves open by tokenizer_config.json, else with false.
 
     whole: whether there is a tokenizer.json, by whose post_processor alone transformers goes
@@ -120,7 +120,7 @@ def _said(adds: dict[str, bool], told: Mapping[str, Any], whole: bool) -> list[s
     notes = []
     for name in ("bos", "eos"):
         key = f"add_{name}_token"
-        says = told.get(key) if isinstance(told.get(key), bool) else None
+        says = data.get(key) if isinstance(data.get(key), bool) else None
         if whole and says is not None and says != adds.get(name, False):
             added = "adds" if name in adds else "does not add"
             notes.append(
@@ -145,10 +145,10 @@ def _around(post: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
     return first, _template(post.get("pair"))[1], last
 
 
-def _template(found: Any) -> tuple[list[str], list[str], list[str]]:
+def _template(value: Any) -> tuple[list[str], list[str], list[str]]:
     """The special tokens before, between and behind the texts of a template."""
     parts: list[list[str]] = [[]]
-    for each in found if isinstance(found, list) else ():
+    for each in value if isinstance(value, list) else ():
         token = each.get("SpecialToken") if isinstance(each, dict) else None
         if isinstance(token, dict) and isinstance(token.get("id"), str):
             parts[-1].append(token["id"])
@@ -162,10 +162,10 @@ def _template(found: Any) -> tuple[list[str], list[str], list[str]]:
 def _several(name: str, texts: list[str]) -> list[str]:
     if len(texts) == 1:
         return []
-    where, kept = ("before", texts[0]) if name == "bos" else ("behind", texts[-1])
+    where, rest = ("before", texts[0]) if name == "bos" else ("behind", texts[-1])
     return [
         f"its tokenizer adds {' '.join(texts)} {where} a text, and llama.cpp adds only "
-        f"{kept}: write the others into the prompt"
+        f"{rest}: write the others into the prompt"
     ]
 
 
@@ -177,7 +177,7 @@ def _stops(
     if stop is not None and numbers.get("eot") is None:
         numbers["eot"] = stop
     more = [n for config in configs for n in _ids(config.get("eos_token_id"))]
-    left = []
+    rest = []
     for number in dict.fromkeys(n for n in more if 0 <= n < vocabulary.size):
         if number in numbers.values() and number != numbers["pad"]:
             continue
@@ -185,26 +185,26 @@ def _stops(
             continue
         place = next((name for name in ("eot", "eom") if numbers.get(name) is None), None)
         if place is None:
-            left.append(vocabulary.text(number))
+            rest.append(vocabulary.text(number))
         else:
             numbers[place] = number
-    if not left:
+    if not rest:
         return []
     return [
-        f"answers also end with {', '.join(left)}, for which GGUF has no key: pass them to "
+        f"answers also end with {', '.join(rest)}, for which GGUF has no key: pass them to "
         "llama.cpp as stop words"
     ]
 
 
-def _templates(folder: Path, told: Mapping[str, Any]) -> dict[str, MetadataValue]:
+def _templates(folder: Path, data: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """The template of conversations, and others by name (`GGUFWriter.add_chat_template`)."""
-    found = told.get("chat_template") or read_object(folder / "chat_template.json").get(
+    result = data.get("chat_template") or read_object(folder / "chat_template.json").get(
         "chat_template"
     )
     if (folder / "chat_template.jinja").is_file():  # which transformers prefers
-        found = (folder / "chat_template.jinja").read_text()
-    named = {"default": found} if isinstance(found, str) else {}
-    for each in found if isinstance(found, list) else ():
+        result = (folder / "chat_template.jinja").read_text()
+    named = {"default": result} if isinstance(result, str) else {}
+    for each in result if isinstance(result, list) else ():
         if isinstance(each, dict) and isinstance(each.get("template"), str):
             named[str(each.get("name", ""))] = each["template"]
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):

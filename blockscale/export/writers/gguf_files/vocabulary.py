@@ -20,10 +20,10 @@ from blockscale.export.writers.gguf_files.file import MetadataValue
 Pair = tuple[str, str]
 
 
-def merges_of(found: Any) -> list[Pair]:
+def merges_of(value: Any) -> list[Pair]:
     """`merges` of a tokenizer.json, texts or pairs. Raises ValueError for anything else."""
     pairs = []
-    for each in found if isinstance(found, list) else ():
+    for each in value if isinstance(value, list) else ():
         parts = each.split(" ") if isinstance(each, str) else each
         if (
             not isinstance(parts, list)
@@ -46,11 +46,11 @@ def order_of(pairs: Sequence[Pair]) -> dict[str, float]:
 def joined_besides(vocab: Iterable[str], pairs: Sequence[Pair]) -> int:
     """How many pairs of tokens spell another one and are no merge."""
     merges = set(pairs)
-    made = {left + right for left, right in pairs}
-    reached = made | {text for text in vocab if len(text) == 1}
+    values = {left + right for left, right in pairs}
+    reached = values | {text for text in vocab if len(text) == 1}
     return sum(
         (text[:i], text[i:]) not in merges
-        for text in made
+        for text in values
         for i in range(1, len(text))
         if text[:i] in reached and text[i:] in reached
     )
@@ -136,13 +136,13 @@ class Vocabulary:
                 row = _free(f"[PAD{i}]", texts), UNUSED, _MISSING
             seen.add(row[0])
             rows.append(row)
-        found = {
+        data = {
             "tokenizer.ggml.tokens": MetadataValue("text", [row[0] for row in rows]),
             "tokenizer.ggml.token_type": MetadataValue("i32", [row[1] for row in rows]),
         }
         if scored:
-            found["tokenizer.ggml.scores"] = MetadataValue("f32", [row[2] for row in rows])
-        return found
+            data["tokenizer.ggml.scores"] = MetadataValue("f32", [row[2] for row in rows])
+        return data
 
 
 def _free(text: str, texts: set[str]) -> str:
@@ -169,9 +169,9 @@ def tokens_of(vocab: Any) -> dict[str, int]:
     return vocab
 
 
-def added_of(found: Any) -> Iterable[tuple[int, str, bool]]:
+def added_of(value: Any) -> Iterable[tuple[int, str, bool]]:
     """(number, text, special) of `added_tokens` in a tokenizer.json, but for damaged ones."""
-    for each in found if isinstance(found, list) else ():
+    for each in value if isinstance(value, list) else ():
         if isinstance(each, dict):
             number, text = each.get("id"), each.get("content")
             if type(number) is int and number >= 0 and isinstance(text, str):
