@@ -73,7 +73,7 @@ def test_several_at_once_in_any_order(tmp_path: Path) -> None:
     waits = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
     writes = "import sys, pathlib; pathlib.Path(sys.argv[1]).touch()"
     jobs = [fresh.begin(code, tmp_path / "there") for code in (waits, writes)]
-    assert [job.end().returncode for job in jobs] == [0, 0]
+    fresh.end_all(jobs)
 
 
 def test_its_processor_time_is_counted() -> None:
@@ -91,6 +91,25 @@ def work(rank: int, folder: str) -> None:
 def test_ranks(tmp_path: Path) -> None:
     fresh.ranks(work, tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def waits_for_rank_1(rank: int, folder: str) -> None:
+    assert not rank, f"of {folder}"
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=rf"exit code 1\n(.*\n)*AssertionError: of {tmp_path}"):
+        fresh.ranks(waits_for_rank_1, tmp_path, 2)
+
+
+def test_stopped() -> None:
+    jobs = [fresh.begin(code) for code in ("while True: pass", "pass", "while True: pass")]
+    assert jobs[1].end().returncode == 0
+    jobs[2].stop()
+    jobs[0].stop()
+    assert fresh.run("print(1)").stdout == "1\n"
 
 
 def test_a_rank_that_fails(tmp_path: Path) -> None:

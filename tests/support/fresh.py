@@ -10,8 +10,10 @@ LD_PRELOAD, what the allocator takes) need a Python of their own:
 """
 
 import atexit
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,8 @@ import torch.distributed.checkpoint.state_dict, torch.distributed.tensor.paralle
 import blockscale, pytest
 """
 
-# Each job is a line of JSON; the fork that waits for it answers with "ID EXITCODE SECONDS".
+# Each job is a line of JSON; the fork that waits for it says "ID is PID" and, when the job has ended,
+# "ID EXITCODE SECONDS".
 _SERVER = """
 import atexit, json, os, signal, sys, time, traceback, types, warnings
 os.setsid()  # a group of its own, which ends with it
@@ -81,6 +84,7 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         begin(job)
+    os.write(1, f"{job['id']} is {child}\\n".encode())
     status = os.waitpid(child, 0)[1]
     used = os.times()
     seconds = used.children_user + used.children_system
@@ -91,6 +95,7 @@ os.killpg(0, signal.SIGKILL)  # what still runs when the tests have ended, howev
 """
 
 _servers: dict[str, subprocess.Popen[str]] = {}
+_pids: dict[int, int] = {}
 _ended: dict[int, int] = {}
 _seconds = 0.0
 _count = 0
@@ -114,6 +119,18 @@ class Job:
         """Its exit code (minus the signal that ended it), stdout and stderr, as of subprocess."""
         while self.number not in _ended:
             _hear(self.server)
+        return self._done(check)
+
+    def stop(self) -> None:
+        """End it, wherever it is; what it would have done is not done."""
+        while self.number not in _pids | _ended:
+            _hear(self.server)
+        if self.number not in _ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(_pids[self.number], signal.SIGKILL)
+        self.end()
+
+    def _done(self, check: bool) -> subprocess.CompletedProcess[str]:
         texts = [(Path(self.folder.name) / name).read_text() for name in ("out", "err")]
         self.folder.cleanup()
         done = subprocess.CompletedProcess(self.command, _ended.pop(self.number), *texts)
@@ -147,16 +164,32 @@ def begin(
     return Job(_count, server, ("python", "-c", code, *job["args"]), folder)
 
 
+def end_all(jobs: Sequence[Job]) -> None:
+    """Wait until all have ended well. Raises AssertionError with what the first one that fails
+    printed; the others, which may wait for it, are stopped."""
+    left = list(jobs)
+    try:
+        while left:
+            while not any(job.number in _ended for job in left):
+                _hear(left[0].server)
+            job = next(job for job in left if job.number in _ended)
+            left.remove(job)
+            job.end(check=True)
+    finally:
+        for job in left:
+            job.stop()
+
+
 def ranks(work: Callable[[int, str], None], folder: Path, count: int) -> None:
-    """Run work(rank, folder), a function of a test module, in so many processes at once."""
+    """Run work(rank, folder), a function of a test module, in so many processes at once; the first
+    that fails ends all."""
     code = f"""
 import sys
 from {work.__module__} import {work.__name__} as work
 work(int(sys.argv[1]), sys.argv[2])
 """
     how: dict[str, Any] = {"cwd": ROOT, "ready": WITH_OURS}
-    for job in [begin(code, rank, folder, **how) for rank in range(count)]:
-        job.end(check=True)
+    end_all([begin(code, rank, folder, **how) for rank in range(count)])
 
 
 def run(code: str, *args: object, check: bool = False, **how: Any) -> subprocess.CompletedProcess:
@@ -189,5 +222,9 @@ def _hear(server: subprocess.Popen[str]) -> None:
     if not line:
         raise RuntimeError("the process that tests fork has ended: it says why on stderr")
     number, code, seconds = line.split()
+    if code == "is":
+        _pids[int(number)] = int(seconds)
+        return
+    _pids.pop(int(number), None)
     _ended[int(number)] = int(code)
     _seconds += float(seconds)

@@ -76,16 +76,23 @@ def stopped_at(number: int):
 
 
 def waiting_at(number: int):
-    """A `take` that leaves piece `number` and all after it to the others, until one fails."""
+    """A `take` that leaves piece `number` and all after it to the others, until one fails; the test
+    fails where it ends without."""
     taken, take = [], StoreRanks.take
 
     def counted(self):
         taken.append(1)
-        while len(taken) == number and not self.store.check(["failed"]):
-            time.sleep(0.001)
+        if len(taken) == number:
+            wait_for(self, "failed", of=1 - self.rank)
         return take(self)
 
     return counted
+
+
+def wait_for(mine: StoreRanks, key: str, of: int) -> None:
+    """Wait until there is a key in the store that rank `of` sets, or that rank has left."""
+    while not mine.store.check([key]) and not mine.store.check([f"bye/{of}"]):
+        time.sleep(0.001)
 
 
 def work(rank: int, folder: str) -> None:
@@ -123,8 +130,8 @@ def killed(rank: int, folder: str) -> None:
 
     def counted(self):
         taken.append(1)
-        while rank < 2 and len(taken) == 2 and not self.store.check(["killed"]):
-            time.sleep(0.001)
+        if rank < 2 and len(taken) == 2:
+            wait_for(self, "killed", of=2)
         piece = take(self)
         if rank == 2 and len(taken) == 2:
             self.store.set("killed", "")

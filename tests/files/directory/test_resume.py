@@ -41,7 +41,7 @@ class Killer(Progress):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), int(sig))
-            while True:
+            for _ in range(10**8):  # it ends in here
                 pass
 
 quantize_directory(model, out, "nvfp4", force=2 * (force == "force"), progress=Killer())
