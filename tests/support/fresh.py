@@ -32,7 +32,7 @@ import torch.distributed.checkpoint.state_dict, torch.distributed.tensor.paralle
 import blockscale, pytest
 """
 
-# Each job is a line of JSON; the fork that waits for it says "ID is PID" and, when the job has ended,
+# Each job is a line of JSON; the fork that waits for it says "ID is PID" and, when that has ended,
 # "ID EXITCODE SECONDS".
 _SERVER = """
 import atexit, json, os, signal, sys, time, traceback, types, warnings
