@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from blockscale.integrations.peft.parts import check_whole, part_of
 from blockscale.layers.conv import QConv
 from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.layer import QLayer
@@ -20,23 +21,41 @@ def float_layer(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
     """The float layer with the same settings, the dequantized weight and the bias's values.
 
     dtype: of weight and bias; by default the one that they had. Nothing of it wants gradients.
-    Raises ValueError for a layer of which peft knows no float one.
+    Raises ValueError for a layer of which peft knows no float one, and for a part of a layer.
     """
-    for kind, make in _MAKERS.items():
-        if isinstance(layer, kind):
-            made = make(layer)
-            break
-    else:
-        known = ", ".join(kind.__name__ for kind in _MAKERS)
-        raise ValueError(
-            f"LoRA supports {known}, found {type(layer).__name__}: leave it out of target_modules"
-        )
+    check_whole(layer)
+    made = _made(layer)
     made.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
     if "bias" in made._parameters:
         bias = layer.added_bias()
         values = None if bias is None else _parameter(bias.detach().clone().to(dtype))
         made.register_parameter("bias", values)
     return made.train(layer.training)
+
+
+def float_base(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
+    """`float_layer`; for a part of a layer the whole one, with zeros that take no memory: what peft
+    builds an adapter beside."""
+    if part_of(layer) is None:
+        return float_layer(layer, dtype)
+    made = _made(layer)
+    zero = torch.zeros((), dtype=dtype or layer.qweight.dtype, device=layer.qweight.device)
+    for name, parameter in list(made.named_parameters()):
+        made.register_parameter(name, _parameter(zero.expand(parameter.shape)))
+    if layer.added_bias() is None:
+        made.register_parameter("bias", None)
+    return made.train(layer.training)
+
+
+def _made(layer: QLayer) -> Any:
+    """The float layer on the meta device."""
+    for kind, make in _MAKERS.items():
+        if isinstance(layer, kind):
+            return make(layer)
+    known = ", ".join(kind.__name__ for kind in _MAKERS)
+    raise ValueError(
+        f"LoRA supports {known}, found {type(layer).__name__}: leave it out of target_modules"
+    )
 
 
 def _parameter(values: Tensor) -> nn.Parameter:

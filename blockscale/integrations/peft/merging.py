@@ -17,7 +17,8 @@ from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from blockscale.core.pack import to_stored
-from blockscale.integrations.peft.float_layer import float_layer
+from blockscale.integrations.peft.float_layer import float_base
+from blockscale.integrations.peft.parts import check_whole, take_part
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import QWeight
 from blockscale.ops.quantize import quantize
@@ -81,13 +82,17 @@ class MergesIntoCodes:
         """Add an adapter, or set one up anew, beside the dequantized layer."""
         with self._float_base() as base, unchanged(base):
             super().update_layer(*args, **kwargs)  # type: ignore[misc]
+        take_part(self, args[0] if args else kwargs["adapter_name"])
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Merge adapters, by default the active ones, into the codes (see the module).
 
         safe_merge: what peft checks then is always checked here: a weight that is not finite is
             refused with ValueError, and the layer is as it was.
+
+        Raises ValueError for a part of a layer.
         """
+        check_whole(self.base_layer)
         if not isinstance(self.base_layer, QLayer):  # peft merges and unmerges the float layer
             super().merge(safe_merge=safe_merge, adapter_names=adapter_names)  # type: ignore[misc]
             return
@@ -145,7 +150,7 @@ class MergesIntoCodes:
     def _float_base(self, dtype: torch.dtype | None = None) -> Iterator[Any]:
         """For a while, a float layer in the place of the quantized one."""
         base = self.base_layer
-        copy = float_layer(base, dtype) if isinstance(base, QLayer) else base
+        copy = float_base(base, dtype) if isinstance(base, QLayer) else base
         try:
             self.base_layer = copy
             yield copy
@@ -217,6 +222,9 @@ def unchanged(layer: nn.Module) -> Iterator[None]:
     base weight, which they change.
     """
     weight: Any = layer.weight
+    if weight.is_meta:  # low_cpu_mem_usage: the adapter's numbers come later
+        yield
+        return
     before = weight.detach().clone()
     yield
     after: Any = layer.weight

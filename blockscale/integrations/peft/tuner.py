@@ -15,7 +15,7 @@ from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_N
 from torch import nn
 
 from blockscale.core.untrusted import kind_of
-from blockscale.integrations.peft.float_layer import float_layer
+from blockscale.integrations.peft.float_layer import float_base, float_layer
 from blockscale.integrations.peft.merging import (
     MergeLoss,
     MergesIntoCodes,
@@ -24,6 +24,7 @@ from blockscale.integrations.peft.merging import (
     summary,
     unchanged,
 )
+from blockscale.integrations.peft.parts import check_part, check_whole, part_of, take_part
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
 from blockscale.layers.model import PLACED
@@ -43,7 +44,11 @@ class QuantizedLoraModel(LoraModel):
                 return wrap(target, adapter_name, lora_config, **kwargs)
             except ValueError as error:
                 raise ValueError(f"{kwargs.get('target_name')}: {error}") from None
-        return LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
+        made = LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
+        if part_of(target) is not None:
+            adopt(made)
+            take_part(made, adapter_name)
+        return made
 
     def inject_adapter(
         self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
@@ -60,9 +65,9 @@ class QuantizedLoraModel(LoraModel):
         include_quantized(config, model)
         for name, module in model.named_modules():
             layer = getattr(module, "base_layer", module)  # of an adapter that is there already
-            if isinstance(layer, QLayer) and self._check_target_module_exists(config, name):
-                check_whole(name, layer)
-        with device_known(model):
+            if self._check_target_module_exists(config, name):
+                check_target(name, layer, config)
+        with device_known(model), parts_known(model):
             super().inject_adapter(model, adapter_name, *args, **kwargs)
         for module in model.modules():
             if isinstance(module, ModulesToSaveWrapper):
@@ -94,9 +99,11 @@ class QuantizedLoraModel(LoraModel):
 
     def _check_codes(self) -> None:
         for name, module in self.model.named_modules():
-            if isinstance(module, MergesIntoCodes) and isinstance(module.base_layer, QLayer):
+            if isinstance(module, MergesIntoCodes):
                 try:
-                    check_mergeable(module.base_layer)
+                    check_whole(module.base_layer)
+                    if isinstance(module.base_layer, QLayer):
+                        check_mergeable(module.base_layer)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
 
@@ -202,6 +209,14 @@ def check_targets(config: Any, model: nn.Module) -> None:
                     f"parameter in place. Name layers in target_modules, or leave this one in "
                     f"float with skip=[{layer!r}] in the recipe"
                 )
+    for name, layer in model.named_modules():
+        wanted = any(name == e or name.endswith(f".{e}") for e in config.modules_to_save or ())
+        if wanted and any(map(part_of, layer.modules())):
+            raise ValueError(
+                f"modules_to_save names {name}, of which this process has a part "
+                "(bs.parallel.shard_): leave it out of the plan, or name its layers in "
+                "target_modules"
+            )
     for name in _trained_tables(config, model):
         if isinstance(model.get_submodule(name), QLayer):
             raise ValueError(
@@ -210,20 +225,32 @@ def check_targets(config: Any, model: nn.Module) -> None:
             )
 
 
-def check_whole(name: str, layer: QLayer) -> None:
-    """Raise ValueError for a layer of which this process has a part: an adapter beside it would
-    have the shapes of the whole."""
-    if layer.qweight.sharded:
+def check_target(name: str, layer: nn.Module, config: Any) -> None:
+    """Raise ValueError for a layer that FSDP2 has sharded, and for an adapter that a part of a
+    layer cannot have."""
+    if isinstance(layer, QLayer) and layer.qweight.sharded:
         raise ValueError(
             f"{name}: fully_shard has been called for it: put adapters in before, and FSDP2 shards "
             "them, too: bs.parallel.as_parameters_(model), get_peft_model, fully_shard"
         )
-    if layer.qweight.part:
-        raise ValueError(
-            f"{name}: this process has a part of its weight ({layer.qweight.part}; tensor parallel)"
-            ", and adapters of parts are not built: train them on shards of FSDP2 "
-            "(bs.parallel.as_parameters_, docs/scale.md), or leave this layer out of target_modules"
-        )
+    if part_of(layer) is not None:
+        check_part(name, config)
+
+
+@contextmanager
+def parts_known(model: Any) -> Iterator[None]:
+    """For a while, let peft see no mesh beside parts of ours: it would make DTensors of adapters,
+    as it does beside transformers' own parts."""
+    meshes = vars(model)
+    if meshes.get("_device_mesh") is None or not any(map(part_of, model.modules())):
+        yield
+        return
+    mesh = meshes["_device_mesh"]
+    model._device_mesh = None
+    try:
+        yield
+    finally:
+        model._device_mesh = mesh
 
 
 def _codes(model: nn.Module) -> Iterator[str]:
@@ -299,19 +326,21 @@ def wrap(target: QLayer, adapter_name: str, config: Any, **kwargs: Any) -> nn.Mo
             f"target_parameters names the codes of {kind_of(target)}: name the layer "
             f"itself in target_modules"
         )
-    stand_in = float_layer(target)
+    stand_in = float_base(target)
     with unchanged(stand_in):
         made: Any = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
     if type(made) not in _OURS:
         raise ValueError(f"peft has no LoRA for the float layer of {type(target).__name__}")
     made.base_layer = target
     adopt(made)
+    take_part(made, adapter_name)
     wrapped: nn.Module = made
     return wrapped
 
 
 def adopt(layer: nn.Module) -> None:
-    """Give a LoRA layer of peft, whose base layer is quantized now, the class that knows it."""
+    """Give a LoRA layer of peft, whose base layer is quantized now or a part, the class that knows
+    it."""
     ours = _OURS.get(type(layer))
-    if ours is not None and isinstance(layer.base_layer, QLayer):
+    if ours is not None and (isinstance(layer.base_layer, QLayer) or part_of(layer.base_layer)):
         layer.__class__ = ours

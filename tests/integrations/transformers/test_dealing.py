@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers as hf
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[str, bs.Recipe | None, dict[str, Any]]] = {
     "experts, shards of the rest": ("moe", FLOAT_EXPERTS, {"fsdp_size": 2, "ep_size": 2}),
     "shards": ("tied", None, {"fsdp_size": 2}),
 }
+CUT = DistributedConfig(tp_size=2)
 EXACT = ("shards",)  # each process computes all
 FAST = ("layers", "layers and experts", "shards")
 MORE = tuple(case for case in CASES if case not in FAST)
@@ -121,14 +123,59 @@ def trained(folder: Path, rank: int, mesh: Any | None) -> dict[str, Any]:
     return {"adapters": values, "late": late}
 
 
-def adapted_parts(model: Any) -> str:
-    """What peft says of a model that is cut, which stays as it was."""
-    from peft import LoraConfig, get_peft_model
+PARTS = ["q_proj", "k_proj", "o_proj", "down_proj", "embed_tokens"]  # float ones among them
 
-    config = LoraConfig(target_modules=["q_proj"], r=2)
-    told = words(lambda: get_peft_model(model, config))
-    assert not any("lora" in name for name, _ in model.named_modules())
-    return told
+
+def tuned_parts(folder: Path, rank: int, **asked: Any) -> dict[str, Any]:
+    """peft's LoRA after two steps beside parts of layers; each process draws other adapters."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    import blockscale.integrations.peft  # noqa: F401 - registers
+
+    model = loaded(folder, "some layers", **asked)
+    torch.manual_seed(7 + rank)
+    config = LoraConfig(target_modules=PARTS, r=2, init_lora_weights=False, lora_bias=False)
+    tuned: Any = get_peft_model(model, config)
+    tuned.add_adapter("dropped", LoraConfig(target_modules=PARTS[:4], r=2, lora_dropout=0.5))
+    losses = [float(step(tuned)) for _ in range(2)]
+    found = {"adapters": adapters(tuned), "losses": losses}
+    with torch.no_grad():
+        found["logits"] = tuned(ids()).logits
+    if asked:
+        found["merged"] = words(tuned.merge_and_unload)
+        tuned.save_pretrained(str(folder / "adapter"), is_main_process=rank == 0)
+        tuned.set_adapter("dropped")
+        torch.manual_seed(rank)
+        step(tuned.train())
+        found["dropped"] = adapters(tuned)
+        late = LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa")
+        found["pissa"] = words(lambda: tuned.add_adapter("late", late))
+        whole = LoraConfig(target_modules=["q_proj"], modules_to_save=["k_proj"])
+        found["whole"] = words(lambda: get_peft_model(tuned.base_model.model, whole))
+        dist.barrier()
+        again = PeftModel.from_pretrained(
+            loaded(folder, "some layers", **asked), folder / "adapter"
+        )
+        with torch.no_grad():
+            found["again"] = again(ids()).logits
+    return found
+
+
+def step(tuned: Any) -> Tensor:
+    """One of gradient descent, with norms of gradients that all processes must have alike."""
+    own = [each for each in tuned.parameters() if each.requires_grad]
+    loss: Tensor = tuned(ids()).logits.square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(own, 0.5)
+    with torch.no_grad():
+        for each in own:
+            each -= each.grad
+            each.grad = None
+    return loss.detach()
+
+
+def adapters(tuned: Any) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in tuned.named_parameters() if p.requires_grad}
 
 
 def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
@@ -145,7 +192,7 @@ def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
         with torch.no_grad():
             found["shard_"] = ours(ids()).logits
         found["trained"] = trained(Path(folder), rank, mesh)
-        found["parts"] = adapted_parts(ours)
+        found["parts"] = tuned_parts(Path(folder), rank, distributed_config=CUT)
         torch.save(found, f"{folder}/{cases[0]} {rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -212,13 +259,34 @@ def test_it_is_what_shard_does(found: list[dict[str, Any]]) -> None:
 
 
 def test_adapters_of_peft_train_on_shards(found: list[dict[str, Any]], folder: Path) -> None:
-    """As in one process; on parts of layers, and after fully_shard, they are refused."""
+    """As in one process; after fully_shard, they are refused."""
     whole = trained(folder, 0, None)["adapters"]
     for each in found:
         for mine, theirs in zip(each["trained"]["adapters"], whole, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
         assert "fully_shard has been called for it: put adapters in" in each["trained"]["late"]
-        assert "q_proj: this process has a part of its weight (0 to 32 of 64;" in found[0]["parts"]
+
+
+def test_adapters_of_peft_train_beside_parts(found: list[dict[str, Any]], folder: Path) -> None:
+    """Whole adapters, the same on all processes to the bit, and those of one process."""
+    whole = tuned_parts(folder, 0)
+    first, other = (each["parts"] for each in found)
+    for each in (first, other):
+        torch.testing.assert_close(each["losses"], whole["losses"], rtol=1e-4, atol=0)
+        torch.testing.assert_close(each["adapters"], whole["adapters"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(each["logits"], whole["logits"], rtol=1e-4, atol=1e-5)
+        assert torch.equal(each["again"], each["logits"])
+        assert "q_proj: init_lora_weights='pissa' looks at the whole weight" in each["pissa"]
+        assert "modules_to_save names model.layers.0.self_attn.k_proj" in each["whole"]
+        assert "to merge an adapter, save it (save_pretrained)" in each["merged"]
+    for some in ("adapters", "dropped"):
+        assert all(torch.equal(first[some][name], own) for name, own in other[some].items())
+    assert len(first["dropped"]) == 16 and set(first["dropped"]).isdisjoint(first["adapters"])
+    saved = load_file(folder / "adapter" / "adapter_model.safetensors")
+    names = {name.replace(".weight", ".default.weight"): name for name in saved}
+    assert all(
+        torch.equal(saved[names.get(n, n)], p) for n, p in first["adapters"].items() if n in names
+    )
 
 
 @pytest.mark.parametrize(
