@@ -25,7 +25,7 @@ from blockscale.layers.kinds import quantized_class
 from blockscale.layers.parameters import PLAIN, ParameterPlan, stacks
 from blockscale.layers.plan import Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops.tensor import QTensor
 
 
@@ -53,6 +53,16 @@ class Stacked:
         weight = QWeight(q, tuple(parameter.shape), parameter.dtype, layout)
         weight.name = self.plan.name
         return weight
+
+    def input(self, places: Mapping[str, Supplied]) -> StackInput | None:
+        """Its static input, of each matrix its own; None where not all of them were chosen."""
+        fmt, first = self.plan.input, next(iter(sets_of(self.layers).values()), {})
+        each = [places[first[e].name].input for e in sorted(first)]
+        if fmt is None or not each or any(one is None or not one.static for one in each):
+            return None
+        made = StackInput(fmt).to(self.plan.parameter.device)
+        made.set_each([one for one in each if one is not None])
+        return made
 
     def notes(self) -> list[str]:
         """What a user should know of its weights in this format."""
@@ -133,7 +143,7 @@ def _stacked(
         stored = stored_shape(shape, plan.layout)
         if fmt is None or of_stack(fmt, stored, stack.parts) != plan.format:
             continue
-        found.append((plan, matrices, Scheme(weight=fmt)))
+        found.append((plan, matrices, Scheme(weight=fmt, input=plan.input)))
     of = {plan.name: matrices for plan, matrices, _ in found}
     for plan, matrices, scheme in found:
         layers = (
@@ -246,12 +256,17 @@ def _of_stack(session: Session, stack: Stacked) -> Said:
              "make it call F.linear, matmul or grouped_mm with one expert, or all"], []
         )  # fmt: skip
     weight: QWeight | None = stack.weight(session.places)
+    static = stack.input(session.places)
     numbers = {plan.name: number_of(plan) for plan in stack.layers}
     details = _alike(numbers, session.details)
     notes = _alike(numbers, session.notes)
     first = next(iter(sets_of(stack.layers).values()))
     seen, few = _coverage(session, first)
     notes = [note for note in notes if "saw no data in" not in note]
+    if static is not None:
+        session.places[stack.plan.name] = Supplied(input=static)
+    elif stack.plan.input is not None:
+        details = [*details, "dynamic input"]
     if weight is None:
         details = ["plain rounding", *details]
     else:

@@ -44,7 +44,7 @@ from blockscale.layers.model import (
     unwrapped,
 )
 from blockscale.layers.processes import check_whole
-from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.store import QBias, QWeight, StackInput
 from blockscale.ops.tensor import QTensor, from_parts
 
 
@@ -140,7 +140,13 @@ def read_quantized(
     if isinstance(fmt, SumInteger):
         parts = _read(source, stored)
         return QBias(parts["codes"], parts["scale"], fmt, dtype)
-    return QWeight(_read_qtensor(source, stored), info.shape, dtype, info.layout)
+    weight = QWeight(_read_qtensor(source, stored), info.shape, dtype, info.layout)
+    if text := source.metadata.formats(stored).get("input"):  # of a stack of experts
+        weight.set_input(StackInput(parse(text)))
+        if parts := source.quantizer_parts(f"{stored}.input"):
+            tensors = source.read(list(parts.values()))
+            weight.input.restore({part: tensors[name] for part, name in parts.items()})
+    return weight
 
 
 def _for_model(model: nn.Module, source: StoredModel, name: str, stored: str) -> QWeight | QBias:

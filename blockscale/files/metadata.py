@@ -15,8 +15,9 @@ The safetensors metadata holds `blockscale`, this JSON, and `blockscale_sha256`,
 `shape` and `dtype` are those of the float tensor; `layout` is one of core.layout. A bias
 can be a quantized tensor, too, also in `int32:sums` (core.arithmetic.sums), a scale for each code.
 `layers` has an entry for each layer whose input or output is quantized, or transformed before that
-(`blockscale.layers.before`); a static scale of it is stored as `layer.input.scale`, like a
-weight's, and what a transform holds as `layer.before.factor` or `layer.before.signs`. `folded` is
+(`blockscale.layers.before`), and for each stack of experts, a tensor under its own name, whose
+input is; a static scale of it is stored as `layer.input.scale`, like a weight's, and what a
+transform holds as `layer.before.factor` or `layer.before.signs`. `folded` is
 left out where it is empty.
 """
 
@@ -187,8 +188,10 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
 
 def _check_layer(metadata: Metadata, name: str) -> None:
     parts, weight = metadata.layers[name], f"{name}.weight"
-    _check_quantized(metadata, name, "has formats")
-    names = (*QUANTIZERS, "before")
+    stack = name in metadata.tensors
+    if not stack:
+        _check_quantized(metadata, name, "has formats")
+    names = ("input",) if stack else (*QUANTIZERS, "before")
     if unknown := set(parts) - set(names):
         raise ValueError(
             f"layer {name!r}: unknown part {sorted(unknown)[0]!r}; choose from {', '.join(names)}"

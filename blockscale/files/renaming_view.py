@@ -17,6 +17,7 @@ from blockscale.files.metadata import QUANTIZERS, FileError, Metadata, TensorInf
 from blockscale.files.renaming_carry import Carried, carried
 from blockscale.files.renaming_moves import Move
 from blockscale.files.stored_model import StoredKind, StoredModel
+from blockscale.layers.parameters import of_experts
 from blockscale.ops.tensor import from_parts
 
 
@@ -100,9 +101,11 @@ class View:
     def _rename(self, name: str, new: str) -> None:
         """One tensor, or another name of one, that keeps its form."""
         self._names[name] = new
-        if formats := self._source.metadata.layers.get(layer := name.removesuffix(".weight")):
-            self._metadata.layers[new.removesuffix(".weight")] = formats
-            self._same_parts(layer, new.removesuffix(".weight"))
+        for end in ("", ".weight"):  # of a stack of experts, and of a layer
+            layer, to = name.removesuffix(end), new.removesuffix(end)
+            if f"{layer}{end}" == name and (formats := self._source.metadata.layers.get(layer)):
+                self._metadata.layers[to] = formats
+                self._same_parts(layer, to)
         if name in self._source.metadata.aliases:
             return
         info = self._source.metadata.tensors.get(name)
@@ -159,7 +162,14 @@ class View:
             self._made[f"{new}.{part}"] = Made(tuple(stored.values()), make, kinds[part])
 
     def _layers(self, move: Move, targets: list[str]) -> None:
-        """Formats of inputs and outputs: those of a layer that is cut are those of its pieces."""
+        """Formats of inputs and outputs: those of a layer that is cut are those of its pieces, and
+        those of experts that become a stack are the stack's."""
+        stack = targets[0] if len(targets) == 1 and len(move.names) > 1 else ""
+        layers = [name.removesuffix(".weight") for name in move.names]
+        formats = of_stack_of(self._source, layers) if of_experts(stack) else None
+        if formats:
+            self._metadata.layers[stack] = formats
+            return
         for name in move.names:
             layer = name.removesuffix(".weight")
             formats = self._source.metadata.formats(layer)
@@ -209,6 +219,15 @@ class View:
                 f"more, has shape {shape}, this model's has {expected}: build the model it was "
                 f"made from"
             )
+
+
+def of_stack_of(source: StoredModel, layers: Sequence[str]) -> dict[str, str] | None:
+    """The format of the input of a stack of these layers: theirs, which choose their scales when
+    they run; empty where they have none, None where they differ or have more than that."""
+    every = [source.metadata.layers.get(layer, {}) for layer in layers]
+    static = any(source.quantizer_parts(f"{layer}.input") for layer in layers)
+    alike = all(each == every[0] for each in every) and set(every[0]) <= {"input"}
+    return dict(every[0]) if alike and not static else None
 
 
 def piece_values(parts: dict[str, Tensor], info: TensorInfo | None) -> Tensor:

@@ -65,6 +65,8 @@ def describe(model: nn.Module) -> Metadata:
     first: dict[int, str] = {}
     for name, weight in all_held(model):
         _describe(metadata, first, name, weight)
+        if weight.input is not None:
+            metadata.layers[name] = {"input": weight.input.fmt}
     for name, layer in model.named_modules(remove_duplicate=False):
         if not isinstance(layer, QLayer):
             continue

@@ -20,6 +20,7 @@ from blockscale.layers.assembly import (
     Scales,
     Supplied,
     build,
+    inputs_of_stacks,
     parameter_tops,
     settle_top,
     supplied,
@@ -134,7 +135,8 @@ def apply(
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
-    places: {first name of a layer: what is supplied for it}, of every Plan.
+    places: {first name of a layer: what is supplied for it}, of every Plan; and of stacks of
+        experts that have static inputs.
     parameters: quantize those of no layer as well, where they are; a program's stay as they are.
     made: {first name of such a parameter: its codes}, where they are there already.
     built: {first name of a layer: what `build` gave}, where that is there already.
@@ -146,9 +148,12 @@ def apply(
     check(plans, planned, recipe, strict=strict, places=places)
     layers, entries = _layers(plans, places, seed, built or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
+    inputs = inputs_of_stacks(ours, places)
     made = made or {}
     tops = parameter_tops(ours, made)
     held = {n.name: quantized(n, seed, made.get(n.name), tops.get(n.name)) for n in ours}
+    for name, by in inputs.items():
+        held[name][0].set_input(by)
     _change(model, layers, ours, [weight for weight, _ in held.values()])
     tell_names(model)
     let_embeddings_be_resized(model)

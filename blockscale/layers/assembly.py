@@ -21,7 +21,14 @@ from blockscale.layers.layer import QLayer
 from blockscale.layers.parameters import ParameterPlan, coded
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd, tops_of
-from blockscale.layers.store import QBias, QInput, QWeight, step_of_input, steps_of_outputs
+from blockscale.layers.store import (
+    QBias,
+    QInput,
+    QWeight,
+    StackInput,
+    step_of_input,
+    steps_of_outputs,
+)
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor, describe
 
@@ -38,7 +45,7 @@ class Supplied:
     top: the largest numerator of all layers that share its outer scale (`settle_top`)
     """
 
-    input: QInput | None = None
+    input: QInput | None = None  # a StackInput for a stack of experts
     output: QInput | None = None
     weight: QTensor | None = None
     before: Before | None = None
@@ -110,6 +117,28 @@ def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> N
             + ", or let bs.calibrate choose it from data"
             * calibrated
         )
+
+
+def inputs_of_stacks(
+    plans: Sequence[ParameterPlan], places: Mapping[str, Supplied]
+) -> dict[str, StackInput]:
+    """{stack of experts: the quantizer of its input, with given scales}, of those that have them.
+
+    Raises ValueError for a stack whose input's format has scales that nothing here chose.
+    """
+    quantizers = {}
+    for plan in plans:
+        by = places[plan.name].input if plan.name in places else None
+        if isinstance(by, StackInput):
+            quantizers[plan.name] = by
+        elif plan.input is not None and plan.input.unchosen:
+            raise ValueError(
+                f"{plan.name}: its input cannot be quantized in {plan.input}: "
+                f"{plan.input.unchosen}: use a format that chooses its own, or let bs.calibrate "
+                "choose it for each expert from the tokens that it gets (no products with this "
+                "stack were seen, if that was bs.calibrate)"
+            )
+    return quantizers
 
 
 def _taker(layers: Sequence[Plan], option: str, name: str) -> Plan:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Quantized parameters that belong to no layer: single ones, and stacks of matrices."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from blockscale.core.joined_weights import Member, outer_of, sharing, told_shari
 from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import stored_bytes, stored_shape, to_stored
-from blockscale.core.recipe import Recipe
+from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.decisions import Weight, decide, why_adapter, why_not_weight
 from blockscale.layers.held_parameters import hold, parameters_again
 from blockscale.layers.plan import Decision
@@ -30,7 +31,7 @@ from blockscale.layers.saturation import (
     told_of_clipped,
     told_of_odd,
 )
-from blockscale.layers.store import QWeight
+from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.seed import seed_tensor
@@ -47,6 +48,7 @@ from blockscale.ops.tensor import QTensor
 class ParameterPlan:
     """A parameter that is to be quantized where it is, under all its names in the model.
 
+    input: the format of rows that meet a stack of experts, None where they stay in float
     parts: of how many matrices each of its stack consists, which share their outer scale
     joined: the names of all parameters that share its outer scale, itself among them; perhaps none
     """
@@ -58,6 +60,7 @@ class ParameterPlan:
     entry: Entry
     parts: int = 1
     joined: tuple[str, ...] = ()
+    input: Format | None = None
 
     @property
     def name(self) -> str:
@@ -109,22 +112,31 @@ def _planned(
             yield replace(entry, status=outcome.status, reason=outcome.reason)
             continue
         scheme, _ = recipe.decide(name)
-        alone = (
-            "only its weight is quantized: the layer is read, not called"
-            if scheme.input or scheme.output
-            else ""
-        )
-        told = f"input left in float: {type(owner).__name__} computes with it directly"
+        experts = name in known and of_experts(name, type(owner).__name__)
+        by = scheme.input if experts else None
         done = replace(
             entry,
             status="quantized",
             weight=str(outcome.format),
-            details=alone,
-            reason="" if scheme.input is None else told,
+            input="" if by is None else str(by),
+            **_left_in_float(owner, scheme, experts=experts),
         )
         yield ParameterPlan(
-            every, parameter, outcome.format, stack.layout, done, stack.parts_that_share
+            every, parameter, outcome.format, stack.layout, done, stack.parts_that_share, input=by
         )
+
+
+def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[str, str]:
+    """What the ledger says of inputs and outputs that have a format and stay in float."""
+    if experts:
+        told = "output left in float: the products of experts are not called one by one"
+        return {"reason": told if scheme.output else ""}
+    alone = "only its weight is quantized: the layer is read, not called"
+    told = f"input left in float: {type(owner).__name__} computes with it directly"
+    return {
+        "details": alone if scheme.input or scheme.output else "",
+        "reason": told if scheme.input else "",
+    }
 
 
 def described(
@@ -178,19 +190,24 @@ def quantized(
     top: Tensor | None = None,
 ) -> tuple[QWeight, Entry]:
     """A parameter in codes, `made` if they are there, and its entry with what a user should know
-    of it.
+    of it. The input of experts has dynamic scales.
 
     top: the largest numerator of all that share its outer scale (layers.assembly)
     """
+    weight, entry = (made, plan.entry) if made is not None else _coded(plan, seed, top)
+    if plan.input is not None:
+        weight.set_input(StackInput(plan.input))
+    return weight, replace(entry, bytes_after=weight.nbytes)
+
+
+def _coded(plan: ParameterPlan, seed: int | None, top: Tensor | None) -> tuple[QWeight, Entry]:
     fmt, parameter = plan.format, plan.parameter
-    if made is not None:
-        return made, replace(plan.entry, bytes_after=made.nbytes)
     stored = to_stored(parameter.detach(), plan.layout)
     notes = [odd] if (odd := told_of_odd(stored)) else []
     q, more = coded(stored, fmt, None if seed is None else named_seed(seed, plan.name), top)
     weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
     weight.name = plan.name
-    return weight, replace(plan.entry, notes=(*notes, *more), bytes_after=weight.nbytes)
+    return weight, replace(plan.entry, notes=(*notes, *more))
 
 
 def coded(
@@ -247,6 +264,16 @@ def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWei
 # and whether a file of the hub has each matrix in parts, the gate and the up projection of an
 # expert, which transformers joins when it loads them (Mixtral, Qwen, DeepSeek, OLMoE). The parts
 # are quantized each by itself, so that a model and its files get the same bits.
+
+# What modules of experts, or their classes, are called (JetMoeParallelExperts, DbrxExpertGLU)
+_EXPERTS = re.compile("expert|moe", re.IGNORECASE)
+
+
+def of_experts(*names: str) -> bool:
+    """Whether a stack belongs to experts, by its name, its class's or its model's type: matrices
+    that rows of inputs are multiplied by, whose input may have a format."""
+    return any(_EXPERTS.search(each) for each in names)
+
 
 # Classes whose stacks are [E, k, n], beside those that say `is_transposed`
 _TRANSPOSED = ("Llama4TextExperts",)

@@ -3,7 +3,7 @@
 input and an output."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from blockscale.core.reference import QParams, step_of
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
-from blockscale.layers.weight_source import Source, traced
+from blockscale.layers.weight_source import Rows, Source, traced
 from blockscale.layers.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
 from blockscale.ops.caller_parts import checked_parts
@@ -65,6 +65,26 @@ class QWeight(Scaled):
         self.shape, self.part = torch.Size(shape), told
         self.register_buffer("codes", q.packed)
         self.set_parts(q.qparams)
+
+    @property
+    def input(self) -> "StackInput | None":
+        """How rows are quantized that meet a stack of experts; None where they stay in float."""
+        return self._modules.get("input")  # type: ignore[return-value]
+
+    @property
+    def rows(self) -> Rows | None:
+        """The same, as products with what was read take it."""
+        return None if self.input is None else Rows(self.input, self.name)
+
+    def set_input(self, by: "StackInput") -> None:
+        """Quantize the rows that meet this stack, from now on."""
+        self._modules["input"] = by
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "QWeight":
+        super()._apply(fn, recurse)
+        if self.input is not None:
+            self.input._apply(fn)
+        return self
 
     @property
     def operand(self) -> Operand:
@@ -132,6 +152,8 @@ class QWeight(Scaled):
     def read(self, before: Before | None = None) -> Tensor:
         """What code gets that computes with it by itself: a WeightTensor, or floats when traced."""
         if traced():
+            if self.input is not None:
+                raise _traced(self.name, self.input.fmt)
             return self.undone(before).contiguous()  # as the parameter was
         source = self.source(before)
         return WeightTensor(source) if before is not None else one_read(self, source)
@@ -142,6 +164,7 @@ class QWeight(Scaled):
             self.shape, self.dtype, self.device, self.name,
             None if before is not None or self.sharded else self.operand,
             self.layout, self.layout == "transposed", lambda: self.undone(before), self,
+            rows=self.rows,
         )  # fmt: skip
 
     def undone(self, before: Before | None, dtype: torch.dtype | None = None) -> Tensor:
@@ -154,6 +177,17 @@ class QWeight(Scaled):
     def extra_repr(self) -> str:
         told = f", {self.part}" if self.part else ""
         return f"'{self.fmt}', shape={tuple(self.shape)}{told}"
+
+
+def _traced(name: str, fmt: str) -> RuntimeError:
+    """What is raised where a program would have a stack's floats, and so its rows unquantized."""
+    owner = name.rpartition(".")[0]
+    return RuntimeError(
+        f"{name}: torch.compile and torch.export read a stack of experts as floats, which would "
+        f"leave its input, in {fmt}, unquantized: leave the experts out of the program (m = "
+        f"model.get_submodule({owner!r}); m.forward = torch.compiler.disable(m.forward)), or "
+        "quantize them without an input format"
+    )
 
 
 class QBias(Buffers):
@@ -303,6 +337,46 @@ class QInput(Scaled):
 
     def extra_repr(self) -> str:
         return f"'{self.fmt}', {'static' if self.static else 'dynamic'}"
+
+
+class StackInput(QInput):
+    """How rows are quantized that meet the matrices of a stack: by scales that are chosen from the
+    rows of each matrix (dynamic), or by given ones, whose first dimension says of which matrix."""
+
+    def set_each(self, each: Sequence[QInput]) -> None:
+        """Make it static with what is given for each matrix."""
+        names = ("outer",) if self.format.gives_outer else self.format.parts
+        parts = {name: [one.present()[name] for one in each] for name in names}
+        self.restore({
+            name: torch.stack([part.reshape(1, part.shape[-1]) for part in some])
+            for name, some in parts.items()
+        })  # fmt: skip
+
+    def of_matrix(self, number: int) -> QInput:
+        """Of one matrix alone."""
+        one = QInput(self.format)
+        one.set_parts(self._some(number))
+        return one
+
+    def of_sorted(self, x: Tensor, numbers: range | None) -> Quantizer | None:
+        """How rows x [rows, k], sorted by matrix, are quantized, as ops.grouped_linear takes it.
+
+        None where scales are chosen beside a given one, so that each matrix has to be asked for.
+        numbers: which of the matrices; None for all
+        """
+        if not self.static:
+            return self.of(x)
+        if self.format.gives_outer:
+            return None
+        parts = self._some(slice(None) if numbers is None else slice(numbers.start, numbers.stop))
+        seed = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
+        return quantizer(parts, self._text, seed)
+
+    def _some(self, which: int | slice) -> QParams | None:
+        """The given parts of some of the matrices."""
+        held = {name: part for name, part in self.present().items() if part is not None}
+        some = {name: part[which] for name, part in held.items()}
+        return QParams(**{"scale": None} | some) if some else None  # type: ignore[arg-type]
 
 
 def _of_rank(part: Tensor, rank: int) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from blockscale.core import stacks
-from blockscale.core.operand import Operand
-from blockscale.layers.weight_source import ReadTensor
+from blockscale.core.operand import UNQUANTIZED, Operand
+from blockscale.layers.weight_source import ReadTensor, Rows
 from blockscale.ops import grouped_linear
 from blockscale.ops.grouped_linear import waits
 from blockscale.ops.primitives import dequantize
@@ -44,7 +44,24 @@ def _grouped_mm(
     plain = bias is None and out_dtype in (None, x.dtype) and x.ndim == 2
     if whole is None or offs is None or not plain or _cannot_wait(x, whole):
         return None
-    return grouped_linear.grouped(x, whole, offs)
+    return sorted_product(x, whole, offs, weight.source.rows)
+
+
+def sorted_product(x: Tensor, whole: Operand, ends: Any, rows: Rows | None) -> Tensor | None:
+    """`grouped_linear` of x [rows, k] and a stack [E, n, k] -> [rows, n], x quantized as `rows`
+    says. None where only the stack's floats will do."""
+    by = UNQUANTIZED if rows is None else rows.of_each(x)
+    if by is not None:
+        return grouped_linear.grouped(x, whole, ends, by)
+    stacks.check_ends(x, whole, ends)
+    y = x.new_zeros(len(x), whole.shape[-2])
+    for e, start, end in stacks.groups(ends):
+        own = None if rows is None else rows.of(range(e, e + 1)).of_one(x[start:end])
+        if own is None:
+            return None
+        one = grouped_linear.whole_matrix(whole, e)
+        y[start:end] = grouped_linear.product(x[start:end], one, None, own)
+    return y
 
 
 def _captured(x: Tensor) -> bool:
@@ -90,19 +107,23 @@ def _bmm(a: Any, b: Any) -> Any:
     """A product for each matrix: x @ weight, or weight @ x of chosen matrices."""
     if isinstance(a, ReadTensor):
         chosen = _chosen(a, b, transposed=False)
-        y = None if chosen is None else grouped_linear.each(b.mT, *chosen)
+        y = None if chosen is None else grouped_linear.each(b.mT, *chosen, _by_rows(a))
         return None if y is None else y.mT
     chosen = _chosen(b, a, transposed=True)
     if chosen is not None:
-        return grouped_linear.each(a, *chosen)
+        return grouped_linear.each(a, *chosen, _by_rows(b))
     whole = _stack(b, a)
     if whole is None:
         return None
     rows = a.shape[1]
-    flat = grouped_linear.grouped(
-        a.reshape(-1, a.shape[2]), whole, [rows * (i + 1) for i in range(len(a))]
-    )
+    ends = torch.arange(1, len(a) + 1, device=a.device) * rows
+    flat = sorted_product(a.reshape(-1, a.shape[2]), whole, ends, b.source.rows)
     return None if flat is None else flat.reshape(*a.shape[:2], -1)
+
+
+def _by_rows(weight: Any) -> Callable[[Tensor, Operand, Tensor], Tensor | None]:
+    rows = weight.source.rows
+    return lambda x, whole, ends: sorted_product(x, whole, ends, rows)
 
 
 def _chosen(weight: Any, x: Any, *, transposed: bool) -> tuple[Operand, Tensor] | None:
@@ -177,7 +198,8 @@ def _slice(
         return None
     shape = list(source.shape)
     shape[dim] = max(last - first, 0)
-    return _cut(weight, rows, torch.Size(shape))
+    some = range(first, max(first, last)) if rank == 3 else None
+    return _cut(weight, rows, torch.Size(shape), some)
 
 
 def _select(weight: Any, dim: int, index: int) -> Any:
@@ -186,20 +208,27 @@ def _select(weight: Any, dim: int, index: int) -> Any:
         return None
     if source.layout not in ("plain", "transposed"):
         return None
-    chosen = stacks.matrix(source.operand, index % weight.shape[0])
-    return None if chosen is None else _cut(weight, chosen, source.shape[1:])
+    index %= weight.shape[0]
+    chosen = stacks.matrix(source.operand, index)
+    if chosen is None:
+        return None
+    return _cut(weight, chosen, source.shape[1:], range(index, index + 1))
 
 
-def _cut(weight: Any, operand: Any, shape: torch.Size) -> Tensor:
-    """A piece with codes of its own, which alone is dequantized where its floats are wanted."""
+def _cut(weight: Any, operand: Any, shape: torch.Size, numbers: range | None = None) -> Tensor:
+    """A piece with codes of its own, which alone is dequantized where its floats are wanted.
+
+    numbers: which matrices of a stack it is
+    """
     assert isinstance(weight, ReadTensor)
     source = weight.source
+    rows = source.rows if numbers is None or source.rows is None else source.rows.of(numbers)
 
     def floats() -> Tensor:
         values: Tensor = dequantize(operand, source.dtype)
         return values.mT if source.transposed else values
 
-    return weight.view_of(shape, operand, floats)
+    return weight.view_of(shape, operand, floats, rows=rows)
 
 
 def _split(weight: Any, size: Any, dim: int = 0) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.operand import Operand
+from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.torch_private import pytree, wrapper_subclass
+from blockscale.kernels.registry import batch_invariant
+from blockscale.ops.batch_rows import check_rows
 
 
 @dataclass(eq=False)
@@ -23,6 +25,7 @@ class Source:
     transposed: whether the tensor is the operand with its last two dimensions exchanged
     dense:      gives the floats, in the tensor's dtype
     owner:      the module that holds the codes
+    rows:       how rows are quantized that are multiplied by it; None: they are not
     """
 
     shape: torch.Size
@@ -35,12 +38,60 @@ class Source:
     dense: Callable[[], Tensor]
     owner: Any = None
     value: Tensor | None = None
+    rows: "Rows | None" = None
 
     def floats(self) -> Tensor:
         """The dequantized tensor, computed at the first call; its strides are the ReadTensor's."""
         if self.value is None:
             self.value = self.dense().contiguous()
         return self.value
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How rows are quantized that are multiplied by a stack that was read, or by a part of it.
+
+    quantizer: of the whole stack (layers.store.StackInput); name: of the stack
+    numbers: which of its matrices these are; None for all
+    """
+
+    quantizer: Any
+    name: str
+    numbers: range | None = None
+
+    def of(self, numbers: range) -> "Rows":
+        """Of some of these matrices, counted from the first of these."""
+        return replace(
+            self, numbers=numbers if self.numbers is None else self.numbers[_as(numbers)]
+        )
+
+    def of_one(self, x: Tensor) -> Quantizer | None:
+        """How rows x [..., k] are quantized that meet one matrix; None if it is not known which."""
+        self._check()
+        if not self.quantizer.static:
+            return self.quantizer.of(x)  # type: ignore[no-any-return]
+        numbers = self.numbers
+        if numbers is None or len(numbers) != 1:
+            return None
+        return self.quantizer.of_matrix(numbers[0]).of(x)  # type: ignore[no-any-return]
+
+    def of_each(self, x: Tensor) -> Quantizer | None:
+        """How rows x [rows, k], sorted by matrix, are quantized; None where they need a product
+        for each matrix."""
+        self._check()
+        return self.quantizer.of_sorted(x, self.numbers)  # type: ignore[no-any-return]
+
+    def _check(self) -> None:
+        by = self.quantizer
+        if torch.compiler.is_compiling() or not batch_invariant():
+            return
+        if not by.static or by.format.gives_outer:
+            outer = not by.format.gives_outer
+            check_rows(f"the input of the experts {self.name!r}", by.format, 2, 1, outer=outer)
+
+
+def _as(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop)
 
 
 class ReadTensor(Tensor):

@@ -9,6 +9,7 @@ computes with the dequantized weight, of which there is one a read at most.
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from blockscale.core.operand import Operand
+from blockscale.core.operand import UNQUANTIZED
 from blockscale.core.pack import grouped_layout
 from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.core.torch_private import DispatchKey, WithoutTorchFunction, has_kernel
@@ -124,7 +125,28 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable is False and func._can_decompose() and _implicit(func):
         return func.decompose(*args, **kwargs)
     result = func(*dense(args), **dense(kwargs))
+    if not func.is_view:
+        _tell_floats(func, (*args, *kwargs.values()), result)
     return _as_views(func, args, result)
+
+
+_told: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()  # quantizers that were told of
+
+
+def _tell_floats(func: Any, values: Sequence[Any], result: Any) -> None:
+    """Warn, once for each stack, where rows meet its floats, so that they are not quantized."""
+    for value in values:
+        rows = value.source.rows if isinstance(value, ReadTensor) else None
+        floats = isinstance(result, Tensor) and result.is_floating_point()
+        if rows is None or not floats or rows.quantizer in _told:
+            continue
+        _told[rows.quantizer] = True
+        warnings.warn(
+            f"blockscale: {rows.name}: its input, in {rows.quantizer.fmt}, is left in float where "
+            f"the model computes with the stack's floats ({func._schema.name}): rows are quantized "
+            "in products by F.linear, matmul, bmm and grouped_mm, in the stack's dtype",
+            stacklevel=2,
+        )
 
 
 def _implicit(func: Any) -> bool:
@@ -154,34 +176,34 @@ def _as_views(func: Any, args: Sequence[Any], result: Any) -> Any:
     return [view(part) for part in result] if isinstance(result, list | tuple) else view(result)
 
 
-def _factor(weight: Any, x: Any) -> Operand | None:
-    """The codes [n, k] of a weight [k, n], for an x of its dtype; else None."""
+def _times(x: Any, weight: Any, bias: Any = None) -> Any:
+    """x [..., k] times a weight [k, n] of its dtype, by its codes; None where it has none."""
     if not isinstance(weight, ReadTensor) or isinstance(x, ReadTensor):
         return None
     source = weight.source
-    usable = source.transposed and weight.ndim == 2
-    return (
-        source.operand if usable and x.dtype == source.dtype and x.device == source.device else None
-    )
+    usable = source.transposed and weight.ndim == 2 and source.operand is not None
+    if not usable or x.dtype != source.dtype or x.device != source.device:
+        return None
+    by = UNQUANTIZED if source.rows is None else source.rows.of_one(x)
+    if by is None or source.operand is None:
+        return None
+    return product(x, source.operand, dense(bias), by)
 
 
 def _mm(x: Any, weight: Any) -> Any:
-    factor = _factor(weight, x)
-    return None if factor is None else product(x, factor)
+    return _times(x, weight)
 
 
 def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    factor = _factor(weight, x)
-    if factor is None or beta != 1 or alpha != 1 or bias.ndim != 1:
+    if beta != 1 or alpha != 1 or bias.ndim != 1:
         return None
-    return product(x, factor, dense(bias).expand(weight.shape[1]))
+    return _times(x, weight, dense(bias).expand(weight.shape[1]))
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(weight, ReadTensor) or weight.ndim != 2:
         return None
-    factor = _factor(weight.t(), x)
-    return None if factor is None else product(x, factor, dense(bias))
+    return _times(x, weight.t(), bias)
 
 
 def _convolution(

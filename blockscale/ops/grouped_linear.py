@@ -3,7 +3,7 @@
 mixture in one product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -132,18 +132,28 @@ differentiable(grouped_linear, _backward, _forward)
 # What code that reads a stack asks of it (layers.reading), by the matrices that it chose.
 
 
-def grouped(x: Tensor, whole: Operand, ends: Tensor | Sequence[int]) -> Tensor | None:
+def grouped(
+    x: Tensor, whole: Operand, ends: Tensor | Sequence[int], by: Quantizer = UNQUANTIZED
+) -> Tensor | None:
     """`grouped_linear` of x [rows, k] and a stack [E, n, k] -> [rows, n]. None as `matrix`."""
     if parts_of(whole) is None:
         return None
     if not isinstance(ends, Tensor):
         ends = torch.tensor(list(ends), dtype=torch.int64, device=x.device)
-    y: Tensor = grouped_linear(x, whole, ends)
+    y: Tensor = grouped_linear(x, whole, ends, None, by)
     return y
 
 
-def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
-    """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`."""
+def each(
+    x: Tensor,
+    whole: Operand,
+    chosen: Tensor,
+    multiply: Callable[[Tensor, Operand, Tensor], Tensor | None] = grouped,
+) -> Tensor | None:
+    """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`.
+
+    multiply: rows that are sorted by matrix, as `grouped` does
+    """
     if parts_of(whole) is None:
         return None
     (count, rows, k), n = x.shape, whole.shape[-2]
@@ -152,8 +162,8 @@ def each(x: Tensor, whole: Operand, chosen: Tensor) -> Tensor | None:
     order = chosen.argsort(stable=True)
     matrices = torch.arange(whole.shape[0], device=x.device)
     ends = torch.searchsorted(chosen[order].contiguous(), matrices, right=True) * rows
-    y: Tensor = grouped_linear(x[order].reshape(-1, k), whole, ends)
-    return y.reshape(count, rows, n)[order.argsort()]
+    y = multiply(x[order].reshape(-1, k), whole, ends)
+    return None if y is None else y.reshape(count, rows, n)[order.argsort()]
 
 
 def values(whole: Operand, chosen: Tensor, dtype: torch.dtype) -> Tensor | None:

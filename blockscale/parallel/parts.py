@@ -18,6 +18,7 @@ from torch.nn import functional
 from blockscale.core.cuts import blocks_of, check_cut, deal, placements, refined, share
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
+from blockscale.core.scales import TwoLevel
 from blockscale.core.shared_scales import choose, spans
 from blockscale.layers.before.scale import Scale
 from blockscale.layers.embedding import QEmbedding
@@ -88,6 +89,8 @@ def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[Q
     """
     q = weight.tensor
     check_pieces(q.format, tuple(q.shape), dim, parts, dist.get_world_size(group))
+    if dim == len(q.shape) - 1 and (told := _refuses_parts_of_rows(weight, group)):
+        raise ValueError(told)
     at = place(group, q.shape[dim] // parts)
     n = at.places[-1]
     some = [q.narrow(dim, i * n + at.start, at.length) for i in range(parts)]
@@ -97,7 +100,30 @@ def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[Q
 def cut_weight(weight: QWeight, dim: int, parts: int, group: Any) -> None:
     """Let a weight be this process's part of it, in memory of its own. Raises as `pieces_of`."""
     some, told = pieces_of(weight, dim, parts, group)
+    by = weight.input
+    if by is not None and by.static and dim == 0 and len(weight.tensor.shape) == 3:
+        at = place(group, weight.tensor.shape[0])
+        by.restore({
+            name: at.of(part, 0).clone() for name, part in by.present().items() if part is not None
+        })  # fmt: skip
     weight.become_part(_joined(some, dim), told)
+
+
+def _refuses_parts_of_rows(weight: QWeight, group: Any) -> str:
+    """Why the rows that meet a stack of experts cannot be quantized where each process has a part
+    of each row; empty if they can: by dynamic scales of blocks that end with the parts."""
+    by, k = weight.input, weight.tensor.shape[-1]
+    if by is None:
+        return ""
+    size = by.format.block.sizes_for(2)[-1]
+    n = dist.get_world_size(group)
+    ends = size > 0 and all(each % size == 0 for each in deal(k, n)[:-1])
+    if ends and not by.static and not isinstance(by.format.scale, TwoLevel):
+        return ""
+    return (
+        f"its input is quantized ({by.fmt}) by scales of what several processes have: use a format "
+        "in groups that end with the parts, such as mxfp8, or cut its outputs or its experts"
+    )
 
 
 def _joined(parts: list[QTensor], dim: int) -> QTensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.export.to_compressed_tensors.directory import (
+    Matrix,
     check_directory,
     disagreements,
     matrices,
@@ -24,13 +25,16 @@ from blockscale.export.to_compressed_tensors.schemes import (
     scheme,
     told_of_inputs,
 )
-from blockscale.export.to_compressed_tensors.tensors import layer_tensors, tensors_of
+from blockscale.export.to_compressed_tensors.tensors import (
+    input_tensors,
+    layer_tensors,
+    tensors_of,
+)
 from blockscale.files.directory.swap import whole_folder
 from blockscale.files.renaming_apart import Back
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear
 from blockscale.layers.store import all_held
-from blockscale.ops.tensor import QTensor
 from blockscale.qat.layers.layer import QATLayer
 
 VERSION = "0.20.0"  # of compressed-tensors, whose layouts these are
@@ -112,7 +116,7 @@ def _layers(model: nn.Module) -> dict[str, QLayer]:
 
 
 def _schemes(
-    layers: Mapping[str, QLayer], stacks: Mapping[str, QTensor], without: Mapping[str, str]
+    layers: Mapping[str, QLayer], stacks: Mapping[str, Matrix], without: Mapping[str, str]
 ) -> dict[str, LayerScheme]:
     """The scheme of each layer. Raises ValueError that names all that have none.
 
@@ -120,9 +124,9 @@ def _schemes(
     """
     schemes: dict[str, LayerScheme] = {}
     refused = [f"{name}: {reason}" for name, reason in without.items()]
-    for name, q in stacks.items():
+    for name, (q, by) in stacks.items():
         try:
-            schemes[name] = scheme(q.format, None, static=False)
+            schemes[name] = scheme(q.format, by and by.format, static=by is not None and by.static)
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
     for name, layer in layers.items():
@@ -196,13 +200,13 @@ def _tensors(
 
 
 def _of_stacks(
-    stacks: Mapping[str, QTensor], schemes: Mapping[str, LayerScheme]
+    stacks: Mapping[str, Matrix], schemes: Mapping[str, LayerScheme]
 ) -> dict[str, Tensor]:
     """The tensors of matrices that were parts of stacks."""
     return {
         f"{name}.{part}": tensor
-        for name, q in stacks.items()
-        for part, tensor in tensors_of(q, schemes[name])[0].items()
+        for name, (q, by) in stacks.items()
+        for part, tensor in (tensors_of(q, schemes[name])[0] | input_tensors(by)).items()
     }
 
 

@@ -15,7 +15,7 @@ from blockscale.files.directory.output import absolute, check_names, check_targe
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_apart import Back
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QWeight, all_held
+from blockscale.layers.store import QInput, QWeight, all_held
 from blockscale.ops.tensor import QTensor
 
 SHARD = 5_000_000_000  # bytes, as transformers splits
@@ -133,9 +133,16 @@ def _differ(numbers: list[Tensor]) -> bool:
 # expert, under the names that checkpoints of the model have; all else has no place.
 
 
-def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str, str]]:
-    """{layer of a checkpoint: its weight [out, in]}, and {parameter: why it has no place}."""
-    qs: dict[str, QTensor] = {}
+class Matrix(NamedTuple):
+    """A matrix of a stack: its weight [out, in], and how its input is quantized, if it is."""
+
+    weight: QTensor
+    input: QInput | None = None
+
+
+def matrices(model: nn.Module, back: Back) -> tuple[dict[str, Matrix], dict[str, str]]:
+    """{layer of a checkpoint: what it is}, and {parameter: why it has no place}."""
+    qs: dict[str, Matrix] = {}
     refused: dict[str, str] = {}
     for name, weight in all_held(model):
         pieces = back.quantized(name, _info(weight), _parts(weight))
@@ -146,8 +153,24 @@ def matrices(model: nn.Module, back: Back) -> tuple[dict[str, QTensor], dict[str
                 apart * (len(weight.shape) > 2)
             )
             continue
-        qs |= {stored.removesuffix(".weight"): piece for stored, piece in pieces.items()}
+        inputs = _inputs(name, weight, back)
+        qs |= {
+            stored.removesuffix(".weight"): Matrix(piece, inputs.get(stored))
+            for stored, piece in pieces.items()
+        }
     return qs, refused
+
+
+def _inputs(name: str, weight: QWeight, back: Back) -> dict[str, QInput]:
+    """{stored name: how its input is quantized} of the pieces of a stack, if they are."""
+    by = weight.input
+    if by is None:
+        return {}
+    shape = [*weight.shape]
+    shape[-1 if weight.layout == "plain" else -2] = 1
+    numbers = torch.arange(shape[0]).reshape(-1, 1, 1).expand(shape)
+    pieces = back.plain(name, numbers.contiguous())
+    return {stored: by.of_matrix(int(piece.flatten()[0])) for stored, piece in pieces.items()}
 
 
 def _info(weight: QWeight) -> TensorInfo:

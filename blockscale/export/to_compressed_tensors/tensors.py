@@ -31,9 +31,7 @@ def layer_tensors(
     Raises UnsupportedError where the weight does not fit the scheme.
     """
     tensors, info = tensors_of(layer.qweight.tensor, scheme, joined)
-    if layer.input is not None and layer.input.static:
-        tensors |= _input_tensors(layer.input)
-    return tensors, info
+    return tensors | input_tensors(layer.input), info
 
 
 def weight_tensors(weight: QWeight, scheme: LayerScheme) -> tuple[dict[str, Tensor], str]:
@@ -144,8 +142,10 @@ def reciprocal(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
     return nearest, False
 
 
-def _input_tensors(quantizer: QInput) -> dict[str, Tensor]:
+def input_tensors(quantizer: QInput | None) -> dict[str, Tensor]:
     """A static input's scale; of nvfp4, what x is multiplied by before blocks choose theirs."""
+    if quantizer is None or not quantizer.static:
+        return {}
     fmt, stored = quantizer.format, quantizer.qparams
     if isinstance(fmt.scale, TwoLevel):
         outer = quantizer._buffers["outer"]

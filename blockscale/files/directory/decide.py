@@ -10,6 +10,7 @@ from blockscale.core.recipe import BiasFormat, Recipe
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.eligibility import (
     DirectoryFacts,
+    is_experts,
     is_layer,
     judge,
     settled,
@@ -67,7 +68,9 @@ def _decide_weight(
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
     details: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.told}
-    if is_layer(name, kind):
+    layer, stack = is_layer(name, kind), is_experts(name, source.shape, kind, facts)
+    if layer or stack:
+        scheme = scheme if layer else replace(recipe.decide(name)[0], output=None)
         for part, each in (("input", scheme.input), ("output", scheme.output)):
             if each is not None and each.unchosen:
                 raise ValueError(

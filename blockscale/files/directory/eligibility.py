@@ -19,7 +19,7 @@ the directory is loaded.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from blockscale.layers.decisions import (
     why_not_dtype,
     why_tied,
 )
+from blockscale.layers.parameters import of_experts
 
 # Families whose Conv1D layers store [inputs, outputs] (transformers.pytorch_utils.Conv1D).
 CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
@@ -155,6 +156,14 @@ def _described(
 def is_layer(name: str, kind: str) -> bool:
     """Whether a tensor seems to be the weight of a layer, not a parameter of any other module."""
     return kind in LAYERS and name.endswith(".weight")
+
+
+def is_experts(name: str, shape: Sequence[int], kind: str, facts: DirectoryFacts) -> bool:
+    """Whether a tensor is a stack of experts, whose input may have a format."""
+    if is_layer(name, kind) or len(shape) not in (2, 3):
+        return False
+    stack = kind == "stack" or stacked(name, shape, facts.types).parts > 1
+    return stack and of_experts(name, *facts.types.names)
 
 
 def settled(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:

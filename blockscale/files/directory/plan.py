@@ -17,7 +17,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.weight_scheme import for_rows
 from blockscale.files.directory.computed import ComputedWeight
 from blockscale.files.directory.decide import decide, layer_formats, tied_formats
-from blockscale.files.directory.eligibility import DirectoryFacts, biased_layers, known_of
+from blockscale.files.directory.eligibility import LAYERS, DirectoryFacts, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.directory.stacks import stacked
 from blockscale.files.header import StoredTensor, lay_out, sized
@@ -150,7 +150,8 @@ def _plan_shard(
         if info is not None:
             metadata.tensors[each] = info
             if formats := layer_formats(entry):
-                metadata.layers[each.removesuffix(".weight")] = formats
+                layer = entry.kind in LAYERS
+                metadata.layers[each.removesuffix(".weight") if layer else each] = formats
             for other in facts.tied.get(each, ()):
                 if formats := tied_formats(other, recipe):
                     metadata.aliases[other] = each

@@ -180,6 +180,7 @@ class CheckpointReading:
             pass  # and they stay so
         renames = Renames(model, old)
         metadata, fused = renames.metadata(source)
+        self._lost = renames.lost
         self._arriving = Arriving(
             path=source.path, files={}, kinds={}, metadata=metadata, source=source
         )
@@ -226,6 +227,7 @@ class CheckpointReading:
     def _collects(self, attribute: str) -> WeightTransform:
         """Everything that is stored for a layer's `weight`, or another parameter, at once."""
         names = [f"{attribute}.{part}" for part in PARTS]
+        names += [f"{attribute}.input.{part}" for part in PARTS]  # of a stack of experts
         if attribute == "weight":
             metadata = self._arriving.metadata
             layers = [f"{part}.{each}" for part in QUANTIZERS for each in PARTS]
@@ -288,6 +290,13 @@ class CheckpointReading:
         stand_for = [self._ours.get(id(each), each) for each in used]
         model._weight_conversions = [each for each in stand_for if each is not None]  # type: ignore[assignment]
         fill(model, self._arriving)
+        lost = [*self._lost, *(name for name in set(self._dequantized) if name in metadata.layers)]
+        if lost:
+            warnings.warn(
+                "blockscale: the formats of their input and output are not applied, as the model "
+                f"has no place for them: {', '.join(sorted(lost))}",
+                stacklevel=7,
+            )
         if self._dequantized:
             told = ", ".join(sorted(set(self._dequantized)))
             warnings.warn(

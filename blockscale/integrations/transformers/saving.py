@@ -21,9 +21,11 @@ from transformers.core_model_loading import (
 from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import QUANTIZERS, Metadata, TensorInfo
 from blockscale.files.renaming_apart import conversions_of
+from blockscale.files.renaming_view import of_stack_of
 from blockscale.files.save import describe, spellings
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.buffers import Buffers
+from blockscale.layers.parameters import of_experts
 from blockscale.layers.processes import check_unsharded
 
 # A stored model under the names of the model that reads it.
@@ -77,6 +79,7 @@ class Renames:
 
     names: {the model's name: the files' name} of quantized tensors
     layers: the same of layers with formats or transforms
+    lost: layers of files whose formats the model has no place for
     """
 
     def __init__(self, model: Any, conversions: list[WeightTransform]):
@@ -85,6 +88,7 @@ class Renames:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
         self.names: dict[str, str] = {}
         self.layers: dict[str, str] = {}
+        self.lost: list[str] = []
 
     def of(self, name: str) -> tuple[str, WeightTransform | None, str | None]:
         """(the model's name of it, the converter that takes it, by which of its patterns)."""
@@ -115,12 +119,27 @@ class Renames:
             alias, target = self.of(name)[0], self.of(to)[0]
             if target in told.tensors and alias in self._state:
                 told.aliases[alias] = target
+        stacks: dict[str, list[str]] = {}  # of layers that become one parameter
         for layer, formats in found.layers.items():
-            new = self.of(f"{layer}.weight")[0]
-            if new in told.tensors or new in told.aliases:
-                told.layers[new.removesuffix(".weight")] = formats
-                self.layers[new.removesuffix(".weight")] = layer
+            stack = layer in found.tensors
+            new, takes, _ = self.of(layer if stack else f"{layer}.weight")
+            if takes is not None:
+                stacks.setdefault(new, []).append(layer)
+            elif new in told.tensors or new in told.aliases:
+                own = new if stack else new.removesuffix(".weight")
+                told.layers[own] = formats
+                self.layers[own] = layer
+        self._of_stacks(source, stacks, told)
         return told, fused
+
+    def _of_stacks(self, source: StoredModel, stacks: dict[str, list[str]], told: Metadata) -> None:
+        """The formats of layers that become stacks of experts; `lost` of others."""
+        for new, layers in stacks.items():
+            formats = of_stack_of(source, layers)
+            if formats and of_experts(new):
+                told.layers[new] = formats
+            else:
+                self.lost += layers
 
 
 def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -185,7 +204,7 @@ def renamed(metadata: Metadata, names: dict[str, str]) -> Metadata:
     """
     new = {old.removesuffix(".codes"): to.removesuffix(".codes") for old, to in names.items()}
     layers = {
-        new[f"{layer}.weight"].removesuffix(".weight"): formats
+        new[layer] if layer in new else new[f"{layer}.weight"].removesuffix(".weight"): formats
         for layer, formats in metadata.layers.items()
     }
     tensors = {new[name]: info for name, info in metadata.tensors.items()}

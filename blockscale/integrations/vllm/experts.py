@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.layers.store import QWeight
-from blockscale.ops.grouped_linear import grouped
+from blockscale.layers.weight_pieces import sorted_product
 
 
 class ExpertMatrices(nn.Module):
@@ -25,7 +25,7 @@ class ExpertMatrices(nn.Module):
         """x [rows, k], sorted by expert, those of e ending before row `ends[e]` -> [rows, n].
         Rows after the last end belong to no expert here and give 0."""
         if self.stack is not None:
-            y = grouped(x, self.stack.operand, ends)
+            y = sorted_product(x, self.stack.operand, ends, self.stack.rows)
             if y is None:  # checked when it was read
                 raise ValueError(f"{self.stack.name}: experts share numbers of {self.stack.fmt}")
             return y

@@ -108,7 +108,7 @@ def test_experts_have_the_names_of_checkpoints():
         for w in ("w1", "w2", "w3")
     ]
     assert sorted(stacks) == names and refused == {}
-    assert {tuple(q.shape) for q in stacks.values()} == {(48, 32), (32, 48)}
+    assert {tuple(each.weight.shape) for each in stacks.values()} == {(48, 32), (32, 48)}
 
 
 def test_other_parameters_have_no_place():

@@ -67,8 +67,9 @@ def sum_over(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     at = [inner[d] if d in gone else names[d] for d in range(rank)]
     remainder = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
     inputs = less(f"x[{x.at(at)}]", g["x_zero"], "int64_t")
-    lines = [*heads, "int64_t acc = 0;", *more, f"acc += {inputs};", *over,
-             f"y[{y.at(names)}] = {end.of('acc', remainder[-1] if remainder else '0')};", *ends]  # fmt: skip
+    value = end.of("acc", remainder[-1] if remainder else "0")
+    lines = [*heads, "int64_t acc = 0;", *more, f"acc += {inputs};", *over]
+    lines += [f"y[{y.at(names)}] = {value};", *ends]
     w.step(node, "sum_over", {"x": x, **end.takes}, y, lines)
     shape = tuple(w.sizes[node])
     return Access(y.array, 0, shape, strides_of(shape))
