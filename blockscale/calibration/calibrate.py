@@ -5,6 +5,7 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
             rotated(
                 plain, methods.transform, recipe, data.batches, data.padding, data.ranks
             ) as turned,
-            streamed(plain, source, seed) as settler,
+            nullcontext() if source is None else streamed(plain, source, seed) as settler,
         ):
             methods = methods._replace(transform=turned.transform)
             data = data._replace(batches=turned.batches, settler=settler)

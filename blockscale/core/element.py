@@ -120,6 +120,15 @@ class Element(ABC):
         """Whether its values are learned from each tensor and stored beside the codes."""
         return False
 
+    def with_book(self, book: Tensor | None) -> "Element":
+        """The element of a tensor with this part `book`: itself, unless its values are learned.
+
+        Raises ValueError for a learned one without a table, of another size, or with NaN or
+        infinity.
+        """
+        del book
+        return self
+
     @property
     def by_sign(self) -> bool:
         """Whether the sign of a block's scale says which of two grids its codes are of; then it has

@@ -16,7 +16,6 @@ from blockscale.core.arithmetic.precision import FLT_MAX, divide
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.elements.int_float import IntFloat
-from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.rounding import Round, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo
@@ -290,7 +289,7 @@ def element_for(qparams: QParams, fmt: Format, shape: Sequence[int]) -> Element:
     if isinstance(fmt.element, IntFloat):
         steps = step_of(qparams, fmt)
         return fmt.element.bound(fmt.block.expand(steps, shape).signbit())
-    return element_of(fmt.element, qparams.book)
+    return fmt.element.with_book(qparams.book)
 
 
 def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = None) -> Tensor:

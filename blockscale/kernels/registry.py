@@ -210,11 +210,12 @@ def find(
     chosen = _choice.get()
     if chosen.batch_invariant and op in UNORDERED:
         raise _unordered(op)
+    if chosen is _AUTO and (kernel := _settled.get((op, device, spellings))) is not None:
+        return kernel
     if composed:
         return _of_composed(op, spellings, device, arguments, chosen.backend)
     if chosen is _AUTO:
-        kernel = _settled.get((op, device, spellings))
-        return kernel or _of_device(op, spellings, device, arguments)
+        return _of_device(op, spellings, device, arguments)
     wanted, must, _ = chosen
     if wanted == "reference":
         return None
@@ -247,7 +248,10 @@ def _of_composed(
     backend = None if wanted in ("auto", device) else wanted
     if backend is not None and (found := _preferred(op, spellings, backend, device, arguments)):
         return found
-    return _preferred(op, spellings, device, device, arguments)
+    kernel = _preferred(op, spellings, device, device, arguments)
+    if kernel is not None and wanted == "auto" and _by_formats_alone(kernel):
+        _settled[op, device, spellings] = kernel
+    return kernel
 
 
 def _preferred(

@@ -8,7 +8,6 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, Block, repeated
 from blockscale.core.elements.int_float import IntFloat
-from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.operand import Operand
 from blockscale.ops.gradient import not_differentiable
 from blockscale.ops.op import op
@@ -39,7 +38,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         return repeated(chosen, width, 1, size) if width > 1 else chosen
 
     steps = per_element(reference.step_of(qparams, form), form.block)
-    element = element_of(form.element, qparams.book)
+    element = form.element.with_book(qparams.book)
     if isinstance(element, IntFloat):
         element = element.bound(steps.signbit())
     values = element.decode(codes)

@@ -162,14 +162,11 @@ class Settler:
 @contextmanager
 def streamed(
     model: nn.Module,
-    source: Source | None,
+    source: Source,
     seed: int | None,
-) -> Iterator[Settler | None]:
-    """Who settles blocks whose weights come from `source`, None without one. Where anything is
-    raised, the model is on the meta device again."""
-    if source is None:
-        yield None
-        return
+) -> Iterator[Settler]:
+    """Who settles blocks whose weights come from `source`. Where anything is raised, the model is
+    on the meta device again."""
     stream = Stream(model, source)
     try:
         with weights_to_come():

@@ -20,7 +20,7 @@ EXAMPLES: tuple[str, ...] = ()  # without a tensor they encode nothing: tests of
 class LearnedCodebook(Element):
     """`book4`: 2^4 values about -1 to 1 that are learned from each tensor, its part `book`.
 
-    It encodes and decodes nothing by itself: see `element_of`.
+    It encodes and decodes nothing by itself: see `with_book`.
     """
 
     bits: int = 4
@@ -33,29 +33,23 @@ class LearnedCodebook(Element):
     def name(self) -> str:
         return f"book{self.bits}"
 
+    def with_book(self, book: Tensor | None) -> Element:
+        """The values of the table, in any order."""
+        if book is None:
+            raise ValueError(
+                f"{self.name}: its values are learned, and the tensor that holds them (`book`) "
+                "is missing"
+            )
+        return _with_table(self, tuple(book.tolist()))
+
     def encode(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
-        return element_of(self, None).encode(y, rounding, zero_point, wide)
+        return self.with_book(None).encode(y, rounding, zero_point, wide)
 
     def decode(self, codes: Tensor) -> Tensor:
-        return element_of(self, None).decode(codes)
+        return self.with_book(None).decode(codes)
 
     def in_range(self, y: Tensor, rounding: Round, zero_point: Tensor | None, wide: bool) -> Tensor:
-        return element_of(self, None).in_range(y, rounding, zero_point, wide)
-
-
-def element_of(element: Element, book: Tensor | None) -> Element:
-    """The element of a tensor with this part `book`: a learned one has its values, in any order.
-
-    Raises ValueError for a learned one without a table, of another size, or with NaN or infinity.
-    """
-    if not isinstance(element, LearnedCodebook):
-        return element
-    if book is None:
-        raise ValueError(
-            f"{element.name}: its values are learned, and the tensor that holds them (`book`) "
-            "is missing"
-        )
-    return _with_table(element, tuple(book.tolist()))
+        return self.with_book(None).in_range(y, rounding, zero_point, wide)
 
 
 @lru_cache(64)

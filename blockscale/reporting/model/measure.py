@@ -12,7 +12,6 @@ from torch import Tensor
 from blockscale.core import integer_scales, reference
 from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.elements.int_float import IntFloat
-from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.files.slabs.cutting import Cuts, Slab, cut
@@ -79,7 +78,7 @@ class CodeValues:
     def of(cls, q: QTensor) -> "CodeValues":
         """The grid of a tensor's format; a learned one is the tensor's own. Where the signs of
         scales choose between two, that of scales above 0."""
-        element = element_of(q.format.element, q.qparams.book)
+        element = q.format.element.with_book(q.qparams.book)
         if isinstance(element, IntFloat):
             element = element.floats
         patterns = torch.arange(2 ** min(element.bits, _MOST_BITS))

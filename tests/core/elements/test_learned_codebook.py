@@ -12,7 +12,6 @@ import blockscale as bs
 from blockscale.core import reference as R
 from blockscale.core.arithmetic.clusters import learn
 from blockscale.core.elements import read_element
-from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.parse import parse
 from blockscale.kernels.numbers import lower
 
@@ -105,7 +104,7 @@ def test_edges() -> None:
 
 
 def test_a_table_in_any_order_with_equal_values() -> None:
-    element = element_of(read_element("book2"), torch.tensor([1.0, -1.0, 0.5, 0.5]))
+    element = read_element("book2").with_book(torch.tensor([1.0, -1.0, 0.5, 0.5]))
     codes = element.encode(torch.tensor([-3.0, 0.6, 0.75, 0.8]), torch.round, None, False)
     assert element.decode(codes).tolist() == [-1.0, 0.5, 0.5, 1.0]
 
@@ -118,9 +117,9 @@ def test_what_goes_wrong_is_said() -> None:
     ):
         element.decode(torch.zeros(1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="book2: expected 4 finite values, found"):
-        element_of(element, torch.tensor([0.0, 1.0]))
+        element.with_book(torch.tensor([0.0, 1.0]))
     with pytest.raises(ValueError, match="expected 4 finite values"):
-        element_of(element, torch.tensor([0.0, 1.0, math.nan, 2.0]))
+        element.with_book(torch.tensor([0.0, 1.0, math.nan, 2.0]))
     fmt = parse("book2:channel0:fp32")
     with pytest.raises(
         ValueError,

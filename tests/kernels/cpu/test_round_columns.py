@@ -6,7 +6,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.operand import Quantizer
-from blockscale.kernels.cpu.round_columns import round_columns as kernel
+from blockscale.kernels.cpu.quantize import round_columns as kernel
 from blockscale.kernels.registry import supporting
 from blockscale.ops.round_columns import round_columns
 from tests.kernels.cpu.equal import settings

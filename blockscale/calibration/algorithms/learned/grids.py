@@ -15,7 +15,6 @@ from torch import Tensor
 from blockscale.calibration.algorithms.block_scales import choose_scales, nearest_scale
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import FLT_MAX
-from blockscale.core.elements.learned_codebook import element_of
 from blockscale.core.elements.minifloat import Minifloat
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
@@ -214,7 +213,7 @@ def grid_of(fmt: Format, book: Tensor | None, device: torch.device) -> Grid:
         return Floats(element)
     if element.bits > 8:
         raise ValueError(f"{fmt}: no table of all {2**element.bits} values of {element.name}")
-    known = element_of(element, book)
+    known = element.with_book(book)
     patterns = torch.arange(2**element.bits, dtype=torch.uint8, device=device)
     codes = known.from_bits(patterns)
     return TableGrid(known.decode(codes), codes)
