@@ -16,6 +16,21 @@ FOLDER = Path(os.environ.get("BLOCKSCALE_CLIENTS", ROOT / ".venv" / "clients"))
 LLAMA_CPP = FOLDER / "llama.cpp"
 
 
+def python_of(program: str) -> Path:
+    """The Python of the environment `program`."""
+    python = FOLDER / program / "bin" / "python"
+    assert python.is_file(), f"{python} is not there: `make clients` installs it"
+    return python
+
+
+def environment(installed: Path | None) -> dict[str, str]:
+    """Variables of a program's process, with blockscale on its path where `installed` is given."""
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if installed is not None:
+        variables["PYTHONPATH"] = f"{installed}{os.pathsep}{ROOT}"
+    return variables | {"HF_HUB_OFFLINE": "1"}
+
+
 def run(
     program: str, script: str, *arguments: object, seconds: int = 900, installed: Path | None = None
 ) -> Any:
@@ -25,14 +40,9 @@ def run(
     our files alone; but with `installed`, a folder of `install`, as if it were installed there.
     Raises AssertionError with the script's output where it fails.
     """
-    python = FOLDER / program / "bin" / "python"
-    assert python.is_file(), f"{python} is not there: `make clients` installs it"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if installed is not None:
-        environment["PYTHONPATH"] = f"{installed}{os.pathsep}{ROOT}"
     done = subprocess.run(
-        [python, "-c", script, *map(str, arguments)], capture_output=True, text=True,
-        timeout=seconds, check=False, env=environment | {"HF_HUB_OFFLINE": "1"},
+        [python_of(program), "-c", script, *map(str, arguments)], capture_output=True, text=True,
+        timeout=seconds, check=False, env=environment(installed),
     )  # fmt: skip
     assert done.returncode == 0, f"{program}: {done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     for line in reversed(done.stdout.splitlines()):  # a program may say more as it ends
