@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.held_parameters import all_held
-from blockscale.layers.store import StackInput
+from blockscale.layers.store import StackInput, all_held
 from tests.layers.experts.families import build, logits
 from tests.support.mixtures import OfLists, OfStacks, Turned, batches, model, stack_values
 
