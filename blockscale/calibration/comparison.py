@@ -34,6 +34,7 @@ from blockscale.core.parse import display_name
 from blockscale.core.torch_private import pytree
 from blockscale.core.work import Progress
 from blockscale.layers.guards import check_model
+from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import unwrapped
 
@@ -249,7 +250,7 @@ class LayerDifferences:
 def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
     floats = dict(model_float.named_modules(remove_duplicate=False))
     quantized = {n: m for n, m in model_quantized.named_modules() if isinstance(m, QLayer)}
-    if not quantized:
+    if not quantized and next(all_held(model_quantized), None) is None:
         raise ValueError("the second model has no quantized layer: quantize it first")
     for name, layer in quantized.items():
         like = getattr(floats.get(name), "weight", None)

@@ -217,3 +217,15 @@ def test_weights_that_a_format_makes_finite_are_counted() -> None:
     told = "0: weight: 1 NaN and 3 infinite elements came out finite: the format of the weight has"
     assert told in str(found)
     assert found.to_dict()["layers"][0]["weight"]["hidden_infinities"] == 3
+
+
+def test_a_model_of_quantized_stacks_alone() -> None:
+    """Experts are no layers to compare; what the model gives is compared all the same."""
+    from tests.support.mixtures import OfStacks, batches
+    from tests.support.mixtures import model as mixture
+
+    floats, quantized = mixture(OfStacks), mixture(OfStacks)
+    bs.quantize_(quantized, bs.Recipe(rules={"*.up": "mxfp4", "*.down": "mxfp4"}))
+    found = bs.compare(floats, quantized, batches(1))
+    assert found.layers == ()
+    assert 5 < found.output.sqnr < 40
