@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.core.block import Block
 from blockscale.core.format import Format
 from blockscale.core.pack import packed_dtype, packed_size
-from blockscale.core.reference import QParams
+from blockscale.core.reference import FLOATS, QParams
 from blockscale.core.scales import TwoLevel
 
 Device = torch.device | None
@@ -201,3 +201,38 @@ def strided_like(x: Tensor, values: Tensor) -> Tensor:
         return values
     expected = torch.empty_like(x)
     return values if values.stride() == expected.stride() else expected.copy_(values)
+
+
+# Attention over a cache, ops.attention.cached_attention.
+
+MOST_QUERIES = 64  # that share a head of keys: with more, what is decoded once pays
+_MASKS = (torch.bool, *FLOATS)
+
+
+def few_queries(arguments: tuple[Any, ...]) -> bool:
+    """Whether the op's arguments fit each other, and few queries share a head of keys."""
+    query, keys, values, recent_keys, recent_values, mask, _scaling = arguments
+    if any(x.dtype not in FLOATS for x in (query, recent_keys, recent_values)):
+        return False
+    if query.ndim != 4 or not query.numel() or len(keys.shape) != 4 or not keys.codes.numel():
+        return False
+    batch, heads, new, depth = query.shape
+    _, shared, tokens, _ = keys.shape
+    recent = recent_keys.shape[-2]
+    each = [
+        (keys.shape, (batch, shared, tokens, depth)),
+        (values.shape, (batch, shared, tokens, values.size)),
+        (recent_keys.shape, (batch, shared, recent, depth)),
+        (recent_values.shape, (batch, shared, recent, values.size)),
+    ]
+    if any(tuple(shape) != expected for shape, expected in each):
+        return False
+    if heads % shared or new * (heads // shared) > MOST_QUERIES:
+        return False
+    if mask is None:
+        return bool(recent >= new)
+    scores = (batch, heads, new, tokens + recent)[-mask.ndim :] if mask.ndim else ()
+    fits = mask.ndim <= 4 and all(
+        n in (1, size) for n, size in zip(mask.shape, scores, strict=True)
+    )
+    return fits and mask.dtype in _MASKS

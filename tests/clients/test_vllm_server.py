@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.clients.programs import install
-from tests.clients.test_vllm_plugin import COUNT, PROMPTS, served
-from tests.clients.vllm import expected_tokens
+from tests.clients.vllm import COUNT, PROMPTS, expected_tokens, served
 from tests.clients.vllm_server import serving
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]

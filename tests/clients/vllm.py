@@ -3,10 +3,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import blockscale as bs
 from tests.clients.programs import run
+
+PROMPTS = [[(7 * i + 3 * j) % 96 for j in range(24)] for i in range(3)]
+COUNT = 24
 
 # NVFP4 and MXFP4 have no kernels on CPUs. Everything before them is vLLM's own: it finds the
 # scheme, loads and joins weights and scales, processes them, and dequantizes and rounds inputs by
@@ -136,3 +141,42 @@ def expected_logprobs(model: torch.nn.Module, prompts: list[list[int]]) -> torch
 def divergence(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The mean KL divergence over all tokens, in nats."""
     return float((ours.exp() * (ours - theirs)).sum(-1).mean())
+
+
+def model(kind: str, size: float = 4) -> Any:
+    """A small random decoder whose weights are `size` times as large, so that tokens differ."""
+    import transformers
+
+    torch.manual_seed(0)
+    common = {
+        "vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128,
+    }  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {"intermediate_size": 256},
+        "Qwen2": {"intermediate_size": 256},  # biases
+        "Qwen3": {"intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": True},
+        "Qwen3Moe": {
+            "intermediate_size": 256, "moe_intermediate_size": 64, "head_dim": 32,
+            "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+        },
+        "Mixtral": {
+            "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**common, **own[kind])
+    built = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in built.parameters():
+            if weight.dim() > 1:
+                weight *= size
+    return built
+
+
+def served(kind: str, recipe: Any, folder: Path, size: float = 4) -> tuple[Path, Any]:
+    """A directory of `blockscale quantize`, and the model that loads it here."""
+    model(kind, size).save_pretrained(folder / "float")
+    bs.quantize_directory(folder / "float", folder / "ours", recipe)
+    here = model(kind, size)
+    bs.load(here, folder / "ours")
+    return folder / "ours", here

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Operand, operand, quantizer
+from blockscale.core.operand import operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.registry import find
 from blockscale.ops import primitives as P
 from blockscale.ops.attention import cached_attention
+from tests.support.caches import cached, close, exact
 from tests.support.op_samples import Made
 
 FORMATS = (
@@ -43,55 +44,6 @@ def samples(made: Made) -> dict[str, list[tuple]]:
             (query, codes, codes, recent, recent, mask, 0.5),
         ]
     }
-
-
-def exact(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seen: Tensor | None,
-    added: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """In float64, head by head, with what each new token sees."""
-    y = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=torch.float64)
-    batch, heads, new, _ = query.shape
-    shared, count = key.shape[1:3]
-    for b in range(batch):
-        for h in range(heads):
-            k, v = (x[b, h // (heads // shared)].double() for x in (key, value))
-            for i in range(new):
-                scores = k @ query[b, h, i].double() * scale
-                if added is not None:
-                    scores += added.expand(batch, heads, new, count)[b, h, i].double()
-                if seen is not None:
-                    scores[~seen.expand(batch, heads, new, count)[b, h, i]] = -math.inf
-                elif added is None:
-                    scores[count - new + i + 1 :] = -math.inf
-                y[b, h, i] = scores.softmax(0).nan_to_num() @ v
-    return y
-
-
-def cached(
-    fmt: str, tokens: int, recent: int, *, heads: int = 2, depth: int = 64, width: int = 64,
-    batch: int = 2, values: str | None = None,
-) -> tuple[Operand, Operand, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Keys and values in codes, recent ones, and all of both in floats."""
-    draw = torch.Generator().manual_seed(tokens + recent)
-    shapes = ((batch, heads, tokens + recent, size) for size in (depth, width))
-    both = [torch.randn(shape, generator=draw) for shape in shapes]
-    codes = [
-        bs.quantize(x[:, :, :tokens].contiguous(), f)
-        for x, f in zip(both, (fmt, values or fmt), strict=True)
-    ]
-    new = [x[:, :, tokens:].contiguous() for x in both]
-    whole = [torch.cat([q.dequantize(), x], 2) for q, x in zip(codes, new, strict=True)]
-    return codes[0].operand, codes[1].operand, new[0], new[1], whole[0], whole[1]
-
-
-def close(y: Tensor, expected: Tensor) -> None:
-    """Sums of values whose powers are at most 1: far below a code's error."""
-    assert (y.double() - expected).abs().max() < 2e-5 * max(1.0, expected.abs().max().item())
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

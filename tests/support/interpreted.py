@@ -48,10 +48,22 @@ def replace_once() -> None:
                 interpreter._patch_attr(place, name, member, builder, scope)
 
     called.once = True
+    interpreter._patch_lang_tensor = _indexed(interpreter._patch_lang_tensor)
     launch.__call__, function.__call__ = launched, called
     interpreter._patch_lang, interpreter._patch_builtin = replaced, builtins
     _types_once(interpreter.tl.core)
     interpreter._get_np_dtype = _numpy_once(interpreter._get_np_dtype, interpreter.tl.core)
+
+
+def _indexed(patch: Any) -> Any:
+    """What replaces the methods of a tensor, with one that numpy 2.4 leaves undefined: a number as
+    Python's, for the bounds of loops."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
 
 
 def _types_once(core: Any) -> None:

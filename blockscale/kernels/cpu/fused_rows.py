@@ -12,12 +12,12 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, Value
 from blockscale.core.parse import parse
-from blockscale.core.reference import FLOATS, QParams
+from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, known, native, threads
 from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.numbers import supports_families
-from blockscale.kernels.operand import in_order, listed, new
+from blockscale.kernels.operand import few_queries, in_order, listed, new
 from blockscale.kernels.registry import kernel
 
 # Operands and results of fused ops as the C++ takes them: rows of floats, or of codes.
@@ -332,33 +332,15 @@ def _added(mask: Tensor | None, scores: Shape) -> Tensor | None:
 
 # Attention of few queries over a cache in codes.
 
-MOST_QUERIES = 64  # that share a head of keys: with more, what is decoded once pays
-
 
 def _over_codes(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
-    query, keys, values, recent_keys, recent_values, mask, _scaling = arguments
-    floats = (query, recent_keys, recent_values)
-    if not known(formats, arguments) or any(x.dtype not in FLOATS for x in floats):
-        return False
-    if query.ndim != 4 or not query.numel() or len(keys.shape) != 4 or not keys.codes.numel():
-        return False
-    batch, heads, new, depth = query.shape
-    shared = keys.shape[1]
-    each = [
-        (keys.shape, (batch, shared, keys.shape[2], depth)),
-        (values.shape, (batch, shared, keys.shape[2], values.size)),
-        (recent_keys.shape, (batch, shared, recent_keys.shape[-2], depth)),
-        (recent_values.shape, (batch, shared, recent_keys.shape[-2], values.size)),
-    ]
-    if heads % shared or new * (heads // shared) > MOST_QUERIES:
-        return False
-    if any(tuple(shape) != wanted for shape, wanted in each):
-        return False
-    if mask is None and recent_keys.shape[2] < new:
-        return False
-    if not all(_of_tokens(of.format) for of in (keys, values)):
-        return False
-    return _fits(mask, (batch, heads, new, keys.shape[2] + recent_keys.shape[2]))
+    _, keys, values, *_, mask, _ = arguments
+    return (
+        known(formats, arguments)
+        and few_queries(arguments)
+        and all(_of_tokens(each.format) for each in (keys, values))
+        and (mask is None or mask.is_cpu)
+    )
 
 
 def _of_tokens(fmt: Format) -> bool:

@@ -32,7 +32,7 @@ class Scaling(NamedTuple):
     """What brings the elements of a block to steps and back; `divisor` makes it.
 
     first: float32, the factor that x is multiplied by, 1 / by or a power of two; where codes count
-           binades (powers.py) int32, the first turning point
+           binades (codes.py) int32, the first turning point
     second: float32, a power of two that x is multiplied by, too; or the second turning point
     by: float32, the divisor
     step: float32, what codes are multiplied by

@@ -13,9 +13,11 @@ import triton.language as tl
 from blockscale.kernels.cuda.device.codes import (
     code_of,
     codes_of_pairs,
+    counts_binades,
     passes,
     spread_scaling,
     stored_bits,
+    turning_points,
     value_of,
 )
 from blockscale.kernels.cuda.device.division import (
@@ -29,7 +31,6 @@ from blockscale.kernels.cuda.device.division import (
 )
 from blockscale.kernels.cuda.device.lanes import read, takes_pairs
 from blockscale.kernels.cuda.device.numerics import EXPONENT, float_of, narrow, widen
-from blockscale.kernels.cuda.device.powers import counts_binades, turning_points
 from blockscale.kernels.cuda.device.random_numbers import draw
 from blockscale.kernels.cuda.device.scale import (
     UnitScale,

@@ -8,8 +8,8 @@ import torch
 
 from blockscale.kernels.cuda.device.codes import makes_nibbles, stored_bits
 from blockscale.kernels.cuda.spec import spec
-from tests.support.cuda_device_inputs import midpoints
-from tests.support.cuda_equal import wrong
+from tests.support.cuda_device_inputs import midpoints, turning
+from tests.support.cuda_equal import DTYPES, wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -43,3 +43,10 @@ def test_how_far_two_codes_lie_apart(element: str, packs: bool, codes: int) -> N
 
 def plain(value: object) -> object:
     return getattr(value, "value", value)
+
+
+@pytest.mark.parametrize("fmt", ["log4:token:fp32", "int2:token:fp32", "log3:token:bf16"])
+def test_powers_of_two_turn_over_beside_these_numbers(fmt: str) -> None:
+    """They are found by comparing; the largest number is the scale."""
+    for dtype in DTYPES:
+        assert wrong(turning(dtype, 24), fmt) == [], dtype

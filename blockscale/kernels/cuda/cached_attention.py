@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention of few queries over a cache in codes, which are decoded in registers.
+
+The tokens of a cache are dealt to programs; each has the sums of its part and the largest score,
+and a second kernel adds the parts up, first to last. Codes are bfloat16 exactly, so tensor cores
+multiply them as they are (matmul/tile.py: the i-th codes of all words are a plane), and scales meet
+sums. Scores of a block of features get the block's scale: a query has a column for each block, with
+zeros for the features of others. Values likewise: a power times the scale of a token's block has a
+row for each block, of which the features of that block are kept.
+
+Legend
+rows: queries that share a head of keys, those of its heads one after another; M: their power of two
+query: [heads of keys in all, rows, depth]
+keys, values: int32 [heads of keys in all, tokens, words]; scale: as stored [.., tokens, blocks];
+    outer: float32 [heads of keys in all * tokens] or [1], outer_stride apart, or None
+recent_keys, recent_values: floats [.., recent, depth], [.., recent, width]
+added: float32, what scores get, rows strided; None for nothing
+sums, tops, totals: float32 [heads of keys in all, parts, rows, width], [.., parts, rows] twice:
+    of each part sums of powers times values, the largest score, the sum of powers
+K, V: how keys and values are read, a TokenReading each
+steps, WARPS, BT: a part has WARPS warps, and each of them BT tokens in each of `steps` steps
+PARTS: bfloat16 numbers that each number of a query is split into, exactly
+POWERS: how many of a power times a scale: 2 leave 2^-18 of it, 3 2^-27
+DEPTH, WIDTH, WK, WV: powers of two of depth, width and words
+Grid: parts in codes, then those of recent tokens, BR each; heads of keys in all.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blockscale.core.block import WHOLE
+from blockscale.core.format import Format
+from blockscale.core.operand import Operand
+from blockscale.core.parse import parse
+from blockscale.kernels.cuda.device.element import decode
+from blockscale.kernels.cuda.device.numerics import INTERPRETED, narrow, widen, widen_part
+from blockscale.kernels.cuda.device.scale import step_of
+from blockscale.kernels.cuda.matmul import ptx
+from blockscale.kernels.cuda.matmul.order import PARTS, leading
+from blockscale.kernels.cuda.matmul.reading import WORD, is_bfloat16
+from blockscale.kernels.cuda.matmul.tile import dot
+from blockscale.kernels.cuda.primitives import guard
+from blockscale.kernels.cuda.primitives.plan import floats, form
+from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
+from blockscale.kernels.cuda.spec import Spec, known, spec
+from blockscale.kernels.operand import few_queries
+from blockscale.kernels.registry import kernel
+
+_RECENT = 32  # recent tokens of a program
+_PROGRAMS = 264  # that an H200's 132 processors run at once
+
+
+@dataclass(frozen=True)
+class TokenReading:
+    """How tokens in codes are read. Frozen and hashable: Triton compiles once for each.
+
+    planes: codes in a word; words: of a token; span: words of a block; blocks: of a token, and
+    as a power of two; decode, registers: PTX of two words
+    """
+
+    spec: Spec
+    planes: int
+    words: int
+    span: int
+    count: int
+    blocks: int
+    decode: str
+    registers: str
+
+
+@cache
+def reading(spelling: str, size: int) -> TokenReading | None:
+    """How to read tokens of `size` codes; None where codes are no bfloat16 or do not lie in words,
+    or blocks are of several tokens or no whole words."""
+    fmt = parse(spelling)
+    if fmt.asym or fmt.offset is not None or fmt.block.flat or fmt.block.strided:
+        return None
+    *above, width = fmt.block.sizes_for(4)
+    width = size if width == WHOLE or width > size else width
+    if tuple(above) != (1, 1, 1) or fmt.bits not in (2, 4, 8):
+        return None
+    planes = WORD // fmt.bits
+    if not is_bfloat16(fmt) or not size or size % planes or width % planes or size % width:
+        return None
+    numbers, count = spec(spelling), size // width
+    return TokenReading(
+        numbers, planes, size // planes, width // planes, count, power_of_2(count),
+        ptx.decode_words(numbers.element), ptx.constraints(planes, 2),
+    )  # fmt: skip
+
+
+@triton.jit
+def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
+    """Words [.., ..] -> for each plane their values, bfloat16 [.., ..]."""
+    if INTERPRETED:
+        planes = ()
+        count: tl.constexpr = R.planes
+        element: tl.constexpr = R.spec.element
+        for i in tl.static_range(count):
+            value = narrow(decode(word >> (i * element.bits), element), tl.bfloat16)
+            planes += (value,)
+    else:
+        planes = tl.inline_asm_elementwise(
+            R.decode, R.registers, [word], dtype=DTYPES, is_pure=True, pack=2
+        )
+    return planes
+
+
+@triton.jit
+def steps_of(scale, outer, outer_stride, token, there, R: tl.constexpr):
+    """The steps of the blocks of tokens [..], float32 [.., blocks]; 0 of blocks beyond."""
+    numbers: tl.constexpr = R.spec
+    block = tl.arange(0, R.blocks)
+    exists = there[:, :, None] & (block < R.count)[None, None, :]
+    at = token[:, :, None] * R.count + block[None, None, :]
+    stored = tl.load(scale + at, mask=exists, other=0)
+    if numbers.scale == "e8m0" or numbers.scale == "two_level":
+        stored = stored.to(tl.int32)
+    else:
+        stored = widen_part(stored)
+    above = 1.0
+    if numbers.scale == "two_level":
+        above = tl.load(outer + token * outer_stride, mask=there, other=0.0)[:, :, None]
+    return tl.where(exists, step_of(stored, above, numbers), 0.0)
+
+
+@triton.jit
+def query_planes(
+    query, rows, depth, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, WK: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
+    """What planes of keys meet: bfloat16 [WARPS, words, blocks * M], the parts of each in turn."""
+    column = tl.arange(0, K.blocks * M)
+    word = tl.arange(0, WK)
+    row, block = column % M, column // M
+    mine = (word // K.span)[:, None] == block[None, :]
+    mask = mine & (row < rows)[None, :] & (word < K.words)[:, None]
+    planes = ()
+    count: tl.constexpr = K.planes
+    for i in tl.static_range(count):
+        at = query + row[None, :] * depth + (word * count + i)[:, None]
+        rest = widen(tl.load(at, mask=mask, other=0.0))
+        for part in tl.static_range(PARTS):
+            head, rest = leading(rest, part == 0)
+            planes += (tl.broadcast_to(head[None, :, :], (WARPS, WK, K.blocks * M)),)
+    return planes
+
+
+@triton.jit
+def added_to(scores, added, added_token, row, token, there, rows, M: tl.constexpr):
+    """Scores [.., M] of tokens [..] with what is added to them; -inf of tokens that are not there.
+
+    row: int64 [M], where `added` has each row
+    """
+    if added is not None:
+        mask = there[:, :, None] & (tl.arange(0, M) < rows)[None, None, :]
+        at = added + row[None, None, :] + token[:, :, None] * added_token
+        scores += tl.load(at, mask=mask, other=0.0)
+    return tl.where(there[:, :, None], scores, float("-inf"))
+
+
+@triton.jit
+def finite(top):
+    """The largest score, 0 where nothing is seen."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def words_of(codes, at, there, R: tl.constexpr, W: tl.constexpr):
+    """The words of tokens, int32 [WARPS, BT, W]. at: int64, the place of each among all"""
+    word = tl.arange(0, W)
+    mask = there[:, :, None] & (word < R.words)[None, None, :]
+    return tl.load(codes + at[:, :, None] * R.words + word[None, None, :], mask=mask, other=0)
+
+
+@triton.jit
+def scores_of(
+    planes, against, by, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr,
+    WARPS: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Keys times queries, float32 [WARPS, BT, M]. by: steps of the keys' blocks"""
+    scores = tl.zeros((WARPS, BT, K.blocks * M), tl.float32)
+    count: tl.constexpr = K.planes
+    for i in tl.static_range(count):
+        for p in tl.static_range(PARTS):
+            scores = dot(planes[i], against[i * PARTS + p], scores)
+    if K.blocks > 1:
+        scores = tl.sum(tl.reshape(scores, (WARPS, BT, K.blocks, M)) * by[:, :, :, None], 2)
+    else:
+        scores *= by
+    return scores
+
+
+@triton.jit
+def by_rows(less, V: tl.constexpr, M: tl.constexpr, WARPS: tl.constexpr):
+    """[WARPS, M] -> the same for each block's row, [WARPS, blocks * M, 1]."""
+    wide = tl.broadcast_to(less[:, None, :], (WARPS, V.blocks, M))
+    return tl.reshape(wide, (WARPS, V.blocks * M, 1))
+
+
+@triton.jit
+def more_values(
+    found, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr,
+    WARPS: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Sums of each plane times `less`, and with powers [WARPS, BT, M] times values added."""
+    count: tl.constexpr = V.planes
+    rest = tl.reshape(power[:, :, None, :] * by[:, :, :, None], (WARPS, BT, V.blocks * M))
+    now = ()
+    for i in tl.static_range(count):
+        now += (found[i] * less,)
+    for _ in tl.static_range(POWERS):
+        first = narrow(rest, tl.bfloat16)
+        rest = rest - widen(first)
+        turned = tl.trans(first, 0, 2, 1)
+        more = ()
+        for i in tl.static_range(count):
+            more += (dot(turned, planes[i], now[i]),)
+        now = more
+    return now
+
+
+@triton.jit
+def store_planes(
+    found, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr
+):
+    """Add up the warps' sums times `less`, and keep of each row the features of its block."""
+    word, row = tl.arange(0, WV), tl.arange(0, V.blocks * M)
+    own = (word // V.span)[None, :] == (row // M)[:, None]
+    own = own & (row % M < rows)[:, None] & (word < V.words)[None, :]
+    count: tl.constexpr = V.planes
+    for i in tl.static_range(count):
+        at = sums + (row % M)[:, None] * width + (word * count + i)[None, :]
+        tl.store(at, tl.sum(found[i] * less, 0), mask=own)
+
+
+@triton.jit
+def of_codes(
+    query, keys, key_scale, key_outer, values, value_scale, value_outer, added, sums,
+    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
+    above, added_token, steps,
+    K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
+    PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Largest scores and sums of powers [M] of a part in codes; its sums go to memory.
+
+    Each warp has tokens of its own, and meets the others at the end.
+    """
+    top = tl.zeros((WARPS, M), tl.float32) + float("-inf")
+    total = tl.zeros((WARPS, M), tl.float32)
+    against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
+    found = ()
+    count: tl.constexpr = V.planes
+    for _ in tl.static_range(count):
+        found += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)
+    mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
+    for step in range(steps):
+        token = start + step * (WARPS * BT) + mine
+        there = token < tokens
+        at = head * tokens + token
+        planes = planes_of(words_of(keys, at, there, K, WK), K, TYPES_K)
+        by = steps_of(key_scale, key_outer, key_outer_stride, at, there, K)
+        scores = scores_of(planes, against, by, K, PARTS, M, WARPS, BT) * scaling
+        scores = added_to(scores, added, added_token, above, token, there, rows, M)
+        before, top = top, tl.maximum(top, tl.max(scores, 1))
+        power = tl.exp(scores - finite(top)[:, None, :])
+        less = tl.exp(before - finite(top))
+        total = total * less + tl.sum(power, 1)
+        planes = planes_of(words_of(values, at, there, V, WV), V, TYPES_V)
+        by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
+        less = by_rows(less, V, M, WARPS)
+        found = more_values(found, power, less, planes, by, V, POWERS, M, WARPS, BT)
+    highest = tl.max(top, 0)
+    less = tl.exp(top - finite(highest)[None, :])
+    store_planes(found, by_rows(less, V, M, WARPS), sums, rows, width, V, M, WV)
+    return highest, tl.sum(total * less, 0)
+
+
+@triton.jit
+def of_floats(
+    query, recent_keys, recent_values, added, sums, head, start, tokens, recent, rows, new, depth,
+    width, scaling, above, added_token,
+    M: tl.constexpr, BR: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The same of recent tokens, in float32."""
+    m = tl.arange(0, M)
+    token = start + tl.arange(0, BR)
+    there = token < recent
+    rd, rw = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
+    at = head * recent + token
+    key = widen(tl.load(
+        recent_keys + at[:, None] * depth + rd[None, :],
+        mask=there[:, None] & (rd < depth)[None, :], other=0.0,
+    ))  # fmt: skip
+    asked = widen(tl.load(
+        query + m[None, :] * depth + rd[:, None],
+        mask=(m < rows)[None, :] & (rd < depth)[:, None], other=0.0,
+    ))  # fmt: skip
+    scores = tl.dot(key, asked, input_precision="ieee") * scaling
+    scores = tl.reshape(scores, (1, BR, M))
+    place = (tokens + token)[None, :]
+    scores = added_to(scores, added, added_token, above, place, there[None, :], rows, M)
+    scores = tl.reshape(scores, (BR, M))
+    if added is None:
+        seen = token[:, None] <= (recent - new + m % new)[None, :]
+        scores = tl.where(seen, scores, float("-inf"))
+    top = tl.max(scores, 0)
+    power = tl.exp(scores - finite(top)[None, :])
+    value = widen(tl.load(
+        recent_values + at[:, None] * width + rw[None, :],
+        mask=there[:, None] & (rw < width)[None, :], other=0.0,
+    ))  # fmt: skip
+    y = tl.dot(tl.trans(power), value, input_precision="ieee")
+    mask = (m < rows)[:, None] & (rw < width)[None, :]
+    tl.store(sums + m[:, None] * width + rw[None, :], y, mask=mask)
+    return top, tl.sum(power, 0)
+
+
+@triton.jit(do_not_specialize=["tokens", "recent", "code_parts", "parts", "steps"])
+def attend(
+    query, keys, key_scale, key_outer, values, value_scale, value_outer,
+    recent_keys, recent_values, added, sums, tops, totals,
+    tokens, recent, rows, new, depth, width, scaling, shared, code_parts, parts,
+    steps, key_outer_stride, value_outer_stride, added_batch, added_head, added_row, added_token,
+    K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
+    PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
+    WK: tl.constexpr, WV: tl.constexpr, DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """One part of the tokens of one head of keys; the legend is at the top of the file."""
+    part, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    m = tl.arange(0, M)
+    above = (head // shared) * added_batch + (m // new) * added_head + (m % new) * added_row
+    above += (head % shared) * (rows // new) * added_head
+    query += head * rows * depth
+    place = (head * parts + part) * rows
+    if part < code_parts:
+        top, total = of_codes(
+            query, keys, key_scale, key_outer, values, value_scale, value_outer, added,
+            sums + place * width, head, part * (steps * WARPS * BT), tokens, rows, depth, width,
+            scaling, key_outer_stride, value_outer_stride, above, added_token, steps,
+            K, V, TYPES_K, TYPES_V, PARTS, POWERS, M, BT, WK, WV, WARPS,
+        )  # fmt: skip
+    else:
+        top, total = of_floats(
+            query, recent_keys, recent_values, added, sums + place * width, head,
+            (part - code_parts) * BR, tokens, recent, rows, new, depth, width, scaling, above,
+            added_token, M, BR, DEPTH, WIDTH,
+        )  # fmt: skip
+    tl.store(tops + place + m, top, mask=m < rows)
+    tl.store(totals + place + m, total, mask=m < rows)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def add_parts(
+    sums, tops, totals, out, rows, parts, width, EACH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The parts of one row, EACH at a time -> its result; 0 where it sees nothing."""
+    head, row = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    rw = tl.arange(0, WIDTH)
+    top = tl.zeros((), tl.float32) + float("-inf")
+    total = tl.zeros((), tl.float32)
+    found = tl.zeros((WIDTH,), tl.float32)
+    for turn in range(tl.cdiv(parts, EACH)):
+        part = turn * EACH + tl.arange(0, EACH)
+        there = part < parts
+        at = (head * parts + part) * rows + row
+        own = tl.load(tops + at, mask=there, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(own, 0))
+        by, less = tl.exp(own - finite(higher)), tl.exp(top - finite(higher))
+        total = total * less + tl.sum(tl.load(totals + at, mask=there, other=0.0) * by, 0)
+        more = tl.load(
+            sums + at[:, None] * width + rw[None, :],
+            mask=there[:, None] & (rw < width)[None, :], other=0.0,
+        )  # fmt: skip
+        found = found * less + tl.sum(more * by[:, None], 0)
+        top = higher
+    y = found / tl.where(total == 0.0, 1.0, total)  # no powers, and no sums
+    at = (head * rows + row) * width + rw
+    tl.store(out + at, narrow(y, out.dtype.element_ty), mask=rw < width)
+
+
+class PartSettings(NamedTuple):
+    """tokens: of a warp's step; steps, warps, stages: of a program."""
+
+    tokens: int
+    steps: int
+    warps: int
+    stages: int
+
+
+def usual(tokens: int, recent: int, heads: int, programs: int = _PROGRAMS) -> PartSettings:
+    """Parts of so many steps that all programs run at once on an H200; the same on other GPUs, so
+    that sums have one order."""
+    left = max(programs - heads * cdiv(recent, _RECENT), programs // 2)
+    return PartSettings(32, max(1, cdiv(tokens * heads, left * 128)), 4, 3)
+
+
+def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    _, keys, values, *_ = arguments
+    return (
+        known(formats, arguments) and few_queries(arguments) and _readable(keys)
+        and _readable(values)
+    )  # fmt: skip
+
+
+def _readable(whole: Operand) -> bool:
+    """Whether codes are read by words, and outer scales are of tokens or of all."""
+    if reading(whole.fmt, whole.size) is None or whole.more:
+        return False
+    return whole.outer is None or whole.outer.numel() in (1, prod(whole.shape[:-1]))
+
+
+@kernel("cached_attention", backend="cuda", supports=_supports)
+def cached_attention(
+    query: Tensor, keys: Operand, values: Operand, recent_keys: Tensor, recent_values: Tensor,
+    mask: Tensor | None, scaling: float,
+) -> Tensor:  # fmt: skip
+    """As ops.attention.cached_attention."""
+    tokens = keys.shape[2]
+    settings = usual(tokens, recent_keys.shape[2], query.shape[0] * keys.shape[1])
+    with guard(query):
+        return attention(
+            floats(query), keys, values, (floats(recent_keys), floats(recent_values)), mask,
+            scaling, settings,
+        )  # fmt: skip
+
+
+def attention(
+    query: Tensor, keys: Operand, values: Operand, recent: tuple[Tensor, Tensor],
+    mask: Tensor | None, scaling: float, s: PartSettings,
+) -> Tensor:  # fmt: skip
+    """By `attend` and `add_parts`."""
+    batch, heads, new, depth = query.shape
+    _, shared, tokens, _ = keys.shape
+    later, width, rows = recent[0].shape[2], values.size, new * (heads // shared)
+    k, v = (reading(each.fmt, each.size) for each in (keys, values))
+    assert k is not None
+    assert v is not None  # `_supports` asked
+    code_parts = cdiv(tokens, s.tokens * s.warps * s.steps)
+    parts, every = code_parts + cdiv(later, _RECENT), batch * shared
+    sums = query.new_empty((every, parts, rows, width), dtype=torch.float32)
+    tops, totals = (query.new_empty((2, every, parts, rows), dtype=torch.float32)).unbind()
+    m = max(power_of_2(rows), cdiv(16, min(k.blocks, v.blocks)))
+    added = _added(mask, (batch, heads, new, tokens + later))
+    strides = (0,) * 4 if added is None else added.stride()
+    direct(attend)[(parts, every)](
+        query, *_memory(keys), *_memory(values), *recent, added, sums, tops, totals,
+        tokens, later, rows, new, depth, width, scaling, shared, code_parts, parts, s.steps,
+        _outer_stride(keys), _outer_stride(values), *strides,
+        K=k, V=v, TYPES_K=(tl.bfloat16,) * k.planes, TYPES_V=(tl.bfloat16,) * v.planes,
+        PARTS=PARTS[query.dtype], POWERS=3 if query.dtype is torch.float32 else 2, M=m, BT=s.tokens,
+        BR=_RECENT, WK=max(16, power_of_2(k.words)), WV=max(16, power_of_2(v.words)),
+        DEPTH=max(16, power_of_2(depth)), WIDTH=max(16, power_of_2(width)), WARPS=s.warps,
+        num_warps=s.warps, num_stages=s.stages,
+    )  # fmt: skip
+    y = query.new_empty((batch, heads, new, width))
+    direct(add_parts)[(rows, every)](
+        sums, tops, totals, y, rows, parts, width,
+        EACH=16, WIDTH=power_of_2(width), num_warps=2, num_stages=1,
+    )  # fmt: skip
+    return y
+
+
+def _memory(whole: Operand) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Words of codes, stored scales and outer scales, in order. Raises ValueError where they do
+    not fit the format."""
+    stored = form(whole.fmt)
+    codes = stored.checked_codes(whole.codes, whole.shape)
+    stored.checked_parts(
+        torch.Size(whole.shape),
+        whole.scale,
+        whole.zero_point,
+        whole.outer,
+        codes.device,
+        whole.more,
+    )
+    outer = None if whole.outer is None else whole.outer.contiguous()
+    return codes.contiguous().view(torch.int32), whole.scale.contiguous(), outer
+
+
+def _outer_stride(whole: Operand) -> int:
+    return 0 if whole.outer is None or whole.outer.numel() == 1 else 1
+
+
+def _added(mask: Tensor | None, scores: tuple[int, ...]) -> Tensor | None:
+    """What is added to scores [batch, heads, new, tokens], as a view of that shape."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, float("-inf"))
+    return mask.to(torch.float32).expand(scores)

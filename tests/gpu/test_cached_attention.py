@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention over a cache in codes on a GPU. Needs CUDA: `pytest -m gpu
+tests/gpu/test_cached_attention.py`."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import blockscale as bs
+from blockscale.kernels.registry import find
+from blockscale.ops.attention import cached_attention
+from tests.support.caches import cached, exact
+
+pytestmark = pytest.mark.gpu
+
+FORMATS = ("int8_token", "int4:group32:fp16", "mxfp4", "nvfp4_token", "mxfp8", "e4m3:token:fp32",
+           "e5m2:group64:fp32", "int2:group32:fp32")  # fmt: skip
+
+
+def ours(call: tuple) -> Tensor:
+    on_gpu = [
+        each.cuda() if isinstance(each, Tensor)
+        else each._replace(**{
+            name: part.cuda() for name in ("codes", "scale", "outer")
+            if (part := getattr(each, name)) is not None
+        })
+        for each in call[:5]
+    ]  # fmt: skip
+    mask = None if call[5] is None else call[5].cuda()
+    whole = (*on_gpu, mask, call[6])
+    formats = (call[1].fmt, call[2].fmt)
+    assert find("cached_attention", formats, "cuda", whole, composed=True) is not None
+    y = cached_attention(*whole)
+    assert torch.equal(y, cached_attention(*whole))
+    return y.cpu().double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_formats(fmt: str, dtype: torch.dtype) -> None:
+    """Many parts, a short one last; within 64 * 2^-24 of the largest value, and one rounding."""
+    keys, values, k, v, key, value = cached(fmt, 5000, 40, depth=128, width=128)
+    torch.manual_seed(0)
+    query, k, v = torch.randn(2, 8, 1, 128).to(dtype), k.to(dtype), v.to(dtype)
+    key[:, :, 5000:], value[:, :, 5000:] = k, v
+    y = ours((query, keys, values, k, v, None, 128**-0.5))
+    expected = exact(query.float(), key, value, None, None, 128**-0.5)
+    bound = 64 * 2.0**-24 * value.abs().max()
+    if dtype == torch.bfloat16:
+        bound = bound + 2.0**-8 * expected.abs()
+    assert ((y - expected).abs() <= bound).all(), (y - expected).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("heads", "new", "depth", "width"),
+    [(32, 1, 64, 64), (2, 1, 96, 160), (16, 3, 128, 64), (8, 16, 64, 64)],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_shapes(heads: int, new: int, depth: int, width: int, masked: bool) -> None:
+    keys, values, k, v, key, value = cached(
+        "int4:group32:fp32", 1111, 50, depth=depth, width=width, values="int8:token:fp32"
+    )
+    torch.manual_seed(0)
+    query = torch.randn(2, heads, new, depth)
+    mask = torch.rand(2, 1, new, 1161) < 0.5 if masked else None
+    y = ours((query, keys, values, k, v, mask, 0.2))
+    assert (y - exact(query, key, value, mask, None, 0.2)).abs().max() < 2e-5
+
+
+def test_generate_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of `generate` with a quantized cache, whose steps are one call a layer."""
+    transformers = pytest.importorskip("transformers")
+    from blockscale.integrations.transformers import cached_states
+    from blockscale.integrations.transformers.cache import QuantizedCache
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).cuda().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 4 if weight.dim() > 1 else 1
+    calls = []
+
+    def counted(*call):
+        calls.append(call[0].shape)
+        return cached_attention(*call)
+
+    monkeypatch.setattr(cached_states, "cached_attention", counted)
+    ids = torch.randint(0, 256, (2, 200), device="cuda")
+
+    def generated() -> Tensor:
+        cache = QuantizedCache(config, "int8_token", window=16)
+        return model.generate(
+            ids, past_key_values=cache, max_new_tokens=24, do_sample=False, eos_token_id=None,
+            pad_token_id=0, attention_mask=torch.ones_like(ids),
+        )  # fmt: skip
+
+    tokens = generated()
+    assert len(calls) == 2 * 23
+    with bs.use("reference"):
+        assert torch.equal(tokens, generated())

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention over a cache in codes on CUDA, against float64: formats, shapes, masks, parts."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import blockscale as bs
+from blockscale.core.operand import Operand
+from blockscale.kernels.cuda.cached_attention import (
+    PartSettings,
+    _supports,
+    attention,
+    reading,
+    usual,
+)
+from tests.support.caches import cached, close, exact
+from tests.support.cuda_equal import DEVICE
+
+FORMATS = ("int8_token", "int4:group32:fp32", "mxfp4", "nvfp4_token", "mxfp8", "e4m3:token:fp32",
+           "int8:group64:fp16", "int2:group32:fp32")  # fmt: skip
+SMALL = PartSettings(16, 2, 1, 2)  # parts of 32 tokens
+
+
+def on_device(*of: Operand) -> list[Operand]:
+    return [
+        each._replace(**{
+            name: part.to(DEVICE) for name in ("codes", "scale", "outer")
+            if (part := getattr(each, name)) is not None
+        })
+        for each in of
+    ]  # fmt: skip
+
+
+def ours(
+    query: torch.Tensor, keys: Operand, values: Operand, k: torch.Tensor, v: torch.Tensor,
+    mask: torch.Tensor | None, scaling: float, settings: PartSettings = SMALL,
+) -> torch.Tensor:  # fmt: skip
+    query, k, v = (x.to(DEVICE) for x in (query, k, v))
+    keys, values = on_device(keys, values)
+    mask = None if mask is None else mask.to(DEVICE)
+    assert _supports((), (query, keys, values, k, v, mask, scaling))
+    return attention(query, keys, values, (k, v), mask, scaling, settings).cpu()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_formats(fmt: str) -> None:
+    """Three parts of codes, of which the last is short, and one of floats."""
+    keys, values, k, v, key, value = cached(fmt, 70, 5, batch=1)
+    query = torch.randn(1, 4, 1, 64)
+    y = ours(query, keys, values, k, v, None, 0.125)
+    close(y, exact(query, key, value, None, None, 0.125))
+
+
+@pytest.mark.parametrize(
+    ("heads", "new", "tokens", "recent", "depth", "width", "settings"),
+    [
+        (2, 1, 33, 1, 64, 64, SMALL),
+        (4, 2, 64, 2, 64, 32, PartSettings(16, 1, 4, 2)),  # warps that have tokens of their own
+        (8, 3, 31, 40, 32, 96, SMALL),  # 12 queries; recent ones in two parts
+        (2, 1, 17, 1, 96, 160, PartSettings(32, 1, 1, 3)),  # words that are no power of two
+    ],
+)
+def test_shapes(
+    heads: int, new: int, tokens: int, recent: int, depth: int, width: int, settings: PartSettings
+) -> None:
+    keys, values, k, v, key, value = cached(
+        "int4:group32:fp32", tokens, recent, depth=depth, width=width, values="int8:token:fp32",
+        batch=1,
+    )  # fmt: skip
+    query = torch.randn(1, heads, new, depth)
+    y = ours(query, keys, values, k, v, None, 0.2, settings)
+    close(y, exact(query, key, value, None, None, 0.2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes_come_back(dtype: torch.dtype) -> None:
+    keys, values, k, v, key, value = cached("int8_token", 40, 3)
+    query = torch.randn(2, 4, 1, 64).to(dtype)
+    y = ours(query, keys, values, k.to(dtype), v.to(dtype), None, 0.1)
+    assert y.dtype == dtype
+    key, value = (
+        torch.cat([x[:, :, :40], x[:, :, 40:].to(dtype).float()], 2) for x in (key, value)
+    )
+    expected = exact(query.float(), key, value, None, None, 0.1)
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
+    assert ((y.double() - expected).abs() <= rounding * expected.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("kind", ["seen", "added"])
+def test_masks(kind: str, heads: int) -> None:
+    """Of each head or of all; also where a row sees nothing, of a part or at all: zeros."""
+    keys, values, k, v, key, value = cached("int4:group32:fp32", 45, 2)
+    query = torch.randn(2, 4, 2, 64)
+    seen = torch.rand(2, heads, 2, 47) < 0.6
+    seen[0, 0, 1] = False
+    seen[1, :, :, :32] = False
+    added = torch.randn(2, heads, 2, 47)
+    y = ours(query, keys, values, k, v, seen if kind == "seen" else added, 0.125)
+    of = (seen, None) if kind == "seen" else (None, added)
+    close(y, exact(query, key, value, *of, 0.125))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")  # numpy's, of the largest of nothing
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    keys, values, k, v, _, _ = cached("int8_token", 40, 2)
+    query = torch.randn(2, 4, 1, 64)
+    query[0, 1] = math.nan
+    v[1, 0, 1, 5] = math.nan
+    expected = torch.zeros(2, 4, 1, 64, dtype=torch.bool)
+    expected[0, 1] = True
+    expected[1, :2, :, 5] = True
+    assert torch.equal(ours(query, keys, values, k, v, None, 0.125).isnan(), expected)
+
+
+def test_what_is_read() -> None:
+    """Codes of whole words that are bfloat16, in blocks of a token."""
+    assert reading("mxfp4", 64) is not None
+    assert reading("int8_token", 20) is not None
+    for fmt, size in (
+        ("int3:group32:fp32", 64), ("nf4:group64:fp32", 64), ("int8:tensor:fp32", 64),
+        ("uint4:group32:fp32:asym", 64), ("int4:flat32:fp32", 64), ("mxfp4", 48), ("log4", 64),
+    ):  # fmt: skip
+        assert reading(fmt, size) is None, fmt
+
+
+def test_what_goes_by_the_reference() -> None:
+    keys, values, k, v, _, _ = cached("int8_token", 32, 2)
+    query = torch.randn(2, 4, 1, 64)
+    assert _supports((), (query, keys, values, k, v, None, 0.1))
+    for call in (
+        (torch.randn(2, 4, 33, 64), keys, values, k, v, None, 0.1),  # 66 queries of a head
+        (torch.randn(2, 4, 3, 64), keys, values, k, v, None, 0.1),  # new ones that are not there
+        (torch.randn(2, 3, 1, 64), keys, values, k, v, None, 0.1),
+        (query.double(), keys, values, k, v, None, 0.1),
+        (query, keys, values, k[:, :1], v, None, 0.1),
+        (query, keys, values, k, v, torch.zeros(33), 0.1),
+        (query, keys, values, k, v, torch.zeros(34, dtype=torch.int32), 0.1),
+        (query, keys, values, k, v, torch.zeros(1, 1, 1, 1, 34), 0.1),
+        (query, keys._replace(codes=keys.codes[:, :, :0]), values, k, v, None, 0.1),
+    ):
+        assert not _supports((), call)
+
+
+def test_parts_keep_an_h200_busy() -> None:
+    """All programs run at once, also with those of recent tokens; few tokens make one step."""
+    assert usual(100, 1, 8).steps == 1
+    for tokens, heads in ((8192, 8), (32768, 8), (32768, 64)):
+        s = usual(tokens, 16, heads)
+        parts = -(-tokens // (s.tokens * s.warps * s.steps))
+        assert heads * (parts + 1) <= 264 + heads
+    assert usual(32768, 160, 64).steps >= 1
+
+
+def test_the_op_takes_it() -> None:
+    """By name: the call has the kernel's bits."""
+    from blockscale.ops.attention import cached_attention
+
+    keys, values, k, v, _, _ = cached("mxfp4", 24, 1, batch=1)
+    query = torch.randn(1, 4, 1, 64)
+    keys, values = on_device(keys, values)
+    call = (query.to(DEVICE), keys, values, k.to(DEVICE), v.to(DEVICE), None, 0.125)
+    with bs.use("cuda"):
+        y = cached_attention(*call)
+    expected = attention(*call[:3], call[3:5], None, 0.125, usual(24, 1, 2))
+    assert torch.equal(y, expected)
