@@ -70,6 +70,7 @@ PARAMETERS = {
         "before",
         "seed",
         "sample",
+        "faster",
     ],
     "calibrate": [
         "model",

@@ -66,6 +66,7 @@ def quantize_(
     before: Mapping[str, Before] | None = None,
     seed: int | None = None,
     sample: Any = None,
+    faster: bool = False,
 ) -> Ledger:
     """Quantize a model in place: its Linear, Embedding, convolution and Conv1D (GPT-2) layers, and
     other parameters of two and more dimensions where that is safe (layers.decisions).
@@ -87,6 +88,8 @@ def quantize_(
     seed: for stochastic rounding of weights.
     sample: an input to run the quantized model on, as `bs.calibrate` takes a batch: (x,), x or
         {"x": x}. Where the model cannot run, RuntimeError names the layer and what to skip.
+    faster: leave layers on the CPU in float whose kernels are not sure to be faster in these
+        formats (Entry.here); the ledger has the figure and the reason.
 
     Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
@@ -104,6 +107,7 @@ def quantize_(
         folded(plain, recipe) as folding,
     ):
         plans = plans_for(plain, recipe)
+        plans = without_slow(plans) if faster else plans
         places = supplied(plans, input_scales, output_scales, weights, before)
         ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
     ledger = replace(folding.told(ledger), notes=notes)
@@ -119,6 +123,21 @@ def plans_for(model: nn.Module, recipe: Recipe) -> list[Decision]:
             f"wrap it, e.g. in nn.Sequential(layer)"
         )
     return plan_layers(model, recipe)
+
+
+def without_slow(plans: Sequence[Decision]) -> list[Decision]:
+    """The same, but that layers stay in float which would not be sure to be faster here."""
+    found: list[Decision] = []
+    for plan in plans:
+        slow = ""
+        if isinstance(plan, Plan):
+            read = "" if plan.scheme.input is None else str(plan.scheme.input)
+            slow = plan.kind.slow_once(plan.module, read, str(plan.format))
+        if isinstance(plan, Plan) and slow:
+            found.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
+        else:
+            found.append(plan)
+    return found
 
 
 def apply(

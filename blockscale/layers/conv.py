@@ -97,15 +97,14 @@ class QConv(Convolution):
         super().__init__(weight, bias, scheme, like)
         self._around, self._inside = _paddings(like)
 
-    def slow(self) -> str:
-        if not self.qweight.codes.is_cpu or unavailable("cpu") is not None:
-            return ""
-        from blockscale.kernels.cpu import _native  # not where there is no native library
-        from blockscale.kernels.cpu.conv_way import told
+    @classmethod
+    def slow_once(cls, module: Any, input_fmt: str, weight_fmt: str) -> str:
+        weight = module.weight
+        return _slow(weight, weight.shape, module.groups, input_fmt, weight_fmt)
 
-        about = list(self.qweight.shape), self.groups, "" if self.input is None else self.input.fmt
-        slow = told(*about, self.qweight.fmt, _native.isa(), channels_last=False).slow
-        return f"on this CPU {slow}" if slow else ""
+    def slow(self) -> str:
+        weight, input_fmt = self.qweight, "" if self.input is None else self.input.fmt
+        return _slow(weight.codes, weight.shape, self.groups, input_fmt, weight.fmt)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
@@ -118,6 +117,17 @@ class QConv(Convolution):
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
         return self.laid_out(self.finished(y)[0] if single else self.finished(y), given)
+
+
+def _slow(place: Tensor, shape: Sequence[int], groups: int, input_fmt: str, weight_fmt: str) -> str:
+    """As `QLayer.slow`, of a weight [n, channels, *kernel] that lies where `place` does."""
+    if not place.is_cpu or unavailable("cpu") is not None:
+        return ""
+    from blockscale.kernels.cpu import _native  # not where there is no native library
+    from blockscale.kernels.cpu.conv_way import told
+
+    slow = told(list(shape), groups, input_fmt, weight_fmt, _native.isa(), channels_last=False).slow
+    return f"on this CPU {slow}" if slow else ""
 
 
 def _paddings(like: Any) -> tuple[list[int], list[int]]:

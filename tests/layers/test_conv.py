@@ -121,3 +121,29 @@ def test_the_ledger_says_where_a_layer_is_slower_than_the_float_one() -> None:
     assert "each pixel has scales of its own" in both["0"].here
     whole = bs.quantize_(copy.deepcopy(model), bs.Recipe("int8_channel", "int8"))
     assert not whole["1"].here
+
+
+@pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
+def test_a_layer_that_may_be_slower_stays_in_float_where_that_is_asked() -> None:
+    """Only those that the ledger says it of, with its words; their formats count."""
+    model = nn.Sequential(
+        nn.Conv2d(240, 240, 5, groups=240),
+        nn.Conv2d(240, 64, 3),
+        nn.Conv2d(64, 64, 1),
+        nn.Linear(8, 8),
+    )
+    for recipe in (bs.Recipe("int8_channel", "uint8"), bs.Recipe("int8_channel")):
+        plain = bs.quantize_(copy.deepcopy(model), recipe)
+        slow = [entry.name for entry in plain if entry.here]
+        assert slow == (["0"] if recipe.input else slow) and slow
+        fast = copy.deepcopy(model)
+        ledger = bs.quantize_(fast, recipe, faster=True)
+        assert [entry.name for entry in ledger if entry.status == "kept"] == slow
+        for name, layer in fast.named_children():
+            assert (type(layer) is type(model[int(name)])) == (name in slow)
+            if name in slow:
+                assert (
+                    ledger[name].reason == f"it would not be sure to be faster: {plain[name].here}"
+                )
+            else:
+                assert ledger[name] == plain[name]
