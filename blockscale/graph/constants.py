@@ -21,12 +21,12 @@ def get(graph: fx.GraphModule, node: fx.Node) -> Tensor:
     """The tensor that a get_attr node reads. Raises ValueError for other nodes and no tensor."""
     if not is_constant(node):
         raise ValueError(f"expected a node that reads a constant, found {node.format_node()}")
-    found: object = graph
+    value: object = graph
     for name in str(node.target).split("."):
-        found = getattr(found, name)
-    if not isinstance(found, Tensor):
-        raise ValueError(f"{node.target}: expected a tensor, found {kind_of(found)}")
-    return found
+        value = getattr(value, name)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{node.target}: expected a tensor, found {kind_of(value)}")
+    return value
 
 
 def put(graph: fx.GraphModule, name: str, tensor: Tensor, *, like: fx.Node) -> fx.Node:
@@ -54,9 +54,9 @@ def place(graph: fx.GraphModule, name: str) -> tuple[nn.Module, str]:
     """
     owner: nn.Module = graph
     path, parts = "", name.split(".")
-    for i, wanted in enumerate(parts):
+    for i, target in enumerate(parts):
         last = i + 1 == len(parts)
-        part = _free(graph, owner, path, wanted, last=last)
+        part = _free(graph, owner, path, target, last=last)
         path = f"{path}.{part}".lstrip(".")
         if _holds(owner, part):
             delattr(owner, part)
@@ -110,13 +110,13 @@ def drop_unused(graph: fx.GraphModule) -> int:
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     named = [n for n, _ in graph.named_parameters(remove_duplicate=False)]
     named += [n for n, _ in graph.named_buffers(remove_duplicate=False)]
-    kept = read | called
+    names = read | called
     for name in named:
-        if name not in kept and not any(whole in kept for whole in _above(name)):
+        if name not in names and not any(whole in names for whole in _above(name)):
             path, _, last = name.rpartition(".")
             delattr(graph.get_submodule(path), last)
             gone += 1
-    _drop_empty(graph, "", kept)
+    _drop_empty(graph, "", names)
     return gone
 
 
@@ -125,8 +125,8 @@ def _free(graph: fx.GraphModule, owner: nn.Module, path: str, part: str, last: b
     read = {str(n.target) for n in graph.graph.nodes if n.op in ("get_attr", "call_module")}
     name, count = part, 0
     while True:
-        full, found = f"{path}.{name}".lstrip("."), getattr(owner, name, None)
-        module = isinstance(found, nn.Module) and not last
+        full, result = f"{path}.{name}".lstrip("."), getattr(owner, name, None)
+        module = isinstance(result, nn.Module) and not last
         free = _holds(owner, name) or not hasattr(owner, name)
         if module or (free and full not in read):
             return name
@@ -147,18 +147,18 @@ def _above(name: str) -> Iterator[str]:
 
 def _set_value(graph: fx.GraphModule, node: fx.Node, tensor: Tensor) -> None:
     values = (each.meta.get("val") for each in graph.graph.nodes)
-    known = next((each for each in values if isinstance(each, FakeTensor)), None)
-    if known is not None:
-        node.meta["val"] = known.fake_mode.from_tensor(tensor, static_shapes=True)
+    fake = next((each for each in values if isinstance(each, FakeTensor)), None)
+    if fake is not None:
+        node.meta["val"] = fake.fake_mode.from_tensor(tensor, static_shapes=True)
 
 
-def _drop_empty(module: nn.Module, path: str, kept: set[str]) -> None:
+def _drop_empty(module: nn.Module, path: str, names: set[str]) -> None:
     """Drop the plain modules below that hold nothing any more."""
     for name, child in list(module.named_children()):
         inside = f"{path}.{name}" if path else name
-        if inside in kept:
+        if inside in names:
             continue
-        _drop_empty(child, inside, kept)
+        _drop_empty(child, inside, names)
         holds = child._parameters or child._buffers or child._modules
         if type(child) is nn.Module and not holds:
             delattr(module, name)

@@ -45,17 +45,17 @@ def convert(prepared: Prepared) -> fx.GraphModule:
         raise TypeError(f"expected the result of bs.graph.prepare, found {kind_of(prepared)}")
     model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
-        made = written_out(model) or imported(traced(model))
-    known = state(prepared)
-    edges = _edge_entries(prepared, known.ledger)
-    told = Ledger([*ledger.entries, *edges], known.ledger.unmatched)
-    set_state(made, replace(known, stage="converted", ledger=told))
-    passes.apply(made, (passes.clean,))
-    expand(made)
-    made.eval()
+        result = written_out(model) or imported(traced(model))
+    stage = state(prepared)
+    edges = _edge_entries(prepared, stage.ledger)
+    info = Ledger([*ledger.entries, *edges], stage.ledger.unmatched)
+    set_state(result, replace(stage, stage="converted", ledger=info))
+    passes.apply(result, (passes.clean,))
+    expand(result)
+    result.eval()
     # prepare has named what is skipped and what matches nothing
-    Ledger([entry for entry in told.quantized if entry.notes]).warn()
-    return made
+    Ledger([entry for entry in info.quantized if entry.notes]).warn()
+    return result
 
 
 def _calibrated(prepared: Prepared) -> tuple[fx.GraphModule, Ledger]:

@@ -36,15 +36,15 @@ class DirectCalls:
         self.held, self.body = held, body
         self._seen: tuple[Any, ...] = ()
 
-    def takes(self, held: tuple[Tensor, ...]) -> bool:
+    def takes(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether our kernels take these constants as they are; those of the last call are known
         to be plain tensors."""
         seen = self._seen
-        if len(seen) == len(held) and all(map(is_, held, [each() for each in seen])):
-            return not (torch.is_grad_enabled() and any(each.requires_grad for each in held))
-        if not alone(held):
+        if len(seen) == len(tensors) and all(map(is_, tensors, [each() for each in seen])):
+            return not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
+        if not alone(tensors):
             return False
-        self._seen = tuple(map(ref, held))
+        self._seen = tuple(map(ref, tensors))
         return True
 
 
@@ -53,18 +53,18 @@ def calling(ordinary: Callable[..., Any], source: str, scope: Mapping[str, Any])
 
     source, scope: torch's code for it, and the names that it reads
     """
-    known: list[DirectCalls | None] = []
+    calls: list[DirectCalls | None] = []
 
     def call(self: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        if not known:
-            known.append(direct(self, source, scope))
-        made = known[0]
-        if made is None or _hooked(self):
+        if not calls:
+            calls.append(direct(self, source, scope))
+        result = calls[0]
+        if result is None or _hooked(self):
             return ordinary(self, *args, **kwargs)
-        held = made.held(self)
-        if not (alone((*args, *kwargs.values())) and made.takes(held)):
+        held = result.held(self)
+        if not (alone((*args, *kwargs.values())) and result.takes(held)):
             return ordinary(self, *args, **kwargs)
-        return made.body((self, held), *args, **kwargs)
+        return result.body((self, held), *args, **kwargs)
 
     return call
 
@@ -107,8 +107,8 @@ class _OrdinaryError(Exception):
 
 def _function(source: str) -> ast.FunctionDef | None:
     """The one function of torch's code for a graph."""
-    found = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
-    return found[0] if len(found) == 1 else None
+    results = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    return results[0] if len(results) == 1 else None
 
 
 class _SecondWriter(ast.NodeTransformer):
@@ -129,8 +129,8 @@ class _SecondWriter(ast.NodeTransformer):
             if path[:1] == ["self"]:
                 self.held[line.targets[0].id] = self._constant(path[1:])
                 return None
-        made: ast.stmt = self.visit(line)
-        return made
+        result: ast.stmt = self.visit(line)
+        return result
 
     def _constant(self, path: list[str]) -> ast.expr:
         """What reads a tensor of the graph: `self._modules['a']._buffers['b']`."""
@@ -162,17 +162,17 @@ class _SecondWriter(ast.NodeTransformer):
         return self._op(node, space, op)
 
     def _op(self, node: ast.Call, space: str, name: str) -> ast.expr:
-        found: Any = getattr(torch.ops, space)
+        value: Any = getattr(torch.ops, space)
         for part in name.split("."):
-            found = getattr(found, part)
-        if not isinstance(found, OpOverload):
+            value = getattr(value, part)
+        if not isinstance(value, OpOverload):
             raise _OrdinaryError
-        run = None if node.keywords else RUNS.get(found)
+        run = None if node.keywords else RUNS.get(value)
         if run is not None:
-            node.args = [_as_taken(each, i, found) for i, each in enumerate(node.args)]
-        short = self._ops.setdefault(str(found), f"_op_{len(self._ops)}_of_the_graph")
+            node.args = [_as_taken(each, i, value) for i, each in enumerate(node.args)]
+        short = self._ops.setdefault(str(value), f"_op_{len(self._ops)}_of_the_graph")
         key = short if run is not None else f"{short}_named"
-        self.scope[key] = found if run is None else run
+        self.scope[key] = value if run is None else run
         node.func = ast.Name(key, ast.Load())
         return node
 
@@ -181,13 +181,15 @@ class _SecondWriter(ast.NodeTransformer):
         whole, spec = node.args[0], self.graph._in_spec
         if not isinstance(whole, ast.Tuple) or len(whole.elts) != 2:
             raise _OrdinaryError
-        given, named = whole.elts
+        inputs, named = whole.elts
         leaves = all(each.is_leaf() for half in spec.children() for each in half.children())
-        if not (isinstance(given, ast.List) and isinstance(named, ast.Dict) and leaves):
+        if not (isinstance(inputs, ast.List) and isinstance(named, ast.Dict) and leaves):
             raise _OrdinaryError
         keys = [key.value for key in named.keys if isinstance(key, ast.Constant)]
         by_key = dict(zip(keys, named.values, strict=True))
-        return ast.Tuple([*given.elts, *(by_key[key] for key in spec.child(1).context)], ast.Load())
+        return ast.Tuple(
+            [*inputs.elts, *(by_key[key] for key in spec.child(1).context)], ast.Load()
+        )
 
     def _outputs(self, node: ast.Call) -> ast.expr:
         """What a flat tuple of results is, where that is a tensor or a tuple or list of some."""
@@ -196,8 +198,8 @@ class _SecondWriter(ast.NodeTransformer):
         if spec.is_leaf():
             return flat.elts[0]
         if spec.type in (tuple, list) and all(each.is_leaf() for each in spec.children()):
-            made = ast.Tuple if spec.type is tuple else ast.List
-            return made(flat.elts, ast.Load())
+            result = ast.Tuple if spec.type is tuple else ast.List
+            return result(flat.elts, ast.Load())
         return node
 
 

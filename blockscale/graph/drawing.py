@@ -58,16 +58,16 @@ def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
     if schema is None or not str(schema.name).startswith("blockscale::"):
         shown = [_text(arg, names) for arg in node.args if arg is not None]
         return f"{_op(node)}({', '.join(shown)})"
-    given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
-    formats = {name: arg for name, arg in given.items() if name.endswith("fmt") and arg}
+    arguments = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+    formats = {name: arg for name, arg in arguments.items() if name.endswith("fmt") and arg}
     parts: list[str] = []
-    for name, arg in given.items():
+    for name, arg in arguments.items():
         if arg is None or arg == "" or name in formats or _beside(name):
             continue
         fmt = formats.get(f"{name}_fmt", formats.get("fmt", "") if not parts else "")
         parts.append(f"{_text(arg, names)} {fmt}".strip())
-    made = next((fmt for name, fmt in formats.items() if name in ("y_fmt", "input_fmt")), "")
-    return f"{_op(node)}({', '.join(parts)})" + (f" -> {made}" if made else "")
+    result = next((fmt for name, fmt in formats.items() if name in ("y_fmt", "input_fmt")), "")
+    return f"{_op(node)}({', '.join(parts)})" + (f" -> {result}" if result else "")
 
 
 _BESIDE = ("scale", "zero_point", "outer", "size", "seed", "more", "dtype")

@@ -68,10 +68,10 @@ class Edge(QInput):
         if seen is None:
             return []
         odd = {"NaN": int(seen.nans), "infinite": int(seen.infinities)}
-        told = [
+        lines = [
             f"{n} {kind} of {int(seen.samples)} values, left out" for kind, n in odd.items() if n
         ]
-        return told + (lost_signs(self.where, seen.low, seen.format) if seen.finite else [])
+        return lines + (lost_signs(self.where, seen.low, seen.format) if seen.finite else [])
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Place:
 
 def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str]]:
     """The ops that the recipe's rules cover, and the patterns for ops that cover none."""
-    found: list[Place] = []
+    members: list[Place] = []
     used: set[str | None] = set()
     names: Counter[str] = Counter()
     for node in graph.graph.nodes:
@@ -93,24 +93,24 @@ def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str
             continue
         op, inside = op_name(node), scope(node)
         scheme, pattern = recipe.decide_op(op, inside)
-        given = scheme.input is not None and any(True for _ in _float_inputs(node))
-        if not given and not _float_outputs(node):
+        is_given = scheme.input is not None and any(True for _ in _float_inputs(node))
+        if not is_given and not _float_outputs(node):
             continue  # an op on integers alone
         used.add(pattern)
         if scheme:
             base = f"{inside}.{op}".lstrip(".")
             names[base] += 1
             name = base if names[base] == 1 else f"{base}_{names[base]}"
-            found.append(Place(node, name, scheme))
+            members.append(Place(node, name, scheme))
     patterns = [p for p in (*recipe.op_rules, *recipe.skip) if p.startswith("op:")]
-    return found, [p for p in patterns if p not in used]
+    return members, [p for p in patterns if p not in used]
 
 
 def put_edges(
-    graph: fx.GraphModule, found: list[Place], observer: Spec, *, fake: bool = False
+    graph: fx.GraphModule, places: list[Place], observer: Spec, *, fake: bool = False
 ) -> Iterator[Entry]:
     """Put an Edge on every input and the output that a rule asks for; an entry for each op."""
-    for place in found:
+    for place in places:
         scheme, node = place.scheme, place.node
         inputs = [] if scheme.input is None else list(_float_inputs(node))
         shared: Edge | None = None
@@ -173,8 +173,8 @@ def _is_op(node: fx.Node) -> bool:
     own, and sizes and assertions are none either."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
-    made = node.meta.get("val")
-    whole = made if isinstance(made, list | tuple) else [made]
+    value = node.meta.get("val")
+    whole = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(each, Tensor) for each in whole)
 
 
@@ -183,11 +183,11 @@ def _float_outputs(node: fx.Node) -> list[tuple[str, list[fx.Node]]]:
     once or more often, by their places: `output_0`."""
     if _is_float(node.meta.get("val")):
         return [("output", [node])]
-    taken: dict[Any, list[fx.Node]] = {}
+    names: dict[Any, list[fx.Node]] = {}
     for user in node.users:
         if user.target is operator.getitem and _is_float(user.meta.get("val")):
-            taken.setdefault(user.args[1], []).append(user)
-    return [(f"output_{i}", taken[i]) for i in sorted(taken)]
+            names.setdefault(user.args[1], []).append(user)
+    return [(f"output_{i}", names[i]) for i in sorted(names)]
 
 
 def _float_inputs(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:

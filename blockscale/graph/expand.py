@@ -54,9 +54,9 @@ def quantized(
     """The values that a format leaves of x: quantize and dequantize nodes before `like`."""
     size = _size(graph, x, like)
     if by.scale is None:
-        chosen = call(graph, ours.choose_quantize.default, (x, by.fmt, by.seed), like=like)
+        choice = call(graph, ours.choose_quantize.default, (x, by.fmt, by.seed), like=like)
         count = 1 + len(by.format.parts)
-        every: Any = [call(graph, getitem, (chosen, index), like=like) for index in range(count)]
+        every: Any = [call(graph, getitem, (choice, index), like=like) for index in range(count)]
         codes: Any = every[0]  # nodes stand for tensors
         named = dict(zip(by.format.parts, every[1:], strict=True))
         more = [named[n] for n in by.format.parts if n not in ("scale", "outer", "zero_point")]
@@ -116,8 +116,8 @@ def _input(graph: fx.GraphModule, x: fx.Node, by: Quantizer, like: fx.Node) -> f
     """The float32 values of x that a layer computes with."""
     if by.fmt:
         return quantized(graph, x, by, F32, like)
-    found: fx.Node = _to(graph, x, F32, like)
-    return found
+    node: fx.Node = _to(graph, x, F32, like)
+    return node
 
 
 def _write_fake_quantize(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.Node:
@@ -188,8 +188,8 @@ def _write_conv_transpose(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.N
 def _channels(graph: fx.GraphModule, x: fx.Node, by: Quantizer, like: fx.Node) -> fx.Node:
     """x [batch, channels, *size] as the convolution sees it: quantized with its channels last."""
     if not by.fmt:
-        found: fx.Node = _to(graph, x, F32, like)
-        return found
+        node: fx.Node = _to(graph, x, F32, like)
+        return node
     rank = len(shape(x) or ())
     last = call(graph, aten.permute.default, (x, [0, *range(2, rank), 1]), like=like)
     values = quantized(graph, last, by, F32, like)

@@ -38,9 +38,9 @@ def fuse(converted: Program) -> fx.GraphModule:
         raise ValueError("a prepared graph cannot be fused: call bs.graph.convert first")
     expand(graph)
     changes = passes.apply(graph, passes.FUSE)
-    told = state(graph)
-    told.stage = "fused"
-    told.changes = {**told.changes, **{name: n for name, n in changes.items() if n}}
+    info = state(graph)
+    info.stage = "fused"
+    info.changes = {**info.changes, **{name: n for name, n in changes.items() if n}}
     _tell_floats(graph)
     return graph
 
@@ -50,11 +50,11 @@ def _tell_floats(graph: fx.GraphModule) -> None:
     merged: dict[str, list[str]] = graph.meta.pop(MERGED, {})
     floats: dict[str, dict[str, None]] = {}
     for node in graph.graph.nodes:
-        made = read(node)
-        if made is None or made.y.fmt or made.fused.indices:
+        result = read(node)
+        if result is None or result.y.fmt or result.fused.indices:
             continue
         readers = [op_name(each).removeprefix("fused_") for each in _readers(node)]
-        for operand in made.operands if readers else ():
+        for operand in result.operands if readers else ():
             if operand.fmt and is_constant(operand.data):
                 codes = str(operand.data.target)  # type: ignore[attr-defined]  # a node
                 for layer in merged.get(codes, [layer_of(codes)]):

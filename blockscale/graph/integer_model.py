@@ -66,9 +66,9 @@ class IntegerModel(nn.Module):
         for x, sizes in zip(inputs, self.sizes, strict=False):
             fits = len(sizes) == x.ndim
             if not fits or any(n not in (None, m) for n, m in zip(sizes, x.shape, strict=True)):
-                wanted = ", ".join("any" if n is None else str(n) for n in sizes)
+                text = ", ".join("any" if n is None else str(n) for n in sizes)
                 raise ValueError(
-                    f"this integer model was made for inputs of [{wanted}], not {list(x.shape)}: "
+                    f"this integer model was made for inputs of [{text}], not {list(x.shape)}: "
                     f"give to_integer an example of that size"
                 )
         return self.steps(*inputs)
@@ -123,8 +123,8 @@ def to_integer(model: nn.Module, *example: Tensor) -> IntegerModel:
 def _check_example(model: nn.Module, example: Sequence[Tensor]) -> None:
     for x in example:
         if not isinstance(x, Tensor) or x.dtype != torch.float32:
-            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"an example input must be a float32 tensor, found {given}")
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"an example input must be a float32 tensor, found {kind}")
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*example)
@@ -150,15 +150,15 @@ def exponents_of(layer: QLayer, name: str) -> Tensor:
         raise NotIntegerError(
             f"{name!r} transforms its input in float ({layer.before.fmt}): calibrate without it"
         )
-    given = _exponent_of(layer.input, f"the input of {name!r}")
+    exponent = _exponent_of(layer.input, f"the input of {name!r}")
     q, what = layer.qweight.tensor, f"the weight of {name!r}"
     fmt = q.format
     check_weight(fmt, q.qparams.scale, q.shape[0], what)
     values = fmt.element.decode(q.codes)
     if q.zero_point is not None:
         values = values - q.zero_point.to(torch.float32)
-    found = steps(q.qparams, fmt, what).reshape(-1).expand(q.shape[0])
-    exponents = given + whole(values, found, fmt, what)[1]
+    result = steps(q.qparams, fmt, what).reshape(-1).expand(q.shape[0])
+    exponents = exponent + whole(values, result, fmt, what)[1]
     for end in (exponents.min(), exponents.max()):
         check_sums(int(end), 0, repr(name))  # whose steps float32 has to hold
     return exponents
@@ -267,9 +267,9 @@ def _of_sizes(
 def _free_rows(graph: fx.GraphModule) -> None:
     """Let views that keep the first size keep any."""
     for node in each_call(graph, *_VIEWS):
-        wanted, sizes = cast("Any", node.args[1]), shape(node.args[0])
-        if sizes and wanted and -1 not in wanted and wanted[0] == sizes[0]:
-            node.update_arg(1, [-1, *wanted[1:]])
+        sizes_asked, sizes = cast("Any", node.args[1]), shape(node.args[0])
+        if sizes and sizes_asked and -1 not in sizes_asked and sizes_asked[0] == sizes[0]:
+            node.update_arg(1, [-1, *sizes_asked[1:]])
     graph.recompile()
 
 
@@ -285,13 +285,13 @@ _VIEWS = (aten.view, aten.reshape, aten._unsafe_view)
 def _freedom(node: fx.Node) -> int:
     """Which sizes a node of an integer graph leaves free: all, the number of rows, or none."""
     if calls(node, *_VIEWS):
-        wanted: Any = node.args[1]
-        return _ROWS if len(wanted) and wanted[0] == -1 else _NONE
+        value: Any = node.args[1]
+        return _ROWS if len(value) and value[0] == -1 else _NONE
     if name_of(node) == "integer_sum_over":
         dims: Any = node.args[1]
         return _ROWS if 0 not in dims else _NONE
-    known = node.op != "call_function" or bool(name_of(node)) or calls(node, *_OF_ANY_SIZE)
-    return _ANY if known else _NONE
+    is_fixed = node.op != "call_function" or bool(name_of(node)) or calls(node, *_OF_ANY_SIZE)
+    return _ANY if is_fixed else _NONE
 
 
 def _rows(example: Sequence[Tensor]) -> Sequence[Tensor]:

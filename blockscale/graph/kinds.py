@@ -48,8 +48,8 @@ def _given(node: fx.Node) -> dict[str, Any]:
     """The node's arguments by the names of the op's schema, defaults included."""
     schema: Any = node.target._schema  # type: ignore[union-attr]
     names = [argument.name for argument in schema.arguments]
-    found = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return found | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    data = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return data | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
@@ -63,40 +63,40 @@ def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
 
 def linear(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """linear(x, weight [n, k], bias)."""
-    given = _given(node)
-    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
-    if weight is None or weight.ndim != 2 or (given["bias"] is not None and bias is None):
+    inputs = _given(node)
+    weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
+    if weight is None or weight.ndim != 2 or (inputs["bias"] is not None and bias is None):
         return None
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    kept = _holding(made, weight=weight, bias=bias)
-    return LayerNode(kept, given["input"], given["weight"].target, ("Linear",))
+    result = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    held_parts = _holding(result, weight=weight, bias=bias)
+    return LayerNode(held_parts, inputs["input"], inputs["weight"].target, ("Linear",))
 
 
 def addmm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """addmm(bias, x [m, k], weight [k, n]), or mm: GPT-2's Conv1D, or a linear layer that was
     decomposed, whose weight is transposed before."""
-    given = _given(node)
-    if given.get("beta", 1) != 1 or given.get("alpha", 1) != 1:
+    inputs = _given(node)
+    if inputs.get("beta", 1) != 1 or inputs.get("alpha", 1) != 1:
         return None
-    x = given["mat1"] if "mat1" in given else given["self"]
-    from_bias = given["self"] if "mat1" in given else None
+    x = inputs["mat1"] if "mat1" in inputs else inputs["self"]
+    from_bias = inputs["self"] if "mat1" in inputs else None
     bias = parameter(graph, from_bias)
-    at, transposed = given["mat2"], False
+    at, transposed = inputs["mat2"], False
     if isinstance(at, fx.Node) and _turns(at):
         at, transposed = at.args[0], True
     weight = parameter(graph, at)
     if weight is None or (from_bias is not None and (bias is None or bias.ndim != 1)):
         return None
     if transposed:
-        made: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        module: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     else:
-        made = Conv1D(weight.shape[1], weight.shape[0])
-    kept = _holding(made, weight=weight, bias=bias)
+        module = Conv1D(weight.shape[1], weight.shape[0])
+    held_parts = _holding(module, weight=weight, bias=bias)
     whole = _around(node, x)
     names = ("Linear",) if transposed else ("Conv1D",)
     if whole is None:
-        return LayerNode(kept, x, at.target, names)
-    return LayerNode(kept, whole[0], at.target, names, whole[1])
+        return LayerNode(held_parts, x, at.target, names)
+    return LayerNode(held_parts, whole[0], at.target, names, whole[1])
 
 
 def _turns(node: fx.Node) -> bool:
@@ -121,10 +121,10 @@ def _around(node: fx.Node, rows: Any) -> tuple[fx.Node, fx.Node] | None:
     after, x = next(iter(node.users)), rows.args[0]
     if after.op != "call_function" or after.target not in _VIEWS:
         return None
-    given, given_y = x.meta.get("val"), after.meta.get("val")
-    if given is None or given_y is None or given.ndim != given_y.ndim:
+    value, given_y = x.meta.get("val"), after.meta.get("val")
+    if value is None or given_y is None or value.ndim != given_y.ndim:
         return None
-    same = all(str(a) == str(b) for a, b in zip(given.shape[:-1], given_y.shape[:-1], strict=True))
+    same = all(str(a) == str(b) for a, b in zip(value.shape[:-1], given_y.shape[:-1], strict=True))
     return (x, after) if same and len(rows.meta["val"].shape) == 2 else None
 
 
@@ -134,29 +134,29 @@ _TRANSPOSED = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose
 
 def conv(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """conv1d, conv2d, conv3d, conv_transpose*, and what they are decomposed to."""
-    given = _given(node)
-    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
-    if weight is None or (given["bias"] is not None and bias is None):
+    inputs = _given(node)
+    weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
+    if weight is None or (inputs["bias"] is not None and bias is None):
         return None
     name = str(node.target)
-    turned = given.get("transposed", "transpose" in name)
-    groups, dims = int(given["groups"]), weight.ndim - 2
+    turned = inputs.get("transposed", "transpose" in name)
+    groups, dims = int(inputs["groups"]), weight.ndim - 2
     settings: dict[str, Any] = {
-        each: _each(given[each], dims) for each in ("stride", "padding", "dilation")
+        each: _each(inputs[each], dims) for each in ("stride", "padding", "dilation")
     }
     if turned:
-        settings["output_padding"] = _each(given["output_padding"], dims)
+        settings["output_padding"] = _each(inputs["output_padding"], dims)
         sizes = weight.shape[0], weight.shape[1] * groups
     else:
         sizes = weight.shape[1] * groups, weight.shape[0]
     kind: Any = (_TRANSPOSED if turned else _CONVS)[weight.ndim]
     kernel = tuple(weight.shape[2:])
-    made = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
-    kept, x = _holding(made, weight=weight, bias=bias), given["input"]
+    result = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
+    held_parts, x = _holding(result, weight=weight, bias=bias), inputs["input"]
     if (padded := _padding(x, node)) is not None:
         # the convolution's own padding, of a mode that torch's convolutions do not know
-        x, made._reversed_padding_repeated_twice, made.padding_mode = padded
-    return LayerNode(kept, x, given["weight"].target, (kind.__name__,))
+        x, result._reversed_padding_repeated_twice, result.padding_mode = padded
+    return LayerNode(held_parts, x, inputs["weight"].target, (kind.__name__,))
 
 
 def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
@@ -164,10 +164,10 @@ def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
     the forward of the same layer."""
     if pad.op != "call_function" or pad.target is not aten.pad.default or len(pad.users) != 1:
         return None
-    given = _given(pad)
-    if given["mode"] == "constant" or scope(pad) != scope(node):
+    inputs = _given(pad)
+    if inputs["mode"] == "constant" or scope(pad) != scope(node):
         return None
-    return given["self"], [int(size) for size in given["pad"]], given["mode"]
+    return inputs["self"], [int(size) for size in inputs["pad"]], inputs["mode"]
 
 
 def _each(sizes: Any, dims: int) -> Any:
@@ -180,16 +180,16 @@ def _each(sizes: Any, dims: int) -> Any:
 
 def embedding(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """embedding(weight, indices, padding_idx)."""
-    given = _given(node)
-    weight = parameter(graph, given["weight"])
+    inputs = _given(node)
+    weight = parameter(graph, inputs["weight"])
     if weight is None or weight.ndim != 2:
         return None
-    padding = given["padding_idx"]
-    made = nn.Embedding(1, 1, device="meta")
-    made.num_embeddings, made.embedding_dim = weight.shape
-    made.padding_idx = None if padding is None or padding < 0 else padding
-    kept = _holding(made, weight=weight)
-    return LayerNode(kept, given["indices"], given["weight"].target, ("Embedding",))
+    padding = inputs["padding_idx"]
+    result = nn.Embedding(1, 1, device="meta")
+    result.num_embeddings, result.embedding_dim = weight.shape
+    result.padding_idx = None if padding is None or padding < 0 else padding
+    held_parts = _holding(result, weight=weight)
+    return LayerNode(held_parts, inputs["indices"], inputs["weight"].target, ("Embedding",))
 
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -197,29 +197,29 @@ _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNo
 
 def batch_norm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """batch_norm(x, weight, bias, running mean, running variance, training, momentum, eps)."""
-    given = _given(node)
-    mean, var = parameter(graph, given["running_mean"]), parameter(graph, given["running_var"])
-    value = given["input"].meta.get("val")
+    inputs = _given(node)
+    mean, var = parameter(graph, inputs["running_mean"]), parameter(graph, inputs["running_var"])
+    value = inputs["input"].meta.get("val")
     if mean is None or var is None or value is None:
         return None
-    made = _NORMS[value.ndim](
-        mean.numel(), given["eps"], given["momentum"], given["weight"] is not None, device="meta"
+    result = _NORMS[value.ndim](
+        mean.numel(), inputs["eps"], inputs["momentum"], inputs["weight"] is not None, device="meta"
     )
-    made.register_buffer("running_mean", mean)
-    made.register_buffer("running_var", var)
-    made.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
-    weight, bias = parameter(graph, given["weight"]), parameter(graph, given["bias"])
-    kept = _holding(made, weight=weight, bias=bias)
-    at = given["weight"] if given["weight"] is not None else given["running_mean"]
+    result.register_buffer("running_mean", mean)
+    result.register_buffer("running_var", var)
+    result.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+    weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
+    held_parts = _holding(result, weight=weight, bias=bias)
+    at = inputs["weight"] if inputs["weight"] is not None else inputs["running_mean"]
     name = str(at.target).replace("running_mean", "weight")
-    return LayerNode(kept, given["input"], name, (type(made).__name__,))
+    return LayerNode(held_parts, inputs["input"], name, (type(result).__name__,))
 
 
 def dropout(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """dropout(x, p, train)."""
     del graph
-    given = _given(node)
-    return LayerNode(nn.Dropout(given["p"]).eval(), given["input"], None, ("Dropout",))
+    inputs = _given(node)
+    return LayerNode(nn.Dropout(inputs["p"]).eval(), inputs["input"], None, ("Dropout",))
 
 
 QUANTIZED: dict[Any, Maker] = {

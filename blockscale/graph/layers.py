@@ -27,17 +27,17 @@ def with_layers(graph: fx.GraphModule, *, training: bool = False) -> tuple[str, 
     calls: list[tuple[fx.Node, LayerNode]] = []
     for node in graph.graph.nodes:
         maker = makers.get(node.target) if node.op == "call_function" else None
-        found = None if maker is None else maker(graph, node)
-        if found is not None:
-            calls.append((node, found))
+        result = None if maker is None else maker(graph, node)
+        if result is not None:
+            calls.append((node, result))
     names: dict[str, nn.Module] = {}
     moved: dict[fx.Node, fx.Node] = {}
-    for node, found in calls:
-        name = _name(graph, node, found, names)
+    for node, result in calls:
+        name = _name(graph, node, result, names)
         if name not in names:
-            names[name] = found.module
-            _put(graph, name, found.module)
-        moved[found.last or node] = _call(graph, node, name, found, moved)
+            names[name] = result.module
+            _put(graph, name, result.module)
+        moved[result.last or node] = _call(graph, node, name, result, moved)
     graph.graph.eliminate_dead_code()
     _settle(graph)
     return tuple(names)
@@ -77,31 +77,31 @@ def _order(graph: fx.GraphModule) -> None:
 
 
 def _name(
-    graph: fx.GraphModule, node: fx.Node, found: LayerNode, taken: dict[str, nn.Module]
+    graph: fx.GraphModule, node: fx.Node, layer_node: LayerNode, modules: dict[str, nn.Module]
 ) -> str:
     """The layer's name: that of the module whose forward it was, else its weight's without
     `.weight`. Calls of one layer share it."""
     inside = re.sub(r"@\d+$", "", scope(node))
     stack: Any = node.meta.get("nn_module_stack") or {}
     kind = str(next(reversed(stack.values()), ("", ""))[1])
-    whole = kind.rpartition(".")[2].removesuffix("'>") in found.kinds
+    whole = kind.rpartition(".")[2].removesuffix("'>") in layer_node.kinds
     if whole and inside:
         name = inside
-    elif found.weight is not None:
-        name = re.sub(r"[._]weight$", "", found.weight)
+    elif layer_node.weight is not None:
+        name = re.sub(r"[._]weight$", "", layer_node.weight)
     else:
         name = f"{inside}.{node.name}".lstrip(".")
     base, count = name, 1
-    while not _free(graph, name, found, taken):
+    while not _free(graph, name, layer_node, modules):
         count += 1
         name = f"{base}_{count}"
     return name
 
 
-def _free(graph: fx.GraphModule, name: str, found: LayerNode, taken: dict[str, nn.Module]) -> bool:
+def _free(graph: fx.GraphModule, name: str, node: LayerNode, modules: dict[str, nn.Module]) -> bool:
     """Whether a layer can have the name: nobody has, or an equal layer."""
-    if name in taken:
-        return kinds.equal(taken[name], found.module)
+    if name in modules:
+        return kinds.equal(modules[name], node.module)
     parent, _, child = name.rpartition(".")
     try:
         there = getattr(graph.get_submodule(parent), child, None)
@@ -131,16 +131,16 @@ def _call(
     graph: fx.GraphModule,
     node: fx.Node,
     name: str,
-    found: LayerNode,
+    layer_node: LayerNode,
     moved: dict[fx.Node, fx.Node],
 ) -> fx.Node:
     """A call of the layer in the place of the node (and of the views around it).
 
     moved: {node that is gone: the call in its place}
     """
-    last = found.last or node
+    last = layer_node.last or node
     with graph.graph.inserting_before(last):
-        call = graph.graph.call_module(name, (moved.get(found.x, found.x),))
+        call = graph.graph.call_module(name, (moved.get(layer_node.x, layer_node.x),))
     call.meta = {**node.meta, "val": last.meta.get("val")}
     last.replace_all_uses_with(call)
     if last is not node:

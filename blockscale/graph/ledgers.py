@@ -55,41 +55,43 @@ def of_nodes(graph: fx.GraphModule) -> Ledger:
 
 def _scales(graph: fx.GraphModule) -> set[str]:
     """The names of what stands beside codes, of activations too: scales and zero points."""
-    found = set()
+    names = set()
     for node in graph.graph.nodes:
         if node.op != "call_function" or not str(node.target).startswith("blockscale."):
             continue
         schema: Any = node.target._schema
-        given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
-        for key, part in given.items():
+        arguments = (
+            dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+        )
+        for key, part in arguments.items():
             while key.endswith(_PARTS) and isinstance(part, fx.Node) and part.op != "get_attr":
                 inputs = part.all_input_nodes  # what made it of another shape
                 part = inputs[0] if len(inputs) == 1 else None  # noqa: PLW2901
             if key.endswith(_PARTS) and isinstance(part, fx.Node):
-                found.add(str(part.target))
-    return found
+                names.add(str(part.target))
+    return names
 
 
 def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
     """The weights that a node of ours reads as codes, by their layers' names."""
     schema: Any = node.target._schema  # type: ignore[union-attr]
-    given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
-    found = []
-    for key, fmt in given.items():
+    arguments = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+    results = []
+    for key, fmt in arguments.items():
         if not key.endswith("fmt") or not fmt:
             continue
         prefix = key.removesuffix("fmt").removesuffix("_")
-        at = given.get(prefix or "weight", given.get("packed"))
+        at = arguments.get(prefix or "weight", arguments.get("packed"))
         codes = _tensor(graph, at) if isinstance(at, fx.Node) else None
         if codes is None or not isinstance(at, fx.Node):
             continue
         layer = str(at.target).removesuffix(".codes").removesuffix(".weight")
-        parts = [v for k, v in given.items() if k in _beside(prefix) and isinstance(v, fx.Node)]
+        parts = [v for k, v in arguments.items() if k in _beside(prefix) and isinstance(v, fx.Node)]
         size = codes.nbytes + sum(t.nbytes for p in parts if (t := _tensor(graph, p)) is not None)
         entry = Entry(layer, described(node).split(" ")[0], "quantized", weight=str(fmt),
                       bytes_after=size, details="as in the program")  # fmt: skip
-        found.append((layer, entry))
-    return found
+        results.append((layer, entry))
+    return results
 
 
 def _beside(prefix: str) -> set[str]:

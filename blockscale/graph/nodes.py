@@ -130,9 +130,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     if node.op != "call_function" or schema is None:
         raise ValueError(f"expected a node that calls a torch op, found {node.format_node()}")
     names = [each.name for each in schema.arguments]
-    found = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return {name: given.get(name, found.get(name)) for name in names}
+    data = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return {name: values.get(name, data.get(name)) for name in names}
 
 
 def calls(node: Any, *packets: Any) -> bool:
@@ -177,8 +177,8 @@ def value(node: Any) -> Any:
 
 def shape(node: Any) -> tuple[Any, ...] | None:
     """The sizes of the tensor that a node gives, symbolic ones too; None if unknown."""
-    found = value(node)
-    return tuple(found.shape) if isinstance(found, Tensor) else None
+    result = value(node)
+    return tuple(result.shape) if isinstance(result, Tensor) else None
 
 
 def known(condition: Any) -> bool:
@@ -207,14 +207,14 @@ def inlined(
     """The nodes of function(x), written before `like`."""
     from torch.fx.experimental.proxy_tensor import make_fx  # loads sympy
 
-    known: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     result = x
     for node in make_fx(function)(x.meta["val"]).graph.nodes:
         if node.op == "placeholder":
-            known[node] = x
+            copies[node] = x
         elif node.op == "output":
-            result = known[node.args[0]]
+            result = copies[node.args[0]]
         else:
-            args = fx.node.map_arg(node.args, known.__getitem__)
-            known[node] = call(graph, node.target, args, node.kwargs, like=like)
+            args = fx.node.map_arg(node.args, copies.__getitem__)
+            copies[node] = call(graph, node.target, args, node.kwargs, like=like)
     return result

@@ -61,19 +61,19 @@ class State:
 
 def state(graph: fx.GraphModule) -> State:
     """The graph's state. Raises ValueError for a graph module that no step of ours made."""
-    found = graph.meta.get(_KEY) if isinstance(graph, fx.GraphModule) else None
-    if not isinstance(found, State):
+    result = graph.meta.get(_KEY) if isinstance(graph, fx.GraphModule) else None
+    if not isinstance(result, State):
         raise ValueError(
             "expected a graph that bs.graph.prepare or a later step returned, found a "
             f"{type(graph).__name__}: start with bs.graph.prepare(torch.export.export(...), "
             "recipe)"
         )
-    return found
+    return result
 
 
-def set_state(graph: fx.GraphModule, made: State) -> None:
+def set_state(graph: fx.GraphModule, state: State) -> None:
     """Make `made` what the graph knows."""
-    graph.meta[_KEY] = made
+    graph.meta[_KEY] = state
 
 
 def note(graph: fx.GraphModule, name: str, kind: str, text: str) -> None:
@@ -100,10 +100,10 @@ class Graph(fx.GraphModule):
 
     def recompile(self) -> Any:
         """As torch's."""
-        made = super().recompile()
+        result = super().recompile()
         kind: Any = type(self)  # each graph module has a class of its own
-        kind.__call__ = calling(kind.__call__, made.src, made.globals)
-        return made
+        kind.__call__ = calling(kind.__call__, result.src, result.globals)
+        return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         attributes = dict(self.__dict__)
@@ -118,10 +118,10 @@ class Graph(fx.GraphModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # as in _restored
-            made: Graph = super().__deepcopy__(memo)  # type: ignore[assignment]
-            left = vars(self).keys() - vars(made).keys()  # torch copies what the nodes name
-            vars(made).update({name: copy.deepcopy(vars(self)[name], memo) for name in left})
-        return made
+            graph: Graph = super().__deepcopy__(memo)  # type: ignore[assignment]
+            rest = vars(self).keys() - vars(graph).keys()  # torch copies what the nodes name
+            vars(graph).update({name: copy.deepcopy(vars(self)[name], memo) for name in rest})
+        return graph
 
 
 _APART = ("meta", "_in_spec", "_out_spec", "_tracer_cls", "_tracer_extras")
@@ -130,8 +130,8 @@ _APART = ("meta", "_in_spec", "_out_spec", "_tracer_cls", "_tracer_extras")
 def _class_of(graph: Graph) -> type[Graph]:
     """Each GraphModule has a class of its own; the one in a module that it is of."""
     kinds = (kind for kind in type(graph).__mro__ if "GraphModuleImpl" not in kind.__qualname__)
-    found: type[Graph] = next(kinds)
-    return found
+    result: type[Graph] = next(kinds)
+    return result
 
 
 def _kept(node: fx.Node) -> dict[str, Any]:
@@ -164,8 +164,8 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, type):
             return "type", obj.__module__, obj.__qualname__
         if isinstance(obj, FakeTensor):
-            told = (tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device), obj.requires_grad)
-            return "fake", *told
+            info = (tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device), obj.requires_grad)
+            return "fake", *info
         if isinstance(obj, _SIZES):
             return "size", obj.node.expr, obj.node.hint, _hints(obj)
         return None
@@ -174,8 +174,8 @@ class _Pickler(pickle.Pickler):
 def _hints(size: Any) -> dict[Any, tuple[int, Any]]:
     """{symbol of a size: (what it was in the example, the range that it may have)}."""
     shapes = size.node.shape_env
-    known = getattr(shapes, "backed_var_to_val", None) or shapes.var_to_val
-    return {s: (int(known[s]), shapes.var_to_range.get(s)) for s in size.node.expr.free_symbols}
+    values = getattr(shapes, "backed_var_to_val", None) or shapes.var_to_val
+    return {s: (int(values[s]), shapes.var_to_range.get(s)) for s in size.node.expr.free_symbols}
 
 
 class _Reader:
@@ -207,8 +207,8 @@ class _Reader:
     def fake(self, shape: Any, stride: Any, dtype: Any, device: str, grad: bool) -> Tensor:
         """A tensor without storage again."""
         with self.mode:
-            made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        return made.requires_grad_(grad)
+            result = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        return result.requires_grad_(grad)
 
 
 class _Named:
@@ -224,28 +224,28 @@ class _Unpickler(pickle.Unpickler):
         self._reader = reader
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, *told = pid
+        kind, *note = pid
         if kind == "node":
-            return _Named(*told)
+            return _Named(*note)
         if kind == "op":
-            space, name, overload = told
+            space, name, overload = note
             return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
         if kind == "higher":
-            return getattr(torch.ops.higher_order, told[0])
+            return getattr(torch.ops.higher_order, note[0])
         if kind == "type":
-            return _type(*told)
-        return self._reader.fake(*told) if kind == "fake" else self._reader.size(*told)
+            return _type(*note)
+        return self._reader.fake(*note) if kind == "fake" else self._reader.size(*note)
 
 
 def _type(module: str, name: str) -> Any:
     """A class by its name; the name alone where it cannot be imported."""
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for each in name.split("."):
-            found = getattr(found, each)
+            value = getattr(value, each)
     except (ImportError, AttributeError):
         return f"{module}.{name}"
-    return found
+    return value
 
 
 def _restored(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> Graph:
@@ -257,19 +257,19 @@ def _restored(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> G
         warnings.simplefilter("ignore", FutureWarning)  # of a class that torch folds arguments with
         nodes, codegen, apart = _Unpickler(io.BytesIO(stored), reader).load()
     graph = fx.Graph()
-    for told in nodes:
+    for note in nodes:
         args, kwargs = pytree.tree_map_only(
-            _Named, lambda each: reader.nodes[each.name], (told["args"], told["kwargs"])
+            _Named, lambda each: reader.nodes[each.name], (note["args"], note["kwargs"])
         )
         node = graph.create_node(
-            told["op"], told["target"], args, kwargs, told["name"], told["type"]
+            note["op"], note["target"], args, kwargs, note["name"], note["type"]
         )
-        reader.nodes[told["name"]], node.meta = node, told["meta"]
+        reader.nodes[note["name"]], node.meta = node, note["meta"]
     graph._codegen = codegen
-    made = kind(torch.nn.Module(), fx.Graph())
-    made.__dict__.update(attributes | apart)
-    made.graph = graph
-    known = made.meta.get("blockscale")
-    if known is not None and known.ranges:
-        known.ranges = {reader.symbols.get(s, s): limits for s, limits in known.ranges.items()}
-    return made
+    result = kind(torch.nn.Module(), fx.Graph())
+    result.__dict__.update(attributes | apart)
+    result.graph = graph
+    entry = result.meta.get("blockscale")
+    if entry is not None and entry.ranges:
+        entry.ranges = {reader.symbols.get(s, s): limits for s, limits in entry.ranges.items()}
+    return result

@@ -96,16 +96,16 @@ class Prepared(Graph):
 
     def calibrate_from(self, data: Data) -> Ledger:
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
-        known = self._blockscale
-        if known.qat:
+        stage = self._blockscale
+        if stage.qat:
             raise ValueError("a graph prepared with qat=True learns its scales in training")
-        data = data._replace(strict=data.strict or known.strict, blocks=False)
-        known.stop_watching()
+        data = data._replace(strict=data.strict or stage.strict, blocks=False)
+        stage.stop_watching()
         if edges_of(self):
             if not isinstance(data.batches, Sequence):
                 data = data._replace(batches=list(data.batches))
             _observe_edges(self, data.batches, Padding(data.padding, self))
-        known.session = chosen(self, known.plans, known.methods, data)
+        stage.session = chosen(self, stage.plans, stage.methods, data)
         return state(self).ledger
 
 
@@ -162,20 +162,20 @@ def prepare(
     check_rotatable(methods.transform, _EXPORTED)
     graph = _float(program)
     _layered(graph, qat=qat)
-    found, unmatched = places(graph, recipe)
-    edges = list(put_edges(graph, found, methods.observer, fake=qat))
-    made = _as_prepared(graph, methods, strict=strict, qat=qat)
+    result, unmatched = places(graph, recipe)
+    edges = list(put_edges(graph, result, methods.observer, fake=qat))
+    output = _as_prepared(graph, methods, strict=strict, qat=qat)
     if qat:
-        ledger = _prepared_for_training(made, recipe, methods, learn, strict=strict)
+        ledger = _prepared_for_training(output, recipe, methods, learn, strict=strict)
     else:
-        ledger = _watched(made, recipe, strict=strict)
-    left = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unmatched)
-    told = Ledger([*ledger.entries, *edges], left, notes=notes)
+        ledger = _watched(output, recipe, strict=strict)
+    rest = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unmatched)
+    info = Ledger([*ledger.entries, *edges], rest, notes=notes)
     if strict:
-        told.raise_if_skipped()
-    told.warn()
-    set_state(made, replace(state(graph), stage="prepared", ledger=told, recipe=recipe))
-    return made
+        info.raise_if_skipped()
+    info.warn()
+    set_state(output, replace(state(graph), stage="prepared", ledger=info, recipe=recipe))
+    return output
 
 
 _TRAINED = "training chooses in its place"
@@ -243,25 +243,25 @@ def _own_tensors(graph: fx.GraphModule) -> None:
 
 
 def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: bool) -> Prepared:
-    made = Prepared(graph, graph.graph)
-    made.meta = graph.meta
-    restore_containers(made)
-    made.eval()
-    made._blockscale = Preparation(methods, strict, qat)
-    return made
+    prepared = Prepared(graph, graph.graph)
+    prepared.meta = graph.meta
+    restore_containers(prepared)
+    prepared.eval()
+    prepared._blockscale = Preparation(methods, strict, qat)
+    return prepared
 
 
 def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
     """Plans for the layers, and hooks that see what batches give them."""
-    known = preparation(graph)
-    known.plans = plan_layers(graph, recipe)
-    others = list(plan_others(graph, known.plans, recipe))
-    check(known.plans, others, replace_ops(recipe), strict=strict)
-    session = Session(graph, known.plans, None, strict=strict)
+    stage = preparation(graph)
+    stage.plans = plan_layers(graph, recipe)
+    others = list(plan_others(graph, stage.plans, recipe))
+    check(stage.plans, others, replace_ops(recipe), strict=strict)
+    session = Session(graph, stage.plans, None, strict=strict)
     watching = Watching(session)
-    wanted = [(plan, part) for plan in session.layers for part in static_parts(plan)]
-    callbacks, watching.observers = session.observing(wanted, known.methods.observer)
-    algorithm = known.methods.algorithm
+    targets = [(plan, part) for plan in session.layers for part in static_parts(plan)]
+    callbacks, watching.observers = session.observing(targets, stage.methods.observer)
+    algorithm = stage.methods.algorithm
     if algorithm is not None and algorithm.needs_gram:
         fit = [plan for plan in session.layers if has_rows(plan)]
         more, watching.collectors = session.gathering(fit)
@@ -270,8 +270,8 @@ def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
         plan.module: callbacks[plan.name] for plan in session.layers if plan.name in callbacks
     }
     watching.hooks.enter_context(watch(modules))
-    known.watching = watching
-    return ledger_of(known.plans, others, recipe)
+    stage.watching = watching
+    return ledger_of(stage.plans, others, recipe)
 
 
 def replace_ops(recipe: Recipe) -> Recipe:

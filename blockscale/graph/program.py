@@ -36,22 +36,22 @@ def imported(program: Program) -> fx.GraphModule:
     if isinstance(program, ExportedProgram):
         source = program.module(check_guards=False)
         assert isinstance(source, fx.GraphModule)
-        made = same(source)
+        result = same(source)
         example, ranges = program.example_inputs, program.range_constraints
         names = tuple(program.state_dict)
-        set_state(made, State("imported", example=example, ranges=ranges, names=names))
-        return made
+        set_state(result, State("imported", example=example, ranges=ranges, names=names))
+        return result
     if not isinstance(program, fx.GraphModule):
         raise TypeError(
             f"expected a program, found {kind_of(program)}: export the model first, "
             f"program = torch.export.export(model.eval(), example)"
         )
-    made = same(program)
+    result = same(program)
     if isinstance(program.meta.get("blockscale"), State):
-        set_state(made, copied(state(program)))
+        set_state(result, copied(state(program)))
     else:
-        set_state(made, State("imported"))
-    return made
+        set_state(result, State("imported"))
+    return result
 
 
 def check_evaluation(program: Program) -> None:
@@ -63,8 +63,8 @@ def check_evaluation(program: Program) -> None:
         if node.op != "call_function" or schema is None or not name.startswith("aten."):
             continue
         named = [argument.name for argument in schema.arguments]
-        given = dict(zip(named, node.args, strict=False)) | dict(node.kwargs)
-        if given.get(trains) is True and ("dropout" in name or "norm" in name):
+        arguments = dict(zip(named, node.args, strict=False)) | dict(node.kwargs)
+        if arguments.get(trains) is True and ("dropout" in name or "norm" in name):
             raise ValueError(
                 f"{described(node)} is in training mode: export the model after model.eval(), or "
                 f"call torchao.quantization.pt2e.move_exported_model_to_eval(graph), which changes "
@@ -72,11 +72,11 @@ def check_evaluation(program: Program) -> None:
             )
 
 
-def copied(known: State) -> State:
+def copied(state: State) -> State:
     """A state that can be changed without changing `known`."""
-    ledger = copy.copy(known.ledger)
+    ledger = copy.copy(state.ledger)
     ledger.entries = list(ledger.entries)
-    return replace(known, ledger=ledger)
+    return replace(state, ledger=ledger)
 
 
 def same(source: fx.GraphModule) -> fx.GraphModule:
@@ -90,9 +90,9 @@ def same(source: fx.GraphModule) -> fx.GraphModule:
         new.meta = dict(old.meta)
     # shared, as nothing changes it: deepcopy warns of a class that torch puts into it
     nodes._codegen = source.graph._codegen
-    made = Graph(source, nodes)
-    made.train(source.training)
-    return made
+    graph = Graph(source, nodes)
+    graph.train(source.training)
+    return graph
 
 
 def exported(graph: fx.GraphModule) -> ExportedProgram:
@@ -101,8 +101,8 @@ def exported(graph: fx.GraphModule) -> ExportedProgram:
     Raises ValueError for a graph that is not finished (prepared), or that has no example and whose
     inputs say nothing of their sizes.
     """
-    known = state(graph)
-    if known.stage == "prepared":
+    stage = state(graph)
+    if stage.stage == "prepared":
         raise ValueError(
             "a prepared graph still holds float layers: call bs.graph.convert before exporting"
         )
@@ -118,9 +118,9 @@ def traced(graph: fx.GraphModule) -> ExportedProgram:
 
 def example_of(graph: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments that the graph can be called with, of the sizes it was exported with."""
-    known = state(graph)
-    if known.example is not None:
-        return known.example
+    stage = state(graph)
+    if stage.example is not None:
+        return stage.example
     leaves = []
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
@@ -187,19 +187,19 @@ def _dim(size: Any, ranges: Mapping[Any, Any], dims: dict[Any, Any]) -> Any:
     if not symbol.is_Symbol:
         return Dim.AUTO
     if symbol not in dims:
-        found = ranges.get(symbol)
-        low = None if found is None else _bound(found.lower)
-        high = None if found is None else _bound(found.upper)
+        value = ranges.get(symbol)
+        low = None if value is None else _bound(value.lower)
+        high = None if value is None else _bound(value.upper)
         dims[symbol] = Dim(str(symbol), min=low, max=high)
     return dims[symbol]
 
 
 def _bound(number: Any) -> int | None:
     try:
-        found = int(number)
+        result = int(number)
     except (TypeError, OverflowError, AttributeError):
         return None  # no bound: infinity
-    return found if 1 < found < 2**62 else None
+    return result if 1 < result < 2**62 else None
 
 
 def written_out(model: fx.GraphModule) -> fx.GraphModule | None:
@@ -218,9 +218,9 @@ def written_out(model: fx.GraphModule) -> fx.GraphModule | None:
     mode = detect_fake_mode([each for each in values if isinstance(each, FakeTensor)])
     if mode is None or not all(map(_is_plain_call, calls)) or not _only_tensors(model):
         return None
-    with _same_guards(mode) as kept:
+    with _same_guards(mode) as guards:
         bodies = {node: _body(model.get_submodule(str(node.target)), node, mode) for node in calls}
-    if not kept() or not all(map(_fits, calls, bodies.values())):
+    if not guards() or not all(map(_fits, calls, bodies.values())):
         return None
     return _written(model, bodies, mode)
 
@@ -260,14 +260,14 @@ def _body(module: nn.Module, node: fx.Node, mode: FakeTensorMode) -> fx.GraphMod
     named = _tensors(module)
 
     def run(x: Tensor, *tensors: Tensor) -> Any:
-        given = dict(zip(named, tensors, strict=True))
-        return torch.func.functional_call(module, given, (x,), tie_weights=False)
+        arguments = dict(zip(named, tensors, strict=True))
+        return torch.func.functional_call(module, arguments, (x,), tie_weights=False)
 
     fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in named.values()]
     with torch.no_grad(), enable_python_dispatcher(), exporting():
-        made = make_fx(run, pre_dispatch=True)(value(node.args[0]), *fakes)
-    made.graph.eliminate_dead_code()
-    return made
+        result = make_fx(run, pre_dispatch=True)(value(node.args[0]), *fakes)
+    result.graph.eliminate_dead_code()
+    return result
 
 
 def _fits(node: fx.Node, body: fx.GraphModule) -> bool:
@@ -304,10 +304,10 @@ def _written(
     writer = _Writer(model, mode)
     for node in model.graph.nodes:
         writer.write(node, bodies.get(node))
-    made = Graph(writer.root, writer.graph)
-    made.train(model.training)
-    set_state(made, state(model))
-    return made
+    graph = Graph(writer.root, writer.graph)
+    graph.train(model.training)
+    set_state(graph, state(model))
+    return graph
 
 
 class _Writer:
@@ -354,15 +354,15 @@ class _Writer:
         scope = {key: call.meta[key] for key in SCOPE if key in call.meta}
         x, *places = body.graph.find_nodes(op="placeholder")
         assert isinstance(call.args[0], fx.Node)
-        known = {x: self._copies[call.args[0]]}
-        known |= {p: self._reads[id(t)] for p, t in zip(places, tensors, strict=True)}
+        copies = {x: self._copies[call.args[0]]}
+        copies |= {p: self._reads[id(t)] for p, t in zip(places, tensors, strict=True)}
         for node in body.graph.nodes:
             if node.op not in ("placeholder", "output"):
-                known[node] = self.graph.node_copy(node, known.__getitem__)
-                known[node].meta = {"val": node.meta.get("val"), **scope}
+                copies[node] = self.graph.node_copy(node, copies.__getitem__)
+                copies[node].meta = {"val": node.meta.get("val"), **scope}
         result = body.graph.output_node().args[0]
         assert isinstance(result, fx.Node)
-        return known[result]
+        return copies[result]
 
 
 def _container(root: nn.Module, path: str) -> nn.Module:

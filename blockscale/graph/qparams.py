@@ -165,14 +165,14 @@ class QuantParams:
                 f"{name} has shape {_spelled(x.shape)}: pass a tensor of that shape"
             )
         scale, outer, zero_point, *more = parts
-        found = whole(scale, outer, zero_point, more, form.spelling)._asdict()
+        result = whole(scale, outer, zero_point, more, form.spelling)._asdict()
         stored = form.stored(self.shape)
         if extra := [
-            name for name, part in found.items() if part is not None and name not in stored
+            name for name, part in result.items() if part is not None and name not in stored
         ]:
             raise ValueError(f"{form}: has no {extra[0]}, but one was passed: leave it out")
         own = {
-            name: checked_part(form, self.shape, name, found[name], *stored[name])
+            name: checked_part(form, self.shape, name, result[name], *stored[name])
             for name in stored
         }
         return form, QParams(**own)
@@ -282,8 +282,8 @@ def op_of(node: fx.Node) -> Op | None:
 def _chosen(cls: type[QuantParams], node: fx.Node) -> QuantParams:
     """Of a choose_quantize: the nodes that take its parts."""
     x, fmt = node.args[0], parse(str(node.args[1]))
-    taken = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-    parts = {name: taken.get(place) for place, name in enumerate(fmt.parts, 1)}
+    by_number = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    parts = {name: by_number.get(place) for place, name in enumerate(fmt.parts, 1)}
     if missing := [name for name, part in parts.items() if part is None]:
         raise ValueError(f"{node.format_node()}: nothing reads its {missing[0]}")
     more = [part for name, part in parts.items() if name not in ("scale", "zero_point", "outer")]
@@ -311,8 +311,8 @@ def _value(part: Any) -> Tensor:
         return value
     owner = part.graph.owning_module
     if part.op == "get_attr" and owner is not None:
-        found: Any = operator.attrgetter(part.target)(owner)
-        return found
+        item: Any = operator.attrgetter(part.target)(owner)
+        return item
     raise ValueError(
         f"{part.format_node()}: the shape of its result is not known (no meta['val']): run the "
         f"graph through torch.export.export again"

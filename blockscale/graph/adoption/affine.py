@@ -49,9 +49,9 @@ def _float32(graph: fx.GraphModule, node: fx.Node, like: fx.Node) -> fx.Node:
     narrow = isinstance(value, Tensor) and value.is_floating_point()
     if not narrow or value.dtype == torch.float32:
         return node
-    found = dequantize_of(node)
-    if found is not None:
-        args = primitives.dequantize.flatten(found.coded, torch.float32)
+    result = dequantize_of(node)
+    if result is not None:
+        args = primitives.dequantize.flatten(result.coded, torch.float32)
         return call(graph, ours.dequantize.default, args, like=like)
     if calls(node, *_MOVING):
         first, *rest = node.args
@@ -67,7 +67,7 @@ def _float32(graph: fx.GraphModule, node: fx.Node, like: fx.Node) -> fx.Node:
 _INTEGERS = {torch.uint8: 8, torch.int8: 8, torch.int16: 16, torch.uint16: 16, torch.int32: 32}
 
 
-def _limits(dtype: torch.dtype, given: dict[str, Any]) -> tuple[int, int]:
+def _limits(dtype: torch.dtype, data: dict[str, Any]) -> tuple[int, int]:
     """The smallest and largest code: as given, or all that the dtype has."""
     bits = _INTEGERS.get(dtype)
     if bits is None:
@@ -78,13 +78,15 @@ def _limits(dtype: torch.dtype, given: dict[str, Any]) -> tuple[int, int]:
         bits = int(digits)
     unsigned = str(dtype).startswith("torch.u")
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    asked = given["quant_min"], given["quant_max"]
-    found = [
-        usual if each is None else each for each, usual in zip(asked, (low, high), strict=True)
+    request = data["quant_min"], data["quant_max"]
+    results = [
+        usual if each is None else each for each, usual in zip(request, (low, high), strict=True)
     ]
-    if any(each != int(each) for each in found):
-        raise NoFormatError(f"its codes end at {found[0]} and {found[1]}, which are not integers")
-    return int(found[0]), int(found[1])
+    if any(each != int(each) for each in results):
+        raise NoFormatError(
+            f"its codes end at {results[0]} and {results[1]}, which are not integers"
+        )
+    return int(results[0]), int(results[1])
 
 
 def _sizes(x: fx.Node, block: Any) -> tuple[int, ...]:
@@ -96,60 +98,60 @@ def _sizes(x: fx.Node, block: Any) -> tuple[int, ...]:
 
 def _affine(kind: str) -> Callable[[fx.Node], QuantizerCall]:
     def read(node: fx.Node) -> QuantizerCall:
-        given = arguments(node)
-        x, dtype = given["input"], given["output_dtype" if kind == "quantize" else "input_dtype"]
-        low, high = _limits(dtype, given)
-        zero = given["zero_point"]
-        out = given["output_dtype"] if kind == "dequantize" else torch.float32
+        inputs = arguments(node)
+        x, dtype = inputs["input"], inputs["output_dtype" if kind == "quantize" else "input_dtype"]
+        low, high = _limits(dtype, inputs)
+        zero = inputs["zero_point"]
+        out = inputs["output_dtype"] if kind == "dequantize" else torch.float32
         if isinstance(out, int):  # a default as the schema has it: the number of float32
             out = torch.float32
-        sizes = _sizes(x, given["block_size"])
-        made = QuantizerCall(kind, x, sizes, given["scale"], zero, low, high, dtype, out=out)
-        return _with_choice(made) if kind == "quantize" else made
+        sizes = _sizes(x, inputs["block_size"])
+        call = QuantizerCall(kind, x, sizes, inputs["scale"], zero, low, high, dtype, out=out)
+        return _with_choice(call) if kind == "quantize" else call
 
     return read
 
 
-def _with_choice(made: QuantizerCall) -> QuantizerCall:
+def _with_choice(call: QuantizerCall) -> QuantizerCall:
     """A quantize whose scale is chosen from its own x, as one."""
-    chosen = _chosen_by(made)
-    if chosen is None:
-        return made
-    given = arguments(chosen)
+    choice = _chosen_by(call)
+    if choice is None:
+        return call
+    inputs = arguments(choice)
     smallest = torch.finfo(torch.float32).smallest_normal
-    value = made.x.meta.get("val")
+    value = call.x.meta.get("val")
     if (
         value is None
         or value.dtype != torch.float32
-        or given["scale_dtype"] not in (None, torch.float32)
+        or inputs["scale_dtype"] not in (None, torch.float32)
     ):
-        return made
-    if given["eps"] is not None and given["eps"] > smallest:
-        return made  # no format has another smallest scale
-    codes = _limits(given["target_dtype"], given)
-    same = codes == (made.low, made.high) and _sizes(made.x, given["block_size"]) == made.sizes
+        return call
+    if inputs["eps"] is not None and inputs["eps"] > smallest:
+        return call  # no format has another smallest scale
+    codes = _limits(inputs["target_dtype"], inputs)
+    same = codes == (call.low, call.high) and _sizes(call.x, inputs["block_size"]) == call.sizes
     if not same:
-        return made
-    mapping = _mapping(str(given["mapping_type"]), made.low, made.high)
+        return call
+    mapping = _mapping(str(inputs["mapping_type"]), call.low, call.high)
     if mapping is None:
-        return made
-    return replace(made, kind="choose", mapping=mapping)
+        return call
+    return replace(call, kind="choose", mapping=mapping)
 
 
-def _chosen_by(made: QuantizerCall) -> fx.Node | None:
+def _chosen_by(call: QuantizerCall) -> fx.Node | None:
     """The choose_qparams_affine of the same x that gives the scale and the zero point."""
-    parts = (made.scale, made.zero_point)
-    found = [
+    parts = (call.scale, call.zero_point)
+    results = [
         part.args[0]
         for place, part in enumerate(parts)
         if isinstance(part, fx.Node) and part.target is operator.getitem and part.args[1] == place
     ]
-    if len(found) != 2 or found[0] is not found[1]:
+    if len(results) != 2 or results[0] is not results[1]:
         return None
-    chosen = found[0]
-    is_choice = calls(chosen, getattr(torch.ops.torchao, "choose_qparams_affine", None))
-    same = is_choice and isinstance(chosen, fx.Node) and chosen.args[0] is made.x
-    return chosen if same else None  # type: ignore[return-value]
+    choice = results[0]
+    is_choice = calls(choice, getattr(torch.ops.torchao, "choose_qparams_affine", None))
+    same = is_choice and isinstance(choice, fx.Node) and choice.args[0] is call.x
+    return choice if same else None  # type: ignore[return-value]
 
 
 def _mapping(name: str, low: int, high: int) -> str | None:

@@ -49,9 +49,9 @@ def translate(graph: fx.GraphModule) -> int:
                 say(graph, node, f"{name} has no counterpart and stays")
             continue
         try:
-            found = _READERS[name](node)
-            write = _WRITERS[found.kind]
-            write(graph, node, found, packed)
+            result = _READERS[name](node)
+            write = _WRITERS[result.kind]
+            write(graph, node, result, packed)
         except NoFormatError as error:
             say(graph, node, f"{name} stays as it is: {error}")
             continue
@@ -77,23 +77,23 @@ def quantize_weights(model: fx.GraphModule) -> None:
     Raises ValueError, with the layer's name, for layers with several weights. What torch.ao left in
     float though its QConfig has a format is named in one warning.
     """
-    known = model.meta[_STATE]
-    left: list[str] = []
+    state = model.meta[_STATE]
+    names: list[str] = []
     done: set[str] = set()
     for node in model.graph.find_nodes(op="call_module"):
         name = str(node.target)
         layer = model.get_submodule(name)
-        made = quantizers.weight_quantizer(layer) if name not in done else None
-        if made is None:
+        result = quantizers.weight_quantizer(layer) if name not in done else None
+        if result is None:
             continue
-        if not quantizers.is_trained(layer) and node.name not in known.observed_node_names:
-            left.append(f"{name} ({type(layer).__name__})")
+        if not quantizers.is_trained(layer) and node.name not in state.observed_node_names:
+            names.append(f"{name} ({type(layer).__name__})")
             continue
         done.add(name)
-        quantizers.replace_layer(model, name, _with_values(name, layer, made))
-    if left:
+        quantizers.replace_layer(model, name, _with_values(name, layer, result))
+    if names:
         warnings.warn(
-            f"blockscale: torch.ao's prepare_fx observes nothing of {', '.join(left)}, whose "
+            f"blockscale: torch.ao's prepare_fx observes nothing of {', '.join(names)}, whose "
             "QConfig has a format: it has no static scheme for such layers, so they stay in "
             "float. To quantize them, call bs.quantize_ on the model first, or use "
             "bs.graph.prepare with a recipe",
@@ -104,18 +104,18 @@ def quantize_weights(model: fx.GraphModule) -> None:
 def observed_layers(model: fx.GraphModule) -> dict[str, type]:
     """{layer: its class} of those with a matrix for a weight that torch.ao observes, by a QConfig
     of its own."""
-    known = model.meta[_STATE].observed_node_names
-    found = {}
+    observed_names = model.meta[_STATE].observed_node_names
+    data = {}
     for node in model.graph.find_nodes(op="call_module"):
         layer: Any = model.get_submodule(str(node.target))
         weight = getattr(quantizers.weighted(layer), "weight", None)
         matrix = isinstance(weight, Tensor) and weight.ndim > 1
-        if matrix and node.name in known and getattr(layer, "qconfig", None) is not None:
-            found[str(node.target)] = type_before_parametrizations(layer)
-    return found
+        if matrix and node.name in observed_names and getattr(layer, "qconfig", None) is not None:
+            data[str(node.target)] = type_before_parametrizations(layer)
+    return data
 
 
-def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
+def _with_values(name: str, layer: nn.Module, value: Any) -> nn.Module:
     """The float layer whose weight goes through the format."""
     layer = quantizers.float_layer(layer)
     own = quantizers.weighted(layer)
@@ -125,7 +125,7 @@ def _with_values(name: str, layer: nn.Module, made: Any) -> nn.Module:
             "with classes of its own: quantize it with bs.quantize_, and leave it out of the "
             f"mapping, set_module_name({name!r}, None)"
         )
-    own.weight_values = made.values(quantizers.layout_of(own))
+    own.weight_values = value.values(quantizers.layout_of(own))
     kind: Any = type(own)
     own.__class__ = _reading(kind)
     for each in (layer, own):

@@ -56,10 +56,10 @@ class QuantizerCall:
 
 def rank_of(x: fx.Node) -> int:
     """How many dimensions the node's tensor has. Raises NoFormatError if that is not known."""
-    found = shape(x)
-    if found is None:
+    result = shape(x)
+    if result is None:
         raise NoFormatError(f"the shape of {x.name} is not known")
-    return len(found)
+    return len(result)
 
 
 def block_name(sizes: Sequence[int]) -> str:
@@ -78,19 +78,19 @@ def in_whole(sizes: Sequence[Any], of: Sequence[Any]) -> tuple[int, ...]:
 
     Raises NoFormatError for a size that is neither.
     """
-    found = []
+    results = []
     for size, n in zip(sizes, of, strict=True):
         if isinstance(size, fx.Node):
             size = size.meta.get("val", size)  # noqa: PLW2901 - a symbolic size
         if isinstance(size, int) and size == 1 and not known(n == 1):
-            found.append(1)
+            results.append(1)
         elif not isinstance(size, fx.Node) and (known(size == n) or size == -1):
-            found.append(WHOLE)
+            results.append(WHOLE)
         elif isinstance(size, int):
-            found.append(size)
+            results.append(size)
         else:
             raise NoFormatError(f"a block has {size} elements along a dimension of {n}")
-    return tuple(found)
+    return tuple(results)
 
 
 def element(low: int, high: int, zero: bool) -> tuple[str, list[str]]:
@@ -107,8 +107,8 @@ def element(low: int, high: int, zero: bool) -> tuple[str, list[str]]:
         return f"int{bits + 1}", ["asym" if zero else "full"]
     if low == -high and not zero and bits < 16:
         return f"int{bits + 1}", []
-    told = " with a zero point" if zero else ""
-    raise NoFormatError(f"no element here has the codes {low} … {high}{told}")
+    info = " with a zero point" if zero else ""
+    raise NoFormatError(f"no element here has the codes {low} … {high}{info}")
 
 
 def constant(graph: fx.GraphModule, part: Part) -> Tensor | None:
@@ -130,35 +130,39 @@ class ScaleNodes:
     zero_type: str
 
 
-def parts_of(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall) -> ScaleNodes:
+def parts_of(graph: fx.GraphModule, node: fx.Node, call: QuantizerCall) -> ScaleNodes:
     """The parts of a node, written before it; raises NoFormatError for what has no counterpart."""
     name = reader_of(node)
-    zero, kind = _zero_point(graph, node, found, f"{name}.zero_point")
-    return ScaleNodes(_scale(graph, node, found, f"{name}.scale"), zero, kind)
+    zero, kind = _zero_point(graph, node, call, f"{name}.zero_point")
+    return ScaleNodes(_scale(graph, node, call, f"{name}.scale"), zero, kind)
 
 
-def _scale(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, name: str) -> fx.Node:
-    scale, item = found.scale, _by_item(node)
+def _scale(
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, name: str
+) -> fx.Node:
+    scale, item = quantizer_call.scale, _by_item(node)
     value = constant(graph, scale)
     if not isinstance(scale, fx.Node):
         assert value is not None
-        return _held(graph, _rounded(found, float(scale or 0.0)), name, found, node)
+        return _held(
+            graph, _rounded(quantizer_call, float(scale or 0.0)), name, quantizer_call, node
+        )
     dtype = _dtype(scale) if value is None else value.dtype
     if value is not None:
         if item:  # it is read as a Python number
-            return _held(graph, _rounded(found, value.item()), name, found, node)
-        if dtype == torch.float64 and found.kind == "dequantize":
+            return _held(graph, _rounded(quantizer_call, value.item()), name, quantizer_call, node)
+        if dtype == torch.float64 and quantizer_call.kind == "dequantize":
             value, dtype = value.to(torch.float32), torch.float32
             if not torch.equal(value.to(torch.float64), constant(graph, scale)):  # type: ignore[arg-type]
                 raise NoFormatError("its scale has more bits than float32")
         _only_float32(dtype)
-        return _held(graph, value, name, found, node)
-    exact = item or (found.kind == "dequantize" and _from_torch(scale))
+        return _held(graph, value, name, quantizer_call, node)
+    exact = item or (quantizer_call.kind == "dequantize" and _from_torch(scale))
     if dtype == torch.float64 and exact:  # these numbers are float32, kept in float64
         scale = call(graph, aten._to_copy.default, (scale,), {"dtype": torch.float32}, like=node)
         dtype = torch.float32
     _only_float32(dtype)
-    return _of_rank(graph, scale, found, node)
+    return _of_rank(graph, scale, quantizer_call, node)
 
 
 def _only_float32(dtype: torch.dtype) -> None:
@@ -168,39 +172,44 @@ def _only_float32(dtype: torch.dtype) -> None:
         )
 
 
-def _rounded(found: QuantizerCall, scale: float) -> Tensor:
+def _rounded(call: QuantizerCall, scale: float) -> Tensor:
     """A scale that was a Python number, whose reciprocal is taken in float64."""
     value = torch.tensor(scale, dtype=torch.float32)
     theirs = torch.tensor(1.0 / scale if scale else torch.inf, dtype=torch.float32)
-    if found.kind == "quantize" and not torch.equal(theirs, 1.0 / value):
+    if call.kind == "quantize" and not torch.equal(theirs, 1.0 / value):
         raise NoFormatError(f"the reciprocal of its scale {scale} is not that of a float32")
     return value
 
 
 def _zero_point(
-    graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, name: str
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, name: str
 ) -> tuple[fx.Node | None, str]:
-    zero = found.zero_point
+    zero = quantizer_call.zero_point
     if zero is None or _always_zero(zero):
         return None, "int32"
     value = constant(graph, zero)
     if value is not None and not bool(value.any()):
         return None, "int32"
     dtype = value.dtype if value is not None else _dtype(zero)
-    wraps = dtype in _BYTES and dtype == found.dtype
-    if isinstance(zero, fx.Node) and found.kind == "dequantize" and wraps and _in_codes(node):
+    wraps = dtype in _BYTES and dtype == quantizer_call.dtype
+    if (
+        isinstance(zero, fx.Node)
+        and quantizer_call.kind == "dequantize"
+        and wraps
+        and _in_codes(node)
+    ):
         raise NoFormatError(f"codes minus zero points overflow {dtype}")
-    kind, wanted = ("fp32", torch.float32) if found.inside else ("int32", torch.int32)
+    kind, target = ("fp32", torch.float32) if quantizer_call.inside else ("int32", torch.int32)
     if value is not None:
         if dtype.is_floating_point and kind == "int32" and bool((value != value.round()).any()):
             raise NoFormatError("its zero points are not integers")
-        return _held(graph, value.to(wanted), name, found, node), kind
+        return _held(graph, value.to(target), name, quantizer_call, node), kind
     if dtype.is_floating_point and kind == "int32":
         raise NoFormatError("its zero points are floats that are known only at run time")
     assert isinstance(zero, fx.Node)
-    if dtype != wanted:
-        zero = call(graph, aten._to_copy.default, (zero,), {"dtype": wanted}, like=node)
-    return _of_rank(graph, zero, found, node), kind
+    if dtype != target:
+        zero = call(graph, aten._to_copy.default, (zero,), {"dtype": target}, like=node)
+    return _of_rank(graph, zero, quantizer_call, node), kind
 
 
 def _in_codes(node: fx.Node) -> bool:
@@ -216,9 +225,9 @@ def _by_item(node: fx.Node) -> bool:
 
 def _torch_choice(part: Any, *names: str) -> bool:
     """Whether a node is a result of one of torch's choose_qparams ops."""
-    chosen = part.args[0] if isinstance(part, fx.Node) and part.target is operator.getitem else None
-    return isinstance(chosen, fx.Node) and any(
-        str(chosen.target).startswith(f"quantized_decomposed.{name}") for name in names
+    choice = part.args[0] if isinstance(part, fx.Node) and part.target is operator.getitem else None
+    return isinstance(choice, fx.Node) and any(
+        str(choice.target).startswith(f"quantized_decomposed.{name}") for name in names
     )
 
 
@@ -241,24 +250,24 @@ def _dtype(part: Any) -> torch.dtype:
     value = part.meta.get("val")
     if value is None:
         raise NoFormatError(f"the dtype of {part.name} is not known")
-    found: torch.dtype = value.dtype
-    return found
+    dtype: torch.dtype = value.dtype
+    return dtype
 
 
-def _counts(found: QuantizerCall) -> list[Any]:
+def _counts(call: QuantizerCall) -> list[Any]:
     """How many blocks there are along each dimension; None where it is not known."""
-    of = shape(found.x)
+    of = shape(call.x)
     if of is None:
-        raise NoFormatError(f"the shape of {found.x.name} is not known")
-    pairs = zip(of, found.sizes, strict=True)
+        raise NoFormatError(f"the shape of {call.x.name} is not known")
+    pairs = zip(of, call.sizes, strict=True)
     return [1 if size == WHOLE else n // size if isinstance(n, int) else None for n, size in pairs]
 
 
 def _held(
-    graph: fx.GraphModule, part: Tensor, name: str, found: QuantizerCall, node: fx.Node
+    graph: fx.GraphModule, part: Tensor, name: str, call: QuantizerCall, node: fx.Node
 ) -> fx.Node:
     """A constant part as a buffer of the tensor's rank."""
-    counts = _counts(found)
+    counts = _counts(call)
     if part.numel() == 1 and all(count in (1, None) for count in counts):
         counts = [1] * len(counts)
     if None in counts:
@@ -266,22 +275,26 @@ def _held(
     total = torch.Size(counts).numel()
     if part.numel() != total:
         raise NoFormatError(f"it has {part.numel()} scales for {total} blocks")
-    kept = constants.put(graph, "_adopted", part.reshape(counts).contiguous(), like=node)
-    kept.meta[WANTED] = name
-    return kept
+    constant = constants.put(graph, "_adopted", part.reshape(counts).contiguous(), like=node)
+    constant.meta[WANTED] = name
+    return constant
 
 
-def _of_rank(graph: fx.GraphModule, part: fx.Node, found: QuantizerCall, node: fx.Node) -> fx.Node:
+def _of_rank(
+    graph: fx.GraphModule, part: fx.Node, quantizer_call: QuantizerCall, node: fx.Node
+) -> fx.Node:
     """A part that is computed, with the dimensions that a block covers: one number in any rank
     stays as it is."""
     sizes = shape(part)
     if sizes is None:
         raise NoFormatError(f"the shape of {part.name} is not known")
-    if len(sizes) == len(found.sizes) or all(known(n == 1) for n in sizes):
+    if len(sizes) == len(quantizer_call.sizes) or all(known(n == 1) for n in sizes):
         return part
-    covered = [dim for dim, size in enumerate(found.sizes) if size == WHOLE]
-    if len(sizes) + len(covered) != len(found.sizes):
-        raise NoFormatError(f"its scale has shape {list(sizes)} for blocks of {found.sizes}")
+    covered = [dim for dim, size in enumerate(quantizer_call.sizes) if size == WHOLE]
+    if len(sizes) + len(covered) != len(quantizer_call.sizes):
+        raise NoFormatError(
+            f"its scale has shape {list(sizes)} for blocks of {quantizer_call.sizes}"
+        )
     for dim in covered:
         part = call(graph, aten.unsqueeze.default, (part, dim), like=node)
     return part

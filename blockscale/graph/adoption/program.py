@@ -32,18 +32,18 @@ def adopted(
     Raises TypeError for what is no program, ValueError for graphs of layers, not of ops.
     """
     graph = imported(program)
-    known = state(graph)
-    if known.stage != "imported":
+    stage = state(graph)
+    if stage.stage != "imported":
         return graph
     _refuse_layers(graph)
     if first or quantized_elsewhere(graph):
         passes.apply(graph, first or (passes.clean,))
         adopt(graph)
-    said = [entry for entry in known.ledger if entry.kind == "node"]
-    told = Ledger([*of_nodes(graph).entries, *said])
-    set_state(graph, replace(known, stage="converted", ledger=told))
-    if warn and said:
-        lines = "".join(f"\n  {entry.name}: {entry.reason}" for entry in said)
+    results = [entry for entry in stage.ledger if entry.kind == "node"]
+    ledger = Ledger([*of_nodes(graph).entries, *results])
+    set_state(graph, replace(stage, stage="converted", ledger=ledger))
+    if warn and results:
+        lines = "".join(f"\n  {entry.name}: {entry.reason}" for entry in results)
         warnings.warn(
             "blockscale: these quantized nodes have no equal format here; weights that they "
             f"dequantize become floats in the result:{lines}",
@@ -63,8 +63,10 @@ def is_graph_of_ops(module: object) -> bool:
     if not isinstance(module, fx.GraphModule):
         return False
     inputs = module.graph.find_nodes(op="placeholder")
-    known = isinstance(module.meta.get("blockscale"), State) or all("val" in n.meta for n in inputs)
-    return known and not any(map(_is_layer, module.graph.nodes))
+    is_graph = isinstance(module.meta.get("blockscale"), State) or all(
+        "val" in n.meta for n in inputs
+    )
+    return is_graph and not any(map(_is_layer, module.graph.nodes))
 
 
 def _is_layer(node: fx.Node) -> bool:

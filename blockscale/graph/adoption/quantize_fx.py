@@ -51,10 +51,10 @@ def from_quantize_fx(
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use quant_min and quant_max")
-        made = _decomposed(copy.deepcopy(model), backend_config)
+        result = _decomposed(copy.deepcopy(model), backend_config)
         args = example if isinstance(example, tuple) else (example,)
         with torch.no_grad():
-            return torch.export.export(made.eval(), args, dynamic_shapes=dynamic_shapes)
+            return torch.export.export(result.eval(), args, dynamic_shapes=dynamic_shapes)
 
 
 def is_quantize_fx(model: object) -> bool:
@@ -100,15 +100,15 @@ def _backend_config(model: fx.GraphModule) -> Any:
     from torch.ao.quantization import backend_config as theirs
 
     layers = observed_layers(model)
-    left: dict[str, str] = {}
-    for made in (theirs.get_native_backend_config(), theirs.get_onednn_backend_config()):
-        known = _layer_kinds(made)
-        left = {name: kind.__name__ for name, kind in layers.items() if kind not in known}
-        if not left:
-            return made
-    told = ", ".join(f"{name} ({kind})" for name, kind in left.items())
+    left_out: dict[str, str] = {}
+    for result in (theirs.get_native_backend_config(), theirs.get_onednn_backend_config()):
+        kinds = _layer_kinds(result)
+        left_out = {name: kind.__name__ for name, kind in layers.items() if kind not in kinds}
+        if not left_out:
+            return result
+    text = ", ".join(f"{name} ({kind})" for name, kind in left_out.items())
     raise ValueError(
-        f"none of torch.ao's backends has {told}, so its weight would stay in float: pass the "
+        f"none of torch.ao's backends has {text}, so its weight would stay in float: pass the "
         "backend_config that prepare_fx was called with"
     )
 
@@ -132,26 +132,26 @@ def _reference(model: fx.GraphModule) -> None:
         if isinstance(getattr(module, "is_decomposed", None), bool):
             module.is_decomposed = True  # type: ignore[assignment]
             _whole_range(module)
-    known: dict[fx.Node, tuple[Any, ...]] = {}
+    values: dict[fx.Node, tuple[Any, ...]] = {}
     for node in list(model.graph.nodes):
         if node.op == "call_function" and node.target is torch.quantize_per_tensor:
             x, scale, zero, dtype = _quantize_args(node)
             of = (float(_read(model, scale)), int(_read(model, zero)), *_range(node, dtype))
             with model.graph.inserting_before(node):
-                made = model.graph.call_function(ops.quantize_per_tensor.default, (x, *of))
-            known[made] = of
-            node.replace_all_uses_with(made)
+                result = model.graph.call_function(ops.quantize_per_tensor.default, (x, *of))
+            values[result] = of
+            node.replace_all_uses_with(result)
             model.graph.erase_node(node)
         elif node.op == "call_method" and node.target == "dequantize":
             codes: Any = node.args[0]
-            if codes not in known:
+            if codes not in values:
                 raise ValueError(
                     f"{node.format_node()}: expected codes of torch.quantize_per_tensor"
                 )
-            of = known[codes]
+            of = values[codes]
             with model.graph.inserting_before(node):
-                made = model.graph.call_function(ops.dequantize_per_tensor.default, (codes, *of))
-            node.replace_all_uses_with(made)
+                result = model.graph.call_function(ops.dequantize_per_tensor.default, (codes, *of))
+            node.replace_all_uses_with(result)
             model.graph.erase_node(node)
         elif node.op == "call_function" and "quantize" in str(node.target):
             raise ValueError(
@@ -164,18 +164,18 @@ def _reference(model: fx.GraphModule) -> None:
 
 def _quantize_args(node: fx.Node) -> tuple[Any, ...]:
     names = ("input", "scale", "zero_point", "dtype")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return tuple(given[name] for name in names)
+    arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return tuple(arguments[name] for name in names)
 
 
 def _read(model: fx.GraphModule, part: Any) -> Any:
     """A number that is written in the graph, or held by the model."""
     if not isinstance(part, fx.Node):
         return part
-    found: Any = model
+    value: Any = model
     for step in str(part.target).split("."):
-        found = getattr(found, step)
-    return found.item()
+        value = getattr(value, step)
+    return value.item()
 
 
 def _range(node: fx.Node, dtype: Any) -> tuple[int, int, torch.dtype]:

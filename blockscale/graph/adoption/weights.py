@@ -57,10 +57,10 @@ def store(graph: fx.GraphModule) -> int:
             weight = own["weight"]
             layout = grouped_layout(own["groups"]) if turned else "channels_last"
         if (weight, layout) not in there:
-            made = _stored(graph, weight, layout, own.get("groups", 1))
-            if made is None:
+            result = _stored(graph, weight, layout, own.get("groups", 1))
+            if result is None:
                 continue
-            there[weight, layout] = made
+            there[weight, layout] = result
         node.replace_input_with(weight, there[weight, layout])
         count += 1
     return count
@@ -68,18 +68,18 @@ def store(graph: fx.GraphModule) -> int:
 
 def _stored(graph: fx.GraphModule, weight: Any, layout: str, groups: int) -> fx.Node | None:
     """The weight made of a stored matrix; None where its scales are not those of outputs."""
-    found, sizes = dequantize_of(weight), shape(weight)
-    if found is None or sizes is None or len(sizes) < 2 or not _whole(found.coded):
+    result, sizes = dequantize_of(weight), shape(weight)
+    if result is None or sizes is None or len(sizes) < 2 or not _whole(result.coded):
         return None
-    fmt = parse(found.coded.fmt)
+    fmt = parse(result.coded.fmt)
     outputs = 0 if layout == "channels_last" else 1
     blocks = fmt.block.sizes_for(len(sizes))
     one = all(block == WHOLE for block in blocks)
     by_output = all((block == WHOLE) != (i == outputs) for i, block in enumerate(blocks))
     if not (one or (by_output and blocks[outputs] == 1)):
         return None
-    spelled = found.coded.fmt if one else of_block(fmt, read_block("channel0"))
-    read: Any = found.coded
+    spelled = result.coded.fmt if one else of_block(fmt, read_block("channel0"))
+    read: Any = result.coded
     dense = ours.unpack(constants.get(graph, read.codes), read.fmt, sizes[-1])
     matrix = to_stored(dense, layout).contiguous()
     codes = ours.pack(matrix, spelled)
@@ -92,12 +92,12 @@ def _stored(graph: fx.GraphModule, weight: Any, layout: str, groups: int) -> fx.
         return _stored_kept(graph, node, values)
 
     scale, zero = part(read.scale), part(read.zero_point)
-    kept: Any = _stored_kept(graph, read.codes, codes)
-    coded = Operand(kept, scale, zero, None, spelled, matrix.shape[-1])
-    args = primitives.dequantize.flatten(coded, found.dtype)
+    value: Any = _stored_kept(graph, read.codes, codes)
+    coded = Operand(value, scale, zero, None, spelled, matrix.shape[-1])
+    args = primitives.dequantize.flatten(coded, result.dtype)
     values = call(graph, ours.dequantize.default, args, like=weight)
-    made = inlined(graph, lambda y: from_stored(y, layout, sizes), values, weight)
-    return call(graph, aten.contiguous.default, (made,), like=weight)
+    output = inlined(graph, lambda y: from_stored(y, layout, sizes), values, weight)
+    return call(graph, aten.contiguous.default, (output,), like=weight)
 
 
 def _whole(coded: Operand) -> bool:
@@ -125,27 +125,27 @@ def fold(graph: fx.GraphModule) -> int:
 
 def _quantized_constants(graph: fx.GraphModule) -> int:
     """The results of quantize and choose_quantize nodes of constants, as buffers."""
-    known: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
     constant: set[fx.Node] = set()
     for node in graph.graph.nodes:
         inputs = node.all_input_nodes
         of_constants = node.op == "call_function" and inputs and constant.issuperset(inputs)
         if node.op == "get_attr" or (of_constants and not _random(node)):
             constant.add(node)
-    found = list(each_call(graph, ours.quantize, ours.choose_quantize, ours.pack))
+    results = list(each_call(graph, ours.quantize, ours.choose_quantize, ours.pack))
     count = 0
-    for node in found:
+    for node in results:
         if node not in constant:
             continue
-        made = _computed(graph, node, known)
+        result = _computed(graph, node, values)
         base = _root(node)
-        if isinstance(made, Tensor):
-            replace(node, _kept(graph, made, f"{base}.codes", node))
+        if isinstance(result, Tensor):
+            replace(node, _kept(graph, result, f"{base}.codes", node))
         else:
             names = ("codes", *parse(str(node.args[1])).parts)
             for user in list(node.users):
                 place: Any = user.args[1]
-                replace(user, _kept(graph, made[place], f"{base}.{names[place]}", node))
+                replace(user, _kept(graph, result[place], f"{base}.{names[place]}", node))
         count += 1
     return count
 
@@ -154,13 +154,13 @@ def _plain(graph: fx.GraphModule) -> None:
     """Formats of constants without `recip`, which says how they were quantized and not what they
     are: kernels know the format that is left."""
     for node in each_call(graph, ours.dequantize):
-        found = dequantize_of(node)
-        if found is None or not constants.is_constant(found.coded.codes):
+        result = dequantize_of(node)
+        if result is None or not constants.is_constant(result.coded.codes):
             continue
-        fmt = parse(found.coded.fmt)
+        fmt = parse(result.coded.fmt)
         if fmt.recip:
-            coded = found.coded._replace(fmt=replace_fields(fmt, recip=False).spelling)
-            node.args = tuple(primitives.dequantize.flatten(coded, found.dtype))
+            coded = result.coded._replace(fmt=replace_fields(fmt, recip=False).spelling)
+            node.args = tuple(primitives.dequantize.flatten(coded, result.dtype))
 
 
 def _random(node: fx.Node) -> bool:
@@ -168,18 +168,18 @@ def _random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def _computed(graph: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+def _computed(graph: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """What a node of constants gives."""
-    if node not in known:
+    if node not in values:
         if node.op == "get_attr":
-            known[node] = constants.get(graph, node).detach()
+            values[node] = constants.get(graph, node).detach()
         else:
             args, kwargs = fx.node.map_arg(
-                (node.args, dict(node.kwargs)), lambda n: _computed(graph, n, known)
+                (node.args, dict(node.kwargs)), lambda n: _computed(graph, n, values)
             )
             with torch.no_grad():
-                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-    return known[node]
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return values[node]
 
 
 def _kept(graph: fx.GraphModule, tensor: Tensor, name: str, like: fx.Node) -> fx.Node:
@@ -233,10 +233,10 @@ def _embeddings(graph: fx.GraphModule) -> int:
     """aten.embedding(dequantize(codes), indices) -> ours, which dequantizes the rows asked for."""
     count = 0
     for node in each_call(graph, aten.embedding):
-        found = dequantize_of(node.args[0])
-        if found is None or not constants.is_constant(found.coded.codes):
+        result = dequantize_of(node.args[0])
+        if result is None or not constants.is_constant(result.coded.codes):
             continue
-        args = embedding.flatten(found.coded, node.args[1], found.dtype)
+        args = embedding.flatten(result.coded, node.args[1], result.dtype)
         replace(node, call(graph, embedding.overload, args, like=node))
         count += 1
     return count
@@ -246,24 +246,24 @@ def _name(graph: fx.GraphModule) -> None:
     """Give buffers the names that they are to have, one buffer to equal ones of one name."""
     named: dict[str, fx.Node] = {}
     for node in [n for n in graph.graph.nodes if n.op == "get_attr" and WANTED in n.meta]:
-        wanted = node.meta.pop(WANTED)
-        if _taken(graph, wanted):
-            wanted = wanted.replace(".", "_")
-        there = named.get(wanted)
+        name = node.meta.pop(WANTED)
+        if _taken(graph, name):
+            name = name.replace(".", "_")
+        there = named.get(name)
         if there is None or not constants.same(graph, there, node):
             tensor = constants.get(graph, node)
-            made = constants.put(graph, wanted, tensor, like=node)
-            made.meta["val"] = node.meta.get("val", made.meta.get("val"))
-            there = named.setdefault(wanted, made) if wanted not in named else made
+            result = constants.put(graph, name, tensor, like=node)
+            result.meta["val"] = node.meta.get("val", result.meta.get("val"))
+            there = named.setdefault(name, result) if name not in named else result
         replace(node, there)
 
 
 def _taken(graph: fx.GraphModule, name: str) -> bool:
     """Whether a tensor lies where the name would need a module."""
     *above, _ = name.split(".")
-    found: Any = graph
+    value: Any = graph
     for step in above:
-        found = getattr(found, step, None)
-        if isinstance(found, Tensor):
+        value = getattr(value, step, None)
+        if isinstance(value, Tensor):
             return True
     return False

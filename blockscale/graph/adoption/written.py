@@ -35,23 +35,23 @@ from blockscale.ops import primitives
 # add the zero point before they round, `per_tensor` and `per_channel` afterwards.
 
 
-def _codes(given: dict[str, Any]) -> dict[str, Any]:
-    low, high = given["quant_min"], given["quant_max"]
+def _codes(data: dict[str, Any]) -> dict[str, Any]:
+    low, high = data["quant_min"], data["quant_max"]
     if isinstance(low, fx.Node) or isinstance(high, fx.Node):
         raise NoFormatError("its smallest and largest codes are tensors")
-    if given["dtype"].is_floating_point:
-        raise NoFormatError(f"it rounds to integers that it stores as {given['dtype']}")
-    return {"low": int(low), "high": int(high), "dtype": given["dtype"]}
+    if data["dtype"].is_floating_point:
+        raise NoFormatError(f"it rounds to integers that it stores as {data['dtype']}")
+    return {"low": int(low), "high": int(high), "dtype": data["dtype"]}
 
 
 def _per_tensor(kind: str) -> Callable[[fx.Node], QuantizerCall]:
     def read(node: fx.Node) -> QuantizerCall:
-        given = arguments(node)
-        x = given["input"]
+        inputs = arguments(node)
+        x = inputs["input"]
         sizes = (WHOLE,) * rank_of(x)
-        out = given.get("out_dtype") or torch.float32
+        out = inputs.get("out_dtype") or torch.float32
         return QuantizerCall(
-            kind, x, sizes, given["scale"], given["zero_point"], **_codes(given), out=out
+            kind, x, sizes, inputs["scale"], inputs["zero_point"], **_codes(inputs), out=out
         )
 
     return read
@@ -59,13 +59,13 @@ def _per_tensor(kind: str) -> Callable[[fx.Node], QuantizerCall]:
 
 def _per_channel(kind: str) -> Callable[[fx.Node], QuantizerCall]:
     def read(node: fx.Node) -> QuantizerCall:
-        given = arguments(node)
-        x = given["input"]
-        rank, axis = rank_of(x), given["axis"]
+        inputs = arguments(node)
+        x = inputs["input"]
+        rank, axis = rank_of(x), inputs["axis"]
         sizes = tuple(1 if dim == axis % rank else WHOLE for dim in range(rank))
-        out = given.get("out_dtype") or torch.float32
+        out = inputs.get("out_dtype") or torch.float32
         return QuantizerCall(
-            kind, x, sizes, given["scales"], given["zero_points"], **_codes(given), out=out
+            kind, x, sizes, inputs["scales"], inputs["zero_points"], **_codes(inputs), out=out
         )
 
     return read
@@ -73,37 +73,37 @@ def _per_channel(kind: str) -> Callable[[fx.Node], QuantizerCall]:
 
 def _per_token(kind: str) -> Callable[[fx.Node], QuantizerCall]:
     def read(node: fx.Node) -> QuantizerCall:
-        given = arguments(node)
-        x = given["input"]
+        inputs = arguments(node)
+        x = inputs["input"]
         sizes = (1,) * (rank_of(x) - 1) + (WHOLE,)
-        out = given.get("output_dtype") or torch.float32
-        scale, zero = given["scales"], given["zero_points"]
-        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
+        out = inputs.get("output_dtype") or torch.float32
+        scale, zero = inputs["scales"], inputs["zero_points"]
+        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(inputs), inside=True, out=out)
 
     return read
 
 
 def _per_group(kind: str) -> Callable[[fx.Node], QuantizerCall]:
     def read(node: fx.Node) -> QuantizerCall:
-        given = arguments(node)
+        inputs = arguments(node)
         x = (
-            given["input"]
+            inputs["input"]
             if kind == "quantize"
-            else given["w_int8"]
-            if "w_int8" in given
-            else given["input"]
+            else inputs["w_int8"]
+            if "w_int8" in inputs
+            else inputs["input"]
         )
-        size, of = given["group_size"], shape(x)
+        size, of = inputs["group_size"], shape(x)
         if of is None or len(of) != 2:
             raise NoFormatError(f"expected a matrix, found {of}")
-        scales = shape(given["scales"])
+        scales = shape(inputs["scales"])
         one = scales is not None and scales[-1] == 1
         if isinstance(of[-1], int) and size > of[-1] and one:
             size = of[-1]
-        out = given.get("output_dtype") or torch.float32
+        out = inputs.get("output_dtype") or torch.float32
         sizes = in_whole((1, size), of)
-        scale, zero = given["scales"], given["zero_points"]
-        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(given), inside=True, out=out)
+        scale, zero = inputs["scales"], inputs["zero_points"]
+        return QuantizerCall(kind, x, sizes, scale, zero, **_codes(inputs), inside=True, out=out)
 
     return read
 
@@ -137,66 +137,83 @@ class Packed:
 Known = dict[fx.Node, Packed]
 
 
-def quantize(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known) -> None:
+def quantize(
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, packed: Known
+) -> None:
     """Write blockscale's quantize in the place of the node."""
-    parts = parts_of(graph, node, found)
-    fmt = _format(graph, found, parts)
+    parts = parts_of(graph, node, quantizer_call)
+    fmt = _format(graph, quantizer_call, parts)
     by = Quantizer(parts.scale, parts.zero_point, None, fmt)  # type: ignore[arg-type]
-    args = primitives.quantize.flatten(found.x, by)
+    args = primitives.quantize.flatten(quantizer_call.x, by)
     codes = call(graph, ours.quantize.default, args, like=node)
-    _give(graph, node, Packed(codes, fmt, parts, found.scale, found.zero_point), found, packed)
+    _give(
+        graph,
+        node,
+        Packed(codes, fmt, parts, quantizer_call.scale, quantizer_call.zero_point),
+        quantizer_call,
+        packed,
+    )
 
 
 def choose_quantize(
-    graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, packed: Known
 ) -> None:
     """Write choose_quantize in the place of a quantize whose scale is chosen from its input."""
-    low_only, _ = element(found.low, found.high, found.mapping == "asym")
-    options = [found.mapping] if found.mapping else []
-    fmt = str(parse(":".join([low_only, block_name(found.sizes), "fp32", *options, "recip"])))
-    chosen = call(graph, ours.choose_quantize.default, (found.x, fmt, None), like=node)
+    low_only, _ = element(quantizer_call.low, quantizer_call.high, quantizer_call.mapping == "asym")
+    options = [quantizer_call.mapping] if quantizer_call.mapping else []
+    fmt = str(
+        parse(":".join([low_only, block_name(quantizer_call.sizes), "fp32", *options, "recip"]))
+    )
+    choice = call(graph, ours.choose_quantize.default, (quantizer_call.x, fmt, None), like=node)
     count = 1 + len(parse(fmt).parts)
-    taken = [call(graph, operator.getitem, (chosen, place), like=node) for place in range(count)]
-    parts = ScaleNodes(taken[1], taken[2] if count > 2 else None, "fp32")
-    made = Packed(taken[0], fmt, parts, found.scale, found.zero_point)
-    _give(graph, node, made, found, packed)
+    items = [call(graph, operator.getitem, (choice, place), like=node) for place in range(count)]
+    parts = ScaleNodes(items[1], items[2] if count > 2 else None, "fp32")
+    result = Packed(items[0], fmt, parts, quantizer_call.scale, quantizer_call.zero_point)
+    _give(graph, node, result, quantizer_call, packed)
 
 
-def dequantize(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, packed: Known) -> None:
+def dequantize(
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, packed: Known
+) -> None:
     """Write blockscale's dequantize in the place of the node."""
-    bits = int(found.high + 1).bit_length() - (found.low == 0)
-    if bits > 8 and found.out != torch.float32:
-        raise NoFormatError(f"codes of {bits} bits minus a zero point are rounded to {found.out}")
-    if found.dtype == torch.int32:
-        return _write_sums(graph, node, found)
-    there = packed.get(found.x)
-    same = there is not None and (there.scale, there.zero_point) == (found.scale, found.zero_point)
+    bits = int(quantizer_call.high + 1).bit_length() - (quantizer_call.low == 0)
+    if bits > 8 and quantizer_call.out != torch.float32:
+        raise NoFormatError(
+            f"codes of {bits} bits minus a zero point are rounded to {quantizer_call.out}"
+        )
+    if quantizer_call.dtype == torch.int32:
+        return _write_sums(graph, node, quantizer_call)
+    there = packed.get(quantizer_call.x)
+    same = there is not None and (there.scale, there.zero_point) == (
+        quantizer_call.scale,
+        quantizer_call.zero_point,
+    )
     if there is not None and same:
         codes, fmt, parts = there.codes, there.fmt, there.parts
     else:
-        parts = parts_of(graph, node, found)
-        fmt = _format(graph, found, parts)
-        if constants.is_constant(found.x):
-            found.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
-        codes = _packed(graph, node, found, fmt)
-    size = _size(graph, found.x, node)
+        parts = parts_of(graph, node, quantizer_call)
+        fmt = _format(graph, quantizer_call, parts)
+        if constants.is_constant(quantizer_call.x):
+            quantizer_call.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
+        codes = _packed(graph, node, quantizer_call, fmt)
+    size = _size(graph, quantizer_call.x, node)
     coded = Operand(codes, parts.scale, parts.zero_point, None, fmt, size)  # type: ignore[arg-type]
-    args = primitives.dequantize.flatten(coded, found.out)
+    args = primitives.dequantize.flatten(coded, quantizer_call.out)
     replace(node, call(graph, ours.dequantize.default, args, like=node))
     return None
 
 
-def _format(graph: fx.GraphModule, found: QuantizerCall, parts: ScaleNodes) -> str:
+def _format(graph: fx.GraphModule, call: QuantizerCall, parts: ScaleNodes) -> str:
     """The spelling of the format with these codes, blocks, scales and kind of zero point."""
-    name, own = element(found.low, found.high, parts.zero_point is not None)
+    name, own = element(call.low, call.high, parts.zero_point is not None)
     if parts.zero_type != "int32" and parts.zero_point is not None:
         own = [f"asym({parts.zero_type})"]
     scale = "fp32"
     if constants.is_constant(parts.scale) and _powers_of_two(constants.get(graph, parts.scale)):
         scale = "pow2/nearest"
-    elif found.kind == "quantize":
+    elif call.kind == "quantize":
         own = [*own, "recip"]  # which changes nothing under powers of two
-    return str(parse(":".join([name, block_name(found.sizes), scale, *own])))
+    return str(parse(":".join([name, block_name(call.sizes), scale, *own])))
 
 
 def _powers_of_two(scale: Tensor) -> bool:
@@ -208,48 +225,57 @@ def _powers_of_two(scale: Tensor) -> bool:
 
 
 def _give(
-    graph: fx.GraphModule, node: fx.Node, made: Packed, found: QuantizerCall, packed: Known
+    graph: fx.GraphModule,
+    node: fx.Node,
+    result: Packed,
+    quantizer_call: QuantizerCall,
+    packed: Known,
 ) -> None:
     """Let who reads the node's codes read ours, unpacked if they are packed."""
-    codes, form = made.codes, parse(made.fmt)
-    if form.bits not in (8, 16) or packed_dtype(form.element) != found.dtype:
-        size = _size(graph, found.x, node)
-        codes = call(graph, ours.unpack.default, (codes, made.fmt, size), like=node)
+    codes, form = result.codes, parse(result.fmt)
+    if form.bits not in (8, 16) or packed_dtype(form.element) != quantizer_call.dtype:
+        size = _size(graph, quantizer_call.x, node)
+        codes = call(graph, ours.unpack.default, (codes, result.fmt, size), like=node)
         value = node.meta.get("val")
         if value is not None and codes.meta["val"].dtype != value.dtype:
             codes = call(graph, aten._to_copy.default, (codes,), {"dtype": value.dtype}, like=node)
-    packed[codes] = made
+    packed[codes] = result
     replace(node, codes)
 
 
-def _packed(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall, fmt: str) -> fx.Node:
+def _packed(
+    graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall, fmt: str
+) -> fx.Node:
     """The packed codes of a node that gives them one by one."""
     form = parse(fmt)
-    known = constant(graph, found.x)
-    if known is not None and known.numel():
-        low, high = (int(each) for each in known.aminmax())
-        if low < found.low or high > found.high:
+    values = constant(graph, quantizer_call.x)
+    if values is not None and values.numel():
+        low, high = (int(each) for each in values.aminmax())
+        if low < quantizer_call.low or high > quantizer_call.high:
             raise NoFormatError(
-                f"its codes are {low} … {high}, expected {found.low} … {found.high}"
+                f"its codes are {low} … {high}, "
+                f"expected {quantizer_call.low} … {quantizer_call.high}"
             )
-    if form.bits in (8, 16) and packed_dtype(form.element) == found.dtype:
-        return found.x
-    codes, wanted = found.x, form.element.code_dtype
+    if form.bits in (8, 16) and packed_dtype(form.element) == quantizer_call.dtype:
+        return quantizer_call.x
+    codes, target = quantizer_call.x, form.element.code_dtype
     value = codes.meta.get("val")
-    if value is not None and value.dtype != wanted:
-        codes = call(graph, aten._to_copy.default, (codes,), {"dtype": wanted}, like=node)
+    if value is not None and value.dtype != target:
+        codes = call(graph, aten._to_copy.default, (codes,), {"dtype": target}, like=node)
     return call(graph, ours.pack.default, (codes, fmt), like=node)
 
 
-def _write_sums(graph: fx.GraphModule, node: fx.Node, found: QuantizerCall) -> None:
+def _write_sums(graph: fx.GraphModule, node: fx.Node, quantizer_call: QuantizerCall) -> None:
     """Integers of 32 bits, as biases have: code · scale, each rounded to float32 once."""
-    zero = constant(graph, found.zero_point)
-    if found.zero_point is not None and (zero is None or bool(zero.any())):
+    zero = constant(graph, quantizer_call.zero_point)
+    if quantizer_call.zero_point is not None and (zero is None or bool(zero.any())):
         raise NoFormatError("no element has integers of 32 bits with a zero point")
-    if constant(graph, found.x) is None or found.out != torch.float32:
+    if constant(graph, quantizer_call.x) is None or quantizer_call.out != torch.float32:
         raise NoFormatError("no element has integers of 32 bits")
-    scale = parts_of(graph, node, found).scale
-    floats = call(graph, aten._to_copy.default, (found.x,), {"dtype": torch.float32}, like=node)
+    scale = parts_of(graph, node, quantizer_call).scale
+    floats = call(
+        graph, aten._to_copy.default, (quantizer_call.x,), {"dtype": torch.float32}, like=node
+    )
     replace(node, call(graph, aten.mul.Tensor, (floats, scale), like=node))
 
 

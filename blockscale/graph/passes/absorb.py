@@ -23,20 +23,22 @@ def run(graph: fx.GraphModule) -> int:
     fused op before it, where nobody else reads the floats. Equal to the bit."""
     count = 0
     for node in reversed(list(graph.graph.nodes)):
-        found = None if node._erased else quantize_of(node)
-        if found is not None and isinstance(found.x, fx.Node):
-            count += _into(graph, node, found.x, found.by) or _up(graph, node, found.x, found.by)
+        result = None if node._erased else quantize_of(node)
+        if result is not None and isinstance(result.x, fx.Node):
+            count += _into(graph, node, result.x, result.by) or _up(
+                graph, node, result.x, result.by
+            )
     return count
 
 
 def _into(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool:
     """Let the fused op that gives x give codes."""
-    made = taken_out(x)
-    if made is None or only_user(x) is not node or made.fused.indices:
+    result = taken_out(x)
+    if result is None or only_user(x) is not node or result.fused.indices:
         return False
     old: Any = x.args[0]
-    made.y = by
-    new = made.write(graph, node)
+    result.y = by
+    new = result.write(graph, node)
     node.replace_all_uses_with(
         new if by.scale is None else call(graph, getitem, (new, 0), like=node)
     )

@@ -37,9 +37,9 @@ def run(graph: fx.GraphModule) -> int:
     """Cancel quantize with the dequantize before it. Equal to the bit."""
     count = 0
     for node in each_call(graph, ours.quantize):
-        found = quantize_of(node)
-        before = dequantize_of(found.x) if found is not None else None
-        if found is None or before is None or not _alike(graph, before.coded, found.by):
+        result = quantize_of(node)
+        before = dequantize_of(result.x) if result is not None else None
+        if result is None or before is None or not _alike(graph, before.coded, result.by):
             continue
         if _quantized(before.coded.codes) and stable(graph, before.coded, before.dtype):
             replace(node, before.coded.codes)  # type: ignore[arg-type]
@@ -98,13 +98,13 @@ def all_stable(rows: QParams, fmt: Format, dtype: torch.dtype) -> bool:
     """
     count, element = rows.scale.shape[0], fmt.element
     codes = element.from_bits(torch.arange(2**fmt.bits)).expand(count, -1)
-    wanted = ~element.decode(codes).isnan()
+    is_number = ~element.decode(codes).isnan()
     if element.integer:
         low, high = (int(each) for each in element.limits(fmt.wide))
-        wanted &= (codes.to(torch.int32) >= low) & (codes.to(torch.int32) <= high)
+        is_number &= (codes.to(torch.int32) >= low) & (codes.to(torch.int32) <= high)
     values = reference.dequantize(codes, rows, fmt, dtype)
     ends = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0]).to(dtype)
-    given = reference.quantize(torch.cat([values, ends.expand(count, -1)], 1), rows, fmt)
-    again = reference.quantize(reference.dequantize(given, rows, fmt, dtype), rows, fmt)
-    there = given[:, : codes.shape[1]]
-    return torch.equal(given, again) and torch.equal(there[wanted], codes[wanted])
+    codes_again = reference.quantize(torch.cat([values, ends.expand(count, -1)], 1), rows, fmt)
+    again = reference.quantize(reference.dequantize(codes_again, rows, fmt, dtype), rows, fmt)
+    there = codes_again[:, : codes.shape[1]]
+    return torch.equal(codes_again, again) and torch.equal(there[is_number], codes[is_number])

@@ -62,10 +62,10 @@ def run(graph: fx.GraphModule) -> int:
 
 def _pushed(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Compute before a product's result is permuted, where nothing else reads it."""
-    found = matched(node)
-    if found is None or found.fused.name not in ELEMENTWISE or len(found.operands) != 1:
+    result = matched(node)
+    if result is None or result.fused.name not in ELEMENTWISE or len(result.operands) != 1:
         return False
-    ordered: Any = found.operands[0]
+    ordered: Any = result.operands[0]
     permute = ordered.args[0] if calls(ordered, aten.contiguous) else ordered
     order = permutation(permute)
     if order is None or taken_out(permute.args[0]) is None:
@@ -130,13 +130,13 @@ class _Pull:
         if (x := _round_trip(node)) is not None:
             seen.add(node)
             return self._can(x, seen)
-        found = matched(node) if isinstance(node, fx.Node) else None
-        if found is None or found.fused.name not in ELEMENTWISE:
+        result = matched(node) if isinstance(node, fx.Node) else None
+        if result is None or result.fused.name not in ELEMENTWISE:
             return False
         sizes = shape(node)
         seen.add(node)
         return all(
-            same_sizes(shape(each), sizes) and self._can(each, seen) for each in found.operands
+            same_sizes(shape(each), sizes) and self._can(each, seen) for each in result.operands
         )
 
     def _made(self, node: Any) -> fx.Node:
@@ -144,61 +144,61 @@ class _Pull:
             return node.args[0]
         if calls(node, aten.contiguous):
             return self._made(node.args[0])
-        if (made := self.done.get(node)) is None:
+        if (value := self.done.get(node)) is None:
             x = _round_trip(node)
-            made = (
+            value = (
                 self._computed(node)
                 if x is None
                 else _through(self.graph, node, self._made(x), node)
             )
-            self.done[node] = made
-        return made
+            self.done[node] = value
+        return value
 
     def _computed(self, node: fx.Node) -> fx.Node:
-        found = matched(node)
-        assert found is not None
-        inside = {each: self._made(each) for each in found.operands}
+        result = matched(node)
+        assert result is not None
+        inside = {each: self._made(each) for each in result.operands}
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: inside.get(n, n))
         return call(self.graph, node.target, args, kwargs, like=node)  # type: ignore[arg-type]
 
     def give_back(self) -> None:
         """Let all others that read what was pulled read it from there, as it lay."""
         back = [self.order.index(dim) for dim in range(len(self.order))]
-        for node, made in self.done.items():
-            left = [user for user in node.users if user not in self.done]
-            if not left:
+        for node, result in self.done.items():
+            rest = [user for user in node.users if user not in self.done]
+            if not rest:
                 continue
-            at = call(self.graph, aten.permute.default, (made, back), like=node)
+            at = call(self.graph, aten.permute.default, (result, back), like=node)
             if value(node).is_contiguous():
                 at = call(self.graph, aten.contiguous.default, (at,), like=node)
-            for user in left:
+            for user in rest:
                 user.replace_input_with(node, at)
 
 
 def _through(graph: fx.GraphModule, node: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
     """x through the format that a round trip which ends in `node` has, written before `like`."""
-    found = dequantize_of(node)
-    assert found is not None
-    source: Any = found.coded.codes
+    result = dequantize_of(node)
+    assert result is not None
+    source: Any = result.coded.codes
     by = quantize_of(source)
     assert by is not None
     codes: Any = call(graph, source.target, primitives.quantize.flatten(x, by.by), like=like)
     size = (shape(x) or (1,))[-1]
     if not isinstance(size, int):
         size = call(graph, aten.sym_size.int, (x, -1), like=like)
-    coded = found.coded._replace(codes=codes, size=size)
-    return call(graph, node.target, primitives.dequantize.flatten(coded, found.dtype), like=like)  # type: ignore[arg-type]
+    coded = result.coded._replace(codes=codes, size=size)
+    return call(graph, node.target, primitives.dequantize.flatten(coded, result.dtype), like=like)  # type: ignore[arg-type]
 
 
 def _round_trip(node: Any) -> fx.Node | None:
     """What goes through a format of one known scale here, quantized and dequantized."""
-    found = dequantize_of(node)
-    made = None if found is None else quantize_of(found.coded.codes)
-    if found is None or made is None or made.by.scale is None or made.by.seed is not None:
+    result = dequantize_of(node)
+    output = None if result is None else quantize_of(result.coded.codes)
+    if result is None or output is None or output.by.scale is None or output.by.seed is not None:
         return None
-    coded, by = found.coded, made.by
+    coded, by = result.coded, output.by
     parts = [by.scale, by.zero_point]
     alike = (coded.scale, coded.zero_point, coded.fmt) == (*parts, by.fmt)
     plain = parse(by.fmt).block.name == "tensor" and by.outer is None and not by.more
     numbers = all(part is None or all(known(n == 1) for n in shape(part) or ()) for part in parts)
-    return made.x if alike and plain and numbers else None
+    return output.x if alike and plain and numbers else None

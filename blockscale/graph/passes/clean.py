@@ -77,14 +77,14 @@ def _idle(node: fx.Node) -> bool:
     if calls(node, *_SAME):
         return True
     if calls(node, *_DROPOUT):
-        given = arguments(node)
-        return not given["train"] or given["p"] == 0
+        inputs = arguments(node)
+        return not inputs["train"] or inputs["p"] == 0
     if calls(node, aten.contiguous):
         usual = arguments(node)["memory_format"] in (None, torch.contiguous_format)
         return usual and _contiguous(value(_input(node)))
     if calls(node, aten.to, aten.type_as):
-        given = arguments(node)
-        plain = not given.get("copy") and given.get("memory_format") in (None, _preserve())
+        inputs = arguments(node)
+        plain = not inputs.get("copy") and inputs.get("memory_format") in (None, _preserve())
         return plain and _alike(node)
     if calls(node, aten.expand, aten.view, aten.reshape, aten._unsafe_view):
         return same_sizes(shape(node), shape(_input(node)))
@@ -133,8 +133,8 @@ def _written(node: fx.Node) -> list[fx.Node]:
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
     named = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-    found = [a for name, a in arguments(node).items() if name in named]
-    return [a for a in found if isinstance(a, fx.Node)]
+    results = [a for name, a in arguments(node).items() if name in named]
+    return [a for a in results if isinstance(a, fx.Node)]
 
 
 def _aliases(node: fx.Node) -> bool:

@@ -24,27 +24,27 @@ _GROWS = 1 << 20  # bytes: more than this and more than it was made of stays an 
 
 def run(graph: fx.GraphModule) -> int:
     """Fold each op of constants whose readers are others. Equal to the bit."""
-    known = _Known(graph)
-    folded = [node for node in list(graph.graph.nodes) if known.is_last(node)]
-    made = [(_constant(graph, node, known), known.names[node]) for node in folded]
+    constants = _Known(graph)
+    folded = [node for node in list(graph.graph.nodes) if constants.is_last(node)]
+    results = [(_constant(graph, node, constants), constants.names[node]) for node in folded]
     graph.graph.eliminate_dead_code()
     for node in list(graph.graph.nodes):
         if is_constant(node) and not node.users:
             graph.graph.erase_node(node)
-    taken = {str(node.target) for node in graph.graph.nodes if is_constant(node)}
-    for node, name in made:
-        if name not in taken:  # nobody reads what had the name any more
+    values = {str(node.target) for node in graph.graph.nodes if is_constant(node)}
+    for node, name in results:
+        if name not in values:  # nobody reads what had the name any more
             replace(node, put(graph, name, get(graph, node), like=node))
-    return len(made)
+    return len(results)
 
 
-def _constant(graph: fx.GraphModule, node: fx.Node, known: "_Known") -> fx.Node:
+def _constant(graph: fx.GraphModule, node: fx.Node, constants: "_Known") -> fx.Node:
     """A constant for those readers of the node whose result is not known."""
-    made = known.values[node]
-    whole = made.untyped_storage().nbytes() == made.numel() * made.element_size()
-    constant = put(graph, known.names[node], made if whole else made.clone(), like=node)
+    result = constants.values[node]
+    whole = result.untyped_storage().nbytes() == result.numel() * result.element_size()
+    constant = put(graph, constants.names[node], result if whole else result.clone(), like=node)
     for user in list(node.users):
-        if user not in known.values:
+        if user not in constants.values:
             user.replace_input_with(node, constant)
     return constant
 
@@ -75,9 +75,9 @@ class _Known:
         elif _foldable(node) and all(each in self.values for each in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self.values.get)
             with torch.no_grad(), use("reference"):
-                made = node.target(*args, **kwargs)  # type: ignore[operator]
-            if _small_enough(made, [self.values[each] for each in node.all_input_nodes]):
-                self.values[node] = made
+                result = node.target(*args, **kwargs)  # type: ignore[operator]
+            if _small_enough(result, [self.values[each] for each in node.all_input_nodes]):
+                self.values[node] = result
                 self.names[node] = self._name(node)
 
     def _name(self, node: fx.Node) -> str:
@@ -109,9 +109,9 @@ def _foldable(node: fx.Node) -> bool:
     return by is None or parse(by.by.fmt).rounding != "stochastic"
 
 
-def _small_enough(made: Any, inputs: list[Any]) -> bool:
+def _small_enough(value: Any, inputs: list[Any]) -> bool:
     sizes = [_bytes(each) for each in inputs]
-    return _bytes(made) <= max(_GROWS, *sizes, 0)
+    return _bytes(value) <= max(_GROWS, *sizes, 0)
 
 
 def _bytes(of: Any) -> int:

@@ -38,8 +38,8 @@ def _constants(graph: fx.GraphModule) -> int:
             continue
         parts = all(calls(user, *_PART_OF) for user in node.users)
         alike = first.setdefault((tensor.dtype, tensor.shape, tensor.device), [])
-        for other, kept in alike:
-            if kept is tensor or (parts and equal_bits(kept, tensor)):
+        for other, original in alike:
+            if original is tensor or (parts and equal_bits(original, tensor)):
                 replace(node, other)
                 count += 1
                 break
@@ -75,14 +75,14 @@ def _pure(node: fx.Node) -> bool:
     return not (chance and rounds is not None and rounds.seed is None)
 
 
-def _key(given: Any) -> Any:
+def _key(value: Any) -> Any:
     """Arguments as a key of a dictionary: 1, 1.0 and True are three, as are 0.0 and -0.0."""
-    if isinstance(given, list | tuple):
-        return tuple(_key(each) for each in given)
-    if isinstance(given, dict):
-        return tuple((name, _key(each)) for name, each in sorted(given.items()))
-    if isinstance(given, slice):
-        return ("slice", _key(given.start), _key(given.stop), _key(given.step))
-    if isinstance(given, fx.Node):
-        return given
-    return (type(given), repr(given))
+    if isinstance(value, list | tuple):
+        return tuple(_key(each) for each in value)
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in sorted(value.items()))
+    if isinstance(value, slice):
+        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
+    if isinstance(value, fx.Node):
+        return value
+    return (type(value), repr(value))

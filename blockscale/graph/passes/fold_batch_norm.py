@@ -30,12 +30,12 @@ def run(graph: fx.GraphModule) -> int:
     """
     count = 0
     for norm in each_call(graph, *_NORMS):
-        given = arguments(norm)
-        if (reason := _why_not(graph, norm, given)) is not None:
+        inputs = arguments(norm)
+        if (reason := _why_not(graph, norm, inputs)) is not None:
             say(graph, norm, f"stays a batch norm: {reason}")
             continue
-        layer = given["input"]
-        _fold(graph, layer, [_tensor(graph, given[name]) for name in _PARTS], given["eps"])
+        layer = inputs["input"]
+        _fold(graph, layer, [_tensor(graph, inputs[name]) for name in _PARTS], inputs["eps"])
         for last in _results(norm):
             last.replace_all_uses_with(layer)
             graph.graph.erase_node(last)
@@ -50,9 +50,9 @@ def _results(norm: fx.Node) -> list[fx.Node]:
     return [norm] if calls(norm, aten.batch_norm) else list(norm.users)
 
 
-def _why_not(graph: fx.GraphModule, norm: fx.Node, given: dict[str, Any]) -> str | None:
-    layer = given["input"]
-    if given.get("training"):
+def _why_not(graph: fx.GraphModule, norm: fx.Node, data: dict[str, Any]) -> str | None:
+    layer = data["input"]
+    if data.get("training"):
         return "it uses the statistics of the batch, as in training"
     if not calls(layer, aten.linear, aten.convolution, *_CONVS, *_TRANSPOSED):
         return "no convolution or linear comes before it"
@@ -64,11 +64,11 @@ def _why_not(graph: fx.GraphModule, norm: fx.Node, given: dict[str, Any]) -> str
         not calls(user, operator.getitem) or user.args[1] != 0 for user in norm.users
     ):
         return "its statistics are used elsewhere"
-    if given["running_mean"] is None or given["running_var"] is None:
+    if data["running_mean"] is None or data["running_var"] is None:
         return "it keeps no running statistics"
     own = arguments(layer)
-    found = [own["weight"], own["bias"], *(given[name] for name in _PARTS)]
-    if not is_constant(own["weight"]) or any(n is not None and not is_constant(n) for n in found):
+    results = [own["weight"], own["bias"], *(data[name] for name in _PARTS)]
+    if not is_constant(own["weight"]) or any(n is not None and not is_constant(n) for n in results):
         return "weight, bias or statistics are not constants of the graph"
     if _readers(graph, own["weight"]) > 1:
         return "another node reads the weight too"
@@ -78,8 +78,8 @@ def _why_not(graph: fx.GraphModule, norm: fx.Node, given: dict[str, Any]) -> str
 def _readers(graph: fx.GraphModule, weight: fx.Node) -> int:
     """How many nodes read the tensor, under whatever names the graph has for it."""
     tensor = get(graph, weight)
-    found = [n for n in graph.graph.nodes if is_constant(n) and _is(graph, n, tensor)]
-    return sum(len(each.users) for each in found)
+    results = [n for n in graph.graph.nodes if is_constant(n) and _is(graph, n, tensor)]
+    return sum(len(each.users) for each in results)
 
 
 def _is(graph: fx.GraphModule, node: fx.Node, tensor: Tensor) -> bool:
@@ -124,8 +124,10 @@ def _give(
     for part in names:
         if own[part] is not None and not own[part].users:
             graph.graph.erase_node(own[part])
-    made = [put(graph, names[p], t, like=layer) for p, t in zip(_PARTS[:2], tensors, strict=True)]
-    layer.args = (own["input"], *made, *list(own.values())[3:])
+    results = [
+        put(graph, names[p], t, like=layer) for p, t in zip(_PARTS[:2], tensors, strict=True)
+    ]
+    layer.args = (own["input"], *results, *list(own.values())[3:])
 
 
 def _by_output(factor: Tensor, weight: torch.Size, groups: int) -> Tensor:

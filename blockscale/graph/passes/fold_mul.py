@@ -74,19 +74,19 @@ def _product(x: Any, reader: fx.Node) -> _Product | None:
         return _product(x.args[0], x)
     if not calls(x, aten.linear, *_CONVS) or shape(x) is None:
         return None
-    given, chain = arguments(x), []
-    weight = given["weight"]
+    inputs, chain = arguments(x), []
+    weight = inputs["weight"]
     while calls(weight, *_LAYOUT):
         chain.append(weight)
         weight = weight.args[0]
-    found, rank = dequantize_of(weight), len(shape(x) or ())
-    if found is None or len(shape(weight) or ()) != 2 or found.dtype != torch.float32:
+    result, rank = dequantize_of(weight), len(shape(x) or ())
+    if result is None or len(shape(weight) or ()) != 2 or result.dtype != torch.float32:
         return None
     if chain and (shape(chain[0]) or (None,))[0] != (shape(weight) or (0,))[0]:
         return None  # the outputs are not its first dimension
     linear = calls(x, aten.linear)
-    channel = rank - 1 if linear else rank - len(shape(given["weight"]) or ()) + 1
-    return _Product(x, found, chain, given["bias"], rank, channel)
+    channel = rank - 1 if linear else rank - len(shape(inputs["weight"]) or ()) + 1
+    return _Product(x, result, chain, inputs["bias"], rank, channel)
 
 
 def _factor(graph: fx.GraphModule, c: Any, product: _Product) -> Tensor | None:
@@ -95,17 +95,17 @@ def _factor(graph: fx.GraphModule, c: Any, product: _Product) -> Tensor | None:
         return torch.tensor([[float(c)]])
     if not is_constant(c):
         return None
-    found = get(graph, c)
-    if not found.is_floating_point() or found.ndim > product.rank or found.dtype != torch.float32:
+    value = get(graph, c)
+    if not value.is_floating_point() or value.ndim > product.rank or value.dtype != torch.float32:
         return None
-    if found.numel() == 1:
-        return found.detach().reshape(1, 1)
-    full = [1] * (product.rank - found.ndim) + list(found.shape)
+    if value.numel() == 1:
+        return value.detach().reshape(1, 1)
+    full = [1] * (product.rank - value.ndim) + list(value.shape)
     outputs = (shape(product.weight.coded.codes) or (0,))[0]
     others = [n for dim, n in enumerate(full) if dim != product.channel]
     if full[product.channel] != outputs or any(n != 1 for n in others):
         return None
-    return found.detach().reshape(-1, 1)
+    return value.detach().reshape(-1, 1)
 
 
 @torch.no_grad()
@@ -126,22 +126,22 @@ def scaled(scale: Tensor, factor: Tensor, fmt: Format) -> Tensor | None:
         return None
     if fmt.scale.dtype != torch.float32 and not exact:
         return None
-    made = (scale.to(torch.float32) * factor).to(fmt.scale.dtype)
-    size = made.abs().to(torch.float32)
+    result = (scale.to(torch.float32) * factor).to(fmt.scale.dtype)
+    size = result.abs().to(torch.float32)
     tiny = torch.finfo(fmt.scale.dtype).tiny
     fits = (size >= max(tiny, fmt.scale.low)) & (size <= fmt.scale.high)
-    return made if bool((fits | (scale == 0)).all()) else None
+    return result if bool((fits | (scale == 0)).all()) else None
 
 
 def _moved(scale: Tensor, exponent: Tensor) -> Tensor | None:
     """A power of two as it is stored, times 2^exponent, if that is one that can be stored."""
     if scale.dtype == torch.uint8:
-        made = scale.to(torch.int32) + exponent.to(torch.int32)
-        return made.to(torch.uint8) if bool(((made > 0) & (made < 255)).all()) else None
-    made = torch.ldexp(scale, exponent)
-    same = torch.ldexp(made, -exponent)
-    limits = (made.abs() >= torch.finfo(scale.dtype).tiny) & made.isfinite()
-    return made if torch.equal(same, scale) and bool(limits.all()) else None
+        result = scale.to(torch.int32) + exponent.to(torch.int32)
+        return result.to(torch.uint8) if bool(((result > 0) & (result < 255)).all()) else None
+    result = torch.ldexp(scale, exponent)
+    same = torch.ldexp(result, -exponent)
+    limits = (result.abs() >= torch.finfo(scale.dtype).tiny) & result.isfinite()
+    return result if torch.equal(same, scale) and bool(limits.all()) else None
 
 
 @torch.no_grad()
@@ -154,12 +154,12 @@ def _fold(
     if not is_constant(old) or (bias is not None and not is_constant(bias)) or coded.more:
         return False
     if part == "outer":
-        made = _outer(get(graph, old), factor)
+        result = _outer(get(graph, old), factor)
     else:
-        made = scaled(get(graph, old), factor, fmt)
-    if made is None:
+        result = scaled(get(graph, old), factor, fmt)
+    if result is None:
         return False
-    new: Any = put(graph, str(old.target), made, like=product.node)
+    new: Any = put(graph, str(old.target), result, like=product.node)
     settled = {part: new}
     dense = _dense(graph, product, coded._replace(**settled))
     product.node.update_arg(1, dense)
@@ -175,10 +175,10 @@ def _outer(outer: Tensor, factor: Tensor) -> Tensor | None:
     """The one scale of a weight's scales, times one factor."""
     if factor.numel() != 1 or outer.dtype != torch.float32 or not bool((factor > 0).all()):
         return None
-    made = outer * factor.reshape(())
+    result = outer * factor.reshape(())
     return (
-        made
-        if bool(made.isfinite().all() and (made >= torch.finfo(made.dtype).tiny).all())
+        result
+        if bool(result.isfinite().all() and (result >= torch.finfo(result.dtype).tiny).all())
         else None
     )
 
@@ -186,7 +186,7 @@ def _outer(outer: Tensor, factor: Tensor) -> Tensor | None:
 def _dense(graph: fx.GraphModule, product: _Product, coded: Operand) -> fx.Node:
     """The float weight of other scales, laid out as it was."""
     args = primitives.dequantize.flatten(coded, product.weight.dtype)
-    made = call(graph, ours.dequantize.default, args, like=product.node)
+    result = call(graph, ours.dequantize.default, args, like=product.node)
     for each in reversed(product.chain):
-        made = call(graph, each.target, (made, *each.args[1:]), each.kwargs, like=product.node)  # type: ignore[arg-type]
-    return made
+        result = call(graph, each.target, (result, *each.args[1:]), each.kwargs, like=product.node)  # type: ignore[arg-type]
+    return result

@@ -32,10 +32,10 @@ def run(graph: fx.GraphModule) -> int:
     """Write a fused op for each op that reads or gives codes. Equal to the bit."""
     count = 0
     for node in list(graph.graph.nodes):
-        if not node._erased and (found := matched(node)) is not None:
-            count += fuse(graph, node, found)
-        elif not node._erased and (made := read(node)) is not None:
-            count += _read_codes(graph, node, made)
+        if not node._erased and (result := matched(node)) is not None:
+            count += fuse(graph, node, result)
+        elif not node._erased and (output := read(node)) is not None:
+            count += _read_codes(graph, node, output)
         elif not node._erased and calls(node, ours.dequantize):
             count += _requantized(graph, node)
     return count
@@ -44,44 +44,44 @@ def run(graph: fx.GraphModule) -> int:
 def _requantized(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Let codes that are dequantized for one quantize alone become its codes in one step."""
     quantizes, by = quantized_by(node) or (None, None)
-    found = dequantize_of(node)
-    if quantizes is None or by is None or found is None or is_constant(found.coded.codes):
+    result = dequantize_of(node)
+    if quantizes is None or by is None or result is None or is_constant(result.coded.codes):
         return False
-    made = Call(FUSED["requantize"], [Value(*found.coded)], {}, found.dtype, Quantizer(*by))
-    put_back(graph, made, node, quantizes)
+    call = Call(FUSED["requantize"], [Value(*result.coded)], {}, result.dtype, Quantizer(*by))
+    put_back(graph, call, node, quantizes)
     return True
 
 
-def _read_codes(graph: fx.GraphModule, node: fx.Node, made: Call) -> bool:
+def _read_codes(graph: fx.GraphModule, node: fx.Node, call: Call) -> bool:
     """Let a fused op read the codes of what is dequantized for it; whether there were any."""
-    dtype = torch.float32 if made.fused.wide else made.dtype
-    operands = [each if each.fmt else as_value(each.data, dtype) or each for each in made.operands]  # type: ignore[arg-type]
-    if operands == made.operands:
+    dtype = torch.float32 if call.fused.wide else call.dtype
+    operands = [each if each.fmt else as_value(each.data, dtype) or each for each in call.operands]  # type: ignore[arg-type]
+    if operands == call.operands:
         return False
-    made.operands = operands
-    node.replace_all_uses_with(made.write(graph, node))
+    call.operands = operands
+    node.replace_all_uses_with(call.write(graph, node))
     graph.graph.erase_node(node)
     return True
 
 
-def fuse(graph: fx.GraphModule, node: fx.Node, found: Match) -> bool:
+def fuse(graph: fx.GraphModule, node: fx.Node, match: Match) -> bool:
     """Write `found` in the place of the op that ends in `node`; whether it could be done."""
-    last, dtype = narrowed(node) if found.fused.wide else (node, dtype_of(node))
+    last, dtype = narrowed(node) if match.fused.wide else (node, dtype_of(node))
     quantizes, by = quantized_by(last) or (None, None)
-    if found.fused.indices:
+    if match.fused.indices:
         quantizes = None
-        dtype = _dtype_inside(found)
-    compute = torch.float32 if found.fused.wide else dtype
+        dtype = _dtype_inside(match)
+    compute = torch.float32 if match.fused.wide else dtype
     if compute is None:
         return False
-    operands = [as_value(each, compute) for each in found.operands]
+    operands = [as_value(each, compute) for each in match.operands]
     if None in operands or not (quantizes or any(each.fmt for each in operands if each)):
         return False
-    given = [_wide(each) if found.fused.wide else each for each in operands if each]
-    made = Call(found.fused, given, found.settings, dtype or compute)
+    members = [_wide(each) if match.fused.wide else each for each in operands if each]
+    call = Call(match.fused, members, match.settings, dtype or compute)
     if quantizes is not None and by is not None:
-        made.y = Quantizer(*by)
-    put_back(graph, made, last, quantizes)
+        call.y = Quantizer(*by)
+    put_back(graph, call, last, quantizes)
     if last is not node:
         graph.graph.erase_node(node)
     return True
@@ -92,7 +92,7 @@ def _wide(operand: Value) -> Value:
     return operand if operand.fmt else Value(widened(operand.data))  # type: ignore[arg-type]
 
 
-def _dtype_inside(found: Match) -> torch.dtype | None:
+def _dtype_inside(match: Match) -> torch.dtype | None:
     """What an op that gives indices computes in."""
-    dtypes = {dtype_of(each) for each in found.operands}
+    dtypes = {dtype_of(each) for each in match.operands}
     return dtypes.pop() if len(dtypes) == 1 else None

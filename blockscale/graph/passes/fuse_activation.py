@@ -23,17 +23,17 @@ def run(graph: fx.GraphModule) -> int:
     """Take the activation, and what quantizes its result, into the product. Equal to the bit."""
     count = 0
     for node in list(graph.graph.nodes):
-        if node._erased or (made := taken_out(node)) is None:
+        if node._erased or (result := taken_out(node)) is None:
             continue
         user = only_user(node)
-        if user is None or made.settings.get("activation", None) != "":
+        if user is None or result.settings.get("activation", None) != "":
             continue
         behind = _behind(user, node)
         name = _name(behind) if behind is not None else ""
-        if behind is None or not name or behind.dtype != made.dtype:
+        if behind is None or not name or behind.dtype != result.dtype:
             continue
-        made.settings["activation"] = name
-        _write(graph, made, node, user, behind)
+        result.settings["activation"] = name
+        _write(graph, result, node, user, behind)
         count += 1
     return count
 
@@ -50,10 +50,10 @@ def _behind(user: fx.Node, node: fx.Node) -> Call | None:
     if fused is not None:
         plain = len(fused.operands) == 1 and fused.operands[0] == Value(node)  # type: ignore[arg-type]
         return fused if plain else None
-    found, dtype = matched(user), dtype_of(user)
-    if found is None or dtype is None or found.operands != (node,):
+    result, dtype = matched(user), dtype_of(user)
+    if result is None or dtype is None or result.operands != (node,):
         return None
-    return Call(found.fused, [Value(node)], found.settings, dtype)  # type: ignore[arg-type]
+    return Call(result.fused, [Value(node)], result.settings, dtype)  # type: ignore[arg-type]
 
 
 def _name(behind: Call) -> str:
@@ -67,16 +67,16 @@ def _name(behind: Call) -> str:
     return name if name in plain and not settings else ""
 
 
-def _write(graph: fx.GraphModule, made: Call, node: fx.Node, user: fx.Node, behind: Call) -> None:
+def _write(graph: fx.GraphModule, call: Call, node: fx.Node, user: fx.Node, behind: Call) -> None:
     """Let the product end where the activation did."""
     if read(user) is not None:  # it gives a list, as the product will
-        made.y = behind.y
-        user.replace_all_uses_with(made.write(graph, user))
+        call.y = behind.y
+        user.replace_all_uses_with(call.write(graph, user))
         graph.graph.erase_node(user)
     else:
         quantizes, by = quantized_by(user) or (None, None)
-        made.y = by or made.y
-        put_back(graph, made, user, quantizes)
+        call.y = by or call.y
+        put_back(graph, call, user, quantizes)
     product = node.args[0]
     graph.graph.erase_node(node)
     graph.graph.erase_node(product)  # type: ignore[arg-type]

@@ -76,8 +76,8 @@ def _stored(weight: Any, groups: int, transposed: bool) -> Dequantize | None:
     while calls(node, *_MOVES):
         chain.append(node)
         node = node.args[0]
-    found, matrix = dequantize_of(node), shape(node)
-    if found is None or found.dtype != torch.float32 or matrix is None or sizes is None:
+    result, matrix = dequantize_of(node), shape(node)
+    if result is None or result.dtype != torch.float32 or matrix is None or sizes is None:
         return None
     if len(matrix) != 2 or not all(isinstance(n, int) for n in (*matrix, *sizes)):
         return None
@@ -86,7 +86,7 @@ def _stored(weight: Any, groups: int, transposed: bool) -> Dequantize | None:
     expected = from_stored(places, layout, sizes)
     for each in reversed(chain):
         places = each.target(places, *each.args[1:], **each.kwargs)
-    return found if torch.equal(places, expected) else None
+    return result if torch.equal(places, expected) else None
 
 
 def _settings(own: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
@@ -95,8 +95,8 @@ def _settings(own: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
     count = len(sizes) - 2
 
     def each(name: str) -> list[int]:
-        given = own.get(name)
-        listed = [0] if given is None else list(given)
+        value = own.get(name)
+        listed = [0] if value is None else list(value)
         return listed * count if len(listed) == 1 else listed
 
     if isinstance(own["padding"], str):
@@ -131,8 +131,8 @@ def _write(
         values = Value(widened(values.data))  # type: ignore[arg-type]
     end, dtype = narrowed(node)
     last, settings["activation"] = _activated(end)
-    made = Call(FUSED["conv"], [values, weight], settings, dtype or torch.float32)
-    y = result(graph, made.write(graph, node), node)
+    output = Call(FUSED["conv"], [values, weight], settings, dtype or torch.float32)
+    y = result(graph, output.write(graph, node), node)
     permuted = call(graph, aten.permute.default, (y, first), like=node)
     last.replace_all_uses_with(permuted)
     graph.graph.eliminate_dead_code()  # what lies between the convolution and its last node

@@ -19,12 +19,12 @@ def run(graph: fx.GraphModule) -> int:
     come out. Equal to the bit."""
     count = 0
     for node in list(graph.graph.nodes):
-        found = None if node._erased else matched(node)
-        if found is None or found.fused.name != "layer_norm":
+        result = None if node._erased else matched(node)
+        if result is None or result.fused.name != "layer_norm":
             continue
-        whole = _with_sum(node, found)
+        whole = _with_sum(node, result)
         if whole is not None and (_coded(whole) or quantized_by(node)):
-            total = found.operands[0]
+            total = result.operands[0]
             done = fuse(graph, node, whole)
             if done and not total.users:
                 graph.graph.erase_node(total)
@@ -32,16 +32,16 @@ def run(graph: fx.GraphModule) -> int:
     return count
 
 
-def _with_sum(node: fx.Node, found: Match) -> Match | None:
+def _with_sum(node: fx.Node, match: Match) -> Match | None:
     """The layer norm together with the sum that it reads."""
-    total = found.operands[0]
+    total = match.operands[0]
     inner = matched(total)
     if inner is None or inner.fused.name != "add" or inner.settings["alpha"] != 1:
         return None
     if only_user(total) is None or dtype_of(total) != dtype_of(node):
         return None
-    return replace(inner, fused=FUSED["add_layer_norm"], settings=found.settings)
+    return replace(inner, fused=FUSED["add_layer_norm"], settings=match.settings)
 
 
-def _coded(found: Match) -> bool:
-    return any(dequantize_of(each) is not None for each in found.operands)
+def _coded(match: Match) -> bool:
+    return any(dequantize_of(each) is not None for each in match.operands)

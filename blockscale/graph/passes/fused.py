@@ -62,8 +62,10 @@ def taken_out(node: Any) -> Call | None:
     """The call whose floats this node takes out of the list, if nothing else is taken out."""
     if not calls(node, operator.getitem) or node.args[1] != 0:
         return None
-    found = read(node.args[0])
-    return found if found is not None and not found.y.fmt and len(node.args[0].users) == 1 else None
+    result = read(node.args[0])
+    return (
+        result if result is not None and not result.y.fmt and len(node.args[0].users) == 1 else None
+    )
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
@@ -75,23 +77,23 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, dict(node.kwargs)), found.append)
-    return found
+    nodes: list[fx.Node] = []
+    fx.node.map_arg((node.args, dict(node.kwargs)), nodes.append)
+    return nodes
 
 
 def dtype_of(node: Any) -> torch.dtype | None:
     """Of the tensor that a node gives, if known."""
-    found = value(node)
-    return found.dtype if isinstance(found, torch.Tensor) else None
+    result = value(node)
+    return result.dtype if isinstance(result, torch.Tensor) else None
 
 
 def as_value(node: fx.Node, dtype: torch.dtype) -> Value | None:
     """A node as an operand: the codes that it dequantizes to `dtype`, or itself, floats."""
-    found = dequantize_of(node)
-    if found is None:
+    result = dequantize_of(node)
+    if result is None:
         return Value(node)  # type: ignore[arg-type]  # nodes stand for tensors
-    return Value(*found.coded) if found.dtype == dtype else None
+    return Value(*result.coded) if result.dtype == dtype else None
 
 
 def widened(node: fx.Node) -> fx.Node:
@@ -116,30 +118,30 @@ def narrowed(node: fx.Node) -> tuple[fx.Node, torch.dtype | None]:
 def quantized_by(node: fx.Node) -> tuple[fx.Node, Quantizer] | None:
     """The only node that reads this one, where it quantizes it, and how."""
     user = only_user(node)
-    found = quantize_of(user)
-    return (user, found.by) if user is not None and found and found.x is node else None
+    result = quantize_of(user)
+    return (user, result.by) if user is not None and result and result.x is node else None
 
 
 def matched(node: fx.Node) -> Match | None:
     """The fused op that computes what the node does, if floats of one dtype go in and come out as
     the fused op would have them."""
-    found = match(node)
-    if found is None or (dtype_of(node) is None):
+    result = match(node)
+    if result is None or (dtype_of(node) is None):
         return None
-    if found.fused.wide:
-        whole = all(dtype_of(each) == torch.float32 for each in (node, *found.operands))
-        return found if whole else None
-    return found
+    if result.fused.wide:
+        whole = all(dtype_of(each) == torch.float32 for each in (node, *result.operands))
+        return result if whole else None
+    return result
 
 
-def put_back(graph: fx.GraphModule, made: Call, last: fx.Node, quantizes: fx.Node | None) -> None:
+def put_back(graph: fx.GraphModule, call: Call, last: fx.Node, quantizes: fx.Node | None) -> None:
     """Write a call in the place of `last` or, with its `y`, of the node that quantizes it."""
     if quantizes is None:
-        last.replace_all_uses_with(result(graph, made.write(graph, last), last))
-    elif made.y.scale is None:
-        quantizes.replace_all_uses_with(made.write(graph, quantizes))
+        last.replace_all_uses_with(result(graph, call.write(graph, last), last))
+    elif call.y.scale is None:
+        quantizes.replace_all_uses_with(call.write(graph, quantizes))
     else:
-        node = result(graph, made.write(graph, quantizes), quantizes)
+        node = result(graph, call.write(graph, quantizes), quantizes)
         quantizes.replace_all_uses_with(node)
     for each in (quantizes, last):
         if each is not None:

@@ -48,6 +48,6 @@ def _turned(node: Any) -> fx.Node | None:
     while permutation(node) is not None or calls(node, aten.contiguous, aten.clone):
         turned ^= permutation(node) == [1, 0]
         node = node.args[0]
-    found = dequantize_of(node)
-    constant = found is not None and is_constant(found.coded.codes)
+    result = dequantize_of(node)
+    constant = result is not None and is_constant(result.coded.codes)
     return node if turned and constant else None

@@ -44,12 +44,12 @@ def run(graph: fx.GraphModule) -> int:
     that would rather be part of one of them: a quantize or an activation."""
     families: dict[Any, list[fx.Node]] = {}
     for node in each_call(graph, aten.linear):
-        given = arguments(node)
-        weight = _weight(graph, given["weight"])
-        bias = given["bias"]
+        inputs = arguments(node)
+        weight = _weight(graph, inputs["weight"])
+        bias = inputs["bias"]
         if weight is None or not (bias is None or is_constant(bias)) or _ends_in_more(node):
             continue
-        key = (given["input"], weight.coded.fmt, weight.coded.size, weight.dtype, bias is None)
+        key = (inputs["input"], weight.coded.fmt, weight.coded.size, weight.dtype, bias is None)
         families.setdefault(key, []).append(node)
     count = 0
     for nodes in families.values():
@@ -62,13 +62,13 @@ def run(graph: fx.GraphModule) -> int:
 
 def _weight(graph: fx.GraphModule, node: Any) -> Dequantize | None:
     """A weight of constants that nothing else reads."""
-    found = dequantize_of(node)
-    if found is None or len(node.users) != 1 or found.coded.more or len(shape(node) or ()) != 2:
+    result = dequantize_of(node)
+    if result is None or len(node.users) != 1 or result.coded.more or len(shape(node) or ()) != 2:
         return None
-    parts = [getattr(found.coded, name) for name in _PARTS]
+    parts = [getattr(result.coded, name) for name in _PARTS]
     there = [part for part in parts if part is not None]
     own = all(is_constant(part) for part in there) and len(parts[0].users) == 1
-    return found if own and all(get(graph, part).ndim == 2 for part in there) else None
+    return result if own and all(get(graph, part).ndim == 2 for part in there) else None
 
 
 def _ends_in_more(node: fx.Node) -> bool:
@@ -89,7 +89,7 @@ def _joined(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, Tensor
         heights["outer"] = fmt.scale.inner.block.sizes_for(2)[0]
         if heights["outer"] not in (1, WHOLE) or (heights["outer"] == heights["scale"] == WHOLE):
             return None
-    made = {}
+    by_name = {}
     for name, height in heights.items():
         if getattr(coded[0], name) is None:
             continue
@@ -98,8 +98,8 @@ def _joined(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, Tensor
         joined = _together(each, rows, height)
         if joined is None:
             return None
-        made[name] = joined
-    return made
+        by_name[name] = joined
+    return by_name
 
 
 def _together(each: Sequence[Tensor], rows: Sequence[int], height: int) -> Tensor | None:
@@ -112,13 +112,13 @@ def _together(each: Sequence[Tensor], rows: Sequence[int], height: int) -> Tenso
 
 
 def _coded(node: fx.Node) -> Operand:
-    found = dequantize_of(arguments(node)["weight"])
-    assert found is not None
-    return found.coded
+    result = dequantize_of(arguments(node)["weight"])
+    assert result is not None
+    return result.coded
 
 
 def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Tensor]) -> None:
-    first, given = nodes[0], arguments(nodes[0])
+    first, inputs = nodes[0], arguments(nodes[0])
     layers = [layer_of(str(_coded(n).codes.target)) for n in nodes]  # type: ignore[attr-defined]
     coded, name = _coded(first), _name(layers)
     parts: Any = {
@@ -126,14 +126,14 @@ def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Te
         for part, tensor in joined.items()
     }
     graph.meta.setdefault(MERGED, {})[str(parts["codes"].target)] = layers
-    dtype = dequantize_of(given["weight"]).dtype  # type: ignore[union-attr]
+    dtype = dequantize_of(inputs["weight"]).dtype  # type: ignore[union-attr]
     args = primitives.dequantize.flatten(coded._replace(**parts), dtype)
     dense = call(graph, ours.dequantize.default, args, like=first)
     bias = None
-    if given["bias"] is not None:
+    if inputs["bias"] is not None:
         each = [get(graph, arguments(node)["bias"]) for node in nodes]
         bias = put(graph, f"{name}.bias", torch.cat([one.detach() for one in each]), like=first)
-    whole = call(graph, aten.linear.default, (given["input"], dense, bias), like=first)
+    whole = call(graph, aten.linear.default, (inputs["input"], dense, bias), like=first)
     end, pieces = 0, []
     for node in nodes:
         start, end = end, end + (shape(node) or (0,))[-1]

@@ -35,35 +35,35 @@ _CLAMPS = ("relu", "relu6", "hardtanh", "clamp")
 def run(graph: fx.GraphModule) -> int:
     """Quantize before each op whose result is quantized under one scale. Equal to the bit for
     numbers."""
-    count, left = 0, list(each_call(graph, ours.quantize))
-    while left:
-        node = left.pop()
-        found = quantize_of(node)
-        if found is not None and isinstance(found.x, fx.Node):
-            moved = _before(graph, node, found.x, found.by)
+    count, results = 0, list(each_call(graph, ours.quantize))
+    while results:
+        node = results.pop()
+        result = quantize_of(node)
+        if result is not None and isinstance(result.x, fx.Node):
+            moved = _before(graph, node, result.x, result.by)
             count += bool(moved)
-            left += moved
+            results += moved
     return count
 
 
 def _before(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> list[fx.Node]:
     """Quantize what goes into the op that gives x, if an op makes it that can give codes: the nodes
     that quantize now, none where nothing was changed."""
-    found, dtype = matched(x), dtype_of(x)
-    if found is None or dtype is None or only_user(x) is not node or not _plain(graph, by, dtype):
+    result, dtype = matched(x), dtype_of(x)
+    if result is None or dtype is None or only_user(x) is not node or not _plain(graph, by, dtype):
         return []
-    if found.fused.name == "cat":
-        return _into_parts(graph, node, x, found)
-    source = found.operands[0]
-    if found.fused.name not in (*_POOLS, *_CLAMPS) or not ends_in_op(source):
+    if result.fused.name == "cat":
+        return _into_parts(graph, node, x, result)
+    source = result.operands[0]
+    if result.fused.name not in (*_POOLS, *_CLAMPS) or not ends_in_op(source):
         return []
     if dtype_of(source) != dtype or not shape(source):
         return []
-    if found.fused.name in _POOLS:
+    if result.fused.name in _POOLS:
         return _through(graph, node, x, source)
     if _is_taken(x, source):
         return []
-    code = _Clamped(graph, by, found, dtype)
+    code = _Clamped(graph, by, result, dtype)
     if code.changes_none:
         node.replace_input_with(x, source)
         graph.graph.erase_node(x)
@@ -94,9 +94,9 @@ def _through(graph: fx.GraphModule, node: fx.Node, x: fx.Node, source: fx.Node) 
     if not sizes or not isinstance(sizes[-1], int):
         return []
     codes: Any = _quantized(graph, node, source, x)
-    found = quantize_of(node)
-    assert found is not None
-    by = found.by
+    result = quantize_of(node)
+    assert result is not None
+    by = result.by
     coded = Operand(codes, by.scale, by.zero_point, None, by.fmt, sizes[-1])  # type: ignore[arg-type]
     args: Any = primitives.dequantize.flatten(coded, dtype_of(source))
     x.replace_input_with(source, call(graph, ours.dequantize.default, args, like=x))
@@ -108,9 +108,9 @@ def _quantized(graph: fx.GraphModule, node: fx.Node, source: fx.Node, like: fx.N
     return call(graph, ours.quantize.default, (source, *node.args[1:]), like=like)
 
 
-def _into_parts(graph: fx.GraphModule, node: fx.Node, x: fx.Node, found: Match) -> list[fx.Node]:
+def _into_parts(graph: fx.GraphModule, node: fx.Node, x: fx.Node, match: Match) -> list[fx.Node]:
     """Join codes, where an op that can give them makes one of the parts at least."""
-    parts, quantized = found.operands, quantize_of(node)
+    parts, quantized = match.operands, quantize_of(node)
     assert quantized is not None
     by = quantized.by
     if not any(dequantize_of(each) is None and ends_in_op(each) for each in parts):
@@ -123,10 +123,10 @@ def _into_parts(graph: fx.GraphModule, node: fx.Node, x: fx.Node, found: Match) 
         codes: Any = _quantized(graph, node, each, x)
         beside: Any = (by.scale, by.zero_point, None, by.fmt, sizes[-1])
         coded.append(Operand(codes, *beside))
-    made = joined(graph, x, coded)
-    if made is None:
+    result = joined(graph, x, coded)
+    if result is None:
         return []
-    replace(node, made.codes)  # type: ignore[arg-type]
+    replace(node, result.codes)  # type: ignore[arg-type]
     return [each.codes for each in coded]  # type: ignore[misc]
 
 

@@ -43,8 +43,8 @@ def outer_of_rank(graph: fx.GraphModule, coded: Operand, rank: int, like: fx.Nod
     """The same with a scale of scales of another rank."""
     if coded.outer is None or len(shape(coded.outer) or ()) == rank:
         return coded
-    made: Any = call(graph, aten.view.default, (coded.outer, [1] * rank), like=like)
-    return coded._replace(outer=made)
+    value: Any = call(graph, aten.view.default, (coded.outer, [1] * rank), like=like)
+    return coded._replace(outer=value)
 
 
 def of_rank(graph: fx.GraphModule, coded: Operand, rank: int, like: fx.Node) -> Operand:
@@ -107,8 +107,8 @@ def _by_number(node: fx.Node) -> bool:
 
 def _sizes(node: fx.Node, whole: Any) -> list[int] | None:
     """The sizes of the pieces of a dimension."""
-    given = arguments(node)
-    each = given.get("split_sizes", given.get("split_size", given.get("chunks")))
+    inputs = arguments(node)
+    each = inputs.get("split_sizes", inputs.get("split_size", inputs.get("chunks")))
     if isinstance(each, (list, tuple)):
         return list(each) if all(isinstance(size, int) for size in each) else None
     if not isinstance(whole, int) or not isinstance(each, int):
@@ -154,19 +154,19 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
 
     From the left to the right; None where it cannot be told for every size of the symbols.
     """
-    found: list[Group] = []
+    members: list[Group] = []
     i, j = len(old), len(new)
     while i and j:
         lengths = sorted(product(range(1, i + 1), range(1, j + 1)), key=sum)
         fits = (n for n in lengths if known(prod(old[i - n[0] : i]) == prod(new[j - n[1] : j])))
-        taken = next(fits, None)
-        if taken is None:
+        names = next(fits, None)
+        if names is None:
             return None
-        i, j = i - taken[0], j - taken[1]
-        found.insert(0, ([*range(i, i + taken[0])], [*range(j, j + taken[1])]))
+        i, j = i - names[0], j - names[1]
+        members.insert(0, ([*range(i, i + names[0])], [*range(j, j + names[1])]))
     if not known(prod(old[:i]) == 1) or not known(prod(new[:j]) == 1):
         return None
-    return [([*range(i)], [*range(j)]), *found] if i or j else found
+    return [([*range(i)], [*range(j)]), *members] if i or j else members
 
 
 def through_view(
@@ -179,7 +179,7 @@ def through_view(
     parts = groups(old, new)
     if parts is None:
         return None
-    made = [rest] * len(new)
+    result = [rest] * len(new)
     for left, right in parts:
         whole = [(i, sizes[i]) for i in left if not known(old[i] == 1)]
         there = [j for j in right if not known(new[j] == 1)]
@@ -189,8 +189,8 @@ def through_view(
         if changed is None:
             return None
         for j, size in zip(there, changed, strict=True):
-            made[j] = size
-    return tuple(made)
+            result[j] = size
+    return tuple(result)
 
 
 def _through(sizes: list[int], old: list[Any], new: list[Any]) -> list[int] | None:
@@ -222,19 +222,19 @@ def _run(sizes: list[int], old: list[Any]) -> int | None:
 
 def _split(run: int, new: list[Any]) -> list[int] | None:
     """Runs of this length as blocks of the new dimensions."""
-    made: list[int] = []
+    numbers: list[int] = []
     for n in reversed(new):
         if run == 1:
-            made.insert(0, 1)
+            numbers.insert(0, 1)
         elif known(n % run == 0):
-            made.insert(0, run)
+            numbers.insert(0, run)
             run = 1
         elif isinstance(n, int) and run % n == 0:
-            made.insert(0, n)
+            numbers.insert(0, n)
             run //= n
         else:
             return None
-    return made if run == 1 else None
+    return numbers if run == 1 else None
 
 
 def counts(sizes: Sequence[int], shape: Sequence[Any]) -> list[Any]:

@@ -71,10 +71,10 @@ def _same_scales(graph: fx.GraphModule, a: Operand, b: Operand) -> bool:
 
 def padded(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
     """What padding with zeros makes of codes that have one scale, a constant: more codes of 0."""
-    fmt, given = parse(coded.fmt), arguments(node)
-    zero = _zero_code(graph, coded) if given["value"] in (None, 0) else None
-    pad = given["pad"]
-    if given.get("mode", "constant") != "constant" or zero is None:
+    fmt, inputs = parse(coded.fmt), arguments(node)
+    zero = _zero_code(graph, coded) if inputs["value"] in (None, 0) else None
+    pad = inputs["pad"]
+    if inputs.get("mode", "constant") != "constant" or zero is None:
         return None
     if fmt.block.name != "tensor" or not all(isinstance(n, int) for n in pad):
         return None
@@ -127,19 +127,19 @@ def selected(
     def change(part: Any) -> Any:
         return call(graph, aten.select.int, (part, dim, at), like=node)
 
-    made = changed(coded, change, of_block(fmt, named(after, fmt.block)), coded.size)
+    result = changed(coded, change, of_block(fmt, named(after, fmt.block)), coded.size)
     codes: Any = call(graph, aten.select.int, (coded.codes, dim, index), like=node)
-    return outer_of_rank(graph, made._replace(codes=codes), len(after), node)
+    return outer_of_rank(graph, result._replace(codes=codes), len(after), node)
 
 
 def sliced(
     graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """A part of a dimension, between blocks. None where blocks do not allow."""
-    old, given = shape(node.args[0]), arguments(node)
+    old, inputs = shape(node.args[0]), arguments(node)
     assert old is not None
     dim = dim_of(node, old)
-    size, start, end, step = sizes[dim], given["start"] or 0, given["end"], given["step"]
+    size, start, end, step = sizes[dim], inputs["start"] or 0, inputs["end"], inputs["step"]
     row = row_of(node, old, coded.size)
     if row is None:
         return None
@@ -154,9 +154,9 @@ def sliced(
             return part
         return call(graph, aten.slice.Tensor, (part, dim, *bounds), like=node)
 
-    made = changed(coded, change, coded.fmt, row)
+    result = changed(coded, change, coded.fmt, row)
     codes: Any = call(graph, aten.slice.Tensor, (coded.codes, dim, start, end, step), like=node)
-    return made._replace(codes=codes)
+    return result._replace(codes=codes)
 
 
 def picked(
@@ -175,9 +175,9 @@ def picked(
             return part
         return call(graph, aten.index_select.default, (part, dim, index), like=node)
 
-    made = changed(coded, change, coded.fmt, row)
+    result = changed(coded, change, coded.fmt, row)
     codes: Any = call(graph, aten.index_select.default, (coded.codes, dim, index), like=node)
-    return made._replace(codes=codes)
+    return result._replace(codes=codes)
 
 
 def _block_bounds(
@@ -207,7 +207,7 @@ def expanded(
         return None
     after = [WHOLE if g else size for g, size in zip(grown, sizes, strict=True)]
     to = list(arguments(node)["size"])
-    made = coded._replace(fmt=of_block(fmt, named(after, fmt.block)))
+    result = coded._replace(fmt=of_block(fmt, named(after, fmt.block)))
     last = packed_size(fmt.element, new[-1]) if isinstance(new[-1], int) else to[-1]
     codes: Any = call(graph, aten.expand.default, (coded.codes, [*to[:-1], last]), like=node)
-    return made._replace(codes=codes)
+    return result._replace(codes=codes)

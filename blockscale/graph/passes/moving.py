@@ -73,9 +73,9 @@ def permuted(
 
     one = fmt.block.name == "tensor"
     spelled = of_block(fmt, named(after, fmt.block))
-    made = changed(coded, (lambda part: part) if one else change, spelled, row)
+    result = changed(coded, (lambda part: part) if one else change, spelled, row)
     codes: Any = change(coded.codes)
-    return made._replace(codes=codes)
+    return result._replace(codes=codes)
 
 
 def viewed(
@@ -103,19 +103,19 @@ def viewed(
         return call(graph, aten.reshape.default, (part, sizes), like=node)
 
     spelled = of_block(fmt, named(after, fmt.block))
-    made = changed(coded, lambda part: view(part, scales), spelled, row)
+    result = changed(coded, lambda part: view(part, scales), spelled, row)
     codes: Any = view(coded.codes, to)
-    return outer_of_rank(graph, made._replace(codes=codes), len(new), node)
+    return outer_of_rank(graph, result._replace(codes=codes), len(new), node)
 
 
 def _scale_sizes(after: Sequence[int], new: Sequence[Any], to: list[Any]) -> list[Any] | None:
     """The sizes of scales as arguments of a view."""
-    found: list[Any] = []
-    for size, count, given in zip(after, counts(after, new), to, strict=True):
+    results: list[Any] = []
+    for size, count, inputs in zip(after, counts(after, new), to, strict=True):
         if size not in (1, WHOLE) and not isinstance(count, int):
             return None
-        found.append(given if size == 1 else count)
-    return found
+        results.append(inputs if size == 1 else count)
+    return results
 
 
 def target_sizes(graph: fx.GraphModule, node: fx.Node) -> list[Any] | None:
@@ -123,22 +123,22 @@ def target_sizes(graph: fx.GraphModule, node: fx.Node) -> list[Any] | None:
     new = shape(node)
     assert new is not None
     if calls(node, aten.view, aten.reshape, aten._unsafe_view):
-        given = list(node.args[1])  # type: ignore[arg-type]
-        return [n if isinstance(n, int) else g for n, g in zip(new, given, strict=True)]
+        results = list(node.args[1])  # type: ignore[arg-type]
+        return [n if isinstance(n, int) else g for n, g in zip(new, results, strict=True)]
     symbols = [n for n in new if not isinstance(n, int)]
     if len(symbols) <= 1:
         return [n if isinstance(n, int) else -1 for n in new]
     old = shape(node.args[0]) or ()
-    found: list[Any] = []
+    members: list[Any] = []
     for n in new:
         same = [i for i, m in enumerate(old) if not isinstance(n, int) and known(n == m)]
         if isinstance(n, int):
-            found.append(n)
+            members.append(n)
         elif same:
-            found.append(call(graph, aten.sym_size.int, (node.args[0], same[0]), like=node))
+            members.append(call(graph, aten.sym_size.int, (node.args[0], same[0]), like=node))
         else:
-            found.append(-1)
-    return found if found.count(-1) <= 1 else None
+            members.append(-1)
+    return members if members.count(-1) <= 1 else None
 
 
 VIEWS = (
@@ -216,10 +216,10 @@ def run(graph: fx.GraphModule) -> int:
         if not node.users:
             continue
         sources = node.args[0] if calls(node, *_JOINS) else [node.args[0]]
-        found = [_movable(each) for each in sources]  # type: ignore[union-attr]
-        if not found or None in found:
+        results = [_movable(each) for each in sources]  # type: ignore[union-attr]
+        if not results or None in results:
             continue
-        whole = [each for each in found if each is not None]
+        whole = [each for each in results if each is not None]
         if len({each.dtype for each in whole}) > 1:
             continue
         coded = _after(graph, node, [each.coded for each in whole])
@@ -232,8 +232,8 @@ def run(graph: fx.GraphModule) -> int:
 
 def _movable(node: object) -> Dequantize | None:
     """Codes that are computed, dequantized by the node."""
-    found = dequantize_of(node)
-    return None if found is None or is_constant(found.coded.codes) else found
+    result = dequantize_of(node)
+    return None if result is None or is_constant(result.coded.codes) else result
 
 
 def _after(graph: fx.GraphModule, node: fx.Node, each: list[Operand]) -> Operand | None:

@@ -25,7 +25,7 @@ def pt2e_quantizer(recipe: Any, *, observer: Spec = "mse", qat: bool = False) ->
     Raises ImportError without torchao (extra "test" of blockscale), ValueError for a recipe or an
     observer that there is not.
     """
-    made = Recipe.read(recipe).refuse_profiles(
+    result = Recipe.read(recipe).refuse_profiles(
         "torchao's prepared graph holds float weights and cannot follow a profile: use a "
         "plain format, or bs.graph.prepare"
     )
@@ -38,4 +38,4 @@ def pt2e_quantizer(recipe: Any, *, observer: Spec = "mse", qat: bool = False) ->
         ) from error
     from blockscale.graph.pt2e.quantizer import RecipeQuantizer
 
-    return RecipeQuantizer(made, observer, qat=qat)
+    return RecipeQuantizer(result, observer, qat=qat)

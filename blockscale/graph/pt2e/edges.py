@@ -152,8 +152,8 @@ class _Edge:
         _check_all(model)
         place, x = self.place, node.args[0]
         assert isinstance(x, fx.Node)
-        for known in (*node.users, x):  # the new nodes are their neighbours' for those who read
-            node.meta = {k: known.meta[k] for k in SCOPE if k in known.meta} | node.meta
+        for neighbour in (*node.users, x):  # the new nodes are their neighbours' for those who read
+            node.meta = {k: neighbour.meta[k] for k in SCOPE if k in neighbour.meta} | node.meta
         if place.part == "weight":
             for layer in node.users:
                 layer.meta[LAYER] = True
@@ -185,12 +185,14 @@ class _Edge:
         codes = self.kind.encode(constants.get(model, bias).detach(), steps)
         # the float bias lies at the place of their names as yet: `adopt` gives them those
         at = f"{self.place.name}_{{}}"
-        kept = [constants.put(model, at.format(n), t, like=node) for n, t in
+        constants_ = [constants.put(model, at.format(n), t, like=node) for n, t in
                 (("codes", codes), ("scale", steps))]  # fmt: skip
-        for each, part in zip(kept, ("codes", "scale"), strict=True):
+        for each, part in zip(constants_, ("codes", "scale"), strict=True):
             each.meta["blockscale_name"] = f"{self.place.name}.{part}"
-        floats = call(model, aten._to_copy.default, (kept[0],), {"dtype": torch.float32}, like=node)
-        values = call(model, aten.mul.Tensor, (floats, kept[1]), like=node)
+        floats = call(
+            model, aten._to_copy.default, (constants_[0],), {"dtype": torch.float32}, like=node
+        )
+        values = call(model, aten.mul.Tensor, (floats, constants_[1]), like=node)
         dtype = bias.meta["val"].dtype
         if dtype == torch.float32:
             return values
@@ -199,8 +201,8 @@ class _Edge:
 
 def _tensor(model: nn.Module, name: str) -> Tensor:
     path, _, last = name.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(path), last)
-    return found
+    tensor: Tensor = getattr(model.get_submodule(path), last)
+    return tensor
 
 
 def _check_all(model: fx.GraphModule) -> None:

@@ -53,8 +53,8 @@ class Annotations:
 
     def layer(self, model: fx.GraphModule, node: fx.Node, plan: Plan) -> None:
         """The edges of one call of a layer."""
-        found = kinds.QUANTIZED[node.target](model, node)
-        assert found is not None
+        result = kinds.QUANTIZED[node.target](model, node)
+        assert result is not None
         w, bias = _operands(node)
         scheme, layout, rank = plan.scheme, plan.layout, plan.parameter.ndim
         if "mm" in str(node.target):
@@ -64,14 +64,14 @@ class Annotations:
             (w, node),
             Place("weight", str(plan.format), "", f"the weight of {plan.name}", **settings),
         )
-        x = _x_of(node, found)
+        x = _x_of(node, result)
         if scheme.input is not None and plan.kind.takes_input:
             self._shared(plan.name, "input", x, scheme.input, settings)
         if scheme.output is not None:
-            self._shared(plan.name, "output", found.last or node, scheme.output, settings)
+            self._shared(plan.name, "output", result.last or node, scheme.output, settings)
         if bias is not None and plan.quantizes_bias:
             kind: Any = scheme.bias
-            own = (str(found.weight), str(plan.format))
+            own = (str(result.weight), str(plan.format))
             where = f"the bias of {plan.name}"
             place = Place("bias", str(kind), str(bias.target), where, layout, rank, own)
             if isinstance(kind, Format):
@@ -140,20 +140,22 @@ class Annotations:
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     """The weight and the bias that a layer's node reads."""
-    given = arguments(node)
-    w = given["mat2"] if "mat2" in given else given["weight"]
-    bias = given.get("bias") if "mat2" not in given else given["self"] if "mat1" in given else None
+    inputs = arguments(node)
+    w = inputs["mat2"] if "mat2" in inputs else inputs["weight"]
+    bias = (
+        inputs.get("bias") if "mat2" not in inputs else inputs["self"] if "mat1" in inputs else None
+    )
     return w, bias
 
 
-def _x_of(node: fx.Node, found: kinds.LayerNode) -> Edge:
+def _x_of(node: fx.Node, result: kinds.LayerNode) -> Edge:
     """The edge on which a layer's input is quantized: before the view of it, if only the layer
     reads that."""
-    given = arguments(node)
-    name = next((n for n in ("mat1", "input", "indices") if n in given), "self")
-    x: fx.Node = given[name]
-    if found.x is not x and len(x.users) == 1:
-        return found.x, x
+    inputs = arguments(node)
+    name = next((n for n in ("mat1", "input", "indices") if n in inputs), "self")
+    x: fx.Node = inputs[name]
+    if result.x is not x and len(x.users) == 1:
+        return result.x, x
     return x, node
 
 
@@ -189,21 +191,21 @@ class RecipeQuantizer(Quantizer):
         calls = {n.meta[_ORIGIN]: n for n in twin.graph.nodes if n.op == "call_module"}
         by_layer = {name: plan for plan in plans for name in plan.names}
         entries = [_entry(plan) for plan in plans] + list(plan_others(twin, plans, self.recipe))
-        asked = Annotations(self.spec)
+        annotations = Annotations(self.spec)
         for node in list(model.graph.nodes):
             call = calls.get(node.name)
             plan = by_layer.get(str(call.target)) if call is not None else None
             if isinstance(plan, Plan):
-                asked.layer(model, node, plan)
-        found, unused = places(model, self.recipe)
-        for place in found:
-            entries.append(asked.op(place))
+                annotations.layer(model, node, plan)
+        result, unused = places(model, self.recipe)
+        for place in result:
+            entries.append(annotations.op(place))
         names = [e.name for e in entries] + [name for plan in plans for name in plan.names]
         unmatched = [p for p in self.recipe.unmatched(names) if not p.startswith("op:")] + unused
         notes = self.recipe.uncalibrated(_OBSERVED)[1]
         self.ledger = Ledger(entries, tuple(unmatched), notes=notes)
-        self._biases = asked.biases
-        asked.write()
+        self._biases = annotations.biases
+        annotations.write()
         self.ledger.warn()
         return model
 
@@ -238,11 +240,11 @@ class RecipeQuantizer(Quantizer):
                         "fold it first"
                     )
 
-    def prepare_obs_or_fq_callback(self, model: fx.GraphModule, made: dict[Any, Any]) -> None:
+    def prepare_obs_or_fq_callback(self, model: fx.GraphModule, observers: dict[Any, Any]) -> None:
         """Give each bias in steps of sums the observer of its layer's input."""
         del model
         for bias, x in self._biases:
-            made[bias].links = (made[x],)
+            observers[bias].links = (observers[x],)
 
     def spec(self, place: Place) -> QuantizationSpec:
         """torchao's spec of one edge."""
@@ -255,11 +257,11 @@ def _entry(plan: Decision) -> Entry:
     if not isinstance(plan, Plan):
         return plan.entry
     scheme = plan.scheme
-    taken = scheme.input if plan.kind.takes_input else None
+    names = scheme.input if plan.kind.takes_input else None
     return replace(
         plan.entry,
         weight=str(plan.format),
-        input=str(taken or ""),
+        input=str(names or ""),
         output=str(scheme.output or ""),
         bias=str(scheme.bias) if plan.quantizes_bias else "",
         notes=(f"its bias stays in float: {plan.bias_left}",) if plan.bias_left else (),
