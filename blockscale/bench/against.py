@@ -48,17 +48,17 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
             "runs of one device"
         )
     earlier = {case["name"]: case for case in before["cases"]}
-    found = [
+    results = [
         change
         for case in now["cases"]
         if case["name"] in earlier
         for change in _of_case(earlier[case["name"]], case)
     ]
-    if not found:
+    if not results:
         raise ValueError(
             "the earlier run measured none of these cases: measure with the same options"
         )
-    return sorted(found, key=lambda change: -change.ratio)
+    return sorted(results, key=lambda change: -change.ratio)
 
 
 def _of_case(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
@@ -78,7 +78,7 @@ def _ceiling(case: dict[str, Any]) -> float:
     return min(times, default=0.0)
 
 
-def regressions(found: list[Change], tolerance: float) -> Table:
+def regressions(changes: list[Change], tolerance: float) -> Table:
     """Every change as a table. Raises ValueError for a tolerance that is not above 0."""
     check_tolerance(tolerance)
     rows = [
@@ -87,7 +87,7 @@ def regressions(found: list[Change], tolerance: float) -> Table:
             _told(change.now, change.relative), f"{change.ratio:.3f}",
             "✗ slower" if change.slower(tolerance) else "",
         )
-        for change in found
+        for change in changes
     ]  # fmt: skip
     note = f"time over the best ceiling of the case; ✗ above {tolerance:g} times the earlier run"
     return Table("Against the earlier run", _HEADER, rows, 2, note)
@@ -101,15 +101,15 @@ def check_tolerance(tolerance: float) -> None:
         )
 
 
-def verdict(found: list[Change], tolerance: float) -> str:
+def verdict(changes: list[Change], tolerance: float) -> str:
     """What is too slow, in one line; empty if nothing is."""
-    slow = [change for change in found if change.slower(tolerance)]
+    slow = [change for change in changes if change.slower(tolerance)]
     if not slow:
         return ""
     worst = slow[0]
     return (
-        f"{len(slow)} of {len(found)} are slower than {tolerance:g} times the earlier run, most of "
-        f"all {worst.by} of {worst.case}: {worst.ratio:.2f} times"
+        f"{len(slow)} of {len(changes)} are slower than {tolerance:g} times the earlier run, most "
+        f"of all {worst.by} of {worst.case}: {worst.ratio:.2f} times"
     )
 
 

@@ -38,10 +38,10 @@ def last_cache(device: str) -> int:
 
 def hardware(device: str = "cpu") -> dict[str, Any]:
     """The machine as plain data: `bs.hardware()` without what depends on the moment."""
-    told = asdict(bs.hardware())
+    info = asdict(bs.hardware())
     for each in ("openmp", "backends", "adapters", "kernels", "rates"):
-        del told[each]
-    return told | {"cache_bytes": last_cache(device)}
+        del info[each]
+    return info | {"cache_bytes": last_cache(device)}
 
 
 def versions() -> dict[str, str]:
@@ -85,9 +85,9 @@ WHY = "started again with " + " ".join(f"{k}={v}" for k, v in ALLOCATOR.items())
 
 def needed(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """The environment to start again with, or None if this process is as it should be."""
-    wanted = {**environment, **ALLOCATOR, GUARD: "1"}
+    variables = {**environment, **ALLOCATOR, GUARD: "1"}
     settled = all(environment.get(name) == value for name, value in ALLOCATOR.items())
-    return None if settled or GUARD in environment or sys.platform != "linux" else wanted
+    return None if settled or GUARD in environment or sys.platform != "linux" else variables
 
 
 def start_again() -> None:

@@ -144,7 +144,7 @@ def _case(
     """What is ours in a case, in turns."""
     watcher.begin(_named(name))
     share = settings.seconds / max(len(mine.about["cases"]), 1) / (2 * ROUNDS)
-    found: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
     for turn in range(ROUNDS):
         sides: Sequence[tuple[str, Worker]] = list(zip(SIDES, (mine, theirs), strict=True))
         lines = {
@@ -152,11 +152,11 @@ def _case(
             for side, worker in (sides if turn % 2 == 0 else sides[::-1])
         }
         for by in lines["here"].keys() & lines["beside"].keys():
-            pair = found.setdefault(by, Pair(name, by))
+            pair = pairs.setdefault(by, Pair(name, by))
             for side in SIDES:
                 pair.seconds[side].append(lines[side][by])
     watcher.end(_named(name))
-    yield from found.values()
+    yield from pairs.values()
 
 
 def _ours(record: Mapping[str, Any]) -> dict[str, float]:
@@ -170,10 +170,10 @@ def _named(name: str) -> Case:
     return Case(name, name.partition("/")[0], {}, tuple, lambda *_: {})
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(data: Mapping[str, Any]) -> Table:
     """Both sides of every pair, the slowest here first."""
     rows = []
-    for pair in sorted(found["pairs"], key=lambda each: -each["ratio"]):
+    for pair in sorted(data["pairs"], key=lambda each: -each["ratio"]):
         ratios = [a / b for a, b in zip(pair["here"], pair["beside"], strict=True)]
         rows.append((
             pair["case"], pair["by"], f"{1e6 * pair['here_median']:.1f}",
@@ -182,7 +182,7 @@ def table(found: Mapping[str, Any]) -> Table:
         ))  # fmt: skip
     header = ("case", "by", "here µs", "beside µs", "here / beside", "over rounds")
     note = (
-        f"medians of {found['rounds']} rounds in turns; here: {found['commits']['here'][:12]}, "
-        f"beside: {found['commits']['beside'][:12]}"
+        f"medians of {data['rounds']} rounds in turns; here: {data['commits']['here'][:12]}, "
+        f"beside: {data['commits']['beside'][:12]}"
     )
     return Table("This checkout beside the other", header, rows, 2, note)

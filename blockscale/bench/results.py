@@ -67,7 +67,7 @@ def about(settings: Settings) -> dict[str, Any]:
     """Everything but the figures, as a file gives it back."""
     plain = settings.to_dict()
     del plain["seconds"]  # a run may go on for longer
-    told = {
+    data = {
         "schema": SCHEMA,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -76,7 +76,7 @@ def about(settings: Settings) -> dict[str, Any]:
         "versions": versions(),
         "environment": allocator(),
     }
-    return dict(json.loads(json.dumps(told)))
+    return dict(json.loads(json.dumps(data)))
 
 
 def _differing(old: Any, new: Any) -> str:
@@ -114,11 +114,11 @@ def new_path(settings: Settings) -> Path:
 
 def unfinished(settings: Settings) -> Path | None:
     """The newest run with these settings that is not complete."""
-    wanted = about(settings)["settings"]
+    own = about(settings)["settings"]
     candidates = [
         (data["when"], path)
         for path, data in _runs(folder().glob("*.json"))
-        if not data["complete"] and data["settings"] == wanted
+        if not data["complete"] and data["settings"] == own
     ]
     return max(candidates)[1] if candidates else None
 

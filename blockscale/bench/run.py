@@ -66,13 +66,13 @@ def _measure_all(todo: list[Case], settings: Settings, results: Results, watcher
     heard: set[str] = set()
     for index, case in enumerate(todo):
         start = time.monotonic()
-        left = settings.seconds - (start - began)
-        if left < 0:
+        rest = settings.seconds - (start - began)
+        if rest < 0:
             count = len(todo) - index
             watcher.say(f"{settings.seconds:g} seconds are over; {count} cases are not measured")
             return
         # Anew for each case: making data and compiling may take more than they should.
-        unit = _TIMED * left / max(sum(each.weight for each in todo[index:]), 1e-9)
+        unit = _TIMED * rest / max(sum(each.weight for each in todo[index:]), 1e-9)
         unit = min(unit, _LONGEST[settings.quick])
         watcher.begin(case)
         record = measure(case, settings, unit * case.weight)

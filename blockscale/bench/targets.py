@@ -73,28 +73,28 @@ def _gpu_primitive(op: str, fmt: Format, dtype: str) -> float:
 
 
 def linear(
-    weight: str, given: str | None, shape: tuple[int, int], rows: int, kind: str = "cpu"
+    weight: str, text: str | None, shape: tuple[int, int], rows: int, kind: str = "cpu"
 ) -> Targets:
     """The most time relative to torch's float layer, and for few rows the least bandwidth."""
     if kind != "cpu":
-        return _gpu_linear(weight, given, shape, rows)
-    rule = _LINEAR.get((weight, given))
+        return _gpu_linear(weight, text, shape, rows)
+    rule = _LINEAR.get((weight, text))
     if shape != MATRIX or rule is None:
         return {}
     promised: dict[str, tuple[str, float]] = {}
     if rows in rule:
         promised["relative"] = ("at_most", rule[rows])
-    if rows == 1 and given is None:
+    if rows == 1 and text is None:
         promised["of_copy"] = ("at_least", _WEIGHT_OF_COPY)
     return promised
 
 
-def _gpu_linear(weight: str, given: str | None, shape: tuple[int, int], rows: int) -> Targets:
-    rule = _GPU_LINEAR.get((weight, given))
+def _gpu_linear(weight: str, text: str | None, shape: tuple[int, int], rows: int) -> Targets:
+    rule = _GPU_LINEAR.get((weight, text))
     if shape == _GPU_SQUARE and rows == 4096 and rule:
         return {"relative": ("at_most", round(rule, 3))}
     promised: dict[str, tuple[str, float]] = {}
-    if shape == _GPU_SWEEP and given is None:
+    if shape == _GPU_SWEEP and text is None:
         promised["relative"] = ("at_most", _NO_CLIFF)
         if rows in (1, 16) and rule:
             promised["of_copy"] = ("at_least", _GPU_OF_COPY)

@@ -57,10 +57,10 @@ class Bound:
         return [*self.sizes, most] if self.above else [least, *self.sizes]
 
 
-def layer(weight: str, given: str | None, n: int, k: int) -> nn.Module:
+def layer(weight: str, text: str | None, n: int, k: int) -> nn.Module:
     """A linear layer [n, k] in a format, its inputs in another if one is given."""
     model = nn.Sequential(nn.Linear(k, n, bias=False))
-    bs.quantize_(model, bs.Recipe(weight=weight, input=given))
+    bs.quantize_(model, bs.Recipe(weight=weight, input=text))
     return model
 
 
@@ -79,10 +79,10 @@ def _small_weights(kilobytes: int) -> list[Call]:
 def _units() -> list[Call]:
     x = torch.randn(SIDE, SIDE)
     stored = [bs.quantize(x, each) for each in ("mxfp4", "int8_channel")]
-    given: list[Call] = [
+    calls: list[Call] = [
         partial(bs.quantize, x, each) for each in ("mxfp4", "int8_channel", "nvfp4")
     ]
-    return [*given, *(q.dequantize for q in stored)]
+    return [*calls, *(q.dequantize for q in stored)]
 
 
 def _short(elements: int) -> list[Call]:
@@ -195,15 +195,15 @@ def tune(settings: Settings, say: Callable[[str], None], tuner: Tuner | None = N
     tuner = tuner or importlib.import_module("blockscale.kernels.cuda.tune").tune_linear
     recipes = [recipe for recipe in linear.recipes(settings) if settings.picks(recipe[0])]
     for (k, n), rows in settings.sizes.linear.items():
-        for weight, given in recipes:
-            spelled = str(bs.parse(given)) if given else ""
+        for weight, inputs in recipes:
+            spelled = str(bs.parse(inputs)) if inputs else ""
             try:
                 for m in rows:
                     tuner(str(bs.parse(weight)), spelled, (m, n, k))
             except ValueError as error:
-                say(f"not tuned: {linear.label(weight, given)}: {error}")
+                say(f"not tuned: {linear.label(weight, inputs)}: {error}")
             else:
-                say(f"tuned: {linear.label(weight, given)}, k={k}, n={n}")
+                say(f"tuned: {linear.label(weight, inputs)}, k={k}, n={n}")
 
 
 # Measuring the choices of the CPU's kernels, and keeping those that are clearly faster.
@@ -228,21 +228,21 @@ def tune_cpu(
     """
     tuned.lookup(_native.isa(), torch.get_num_threads())
     before = _native.tuning()
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     usual = {name: numbers[0] for name, numbers in _native.tuning_bounds().items()}
     try:
         for each in questions or questions_for(_native.isa()):
             if each.name == "threaded_elements" and torch.get_num_threads() == 1:
                 continue
-            now = usual | found
+            now = usual | by_name
             value, share = _size(each, now) if isinstance(each, Size) else _bound(each, now)
-            found[each.name] = value
+            by_name[each.name] = value
             say(f"tuned: {each.name} {usual[each.name]:,} -> {value:,}, {share:.3f} of the time")
     except BaseException:
         _native.set_tuning(before)
         raise
-    tuned.record(_native, found, path)
-    return found
+    tuned.record(_native, by_name, path)
+    return by_name
 
 
 def _size(each: Size, so_far: dict[str, int]) -> tuple[int, float]:
@@ -253,8 +253,8 @@ def _size(each: Size, so_far: dict[str, int]) -> tuple[int, float]:
     times = timed(candidates, lambda value: _native.set_tuning(so_far | {each.name: value}))
     share = {value: geometric_mean(own) for value, own in times.items()}
     best = min(share, key=share.__getitem__)
-    taken = best if share[best] < CLEAR * share[usual] else usual
-    return taken, share[taken] / share[usual]
+    names = best if share[best] < CLEAR * share[usual] else usual
+    return names, share[names] / share[usual]
 
 
 def _bound(each: Bound, so_far: dict[str, int]) -> tuple[int, float]:

@@ -11,28 +11,28 @@ import sys
 from typing import Any, TextIO
 
 
-def serve(told: dict[str, Any], given: TextIO, answers: TextIO) -> None:
+def serve(data: dict[str, Any], io: TextIO, answers: TextIO) -> None:
     """Answer until the input ends. told: the settings, by the names of `Settings`."""
     import blockscale
     from blockscale.bench import machine, settings
     from blockscale.bench.machine import every_core
     from blockscale.bench.run import every_case, measure
 
-    plain = {key: value for key, value in told.items() if key != "tiny"}
+    plain = {key: value for key, value in data.items() if key != "tiny"}
     plain["formats"] = tuple(plain.get("formats", ()))
-    sizes = settings.TINY if told.get("tiny") else settings.sizes(plain["device"], plain["quick"])
-    chosen = settings.Settings(**plain, sizes=sizes)
+    sizes = settings.TINY if data.get("tiny") else settings.sizes(plain["device"], plain["quick"])
+    choice = settings.Settings(**plain, sizes=sizes)
     with every_core():
-        cases = {case.name: case for case in every_case(chosen)}
+        cases = {case.name: case for case in every_case(choice)}
         about = {
             "package": str(blockscale.__file__),
             "commit": machine.commit(),
             "cases": list(cases),
         }
         _say(answers, about)
-        for line in given:
-            asked = json.loads(line)
-            record = measure(cases[asked["case"]], chosen, asked["seconds"])
+        for line in io:
+            request = json.loads(line)
+            record = measure(cases[request["case"]], choice, request["seconds"])
             _say(answers, record)
 
 

@@ -74,14 +74,14 @@ class RecipeConfig:
                 f"blockscale reads version {VERSION}: install a newer blockscale"
             )
         if unknown := sorted(set(config_dict) - _KNOWN):
-            known = ", ".join(sorted(_KNOWN))
+            choices = ", ".join(sorted(_KNOWN))
             raise ValueError(
-                f"quantization_config: unknown key {unknown[0]!r}; choose from {known}"
+                f"quantization_config: unknown key {unknown[0]!r}; choose from {choices}"
             )
         if "recipe" not in config_dict:
             raise ValueError("quantization_config has no recipe: name one, e.g. 'mxfp4'")
-        given = {name: config_dict[name] for name in _OPTIONS if name in config_dict}
-        config = cls(config_dict["recipe"], **given)
+        arguments = {name: config_dict[name] for name in _OPTIONS if name in config_dict}
+        config = cls(config_dict["recipe"], **arguments)
         return (config, kwargs) if return_unused_kwargs else config
 
     def __eq__(self, other: object) -> bool:

@@ -87,9 +87,9 @@ class BlockscaleQuantizer(DiffusersQuantizer):
             return loaded_keys
         source = read_headers(paths[0] if len(paths) == 1 else paths[0].parent, paths)
         if bool(source.metadata.tensors) != self.pre_quantized:
-            found, said = ("codes", "no ") if source.metadata.tensors else ("no codes", "")
+            result, text = ("codes", "no ") if source.metadata.tensors else ("no codes", "")
             raise FileError(
-                f"{source.path} holds {found}, but its config.json has {said}quantization_config: "
+                f"{source.path} holds {result}, but its config.json has {text}quantization_config: "
                 f"copy the directory again"
             )
         if not self.pre_quantized:
@@ -103,8 +103,8 @@ class BlockscaleQuantizer(DiffusersQuantizer):
         names = [*self._source.metadata.tensors, *self._source.metadata.aliases]
         with folded_for(model, names):
             pass  # and they stay so
-        found = match_quantized(model, self._source, shared_names(model))
-        for name in _names((found.weights, found.parameters)):
+        result = match_quantized(model, self._source, shared_names(model))
+        for name in _names((result.weights, result.parameters)):
             owner, _, attribute = name.rpartition(".")
             module = model.get_submodule(owner)
             old: Tensor = getattr(module, attribute)
@@ -141,8 +141,8 @@ class BlockscaleQuantizer(DiffusersQuantizer):
         return True
 
 
-def _names(found: Sequence[dict[str, list[str]]]) -> list[str]:
-    return [name for matches in found for names in matches.values() for name in names]
+def _names(results: Sequence[dict[str, list[str]]]) -> list[str]:
+    return [name for matches in results for names in matches.values() for name in names]
 
 
 # diffusers learns the method "blockscale", as transformers does (integrations.transformers).

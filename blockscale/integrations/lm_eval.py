@@ -60,13 +60,13 @@ def evaluate_tasks(
     files = [name for name in tasks if name.endswith((".yaml", ".yml"))]
     manager = TaskManager(include_path=sorted({str(Path(f).parent) for f in files}) or None)
     names = [Path(name).stem if name in files else name for name in tasks]
-    known = set(manager.all_tasks)
-    if unknown := sorted(set(names) - known):
+    every = set(manager.all_tasks)
+    if unknown := sorted(set(names) - every):
         raise ValueError(
-            f"unknown task {unknown[0]!r}; lm-eval has {len(known)}: `lm-eval ls tasks` lists "
+            f"unknown task {unknown[0]!r}; lm-eval has {len(every)}: `lm-eval ls tasks` lists "
             f"them, and a .yaml file's name must be its task's"
         )
-    found: Any = lm_eval.simple_evaluate(
+    item: Any = lm_eval.simple_evaluate(
         model=harness_model(model, tokenizer, batch_size=batch_size),
         tasks=names,
         limit=limit,
@@ -80,5 +80,5 @@ def evaluate_tasks(
             for metric, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        for task, values in found["results"].items()
+        for task, values in item["results"].items()
     }

@@ -65,8 +65,8 @@ def standing_in(model: nn.Module) -> Iterator[None]:
     """
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     old = dict(model.named_parameters(remove_duplicate=False))
-    made = {id(parameter): _on_cpu(parameter) for parameter in old.values()}
-    new = {name: made[id(parameter)] for name, parameter in old.items()}
+    by_name = {id(parameter): _on_cpu(parameter) for parameter in old.values()}
+    new = {name: by_name[id(parameter)] for name, parameter in old.items()}
     new |= {to: new[of] for to, of in ties.items() if to in new and of in new}
     try:
         _put(model, new)

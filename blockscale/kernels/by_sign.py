@@ -72,8 +72,8 @@ def grids(spelling: str, *, encode: bool) -> Grids | None:
     every = (element.unwritten, *values)
     book = Codebook(f"book({','.join(map(spelled, every))})", every)
     plain = replace(fmt, scale=FLOAT_SCALES["fp32"])
-    found = (replace(plain, element=each) for each in (element.floats, element.integers, book))
-    return Grids(*found)
+    result = (replace(plain, element=each) for each in (element.floats, element.integers, book))
+    return Grids(*result)
 
 
 def register(backend: str, kernels: Kernels, fingerprint: Callable[[Tensor], int]) -> None:
@@ -179,8 +179,8 @@ class _Ops:
         codes = weight.codes.index_select(0, rows) ^ _READS
         integers = operand(codes, QParams(steps), by.grids.read, weight.size)
         flat = values.reshape(-1, weight.size)
-        chosen = by._replace(integers=kinds)
-        return chosen.where(self._run("dequantize", integers, dtype), flat).reshape(values.shape)
+        choice = by._replace(integers=kinds)
+        return choice.where(self._run("dequantize", integers, dtype), flat).reshape(values.shape)
 
     def choose_qparams(self, x: Tensor, fmt: str) -> list[Tensor]:
         """As ops.primitives.choose_qparams."""
@@ -243,9 +243,9 @@ class _Ops:
 
     def _joined(self, weight: Operand) -> Operand:
         """Codes of both grids -> places in one table, and the steps of blocks."""
-        told = _joint(weight.fmt)
-        assert told is not None
-        fmt, places = told
+        info = _joint(weight.fmt)
+        assert info is not None
+        fmt, places = info
         by = _scaled(weight.qparams, weight.format, weight.shape, encode=False)
         fmt = replace(fmt, block=by.grids.floats.block)
         codes = self.unpack(weight.codes, weight.fmt, weight.size).to(torch.int32)

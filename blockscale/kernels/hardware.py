@@ -49,13 +49,13 @@ def coverage(backend: str) -> tuple[KernelCoverage, ...]:
 
 def _of_op(op: str, backend: str) -> KernelCoverage:
     kernels = KERNELS.get((op, backend), [])
-    known = [each.supports for each in kernels if isinstance(each.supports, ByFormats)]
+    entries = [each.supports for each in kernels if isinstance(each.supports, ByFormats)]
     runs, by_call, reference = [], [], {}
     for name, spelling in CATALOG.items():
         formats = (parse(spelling),)
-        if any(supports(formats, ()) for supports in known):
+        if any(supports(formats, ()) for supports in entries):
             runs.append(name)
-        elif len(known) < len(kernels):
+        elif len(entries) < len(kernels):
             by_call.append(name)
         else:
             reference[name] = _why(op, backend, spelling) if kernels else _NONE.format(backend, op)

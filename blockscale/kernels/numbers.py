@@ -51,8 +51,8 @@ def merged(shape: Sequence[int], sizes: Sequence[int]) -> tuple[Sizes, Sizes]:
         return tuple(shape), tuple(sizes)
     merged_shape: list[int] = []  # innermost first
     merged_sizes: list[int] = []
-    for n, given in zip(reversed(shape), reversed(sizes), strict=True):
-        size = n if given == WHOLE else min(given, n)
+    for n, inputs in zip(reversed(shape), reversed(sizes), strict=True):
+        size = n if inputs == WHOLE else min(inputs, n)
         if n == 1:
             continue
         if merged_shape and _joins(size, merged_shape[-1], merged_sizes[-1]):
@@ -216,8 +216,8 @@ def plain_levels(scale: TwoLevel[Format]) -> bool:
     flat = inner.block.flat > 0 or inner.block.name.startswith("block")
     own = element.numbers(False)
     old = own is not None and own.family in ("integer", "minifloat")
-    known = old and (not element.signed or element.nan_code is not None)
-    return plain and known and not flat
+    is_known = old and (not element.signed or element.nan_code is not None)
+    return plain and is_known and not flat
 
 
 def lowered(fmt: Format | str) -> FormatNumbers:
@@ -240,12 +240,12 @@ def supports_families(
     families, and a format has no other features than these (FormatNumbers.features). What a
     backend does not name it does not run: the reference does.
     """
-    known, admitted = frozenset(families), frozenset(features)
+    names, admitted = frozenset(families), frozenset(features)
 
     def supported(formats: Sequence[Format]) -> bool:
         for fmt in formats:
             numbers = lower(fmt)
-            if numbers is None or not known.issuperset(numbers.families):
+            if numbers is None or not names.issuperset(numbers.families):
                 return False
             if not admitted.issuperset(numbers.features):
                 return False

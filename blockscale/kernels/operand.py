@@ -112,8 +112,8 @@ class Storage:
             or (self.outer_shape is None) != (outer is None)
             or (self.offset_dtype is not None) != (len(more or ()) == 1)
         ):
-            given = (*QParams(scale, outer, zero_point), *(more or ()))
-            raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {given}")
+            every = (*QParams(scale, outer, zero_point), *(more or ()))
+            raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {every}")
         scale = self._checked(scale, self.scale_dtype, expected, device)
         if self.outer_shape is not None:
             assert outer is not None

@@ -56,9 +56,9 @@ def instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
     Linux tells, elsewhere torch from release 2.13 on.
     """
-    found = _LINE.search(info.read_text()) if info.exists() else None
-    if found is not None:
-        present = set(found[1].split())
+    result = _LINE.search(info.read_text()) if info.exists() else None
+    if result is not None:
+        present = set(result[1].split())
     else:
         capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
         present = {name for name, there in capabilities.items() if there is True}
@@ -72,16 +72,16 @@ def family(info: Path = Path("/proc/cpuinfo")) -> str:
     """
     text = info.read_text() if info.exists() else ""
     for pair in (("vendor_id", "cpu family"), ("CPU implementer", "CPU part")):
-        found = [re.search(rf"^{name}\s*:\s*(\S+)$", text, re.MULTILINE) for name in pair]
-        if all(found):
-            return " ".join(each[1] for each in found if each is not None)
+        results = [re.search(rf"^{name}\s*:\s*(\S+)$", text, re.MULTILINE) for name in pair]
+        if all(results):
+            return " ".join(each[1] for each in results if each is not None)
     return platform.machine().lower()
 
 
 def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[Cache, ...]:
     """The caches of the first core, the nearest first; () where the system does not list them."""
-    found = [_cache(each) for each in folder.glob("index*") if (each / "size").exists()]
-    return tuple(sorted(found, key=lambda each: (each.level, each.kind)))
+    results = [_cache(each) for each in folder.glob("index*") if (each / "size").exists()]
+    return tuple(sorted(results, key=lambda each: (each.level, each.kind)))
 
 
 def _cache(folder: Path) -> Cache:

@@ -177,13 +177,13 @@ def _int8(x: Tensor, weight: Tensor, backend: str) -> Callable[[], Any] | None:
     """Our product of 8-bit integers; None where no kernel runs it."""
     if unavailable(backend) is not None:
         return None
-    stored, given = parse("int8_channel"), parse("int8_token")
+    stored, fmt = parse("int8_channel"), parse("int8_token")
     qparams = reference.choose_qparams(weight, stored)
     codes = pack(reference.quantize(weight, qparams, stored), stored.element)
     held = operand(codes.contiguous(), qparams, stored.spelling, weight.shape[-1])
-    by = quantizer(None, given.spelling, None)
+    by = quantizer(None, fmt.spelling, None)
     arguments = (x, held, None, by)
-    kernel = supporting("linear", backend, (stored.spelling, given.spelling), arguments)
+    kernel = supporting("linear", backend, (stored.spelling, fmt.spelling), arguments)
     return None if kernel is None else lambda: kernel.run(*arguments)
 
 

@@ -57,19 +57,19 @@ class Residents(Generic[T]):
 
         Keep the weight while you use it. Raises what `make` raises.
         """
-        kept = self._kept.get(id(weight.codes))
-        if kept is not None and self._holds(kept, weight):
-            return kept.value
+        value = self._kept.get(id(weight.codes))
+        if value is not None and self._holds(value, weight):
+            return value.value
         return self._keep(weight)
 
-    def _holds(self, kept: _Resident[T], weight: Operand) -> bool:
+    def _holds(self, resident: _Resident[T], weight: Operand) -> bool:
         """Whether it was made of these very tensors, and they have not changed since."""
-        if kept.fmt != weight.fmt or kept.size != weight.size:
+        if resident.fmt != weight.fmt or resident.size != weight.size:
             return False
         parts = tensors(weight)
-        if len(parts) != len(kept.parts):
+        if len(parts) != len(resident.parts):
             return False
-        for reference, stamp, part in zip(kept.parts, kept.stamps, parts, strict=True):
+        for reference, stamp, part in zip(resident.parts, resident.stamps, parts, strict=True):
             if part is None or reference is None:
                 if part is not reference:
                     return False
@@ -80,7 +80,7 @@ class Residents(Generic[T]):
                     return False
             elif stamp[1] != part._version or stamp[0] != part.data_ptr():  # a call less
                 return False
-        return self._unchanged is None or self._unchanged(kept.value)
+        return self._unchanged is None or self._unchanged(resident.value)
 
     def _stamp(self, part: Any) -> tuple[int, int]:
         """Numbers that change with the tensor."""
@@ -95,8 +95,8 @@ class Residents(Generic[T]):
         value = self._make(weight)
 
         def forget(gone: Any) -> None:
-            kept = self._kept.get(key)
-            if kept is not None and any(gone is each for each in kept.parts):
+            setting = self._kept.get(key)
+            if setting is not None and any(gone is each for each in setting.parts):
                 del self._kept[key]
 
         weak = tuple(None if part is None else ref(part, forget) for part in parts)

@@ -319,9 +319,9 @@ def _bare_ends(x: Tensor, unsigned: Format, scale_of: Extremes) -> tuple[Tensor,
 
 def _largest(x: Tensor, plain: Format, scale_of: Extremes) -> Tensor:
     """The largest number or magnitude of each block, 0 and subnormal ones told by a second look."""
-    found = scale_of(x, plain)
-    if bool((found > FLT_MIN).all()):
-        return found
+    result = scale_of(x, plain)
+    if bool((result > FLT_MIN).all()):
+        return result
     raised = scale_of(reference.widen(x) * _RAISED, plain)  # infinities are left out
     small = torch.where(raised > FLT_MIN, raised / _RAISED, 0.0)
-    return torch.where(found > FLT_MIN, found, small)
+    return torch.where(result > FLT_MIN, result, small)

@@ -112,9 +112,9 @@ class RestatedOps:
         spellings = tuple(
             arg.fmt for arg in args if isinstance(arg, Operand | Quantizer) and arg.fmt
         )
-        found = supporting(op, self.backend, spellings, args)
-        assert found is not None, (op, spellings)  # `supports` asked
-        return found.run(*args)
+        result = supporting(op, self.backend, spellings, args)
+        assert result is not None, (op, spellings)  # `supports` asked
+        return result.run(*args)
 
     # --- codes to values
 
@@ -139,9 +139,9 @@ class RestatedOps:
         plain = for_decoding(parse(fmt))
         assert plain is not None
         spelling = _bounded(plain)
-        found = supporting(op, self.backend, (spelling,), ())
-        assert found is not None
-        run = found.run
+        result = supporting(op, self.backend, (spelling,), ())
+        assert result is not None
+        run = result.run
         return lambda tensor, *size: run(tensor, spelling, *size)
 
     def weight(self, weight: Operand) -> Operand:
@@ -149,10 +149,10 @@ class RestatedOps:
         plain = for_decoding(weight.format)
         if plain is None:
             return weight
-        kept = self._weights[weight]
-        if kept is None:
+        entry = self._weights[weight]
+        if entry is None:
             return restated_operand(weight, plain)
-        return operand(weight.codes, kept.filled(weight), kept.fmt, weight.size)
+        return operand(weight.codes, entry.filled(weight), entry.fmt, weight.size)
 
     # --- values to codes
 
@@ -176,15 +176,15 @@ class RestatedOps:
 
     def straight_through(self, gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.straight_through."""
-        kept: Tensor = self.run("straight_through", gradient, x, self._with_scale(x, by))
-        return strided_like(gradient, kept) if kept.shape == gradient.shape else kept
+        tensor: Tensor = self.run("straight_through", gradient, x, self._with_scale(x, by))
+        return strided_like(gradient, tensor) if tensor.shape == gradient.shape else tensor
 
     def round_columns(
-        self, wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+        self, tensor: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As ops.round_columns.round_columns."""
         columns: tuple[Tensor, Tensor, Tensor] = self.run(
-            "round_columns", wanted, base, coupling, self._with_scale(wanted, by)
+            "round_columns", tensor, base, coupling, self._with_scale(tensor, by)
         )
         return columns
 
@@ -195,9 +195,9 @@ class RestatedOps:
 
     def scale_of(self, x: Tensor, plain: Format) -> Tensor:
         """The scale that x chooses in a format that kernels know, of one level."""
-        found = supporting("choose_qparams", self.backend, (plain.spelling,), ())
-        assert found is not None, plain
-        scales: list[Tensor] = found.run(x, plain.spelling)
+        result = supporting("choose_qparams", self.backend, (plain.spelling,), ())
+        assert result is not None, plain
+        scales: list[Tensor] = result.run(x, plain.spelling)
         return scales[0]
 
     def block_errors(self, x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
@@ -294,9 +294,9 @@ class _Kept:
 
     def filled(self, weight: Operand) -> QParams:
         """All parts."""
-        given = weight.qparams
-        made = {n: getattr(given, n) if p is None else p for n, p in self._parts.items()}
-        return QParams(**made)
+        qparams = weight.qparams
+        by_name = {n: getattr(qparams, n) if p is None else p for n, p in self._parts.items()}
+        return QParams(**by_name)
 
     @property
     def nbytes(self) -> int:
@@ -312,8 +312,8 @@ def _kept(weight: Operand) -> _Kept | None:
         name: part.clone() if part is not None and _is_view(part, own) else part
         for name, part in ready.qparams._asdict().items()
     }
-    kept = _Kept(QParams(**apart), ready.fmt, weight)
-    return kept if kept.nbytes <= weight.codes.nbytes else None
+    entry = _Kept(QParams(**apart), ready.fmt, weight)
+    return entry if entry.nbytes <= weight.codes.nbytes else None
 
 
 def _is_view(part: Tensor, of: tuple[Tensor | None, ...]) -> bool:

@@ -56,10 +56,10 @@ class BiasQuantizer(nn.Module):
 
 def _straight_through(bias: Tensor, kind: SumInteger, steps: Tensor) -> Tensor:
     """bias [n], steps [n] float32 -> values [n], with the gradient of bias where it is in range."""
-    known = bias.detach()
-    values = kind.decode(kind.encode(known, steps), steps)
-    path = bias - known  # zeros, but a way back to bias; NaN where bias is not finite
-    return values + torch.where(kind.in_range(known, steps), path, 0.0)
+    detached_bias = bias.detach()
+    values = kind.decode(kind.encode(detached_bias, steps), steps)
+    path = bias - detached_bias  # zeros, but a way back to bias; NaN where bias is not finite
+    return values + torch.where(kind.in_range(detached_bias, steps), path, 0.0)
 
 
 def settled(
@@ -70,11 +70,11 @@ def settled(
     folded: names of convolutions that get a bias, because a batch norm is folded into them
     static: whether a layer's input has a static scale
     """
-    known = [
+    entries = [
         _with_a_bias(each) if isinstance(each, Plan) and each.name in folded else each
         for each in decisions
     ]
-    return without_dynamic(known, static)
+    return without_dynamic(entries, static)
 
 
 def _with_a_bias(plan: Plan) -> Plan:
@@ -169,9 +169,9 @@ def constraint_costs(
             "and no integer biases"
         )
     base = _sqnr(_compared(model, batches, recipe, options))
-    found = {name: _sqnr(_compared(model, batches, r, options)) for name, r in lifted.items()}
+    data = {name: _sqnr(_compared(model, batches, r, options)) for name, r in lifted.items()}
     costs = {
-        layer: {name: _more(each.get(layer, sqnr), sqnr) for name, each in found.items()}
+        layer: {name: _more(each.get(layer, sqnr), sqnr) for name, each in data.items()}
         for layer, sqnr in base.items()
     }
     return ConstraintCosts(base, costs)

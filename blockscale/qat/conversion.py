@@ -83,14 +83,14 @@ def _convert(model: nn.Module) -> list[Entry]:
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:
     """The quantized layer, with parameters where it has floats, and what to know of its bias."""
     quantizer = layer.bias_quantizer
-    told = (
+    info = (
         [] if quantizer is None else notes_on_bias(layer.with_float_bias(weight), quantizer.format)
     )
     quantized = layer.as_quantized(weight)
     bias = quantized._parameters.get("bias")
     if bias is not None and not isinstance(bias, nn.Parameter):
         quantized.set_float_bias(nn.Parameter(bias))
-    return quantized, tuple(told)
+    return quantized, tuple(info)
 
 
 def _learned_notes(layer: QATLayer) -> list[str]:
@@ -108,8 +108,8 @@ def _drop(
     places = [n for n, m in model.named_modules(remove_duplicate=False) if m is norm]
     for name, _ in norm.named_parameters():
         entry = entries[f"{places[0]}.{name}"]
-        told = f"folded into {conv}"
-        entries[entry.name] = replace(entry, reason=told, bytes_after=0)
+        text = f"folded into {conv}"
+        entries[entry.name] = replace(entry, reason=text, bytes_after=0)
     identity = nn.Identity().train(norm.training)
     swap(model, dict.fromkeys(places, identity))
     stands_for_norm(identity, layer)
@@ -121,8 +121,8 @@ def _check(model: nn.Module, names: dict[QATLayer, list[str]]) -> None:
             "nothing in this model is prepared for training: call bs.prepare_qat(model, "
             "recipe) first"
         )
-    told = {entry.name for entry in ledger(model)}
-    if unknown := [place for places in names.values() for place in places if place not in told]:
+    values = {entry.name for entry in ledger(model)}
+    if unknown := [place for places in names.values() for place in places if place not in values]:
         raise ValueError(
             f"{unknown[0]} is not in the model's ledger: convert the same model that "
             "bs.prepare_qat prepared"

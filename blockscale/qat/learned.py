@@ -183,11 +183,11 @@ class LearnedScale(nn.Module):
     def waiting_notes(self, part: str, padding: int | None = None) -> list[str]:
         """What to know of a part's scales before training; padding: as in `notes`."""
         waiting, count = self._waiting(padding)
-        told = (
+        text = (
             f"{waiting} of {count} learned scales of its {part} are not set yet; they will be "
             "by the first "
         )
-        return [f"{told}values that are not 0, NaN or infinite"] if waiting else []
+        return [f"{text}values that are not 0, NaN or infinite"] if waiting else []
 
     def notes(self, part: str, padding: int | None = None) -> list[str]:
         """What to know of the scales of a layer's `part` once training is over.
@@ -195,16 +195,16 @@ class LearnedScale(nn.Module):
         padding: a row of an embedding's weight that is zero on purpose, if it has blocks of its own
         """
         waiting, count = self._waiting(padding)
-        grew, told = int(self.grew), []
+        grew, lines = int(self.grew), []
         if waiting:
-            told.append(
+            lines.append(
                 f"{waiting} of {count} scales of its {part} saw only zeros, NaN or "
                 "infinities, and were never set")  # fmt: skip
         if grew:
-            told.append(
+            lines.append(
                 f"scales of its {part} were set again in training (steps: {grew}), because "
                 f"values exceeded their range more than {LOST:.0f} times")  # fmt: skip
-        return told
+        return lines
 
     def _waiting(self, padding: int | None) -> tuple[int, int]:
         """How many blocks wait, and of how many."""

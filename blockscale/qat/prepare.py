@@ -172,8 +172,8 @@ def prepare_qat(
         raise ValueError("found a DistributedDataParallel: prepare the model before wrapping it")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
         _prepare(plain, recipe, learning, strict=strict, fuse=fuse, observer=observer)
-        told = ledger(plain)
-    told.warn()
+        info = ledger(plain)
+    info.warn()
     return model
 
 
@@ -206,8 +206,8 @@ def _prepare(
         layer = _prepared(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
-    told = ledger_of(decisions, others, recipe, entries)
-    model._qat_ledger = replace(told, notes=notes)  # type: ignore[assignment]
+    info = ledger_of(decisions, others, recipe, entries)
+    model._qat_ledger = replace(info, notes=notes)  # type: ignore[assignment]
 
 
 def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:
@@ -224,13 +224,13 @@ def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | 
 
 def ledger(model: nn.Module) -> Ledger:
     """What `prepare_qat`, and then `convert`, made of every layer. Raises ValueError before."""
-    told: Ledger | None = vars(inner_model(model)).get("_qat_ledger")
-    if told is None:
+    info: Ledger | None = vars(inner_model(model)).get("_qat_ledger")
+    if info is None:
         raise ValueError(
             "the model has no ledger: pass the same module that was passed to "
             "bs.prepare_qat, not one inside or around it"
         )
-    return told
+    return info
 
 
 def _decisions(model: nn.Module, recipe: Recipe) -> tuple[list[Decision], list[Entry]]:
@@ -259,8 +259,8 @@ def _trainable(decisions: list[Decision]) -> Iterator[Decision]:
         elif reason := reasons[each.name]:
             yield each.left("skipped", reason)
         elif id(each.parameter) in refused:
-            told = "its weight is tied to a layer that cannot be trained with fake quantization"
-            yield each.left("skipped", told)
+            text = "its weight is tied to a layer that cannot be trained with fake quantization"
+            yield each.left("skipped", text)
         else:
             yield each
 
@@ -308,19 +308,19 @@ def _quantizers(
         if id(plan.parameter) not in weights:
             weights[id(plan.parameter)] = _of_weight(plan, learning["weight"])
         features = trained(plan.module).features(plan.module)
-        taken = plan.scheme.input if plan.kind.takes_input else None
+        names = plan.scheme.input if plan.kind.takes_input else None
         try:
             quantizers[plan.name] = Quantizers(
                 weights[id(plan.parameter)],
-                _of_activation(taken, features.input, learning["input"], observer),
+                _of_activation(names, features.input, learning["input"], observer),
                 _of_activation(plan.scheme.output, features.output, learning["output"], observer),
             )
         except (ValueError, TypeError) as error:
             raise type(error)(f"{plan.name}: {error}") from None
-        for part, made in quantizers[plan.name]._asdict().items():
-            if isinstance(made, ActivationQuantizer):
-                made.to(plan.parameter.device)
-                made.where = f"{part} of {plan.name}"
+        for part, result in quantizers[plan.name]._asdict().items():
+            if isinstance(result, ActivationQuantizer):
+                result.to(plan.parameter.device)
+                result.where = f"{part} of {plan.name}"
     return quantizers
 
 

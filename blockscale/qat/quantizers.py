@@ -37,10 +37,10 @@ def weight_quantizer(layer: nn.Module) -> Any:
     Raises ValueError for a convolution that trained in blocks of another layout.
     """
     if is_trained(layer):
-        made: Any = layer.weight_fake_quant
-        if getattr(made, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator]
+        value: Any = layer.weight_fake_quant
+        if getattr(value, "part", "weight") != "weight" and layer.weight.ndim > 2:  # type: ignore[operator]
             raise ValueError(
-                f"{kind_of(layer)} has trained with its weight in {made.format} along "
+                f"{kind_of(layer)} has trained with its weight in {value.format} along "
                 "the last dimension, as activations are, and layers store input channels "
                 "last: pass QConfig of blockscale.compat.torch_ao, or "
                 "FakeQuantize.with_args(part='weight')"
@@ -49,8 +49,8 @@ def weight_quantizer(layer: nn.Module) -> Any:
         constructor = getattr(getattr(layer, "qconfig", None), "weight", None)
         own: Any = weighted(layer)._parameters
         matrices = [w for name, w in own.items() if name.startswith("weight") and w.ndim > 1]
-        made = constructor() if constructor is not None and matrices else None
-    return made if hasattr(made, "values") else None
+        value = constructor() if constructor is not None and matrices else None
+    return value if hasattr(value, "values") else None
 
 
 def is_trained(layer: nn.Module) -> bool:
@@ -63,8 +63,8 @@ def float_layer(layer: nn.Module) -> nn.Module:
     they are."""
     if not is_trained(layer):
         return layer
-    made: nn.Module = layer.to_float()  # type: ignore[operator]
-    return made.train(layer.training)
+    module: nn.Module = layer.to_float()  # type: ignore[operator]
+    return module.train(layer.training)
 
 
 def weighted(layer: nn.Module) -> Any:

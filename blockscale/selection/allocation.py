@@ -32,23 +32,23 @@ class Budget:
         return f"{self.name}={self.value:.12g}{unit}"
 
     @classmethod
-    def read(cls, given: "Budget | float | str | Mapping[str, float]") -> "Budget":
+    def read(cls, inputs: "Budget | float | str | Mapping[str, float]") -> "Budget":
         """4.5, "4.5", {"size": 20e6}, "size=20MB", "latency=5ms" or "quality=0.99".
 
         Raises ValueError and TypeError for anything else.
         """
-        if isinstance(given, Budget):
-            return given
-        if isinstance(given, Mapping):
-            if len(given) != 1:
+        if isinstance(inputs, Budget):
+            return inputs
+        if isinstance(inputs, Mapping):
+            if len(inputs) != 1:
                 raise ValueError(
-                    f"a budget must have exactly one bound, got {len(given)}: {dict(given)!r}"
+                    f"a budget must have exactly one bound, got {len(inputs)}: {dict(inputs)!r}"
                 )
-            [(name, value)] = given.items()
+            [(name, value)] = inputs.items()
             return _checked(name, value)
-        if isinstance(given, str):
-            return _spelled(given)
-        return _checked("bits", given)
+        if isinstance(inputs, str):
+            return _spelled(inputs)
+        return _checked("bits", inputs)
 
 
 def _spelled(text: str) -> Budget:
@@ -56,14 +56,14 @@ def _spelled(text: str) -> Budget:
     name, rest = (name.strip(), rest.strip()) if equals else ("bits", name.strip())
     if name not in _UNITS:
         raise ValueError(_WRONG.format(text))
-    found = re.fullmatch(r"([0-9][0-9.]*(?:e-?[0-9]+)?)\s*([A-Za-z]*)", rest)
-    if found is None or found[1].count(".") > 1:
+    match = re.fullmatch(r"([0-9][0-9.]*(?:e-?[0-9]+)?)\s*([A-Za-z]*)", rest)
+    if match is None or match[1].count(".") > 1:
         raise ValueError(_WRONG.format(text))
-    unit = found[2] or {"size": "B", "latency": "s"}.get(name, "")
+    unit = match[2] or {"size": "B", "latency": "s"}.get(name, "")
     if unit not in _UNITS[name]:
         units = ", ".join(filter(None, _UNITS[name]))
         raise ValueError(f"budget {text!r}: unknown unit {unit!r} of a {name}; choose from {units}")
-    return _checked(name, float(found[1]) * _UNITS[name][unit])
+    return _checked(name, float(match[1]) * _UNITS[name][unit])
 
 
 _WRONG = (
@@ -123,7 +123,7 @@ def allocate(
     """
     _check(layers, bits, seconds)
     bound = _reachable(layers, bits) if seconds is None else None
-    kept = [
+    rest = [
         [
             i
             for i in _undominated(own, seconds is not None)
@@ -131,24 +131,24 @@ def allocate(
         ]
         for own in layers
     ]
-    options = [[layers[k][i] for i in own] for k, own in enumerate(kept)]
-    found = _taken(layers, kept, *_solve(options, bits, seconds))
-    if found.bits > bits or (seconds is not None and found.seconds > seconds):
+    options = [[layers[k][i] for i in own] for k, own in enumerate(rest)]
+    result = _taken(layers, rest, *_solve(options, bits, seconds))
+    if result.bits > bits or (seconds is not None and result.seconds > seconds):
         tighter = None if seconds is None else seconds * (1 - _SLACK)  # its sums are not exact
-        found = _taken(layers, kept, *_solve(options, bits * (1 - _SLACK), tighter))
-    return found
+        result = _taken(layers, rest, *_solve(options, bits * (1 - _SLACK), tighter))
+    return result
 
 
 def _taken(
-    layers: Sequence[Sequence[Option]], kept: list[list[int]], solved: list[int], gap: float
+    layers: Sequence[Sequence[Option]], members: list[list[int]], solved: list[int], gap: float
 ) -> Allocation:
-    chosen = tuple(own[i] for own, i in zip(kept, solved, strict=True))
-    taken = [own[i] for own, i in zip(layers, chosen, strict=True)]
+    results = tuple(own[i] for own, i in zip(members, solved, strict=True))
+    candidates = [own[i] for own, i in zip(layers, results, strict=True)]
     return Allocation(
-        chosen,
-        sum(each.damage for each in taken),
-        sum(each.bits for each in taken),
-        sum(each.seconds for each in taken),
+        results,
+        sum(each.damage for each in candidates),
+        sum(each.bits for each in candidates),
+        sum(each.seconds for each in candidates),
         gap,
     )
 
@@ -175,29 +175,31 @@ def _undominated(own: Sequence[Option], timed: bool) -> list[int]:
         return (o.damage, o.bits, o.seconds) if timed else (o.damage, o.bits)
 
     order = sorted(range(len(own)), key=lambda i: figures(own[i]))
-    kept: list[int] = []
+    numbers: list[int] = []
     for i in order:
         mine = figures(own[i])
-        if not any(all(a <= b for a, b in zip(figures(own[j]), mine, strict=True)) for j in kept):
-            kept.append(i)
-    return kept
+        if not any(
+            all(a <= b for a, b in zip(figures(own[j]), mine, strict=True)) for j in numbers
+        ):
+            numbers.append(i)
+    return numbers
 
 
 def _reachable(layers: Sequence[Sequence[Option]], bits: float) -> float:
     """Damage that some choice within the budget has: each step takes what helps most for a bit."""
     at = [min(range(len(own)), key=lambda i, o=own: (o[i].bits, o[i].damage)) for own in layers]  # type: ignore[misc]
-    left = bits - sum(own[i].bits for own, i in zip(layers, at, strict=True))
+    rest = bits - sum(own[i].bits for own, i in zip(layers, at, strict=True))
     while True:
         steps = [
             ((own[at[k]].damage - o.damage) / (o.bits - own[at[k]].bits), k, i)
             for k, own in enumerate(layers)
             for i, o in enumerate(own)
-            if o.damage < own[at[k]].damage and 0 < o.bits - own[at[k]].bits <= left
+            if o.damage < own[at[k]].damage and 0 < o.bits - own[at[k]].bits <= rest
         ]
         if not steps:
             break
         _, k, i = max(steps)
-        left -= layers[k][i].bits - layers[k][at[k]].bits
+        rest -= layers[k][i].bits - layers[k][at[k]].bits
         at[k] = i
     return sum(own[i].damage for own, i in zip(layers, at, strict=True))
 
@@ -229,9 +231,9 @@ def _solve(
     )
     if done.x is None:
         raise ValueError(f"no choice of formats fits both budgets: {done.message}")
-    taken = [i for i, share in enumerate(done.x) if share > 0.5]
+    indices = [i for i, share in enumerate(done.x) if share > 0.5]
     starts = [sum(len(own) for own in layers[:k]) for k in range(len(layers))]
-    return [i - starts[flat[i][0]] for i in taken], float(done.mip_gap or 0.0)
+    return [i - starts[flat[i][0]] for i in indices], float(done.mip_gap or 0.0)
 
 
 def _solver() -> Any:

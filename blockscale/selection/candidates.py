@@ -57,44 +57,44 @@ class Candidate:
         return Recipe(self.scheme.weight, input=self.scheme.input, skip=skip)
 
 
-def read(given: Iterable[Any] | None) -> tuple[Candidate, ...]:
+def read(members: Iterable[Any] | None) -> tuple[Candidate, ...]:
     """The candidates, each once, by default DEFAULT.
 
     given: names or spellings of weights' formats; "WEIGHT x INPUT" or {"weight": …, "input": …}
         where inputs are quantized, too
     Raises ValueError where one does not parse or there is none, TypeError for anything else.
     """
-    if isinstance(given, str | Format | Mapping):
-        raise TypeError(f"candidates must be a list of formats: write [{given!r}]")
-    every = [_read(each) for each in (DEFAULT if given is None else given)]
-    found = {each.scheme: each for each in reversed(every)}  # the first name of a scheme
-    if not found:
+    if isinstance(members, str | Format | Mapping):
+        raise TypeError(f"candidates must be a list of formats: write [{members!r}]")
+    every = [_read(each) for each in (DEFAULT if members is None else members)]
+    data = {each.scheme: each for each in reversed(every)}  # the first name of a scheme
+    if not data:
         raise ValueError("candidates is empty: name at least one format")
-    return tuple(each for each in every if found.pop(each.scheme, None) is not None)
+    return tuple(each for each in every if data.pop(each.scheme, None) is not None)
 
 
-def _read(given: Any) -> Candidate:
-    if isinstance(given, Candidate):
-        return given
-    if isinstance(given, Format):
-        return Candidate(str(given), Scheme(given))
-    if isinstance(given, str):
-        weight, between, taken = given.partition(" x ")
-        scheme = Scheme(parse(weight.strip()), parse(taken.strip()) if between else None)
-        return Candidate(given, scheme)
-    if isinstance(given, Mapping):
-        if unknown := sorted(set(given) - {"weight", "input"}):
+def _read(value: Any) -> Candidate:
+    if isinstance(value, Candidate):
+        return value
+    if isinstance(value, Format):
+        return Candidate(str(value), Scheme(value))
+    if isinstance(value, str):
+        weight, between, names = value.partition(" x ")
+        scheme = Scheme(parse(weight.strip()), parse(names.strip()) if between else None)
+        return Candidate(value, scheme)
+    if isinstance(value, Mapping):
+        if unknown := sorted(set(value) - {"weight", "input"}):
             raise ValueError(
                 f"unknown key {unknown[0]!r} of a candidate; choose from weight, input"
             )
-        recipe = Recipe(given.get("weight"), input=given.get("input"))
-        given = recipe.default
-    if not isinstance(given, Scheme):
-        raise TypeError(f"expected a candidate's format, found {kind_of(given)}")
-    if given.weight is None:
+        recipe = Recipe(value.get("weight"), input=value.get("input"))
+        value = recipe.default
+    if not isinstance(value, Scheme):
+        raise TypeError(f"expected a candidate's format, found {kind_of(value)}")
+    if value.weight is None:
         raise ValueError("a candidate needs a weight's format")
-    both = [str(fmt) for fmt in (given.weight, given.input) if fmt is not None]
-    return Candidate(" x ".join(both), Scheme(given.weight, given.input))
+    both = [str(fmt) for fmt in (value.weight, value.input) if fmt is not None]
+    return Candidate(" x ".join(both), Scheme(value.weight, value.input))
 
 
 # Where there is something to choose: the weights of a model, and what each may become.
@@ -150,11 +150,11 @@ class WeightOptions:
     def layers(self, candidate: Candidate) -> dict[str, QLayer]:
         """{name: the quantized layer}, of all its names. Nothing is put into the model."""
         weights: dict[int, Any] = {}
-        made: dict[str, QLayer] = {}
+        by_name: dict[str, QLayer] = {}
         for plan in self.plans[candidate.name]:
             layer, _ = build(plan, weights, Supplied(), None)
-            made |= dict.fromkeys(plan.names, layer)
-        return made
+            by_name |= dict.fromkeys(plan.names, layer)
+        return by_name
 
 
 def choices(
@@ -165,39 +165,39 @@ def choices(
     A layer that a recipe of one format leaves in float has none, nor has a weight that some layer
     which shares it could not have. Raises ValueError where nothing is left to choose.
     """
-    found: dict[int, WeightOptions] = {}
-    left: dict[str, str] = {}
+    options: dict[int, WeightOptions] = {}
+    table: dict[str, str] = {}
     for candidate in candidates:
         recipe = candidate.recipe(tuple(skip))
         decisions = plans_for(model, recipe)
         for plan in decisions:
             if isinstance(plan, Plan):
-                _add(found, plan, candidate)
+                _add(options, plan, candidate)
             else:
-                left.setdefault(plan.name, plan.entry.reason)
+                table.setdefault(plan.name, plan.entry.reason)
         for other in plan_parameters(model, decisions, recipe):
             if isinstance(other, ParameterPlan):
-                left.setdefault(
+                table.setdefault(
                     other.name,
                     "a parameter that belongs to no layer, which the search does not change",
                 )
-    for choice in found.values():
+    for choice in options.values():
         for candidate in candidates:
             if candidate.name not in choice.plans:
-                choice.refused[candidate.name] = left.get(choice.name, "it does not fit")
-    named = {name for choice in found.values() for name in choice.names}
-    if not found:
-        reasons = "; ".join(f"{name}: {why}" for name, why in list(left.items())[:3])
+                choice.refused[candidate.name] = table.get(choice.name, "it does not fit")
+    named = {name for choice in options.values() for name in choice.names}
+    if not options:
+        reasons = "; ".join(f"{name}: {why}" for name, why in list(table.items())[:3])
         raise ValueError(f"no layer of the model can have any of the candidates ({reasons})")
-    return list(found.values()), {name: why for name, why in left.items() if name not in named}
+    return list(options.values()), {name: why for name, why in table.items() if name not in named}
 
 
-def _add(found: dict[int, WeightOptions], plan: Plan, candidate: Candidate) -> None:
+def _add(options: dict[int, WeightOptions], plan: Plan, candidate: Candidate) -> None:
     """Take a layer's plan into the choice of its weight."""
     key = id(plan.parameter)
-    if key not in found:
+    if key not in options:
         kind = type(plan.module).__name__
-        found[key] = WeightOptions((), kind, tuple(plan.stored), plan.parameter)
-    choice = found[key]
+        options[key] = WeightOptions((), kind, tuple(plan.stored), plan.parameter)
+    choice = options[key]
     choice.names = tuple(dict.fromkeys((*choice.names, *plan.names)))
     choice.plans[candidate.name] = (*choice.plans.get(candidate.name, ()), plan)

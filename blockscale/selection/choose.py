@@ -80,14 +80,16 @@ def recipe_of(
         ]
         for own in layers
     ]
-    found = allocate(options, budget * total, latency)
+    result = allocate(options, budget * total, latency)
     schemes = {each.name: each for each in candidates}
-    taken = {
+    by_names = {
         own.names: schemes[own.candidates[i].format]
-        for own, i in zip(layers, found.chosen, strict=True)
+        for own, i in zip(layers, result.chosen, strict=True)
     }
-    seconds = None if latency is None else found.seconds
-    return ChosenRecipe(as_recipe(taken), found.bits / total, found.damage, found.gap, seconds)
+    seconds = None if latency is None else result.seconds
+    return ChosenRecipe(
+        as_recipe(by_names), result.bits / total, result.damage, result.gap, seconds
+    )
 
 
 class ChosenRecipe(NamedTuple):
@@ -109,9 +111,9 @@ def damage(error: LayerError, score: str, layer: LayerChoice) -> float:
     return min(max(value, 0.0), _WORST)
 
 
-def as_recipe(taken: Mapping[tuple[str, ...], Candidate]) -> Recipe:
+def as_recipe(by_names: Mapping[tuple[str, ...], Candidate]) -> Recipe:
     """A recipe that names every layer, those inside of others first: a pattern covers all below."""
-    rules: dict[str, Any] = {name: each.rule for names, each in taken.items() for name in names}
+    rules: dict[str, Any] = {name: each.rule for names, each in by_names.items() for name in names}
     order = sorted(rules, key=lambda name: (-name.count("."), list(rules).index(name)))
     return Recipe(rules={literal(name): rules[name] for name in order})
 

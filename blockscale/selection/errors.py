@@ -58,12 +58,12 @@ class Checked:
     @property
     def errors(self) -> dict[str, float]:
         """{figure: foretold over measured, less 1}, of those that both have."""
-        found = {}
+        data = {}
         for name in ("bytes", "seconds", "speedup", "quality"):
             a, b = getattr(self.foretold, name), getattr(self.measured, name)
             if a is not None and b:
-                found[name] = a / b - 1
-        return found
+                data[name] = a / b - 1
+        return data
 
 
 def float_bytes(model: nn.Module) -> int:
@@ -71,18 +71,21 @@ def float_bytes(model: nn.Module) -> int:
     return sum(stored_bytes(each) for each in model.parameters())
 
 
-def bytes_under(model: nn.Module, layers: Sequence[LayerChoice], taken: Mapping[str, str]) -> int:
+def bytes_under(model: nn.Module, layers: Sequence[LayerChoice], formats: Mapping[str, str]) -> int:
     """Bytes of all parameters under a recipe, without making it. taken: {layer: candidate}."""
     saved = 0
     for layer in layers:
-        if layer.name in taken:
-            bits = layer[taken[layer.name]].bits * layer.elements
+        if layer.name in formats:
+            bits = layer[formats[layer.name]].bits * layer.elements
             saved += layer.float_bits // 8 - round(bits / 8)
     return float_bytes(model) - saved
 
 
 def foretold_seconds(
-    model: nn.Module, found: Sequence[WeightOptions], chosen: Mapping[str, Candidate], batch: Any
+    model: nn.Module,
+    options: Sequence[WeightOptions],
+    candidates: Mapping[str, Candidate],
+    batch: Any,
 ) -> tuple[float, float]:
     """Seconds of the model for a batch with these candidates, and in float.
 
@@ -90,12 +93,12 @@ def foretold_seconds(
     are timed beside the chosen ones, so that each finds caches as it will in the model, and their
     times are exchanged in that of the float model.
     """
-    inputs = inputs_of(model, found, batch)
+    inputs = inputs_of(model, options, batch)
     floats, others = [], []
-    for choice in found:
-        made = choice.layers(chosen[choice.name]) if choice.name in chosen else {}
+    for choice in options:
+        result = choice.layers(candidates[choice.name]) if choice.name in candidates else {}
         for module, first in zip(choice.modules, choice.firsts, strict=True):
-            own = made.get(first, module)
+            own = result.get(first, module)
             floats += [(module.forward, x) for x in inputs[module]]
             others += [(own.forward, x) for x in inputs[module]]
     times = race(
@@ -155,11 +158,11 @@ class Laboratory:
         self,
         model: nn.Module,
         batches: Sequence[Any],
-        held: Sequence[Any],
+        members: Sequence[Any],
         objective: Objective,
         progress: Progress,
     ):
-        self.model, self.batches, self.held = model, batches, held
+        self.model, self.batches, self.held = model, batches, members
         self.objective, self.progress = objective, progress
         self._references: dict[int, Any] = {}  # id of a batch -> what counts of its output
 
@@ -179,20 +182,20 @@ class Laboratory:
         total = MeasuredObjective()
         with placed(self.model, layers):
             for batch in batches:
-                given = self.objective.of(call(self.model, batch), batch)
-                total += self.objective.measure(self.reference(batch), given, batch)
+                outputs = self.objective.of(call(self.model, batch), batch)
+                total += self.objective.measure(self.reference(batch), outputs, batch)
                 self.progress.advance()
         return total
 
     def outputs(
-        self, choices: Sequence[WeightOptions], made: Mapping[str, QLayer]
+        self, choices: Sequence[WeightOptions], layers: Mapping[str, QLayer]
     ) -> dict[str, float]:
         """{choice: SQNR in dB of its layers' outputs, given the float model's inputs}."""
         sums = {choice.name: Sums() for choice in choices}
         callbacks: dict[nn.Module, Callback] = {}
         for choice in choices:
             for module, name in zip(choice.modules, choice.firsts, strict=True):
-                callbacks[module] = _comparing(made[name], sums[choice.name])
+                callbacks[module] = _comparing(layers[name], sums[choice.name])
         with watch(callbacks):
             for batch in self.batches:
                 call(self.model, batch)
@@ -232,14 +235,14 @@ def errors_of(
     sqnr: of the layer's own output, in dB; fisher: damage by the curvature, where there is one
     """
     own = [choice for choice in choices if candidate.name in choice.plans]
-    made: dict[str, QLayer] = {}
+    layers: dict[str, QLayer] = {}
     for choice in own:
-        made |= choice.layers(candidate)
-    sqnr = lab.outputs(own, made)
-    found: Errors = {choice.name: {"sqnr": sqnr[choice.name]} for choice in own}
+        layers |= choice.layers(candidate)
+    sqnr = lab.outputs(own, layers)
+    errors: Errors = {choice.name: {"sqnr": sqnr[choice.name]} for choice in own}
     if curvature is not None:
         for which, choice in enumerate(choices):
-            if choice.name in found:
-                rounded = made[choice.name].dequantize_weight()
-                found[choice.name]["fisher"] = curvature.damage(which, rounded)
-    return found, made
+            if choice.name in errors:
+                rounded = layers[choice.name].dequantize_weight()
+                errors[choice.name]["fisher"] = curvature.damage(which, rounded)
+    return errors, layers

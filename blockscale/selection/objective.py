@@ -43,11 +43,11 @@ class Objective(ABC):
         return output if self._output is None else self._output(output, batch)
 
     @abstractmethod
-    def measure(self, reference: Any, given: Any, batch: Any) -> "MeasuredObjective":
+    def measure(self, reference: Any, value: Any, batch: Any) -> "MeasuredObjective":
         """How far `given` is from `reference`, both as `of` gave them."""
 
     @abstractmethod
-    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
         """A number whose squared gradients, on average, are the damage's second derivatives."""
 
 
@@ -82,10 +82,10 @@ class Distance(Objective):
 
     name, quality_name = "distance", "cosine"
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
+    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
         del batch
         total = MeasuredObjective()
-        for a, b in zip(float_tensors(reference), float_tensors(given), strict=True):
+        for a, b in zip(float_tensors(reference), float_tensors(value), strict=True):
             x, y = (_rows(side).double() for side in (a, b.to(a.device)))
             size = x.square().sum(-1)
             error = (x - y).square().sum(-1) / size.clamp(min=_TINY)
@@ -93,15 +93,15 @@ class Distance(Objective):
             total += MeasuredObjective(_finite(error), _finite(cosine), x.shape[0])
         return total
 
-    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
-        found = []
-        for y in float_tensors(given):
+        results = []
+        for y in float_tensors(value):
             rows = _rows(y).float()
             size = rows.detach().square().sum(-1, keepdim=True).clamp(min=_TINY).sqrt()
             drawn = torch.randn(rows.shape, generator=generator).to(rows.device)
-            found.append((rows * drawn / size).sum())
-        return torch.stack(found).sum()
+            results.append((rows * drawn / size).sum())
+        return torch.stack(results).sum()
 
 
 class Divergence(Objective):
@@ -112,15 +112,15 @@ class Divergence(Objective):
 
     name, quality_name = "kl", "-kl"
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
+    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
         del batch
-        a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, given))
+        a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, value))
         damage = _finite((a.exp() * (a - b.to(a.device))).sum(-1))
         return MeasuredObjective(damage, -damage, a.shape[0])
 
-    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
-        predictions = _rows(logits(given)).float().log_softmax(-1)
+        predictions = _rows(logits(value)).float().log_softmax(-1)
         drawn = torch.multinomial(predictions.detach().exp().cpu(), 1, generator=generator)
         return predictions.gather(-1, drawn.to(predictions.device)).sum()
 
@@ -134,14 +134,14 @@ class Loss(Objective):
         super().__init__(output)
         self._loss = loss
 
-    def measure(self, reference: Any, given: Any, batch: Any) -> MeasuredObjective:
-        before, after = (float(self._loss(side, batch)) for side in (reference, given))
+    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
+        before, after = (float(self._loss(side, batch)) for side in (reference, value))
         after = after if math.isfinite(after) else math.inf
         return MeasuredObjective(after - before, -after, 1)
 
-    def probe(self, given: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del generator
-        return self._loss(given, batch)
+        return self._loss(value, batch)
 
 
 _TINY = 1e-30
@@ -160,13 +160,13 @@ def _finite(values: Tensor) -> float:
 def float_tensors(output: Any) -> list[Tensor]:
     """The tensors of floats in what a model returned. Raises ValueError where there are none."""
     leaves = pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    found = [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
-    if not found:
+    results = [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
+    if not results:
         raise ValueError(
             f"the model returns no float tensor ({kind_of(output)}): select what to "
             "compare with output=lambda given, batch: …"
         )
-    return found
+    return results
 
 
 def logits(output: Any) -> Tensor:
@@ -175,17 +175,17 @@ def logits(output: Any) -> Tensor:
     return named if isinstance(named, Tensor) else float_tensors(output)[0]
 
 
-def objective(given: str | TaskLoss, output: Output | None = None) -> Objective:
+def objective(inputs: str | TaskLoss, output: Output | None = None) -> Objective:
     """The objective of that name, or of that loss. Raises ValueError and TypeError."""
-    if callable(given):
-        return Loss(given, output)
+    if callable(inputs):
+        return Loss(inputs, output)
     kinds: dict[str, Callable[..., Objective]] = {"distance": Distance, "kl": Divergence}
-    if given not in kinds:
+    if inputs not in kinds:
         raise ValueError(
-            f"unknown objective {given!r}; choose from {', '.join(kinds)}, or pass a function "
+            f"unknown objective {inputs!r}; choose from {', '.join(kinds)}, or pass a function "
             "(output, batch) that returns a loss"
         )
-    return kinds[given](output)
+    return kinds[inputs](output)
 
 
 # How sensitive a model's output is to each element of its weights: mean squared gradients.
@@ -213,17 +213,19 @@ class Curvature:
         """Squared gradients of one batch. Raises ValueError where the model has none."""
         leaves = [c.parameter.detach().requires_grad_() for c in self._choices]
         both = zip(self._names, leaves, strict=True)
-        given = {name: leaf for names, leaf in both for name in names}
+        arguments = {name: leaf for names, leaf in both for name in names}
         with torch.enable_grad():
-            other = _WithWeights(self._model, given)
+            other = _WithWeights(self._model, arguments)
             output = objective.of(call(other, batch, device_of(self._model)), batch)
             for probe in range(_PROBES):
                 number = objective.probe(output, batch, generator)
                 if not number.requires_grad:
                     raise ValueError(_FLAT)
-                kept = probe + 1 < _PROBES
-                found = torch.autograd.grad(number, leaves, retain_graph=kept, allow_unused=True)
-                for total, gradient in zip(self.diagonals, found, strict=True):
+                is_kept = probe + 1 < _PROBES
+                result = torch.autograd.grad(
+                    number, leaves, retain_graph=is_kept, allow_unused=True
+                )
+                for total, gradient in zip(self.diagonals, result, strict=True):
                     if gradient is not None:
                         total.add_(gradient.detach().float().square())
                 self._count += 1

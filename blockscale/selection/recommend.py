@@ -72,8 +72,8 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
     every = read(TIMED if candidates is None and bound.name == "latency" else candidates)
     own = None if batches is None else Batches(batches, 1, "", Progress()).whole()
     with unwrapped(model) as plain, ordinary_tensors():
-        found, _ = choices(plain, every, skip)
-        bits = _bits(plain, bound, found, every)
+        result, _ = choices(plain, every, skip)
+        bits = _bits(plain, bound, result, every)
         if own is None:
             searched = by_weights(plain, every, skip)
         else:
@@ -87,7 +87,7 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
         if own is not None:
             held = own if holdout is None else list(holdout)
             lab = Laboratory(plain, own, held, what, Progress())
-        advice = advised(plain, searched, found, bound, bits, lab)
+        advice = advised(plain, searched, result, bound, bits, lab)
     return _told(advice, machine, what)
 
 
@@ -103,24 +103,24 @@ def _checked(hardware: Hardware | None) -> Hardware:
 
 
 def _bits(
-    model: nn.Module, bound: Budget, found: Sequence[Any], every: Sequence[Candidate]
+    model: nn.Module, bound: Budget, results: Sequence[Any], every: Sequence[Candidate]
 ) -> float:
     """The budget in bits a weight; the largest candidate's where another bound decides.
 
     Raises ValueError for a size that even empty weights exceed.
     """
-    elements = sum(choice.elements for choice in found)
+    elements = sum(choice.elements for choice in results)
     if bound.name == "bits":
         return bound.value
     if bound.name == "size":
-        rest = float_bytes(model) - sum(choice.float_bytes for choice in found)
+        rest = float_bytes(model) - sum(choice.float_bytes for choice in results)
         if rest >= bound.value:
             raise ValueError(
                 f"what stays in float already takes {rest} of {bound.value:.0f} bytes: raise "
                 "the size"
             )
         return 8 * (bound.value - rest) / elements
-    most = [max(c.bits(e) for e in every if e.name in c.plans) for c in found]
+    most = [max(c.bits(e) for e in every if e.name in c.plans) for c in results]
     return sum(most) / elements
 
 
@@ -137,11 +137,11 @@ def _told(advice: Advised, machine: Hardware, objective: Any) -> Recommendation:
 def by_weights(model: nn.Module, candidates: Sequence[Candidate], skip: Sequence[str]) -> Search:
     """A search without points, whose layers have the SQNR of their weights, in dB."""
     began = time.monotonic()
-    found, left = choices(model, candidates, skip)
-    layers = tuple(_layer(choice, candidates) for choice in found)
+    result, rest = choices(model, candidates, skip)
+    layers = tuple(_layer(choice, candidates) for choice in result)
     nothing = Point(0.0, math.nan, math.nan, math.nan, Recipe())
     return Search(
-        layers, left, (), (), nothing, tuple(candidates), "sqnr", "weights", "none",
+        layers, rest, (), (), nothing, tuple(candidates), "sqnr", "weights", "none",
         plain_hardware(), " ".join(sys.argv), versions(), time.monotonic() - began,
     )  # fmt: skip
 

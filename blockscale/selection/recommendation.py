@@ -134,7 +134,7 @@ class Advised:
 def advised(
     model: nn.Module,
     search: Search,
-    found: Sequence[WeightOptions],
+    options: Sequence[WeightOptions],
     budget: Budget,
     bits: float,
     lab: Laboratory | None,
@@ -143,41 +143,44 @@ def advised(
     to the budget."""
     batches = None if lab is None else lab.batches
     with inference(model):
-        search, whole = _timed(model, search, found, batches)
+        search, whole = _timed(model, search, options, batches)
         point = _chosen(search, budget, bits, whole)
         if lab is not None and math.isnan(point.quality):
             lab.remember()
-            measured = measured_with(point.recipe, found, search.candidates, lab)
+            measured = measured_with(point.recipe, options, search.candidates, lab)
             point = replace(point, quality=measured.quality, damage=measured.damage)
-        taken = search.taken(point.recipe)
-        foretold = Estimate(bytes_under(model, search.layers, taken), float_bytes(model))
+        names = search.taken(point.recipe)
+        foretold = Estimate(bytes_under(model, search.layers, names), float_bytes(model))
         if batches is not None:
             schemes = {each.name: each for each in search.candidates}
-            chosen = {name: schemes[candidate] for name, candidate in taken.items()}
-            seconds, whole = foretold_seconds(model, found, chosen, batches[0])
+            by_name = {name: schemes[candidate] for name, candidate in names.items()}
+            seconds, whole = foretold_seconds(model, options, by_name, batches[0])
             foretold = replace(
                 foretold, seconds=seconds, float_seconds=whole, quality=point.quality
             )
-        rows = _rows(found, search, taken)
+        rows = _rows(options, search, names)
     weights = {each.name: each.scheme.weight for each in search.candidates}
-    blocks = [str(fmt.block) for name in taken.values() if (fmt := weights[name]) is not None]
+    blocks = [str(fmt.block) for name in names.values() if (fmt := weights[name]) is not None]
     return Advised(
-        budget, point.recipe, foretold, taken, counted(list(taken.values())), counted(blocks),
+        budget, point.recipe, foretold, names, counted(list(names.values())), counted(blocks),
         rows, replace(search, point=point), len(batches or ()),
     )  # fmt: skip
 
 
 def _timed(
-    model: nn.Module, search: Search, found: Sequence[WeightOptions], batches: Sequence[Any] | None
+    model: nn.Module,
+    search: Search,
+    options: Sequence[WeightOptions],
+    batches: Sequence[Any] | None,
 ) -> tuple[Search, float | None]:
     """The search with its layers' seconds, and those of the whole float model."""
     if batches is None:
-        inputs: Mapping[nn.Module, Sequence[Tensor]] = _made_up(found)
-        times = layer_seconds(inputs, found, search.candidates)
+        inputs: Mapping[nn.Module, Sequence[Tensor]] = _made_up(options)
+        times = layer_seconds(inputs, options, search.candidates)
     else:
-        inputs = inputs_of(model, found, batches[0])
+        inputs = inputs_of(model, options, batches[0])
         more = {_MODEL: lambda: call(model, batches[0])}
-        times = layer_seconds(inputs, found, search.candidates, more)
+        times = layer_seconds(inputs, options, search.candidates, more)
     layers = tuple(_with_times(each, times) for each in search.layers)
     return replace(search, layers=layers), times.get((_MODEL, ""))
 
@@ -189,11 +192,11 @@ def _with_times(layer: LayerChoice, times: Mapping[tuple[str, str], float]) -> L
     return replace(layer, candidates=own, seconds=times.get((layer.name, "")))
 
 
-def _made_up(found: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
+def _made_up(options: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
     """Rows of normal numbers for the layers that multiply them; the others are not timed."""
     return {
         module: [_drawn(choice, _ALONE)]
-        for choice in found
+        for choice in options
         if _multiplies(choice)
         for module in choice.modules
     }
@@ -219,10 +222,10 @@ def _chosen(search: Search, budget: Budget, bits: float, whole: float | None) ->
         if budget.name == "latency":
             assert whole is not None
             latency = _of_layers(search, budget.value, whole)
-        made = recipe_of(search.layers, search.candidates, search.score, bits, latency)
+        result = recipe_of(search.layers, search.candidates, search.score, bits, latency)
         return Point(
-            made.bits, math.nan, math.nan, made.damage, made.recipe, bits, made.gap,
-            seconds=made.seconds,
+            result.bits, math.nan, math.nan, result.damage, result.recipe, bits, result.gap,
+            seconds=result.seconds,
         )  # fmt: skip
     return search.point
 
@@ -253,14 +256,14 @@ def _good_enough(search: Search, quality: float) -> Point:
 
 
 def _rows(
-    found: Sequence[WeightOptions], search: Search, taken: Mapping[str, str]
+    options: Sequence[WeightOptions], search: Search, formats: Mapping[str, str]
 ) -> dict[int, float]:
     """{rows: seconds a row} of the largest layer that multiplies, in its format."""
-    able = [choice for choice in found if _multiplies(choice) and choice.name in taken]
+    able = [choice for choice in options if _multiplies(choice) and choice.name in formats]
     if not able:
         return {}
     largest = max(able, key=lambda choice: choice.elements)
-    candidate = next(e for e in search.candidates if e.name == taken[largest.name])
+    candidate = next(e for e in search.candidates if e.name == formats[largest.name])
     layer = next(iter(largest.layers(candidate).values()))
     inputs = {rows: _drawn(largest, rows) for rows in ROWS}
     times = race({rows: (lambda x=x: layer(x)) for rows, x in inputs.items()})  # type: ignore[misc]
@@ -290,10 +293,10 @@ def _formats(advice: Advised) -> Iterator[Claim]:
 
 
 def _size(advice: Advised) -> Iterator[Claim]:
-    told = advice.foretold
+    info = advice.foretold
     yield Claim(
-        f"all parameters take {told.bytes} bytes, {told.float_bytes} in float: "
-        f"{100 * (1 - told.bytes / told.float_bytes):.1f} % are saved",
+        f"all parameters take {info.bytes} bytes, {info.float_bytes} in float: "
+        f"{100 * (1 - info.bytes / info.float_bytes):.1f} % are saved",
         "counted from shapes and formats; bs.quantize_'s ledger counts the same",
     )
 
@@ -318,11 +321,11 @@ def _errors(advice: Advised) -> Iterator[Claim]:
 
 
 def _speed(advice: Advised, timed: str) -> Iterator[Claim]:
-    told = advice.foretold
-    if told.seconds is not None and told.float_seconds is not None:
+    info = advice.foretold
+    if info.seconds is not None and info.float_seconds is not None:
         yield Claim(
-            f"a batch will take {1e3 * told.seconds:.3f} ms, {told.speedup:.2f} times as fast as "
-            f"in float ({1e3 * told.float_seconds:.3f} ms)",
+            f"a batch will take {1e3 * info.seconds:.3f} ms, {info.speedup:.2f} times as fast as "
+            f"in float ({1e3 * info.float_seconds:.3f} ms)",
             f"the float model's time, its layers' exchanged for the recipe's: {timed}",
         )
     layers = [each for each in advice.search.layers if each.seconds]

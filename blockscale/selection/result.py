@@ -155,11 +155,11 @@ class Search:
     def front(self) -> tuple[Point, ...]:
         """The points that no other one, uniform or not, is as good as in bits and quality."""
         every = sorted((*self.points, *self.uniform), key=lambda p: (p.bits, -p.quality))
-        found: list[Point] = []
+        points: list[Point] = []
         for point in every:
-            if not found or point.quality > found[-1].quality:
-                found.append(point)
-        return tuple(found)
+            if not points or point.quality > points[-1].quality:
+                points.append(point)
+        return tuple(points)
 
     def at(self, budget: float, latency: float | None = None) -> Recipe:
         """The recipe for another budget, from the errors that are there: nothing is run.
@@ -197,19 +197,19 @@ class Search:
         """Write it as JSON, whole or not at all; `blockscale report` and `read` take the file."""
         path = Path(path)
         if path.is_dir() or not path.parent.is_dir():
-            told = (
+            info = (
                 f"{path} is a directory" if path.is_dir() else (f"{path.parent} is not a directory")
             )
-            raise ValueError(f"{told}: choose a file in a directory that exists, e.g. search.json")
+            raise ValueError(f"{info}: choose a file in a directory that exists, e.g. search.json")
         write_whole(path, json.dumps(self.to_dict(), indent=1, allow_nan=False))
 
     def __str__(self) -> str:
         """The layers' formats under the recipe, and the points, as plain text."""
         wide = max(len(each.name) for each in self.layers)
         lines = []
-        taken = self.taken(self.recipe)
+        names = self.taken(self.recipe)
         for layer in self.layers:
-            error = layer[taken[layer.name]]
+            error = layer[names[layer.name]]
             lines.append(
                 f"{layer.name.ljust(wide)}  {display_name(error.format)}  {error.bits:.3f} bits, "
                 f"{error.sqnr:.2f} dB"

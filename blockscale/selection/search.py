@@ -82,20 +82,20 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     score = _score(score, every)
     own = _batches(batches)
     held = own if holdout is None else _batches(holdout)
-    asked = Asked(every, score, _budget(budget), tuple(map(_budget, points)), latency, seed)
+    request = Asked(every, score, _budget(budget), tuple(map(_budget, points)), latency, seed)
     what = named_objective(objective, output)
-    told = listener(progress, "searching", "runs")
+    info = listener(progress, "searching", "runs")
     try:
         with unwrapped(model) as plain, ordinary_tensors():
-            found, left = choices(plain, every, skip)
-            lab = Laboratory(plain, own, held, what, told)
-            kept = SearchState(state, _identity(found, asked, what, (own, held)))
+            result, rest = choices(plain, every, skip)
+            lab = Laboratory(plain, own, held, what, info)
+            search_state = SearchState(state, _identity(result, request, what, (own, held)))
             with inference(plain):
-                layers, uniform, front, point = searched(lab, found, asked, kept)
+                layers, uniform, front, point = searched(lab, result, request, search_state)
     finally:
-        told.close()
+        info.close()
     return Search(
-        layers, left, front, uniform, point, every, score, what.name, what.quality_name,
+        layers, rest, front, uniform, point, every, score, what.name, what.quality_name,
         plain_hardware(), " ".join(sys.argv), versions(), time.monotonic() - began,
     )  # fmt: skip
 
@@ -128,14 +128,14 @@ def _batches(batches: Iterable[Any]) -> list[Any]:
 
 
 def _identity(
-    found: Sequence[WeightOptions],
-    asked: Asked,
+    options: Sequence[WeightOptions],
+    request: Asked,
     what: Objective,
     batches: tuple[Sequence[Any], Sequence[Any]],
 ) -> str:
     """What tells a search from others, its budgets left out."""
-    plans = [plan for choice in found for own in choice.plans.values() for plan in own]
-    methods = [what.name, *what.functions, asked.score, asked.seed]
+    plans = [plan for choice in options for own in choice.plans.values() for plan in own]
+    methods = [what.name, *what.functions, request.score, request.seed]
     every = digests_of([*batches[0], *batches[1]])
     return told_apart(plans, methods, every, len(batches[0]))
 

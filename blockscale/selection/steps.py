@@ -33,43 +33,45 @@ Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Poi
 
 
 def searched(
-    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
 ) -> Found:
     """The layers, the uniform points, the front's points and the point of the budget."""
-    _announce(lab, found, asked, state)
+    _announce(lab, options, request, state)
     lab.remember()
-    errors, uniform = _candidates(lab, found, asked, state)
-    if asked.score == "output":
-        for candidate in asked.candidates:
-            _measured(candidate, found, errors[candidate.name], lab, state)
+    errors, uniform = _candidates(lab, options, request, state)
+    if request.score == "output":
+        for candidate in request.candidates:
+            _measured(candidate, options, errors[candidate.name], lab, state)
     times = {}
-    if asked.latency is not None:
-        times = layer_seconds(inputs_of(lab.model, found, lab.batches[0]), found, asked.candidates)
-    layers = tuple(_layer(choice, asked.candidates, errors, times) for choice in found)
-    rest = (layers, found, asked, lab, state)
+    if request.latency is not None:
+        times = layer_seconds(
+            inputs_of(lab.model, options, lab.batches[0]), options, request.candidates
+        )
+    layers = tuple(_layer(choice, request.candidates, errors, times) for choice in options)
+    rest = (layers, options, request, lab, state)
     least = sum(min(e.bits for e in own.candidates) * own.elements for own in layers)
     least /= sum(own.elements for own in layers)
-    front = [_point(budget, None, *rest) for budget in asked.points if budget >= least]
-    point = _point(asked.budget, asked.latency, *rest)
+    front = [_point(budget, None, *rest) for budget in request.points if budget >= least]
+    point = _point(request.budget, request.latency, *rest)
     every = {each.recipe: each for each in (*front, point)}
     return layers, uniform, tuple(sorted(every.values(), key=lambda p: p.bits)), point
 
 
 def _announce(
-    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
 ) -> None:
     """Say how many runs of the model there will be, and how many were made before."""
-    own, held = len(lab.batches), len(lab.held)
-    runs = {_of(each): own + held for each in asked.candidates}
-    if asked.score == "output":
+    own, number = len(lab.batches), len(lab.held)
+    runs = {_of(each): own + number for each in request.candidates}
+    if request.score == "output":
         runs |= {
             _alone(each, choice): own
-            for each in asked.candidates
-            for choice in found
+            for each in request.candidates
+            for choice in options
             if each.name in choice.plans
         }
     done = sum(count for key, count in runs.items() if key in state)
-    points = held * (len(asked.points) + 1)
+    points = number * (len(request.points) + 1)
     lab.progress.start(sum(runs.values()) + points, done)
 
 
@@ -82,63 +84,64 @@ def _alone(candidate: Candidate, choice: WeightOptions) -> str:
 
 
 def _candidates(
-    lab: Laboratory, found: Sequence[WeightOptions], asked: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
 ) -> tuple[dict[str, Errors], tuple[Point, ...]]:
     """The errors of every candidate in every layer, and what each gives in all of them."""
     curvature: Curvature | None = None
     errors: dict[str, Errors] = {}
     uniform = []
-    for candidate in asked.candidates:
+    for candidate in request.candidates:
         if _of(candidate) not in state:
-            if curvature is None and asked.score == "fisher":
-                curvature = _curvature(lab, found, asked.seed)
-            layers, made = errors_of(candidate, found, lab, curvature)
+            if curvature is None and request.score == "fisher":
+                curvature = _curvature(lab, options, request.seed)
+            layers, result = errors_of(candidate, options, lab, curvature)
             if not layers:
                 raise ValueError(
-                    f"no layer can be {candidate.name}: {next(iter(found)).refused[candidate.name]}"
+                    f"no layer can be {candidate.name}: "
+                    f"{next(iter(options)).refused[candidate.name]}"
                 )
-            whole = lab.measure(made, lab.held)
-            told = {"layers": layers, "damage": whole.damage, "quality": whole.quality}
-            state[_of(candidate)] = told
+            whole = lab.measure(result, lab.held)
+            data = {"layers": layers, "damage": whole.damage, "quality": whole.quality}
+            state[_of(candidate)] = data
         errors[candidate.name] = state[_of(candidate)]["layers"]
-        uniform.append(_uniform(candidate, found, state[_of(candidate)], asked.score))
+        uniform.append(_uniform(candidate, options, state[_of(candidate)], request.score))
     return errors, tuple(sorted(uniform, key=lambda p: p.bits))
 
 
-def _curvature(lab: Laboratory, found: Sequence[WeightOptions], seed: int) -> Curvature:
-    made = Curvature(lab.model, found)
+def _curvature(lab: Laboratory, options: Sequence[WeightOptions], seed: int) -> Curvature:
+    curvature = Curvature(lab.model, options)
     generator = torch.Generator().manual_seed(seed)
     for batch in lab.batches:
-        made.add(batch, lab.objective, generator)
-    return made
+        curvature.add(batch, lab.objective, generator)
+    return curvature
 
 
 def _uniform(
-    candidate: Candidate, found: Sequence[WeightOptions], told: Mapping[str, Any], score: str
+    candidate: Candidate, options: Sequence[WeightOptions], data: Mapping[str, Any], score: str
 ) -> Point:
     """One candidate wherever it can be; the other layers stay in float, whose bits count."""
-    own = {choice.names: candidate for choice in found if candidate.name in choice.plans}
+    own = {choice.names: candidate for choice in options if candidate.name in choice.plans}
     bits = sum(
         choice.bits(candidate) if choice.names in own else 8 * choice.float_bytes
-        for choice in found
+        for choice in options
     )
-    predicted = sum(each.get(score, 0.0) for each in told["layers"].values())
-    total = sum(choice.elements for choice in found)
+    predicted = sum(each.get(score, 0.0) for each in data["layers"].values())
+    total = sum(choice.elements for choice in options)
     return Point(
-        bits / total, told["quality"], told["damage"], predicted, as_recipe(own),
+        bits / total, data["quality"], data["damage"], predicted, as_recipe(own),
         name=candidate.name,
     )  # fmt: skip
 
 
 def _measured(
     candidate: Candidate,
-    found: Sequence[WeightOptions],
+    options: Sequence[WeightOptions],
     errors: Errors,
     lab: Laboratory,
     state: SearchState,
 ) -> None:
     """Into `errors`: the damage of one layer at a time in this candidate."""
-    for choice in found:
+    for choice in options:
         if candidate.name not in choice.plans:
             continue
         key = _alone(candidate, choice)
@@ -174,32 +177,35 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
     budget: float,
     latency: float | None,
     layers: tuple[LayerChoice, ...],
-    found: Sequence[WeightOptions],
-    asked: Asked,
+    options: Sequence[WeightOptions],
+    request: Asked,
     lab: Laboratory,
     state: SearchState,
 ) -> Point:
     """The best recipe within the budgets, and the quality that it then has."""
-    choice = recipe_of(layers, asked.candidates, asked.score, budget, latency)
+    choice = recipe_of(layers, request.candidates, request.score, budget, latency)
     key = f"recipe {choice.recipe.to_json()}"
     if key not in state:
-        whole = measured_with(choice.recipe, found, asked.candidates, lab)
+        whole = measured_with(choice.recipe, options, request.candidates, lab)
         state[key] = {"damage": whole.damage, "quality": whole.quality}
-    told = state[key]
+    info = state[key]
     return Point(
-        choice.bits, told["quality"], told["damage"], choice.damage, choice.recipe, budget,
+        choice.bits, info["quality"], info["damage"], choice.damage, choice.recipe, budget,
         choice.gap, seconds=choice.seconds,
     )  # fmt: skip
 
 
 def measured_with(
-    recipe: Recipe, found: Sequence[WeightOptions], candidates: Sequence[Candidate], lab: Laboratory
+    recipe: Recipe,
+    options: Sequence[WeightOptions],
+    candidates: Sequence[Candidate],
+    lab: Laboratory,
 ) -> MeasuredObjective:
     """Damage and quality of the model with a recipe that has a candidate for every choice."""
-    made: dict[str, nn.Module] = {}
-    for each in found:
-        made |= each.layers(_candidate_of(recipe, each, candidates))
-    return lab.measure(made, lab.held)
+    layers: dict[str, nn.Module] = {}
+    for each in options:
+        layers |= each.layers(_candidate_of(recipe, each, candidates))
+    return lab.measure(layers, lab.held)
 
 
 def _candidate_of(

@@ -34,19 +34,19 @@ def peak(call: Callable[[], Any], device: str) -> int:
         call()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated(device)) - before
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        kept = call()
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as result:
+        output = call()
     most = held = 0
-    for _, nbytes in sorted(_allocations(found)):
+    for _, nbytes in sorted(_allocations(result)):
         held += nbytes
         most = max(most, held)
-    del kept
+    del output
     return most
 
 
-def _allocations(found: Any) -> Iterator[tuple[int, int]]:
+def _allocations(value: Any) -> Iterator[tuple[int, int]]:
     """(when, bytes; negative where they are given back)."""
-    for event in found.profiler.kineto_results.events():
+    for event in value.profiler.kineto_results.events():
         if event.name() == "[memory]":
             yield event.start_ns(), event.nbytes()
 
@@ -55,14 +55,14 @@ def _allocations(found: Any) -> Iterator[tuple[int, int]]:
 def _quiet() -> Iterator[None]:
     """Some builds of torch write two lines on standard error for each profile."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    descriptor = os.dup(2)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
 
 
 _ROUNDS, _SAMPLE = 7, 2e-3  # samples of each layer; seconds of one, at least
@@ -88,35 +88,35 @@ def layer_seconds(
             name = "" if candidate is None else candidate.name
             if candidate is not None and name not in choice.plans:
                 continue
-            made = None if candidate is None else choice.layers(candidate)
+            result = None if candidate is None else choice.layers(candidate)
             for module, first in zip(choice.modules, choice.firsts, strict=True):
                 for x in inputs.get(module, ()):
                     alike = (choice.kind, choice.shape, tuple(x.shape), x.dtype, name)
                     keys.setdefault((choice.name, name), []).append(alike)
-                    layer = module if made is None else made[first]
+                    layer = module if result is None else result[first]
                     calls.setdefault(alike, _bound(layer, x))
             keys.setdefault((choice.name, name), [])
     seconds = race(calls | dict(more or {}))
-    found = {key: sum(seconds[each] for each in own) for key, own in keys.items()}
-    return found | {(name, ""): seconds[name] for name in more or {}}
+    data = {key: sum(seconds[each] for each in own) for key, own in keys.items()}
+    return data | {(name, ""): seconds[name] for name in more or {}}
 
 
 def inputs_of(
     model: nn.Module, choices: Sequence[WeightOptions], batch: Any
 ) -> dict[nn.Module, list[Tensor]]:
     """{layer: what it is called with for a batch}."""
-    found: dict[nn.Module, list[Tensor]] = {m: [] for c in choices for m in c.modules}
+    by_name: dict[nn.Module, list[Tensor]] = {m: [] for c in choices for m in c.modules}
 
     def keeping(module: nn.Module) -> Callback:
         def keep(x: Tensor, y: Any) -> None:
             del y
-            found[module].append(x.detach())
+            by_name[module].append(x.detach())
 
         return keep
 
-    with torch.no_grad(), watch({module: keeping(module) for module in found}):
+    with torch.no_grad(), watch({module: keeping(module) for module in by_name}):
         call(model, batch)
-    return found
+    return by_name
 
 
 def _bound(layer: nn.Module, x: Tensor) -> Callable[[], Any]:

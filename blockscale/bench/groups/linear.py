@@ -52,16 +52,16 @@ def baseline(settings: Settings) -> str:
     return "torch fp32" if settings.dtype.itemsize == 4 else "torch bf16"
 
 
-def label(weight: str, given: str | None) -> str:
+def label(weight: str, text: str | None) -> str:
     """How a recipe is called in tables."""
-    return f"{weight} x {given}" if given else f"{weight} weights"
+    return f"{weight} x {text}" if text else f"{weight} weights"
 
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Every shape, every number of rows; all contestants race in each."""
     picked = [recipe for recipe in recipes(settings) if settings.picks(recipe[0])]
-    known = {str(bs.parse(weight)) for weight, _ in picked}
-    picked += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in known]
+    values = {str(bs.parse(weight)) for weight, _ in picked}
+    picked += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in values]
     for (k, n), rows in settings.sizes.linear.items():
         for m in rows:
             about = {"op": "linear", "m": m, "k": k, "n": n, "operations": 2 * m * k * n}
@@ -122,12 +122,12 @@ def _layer(k: int, n: int, device: str, compiled: bool, dtype: torch.dtype) -> L
     return Layer(k, n, device, compiled, dtype)
 
 
-def _quantized(layer: Layer, weight: str, given: str | None) -> nn.Module:
+def _quantized(layer: Layer, weight: str, text: str | None) -> nn.Module:
     """The layer as `bs.quantize_` makes it."""
-    name = label(weight, given)
+    name = label(weight, text)
     if name not in layer.made:
         model = layer.module()
-        bs.quantize_(model, bs.Recipe(weight, input=given), strict=True)
+        bs.quantize_(model, bs.Recipe(weight, input=text), strict=True)
         layer.made[name] = model
     module: nn.Module = layer.made[name]
     return module

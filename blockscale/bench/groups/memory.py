@@ -29,26 +29,28 @@ def cases(settings: Settings) -> Iterator[Case]:
     formats = settings.formats or primitives.QUICK
     for name in formats:
         for op in primitives.OPS:
-            wanted = Primitive(op, name, settings.sizes.matrix, torch.float32, settings.device)
-            size = "x".join(map(str, wanted.shape))
-            about = {"op": op, "format": name, "shape": list(wanted.shape), "dtype": "float32"}
-            made = partial(_primitive, wanted)
-            yield Case(f"memory/{op}/{name}/{size}", GROUP, about, made, _figures, _WEIGHT)
+            primitive = Primitive(op, name, settings.sizes.matrix, torch.float32, settings.device)
+            size = "x".join(map(str, primitive.shape))
+            about = {"op": op, "format": name, "shape": list(primitive.shape), "dtype": "float32"}
+            result = partial(_primitive, primitive)
+            yield Case(f"memory/{op}/{name}/{size}", GROUP, about, result, _figures, _WEIGHT)
     (k, n), rows = next(iter(settings.sizes.linear.items()))
     for name in formats:
         for m in dict.fromkeys((rows[0], rows[-1])):
             about = {"op": "linear", "format": name, "shape": [m, k, n], "dtype": "float32"}
-            made = partial(_linear, name, k, n, m, settings.device)
-            yield Case(f"memory/linear/{name}/{k}x{n}/m={m}", GROUP, about, made, _figures, _WEIGHT)
+            result = partial(_linear, name, k, n, m, settings.device)
+            yield Case(
+                f"memory/linear/{name}/{k}x{n}/m={m}", GROUP, about, result, _figures, _WEIGHT
+            )
 
 
-def _primitive(wanted: Primitive) -> Iterator[Contestant]:
-    call = primitives.ours(wanted)
-    given: list[Tensor | QTensor] = [wanted.x]
-    if wanted.op == "dequantize":
-        given = [bs.quantize(wanted.x, wanted.spelling)]
-    counted = requests.moved(wanted.op, wanted.fmt, wanted.shape, wanted.dtype, 1)
-    yield _contestant(call, given, counted, wanted.device)
+def _primitive(primitive: Primitive) -> Iterator[Contestant]:
+    call = primitives.ours(primitive)
+    members: list[Tensor | QTensor] = [primitive.x]
+    if primitive.op == "dequantize":
+        members = [bs.quantize(primitive.x, primitive.spelling)]
+    counted = requests.moved(primitive.op, primitive.fmt, primitive.shape, primitive.dtype, 1)
+    yield _contestant(call, members, counted, primitive.device)
 
 
 def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contestant]:
@@ -57,19 +59,19 @@ def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contesta
     bs.quantize_(model, bs.Recipe(name), strict=True)
     x = normal((m, k), torch.float32, device)
     stored = requests.stored_bytes(bs.parse(name), (n, k))
-    held = list(model.buffers())
+    results = list(model.buffers())
     model(x)  # what a kernel keeps beside a weight is made by the first call
-    yield _contestant(partial(model, x), [x, *held], stored + 4 * m * (k + n), device)
+    yield _contestant(partial(model, x), [x, *results], stored + 4 * m * (k + n), device)
 
 
 def _contestant(
-    call: Call, given: Iterable[Tensor | QTensor], counted: int, device: str
+    call: Call, members: Iterable[Tensor | QTensor], counted: int, device: str
 ) -> Contestant:
     """Ours, with what no clock tells."""
     with torch.no_grad():
         result = call()
         most = peak(call, device)
-    tensors = sum(each.nbytes for each in given) + result.nbytes
+    tensors = sum(each.nbytes for each in members) + result.nbytes
     facts = {
         "peak_bytes": most,
         "result_bytes": result.nbytes,

@@ -45,49 +45,49 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
         yield Skipped("model", f"{missing[0]} is not installed: pip install 'blockscale[demo]'")
         return
     model = _model(settings.device)
-    given = tokens(settings.sizes.sentences, settings.sizes.tokens)
-    given = {name: each.to(settings.device) for name, each in given.items()}
-    expected = minilm.embed(model, given)
-    yield Contestant(FP32, "ceiling", partial(minilm.embed, model, given))
+    inputs = tokens(settings.sizes.sentences, settings.sizes.tokens)
+    inputs = {name: each.to(settings.device) for name, each in inputs.items()}
+    expected = minilm.embed(model, inputs)
+    yield Contestant(FP32, "ceiling", partial(minilm.embed, model, inputs))
 
     def cosine(other: nn.Module) -> dict[str, float]:
-        similarities = F.cosine_similarity(minilm.embed(other, given), expected, dim=-1)
+        similarities = F.cosine_similarity(minilm.embed(other, inputs), expected, dim=-1)
         return {"cosine": float(similarities.mean())}
 
     quantized = copy.deepcopy(model)
     bs.quantize_(quantized, bs.Recipe(WEIGHT, input=INPUT), strict=True)
-    ours = Contestant(f"{WEIGHT} x {INPUT}", "ours", partial(minilm.embed, quantized, given))
+    ours = Contestant(f"{WEIGHT} x {INPUT}", "ours", partial(minilm.embed, quantized, inputs))
     promised = targets.MODEL if settings.sizes == FULL else {}
     with ours.quiet():
         facts = cosine(quantized)
     yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=promised)
     if settings.device == "cpu":
-        converted = _converted(model, given)
-        yield from _graphs(converted, given, cosine, targets.GRAPH if promised else {})
+        converted = _converted(model, inputs)
+        yield from _graphs(converted, inputs, cosine, targets.GRAPH if promised else {})
         if settings.peers:
-            yield _exported(converted, given, cosine)
+            yield _exported(converted, inputs, cosine)
 
-    def finish(peer: Peer, made: nn.Module) -> Contestant:
-        call = partial(minilm.embed, made, given)
-        return Contestant(peer.name, "peer", call, peer.note, facts=cosine(made))
+    def finish(peer: Peer, module: nn.Module) -> Contestant:
+        call = partial(minilm.embed, module, inputs)
+        return Contestant(peer.name, "peer", call, peer.note, facts=cosine(module))
 
     if settings.peers:
         yield from rivals("model", Encoder(model, settings.compiled), finish)
 
 
-def _converted(model: nn.Module, given: dict[str, Tensor]) -> fx.GraphModule:
+def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> fx.GraphModule:
     """The model as a program under static scales."""
     free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
-    sizes = dict.fromkeys(given, free)
-    program = torch.export.export(model, (), given, dynamic_shapes=sizes)
+    sizes = dict.fromkeys(tensors, free)
+    program = torch.export.export(model, (), tensors, dynamic_shapes=sizes)
     prepared = bs.graph.prepare(program, bs.Recipe(WEIGHT, STATIC, skip=["embeddings"]))
-    bs.calibrate(prepared, [given], progress=False)
+    bs.calibrate(prepared, [tensors], progress=False)
     return bs.graph.convert(prepared)
 
 
 def _graphs(
     converted: fx.GraphModule,
-    given: dict[str, Tensor],
+    tensors: dict[str, Tensor],
     cosine: Callable[[nn.Module], dict[str, float]],
     promised: targets.Targets,
 ) -> Iterator[Contestant | Skipped]:
@@ -99,13 +99,13 @@ def _graphs(
             yield Skipped(name, reason)
             continue
         graph = bs.graph.lower(fused, target)
-        call = partial(minilm.embed, graph, given)
+        call = partial(minilm.embed, graph, tensors)
         yield Contestant(name, "ours", call, facts=cosine(graph), targets=promised)
 
 
 def _exported(
     converted: fx.GraphModule,
-    given: dict[str, Tensor],
+    tensors: dict[str, Tensor],
     cosine: Callable[[nn.Module], dict[str, float]],
 ) -> Contestant | Skipped:
     """The program as an ONNX file, in onnxruntime."""
@@ -115,8 +115,8 @@ def _exported(
         return Skipped(name, reason)
     with TemporaryDirectory() as folder:
         bs.export.onnx(converted, Path(folder) / "model.onnx")
-        made = onnxruntime.OnnxSession(Path(folder) / "model.onnx")
-    return Contestant(name, "ours", partial(minilm.embed, made, given), facts=cosine(made))
+        session = onnxruntime.OnnxSession(Path(folder) / "model.onnx")
+    return Contestant(name, "ours", partial(minilm.embed, session, tensors), facts=cosine(session))
 
 
 @lru_cache(maxsize=1)

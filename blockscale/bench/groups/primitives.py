@@ -68,46 +68,46 @@ def _inputs(settings: Settings) -> Iterator[tuple[str, torch.dtype]]:
         yield from ((name, dtype) for name in NARROW)
 
 
-def _case(wanted: Primitive, settings: Settings) -> Case:
-    dtype = str(wanted.dtype).removeprefix("torch.")
-    size = "x".join(map(str, wanted.shape))
+def _case(primitive: Primitive, settings: Settings) -> Case:
+    dtype = str(primitive.dtype).removeprefix("torch.")
+    size = "x".join(map(str, primitive.shape))
     about = {
-        "op": wanted.op,
-        "format": wanted.name,
-        "spelling": wanted.spelling,
-        "shape": list(wanted.shape),
+        "op": primitive.op,
+        "format": primitive.name,
+        "spelling": primitive.spelling,
+        "shape": list(primitive.shape),
         "dtype": dtype,
-        "bytes": wanted.bytes(),
-        "reads": wanted.reads if wanted.op != "dequantize" else 1,
+        "bytes": primitive.bytes(),
+        "reads": primitive.reads if primitive.op != "dequantize" else 1,
     }
     return Case(
-        f"{wanted.op}/{wanted.name}/{size}/{dtype}",
+        f"{primitive.op}/{primitive.name}/{size}/{dtype}",
         GROUP,
         about,
-        partial(_contestants, wanted, dtype, settings.peers),
-        partial(figures, wanted.bytes()),
+        partial(_contestants, primitive, dtype, settings.peers),
+        partial(figures, primitive.bytes()),
     )
 
 
-def _contestants(wanted: Primitive, dtype: str, peers: bool) -> Iterator[Contestant | Skipped]:
-    promised = targets.primitive(wanted.op, wanted.fmt, wanted.shape, dtype)
-    yield Contestant("blockscale", "ours", ours(wanted), targets=promised, probe=True)
-    yield from copies(wanted.bytes(), wanted.device)
+def _contestants(primitive: Primitive, dtype: str, peers: bool) -> Iterator[Contestant | Skipped]:
+    promised = targets.primitive(primitive.op, primitive.fmt, primitive.shape, dtype)
+    yield Contestant("blockscale", "ours", ours(primitive), targets=promised, probe=True)
+    yield from copies(primitive.bytes(), primitive.device)
 
     def finish(peer: Peer, call: Call) -> Contestant:
-        return Contestant(peer.name, "peer", call, peer.note, wanted.bytes(peer.reads))
+        return Contestant(peer.name, "peer", call, peer.note, primitive.bytes(peer.reads))
 
     if peers:
-        yield from rivals("primitive", wanted, finish)
+        yield from rivals("primitive", primitive, finish)
 
 
-def ours(wanted: Primitive) -> Call:
+def ours(primitive: Primitive) -> Call:
     """The public function."""
-    x, fmt = wanted.x, wanted.spelling
-    seed = 1 if wanted.fmt.rounding == "stochastic" else None
-    if wanted.op == "quantize":
+    x, fmt = primitive.x, primitive.spelling
+    seed = 1 if primitive.fmt.rounding == "stochastic" else None
+    if primitive.op == "quantize":
         return lambda: bs.quantize(x, fmt, seed=seed)
-    if wanted.op == "fake_quantize":
+    if primitive.op == "fake_quantize":
         return lambda: bs.fake_quantize(x, fmt, seed=seed)
     q = bs.quantize(x, fmt, seed=seed)
     return lambda: q.dequantize(x.dtype)
@@ -118,5 +118,5 @@ def figures(
 ) -> dict[str, float]:
     """Its bandwidth over that of the best copy of `nbytes` in the same rounds."""
     bandwidth = (contestant.bytes or nbytes) / timing.median
-    told = {"gigabytes_per_second": bandwidth / 1e9}
-    return told | {"of_copy": bandwidth * best(times, PREFIX) / nbytes}
+    data = {"gigabytes_per_second": bandwidth / 1e9}
+    return data | {"of_copy": bandwidth * best(times, PREFIX) / nbytes}

@@ -13,13 +13,13 @@ Finish = Callable[[Peer, Any], Contestant]
 
 
 def rivals(
-    kind: str, wanted: Any, finish: Finish, made: dict[str, Any] | None = None
+    kind: str, value: Any, finish: Finish, data: dict[str, Any] | None = None
 ) -> Iterator[Contestant | Skipped]:
     """Everyone else for `wanted`, a request of `kind`; `finish` makes what a peer built race.
 
     made: what peers built earlier for the same request, by name, which is used again.
     """
-    made = {} if made is None else made
+    data = {} if data is None else data
     for module in import_all(peers.__name__, peers.__path__):
         offer = getattr(module, kind, None)
         library = module.__name__.rpartition(".")[2]
@@ -28,16 +28,16 @@ def rivals(
         if reason := module.unavailable():
             yield Skipped(library, reason)
             continue
-        for peer in offer(wanted):
-            yield _built(peer, finish, made)
+        for peer in offer(value):
+            yield _built(peer, finish, data)
 
 
-def _built(peer: Peer, finish: Finish, made: dict[str, Any]) -> Contestant | Skipped:
+def _built(peer: Peer, finish: Finish, data: dict[str, Any]) -> Contestant | Skipped:
     try:
         with quiet_libraries():
-            if peer.name not in made:
-                made[peer.name] = peer.build()
-            return finish(peer, made[peer.name])
+            if peer.name not in data:
+                data[peer.name] = peer.build()
+            return finish(peer, data[peer.name])
     except Exception as error:
         return Skipped(peer.name, error_line(error))
 

@@ -46,11 +46,11 @@ class OnnxSession(nn.Module):
     def __init__(self, path: Path):
         super().__init__()
         onnxruntime = importlib.import_module("onnxruntime")
-        chosen = onnxruntime.SessionOptions()
-        chosen.intra_op_num_threads = torch.get_num_threads()
-        chosen.log_severity_level = 3
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(
-            str(path), chosen, providers=["CPUExecutionProvider"]
+            str(path), options, providers=["CPUExecutionProvider"]
         )
 
     def forward(self, **tokens: Tensor) -> Any:
@@ -65,15 +65,17 @@ def _encoder(encoder: nn.Module, *, dynamic: bool) -> OnnxSession:
     """The float encoder as torch.onnx writes it, and as onnxruntime quantizes that."""
     names = ("input_ids", "token_type_ids", "attention_mask")
     ids = torch.arange(1000, 1032).reshape(2, 16)
-    given = {name: ids if name == "input_ids" else torch.ones_like(ids) for name in names}
+    arguments = {name: ids if name == "input_ids" else torch.ones_like(ids) for name in names}
     free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
     with TemporaryDirectory() as folder:
         path, small = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        program = torch.export.export(encoder, (), given, dynamic_shapes=dict.fromkeys(names, free))
+        program = torch.export.export(
+            encoder, (), arguments, dynamic_shapes=dict.fromkeys(names, free)
+        )
         outputs = ["last_hidden_state", "pooler_output"]
-        made = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
-        assert made is not None
-        made.save(path)
+        result = torch.onnx.export(program, dynamo=True, output_names=outputs, verbose=False)
+        assert result is not None
+        result.save(path)
         if not dynamic:
             return OnnxSession(path)
         quantization = importlib.import_module("onnxruntime.quantization")
@@ -116,16 +118,16 @@ def _session(
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["m", size])
 
     node = helper.make_node(kind, ["x", *arrays], ["y"], **options)
-    given = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph([node], "one", [value("x", layer.k)], [value("y", layer.n)], given)
+    members = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph([node], "one", [value("x", layer.k)], [value("y", layer.n)], members)
     versions = [helper.make_opsetid("", 20), helper.make_opsetid(_CONTRIB, 1)]
     model = helper.make_model(graph, opset_imports=versions)
     model.ir_version = 9
-    chosen = onnxruntime.SessionOptions()
-    chosen.intra_op_num_threads = torch.get_num_threads()
-    chosen.log_severity_level = 3
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = torch.get_num_threads()
+    session_options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
-        model.SerializeToString(), chosen, providers=["CPUExecutionProvider"]
+        model.SerializeToString(), session_options, providers=["CPUExecutionProvider"]
     )
 
     def bind(x: Tensor) -> Call:

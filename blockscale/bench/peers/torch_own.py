@@ -21,17 +21,17 @@ def unavailable() -> str | None:
     return None
 
 
-def primitive(wanted: Primitive) -> Iterator[Peer]:
+def primitive(case: Primitive) -> Iterator[Peer]:
     """int8 with one scale for the tensor or one a channel; the scale is given. CPU alone."""
-    if wanted.device != "cpu":
+    if case.device != "cpu":
         return
-    x = wanted.x
+    x = case.x
     stored: Any
     fake: Any
-    if x.dtype != torch.float32 or wanted.name not in ("int8", "int8_channel"):
+    if x.dtype != torch.float32 or case.name not in ("int8", "int8_channel"):
         return
-    given = "its scale is given"
-    if wanted.name == "int8":
+    text = "its scale is given"
+    if case.name == "int8":
         scalar = (_LIMIT / 127, 0)
         stored, fake = torch.quantize_per_tensor, torch.fake_quantize_per_tensor_affine
         makers: dict[str, Any] = {
@@ -46,11 +46,11 @@ def primitive(wanted: Primitive) -> Iterator[Peer]:
             "quantize": lambda: stored(x, scale, zero, 0, torch.qint8),
             "fake_quantize": lambda: fake(x, scale, zero, 0, -127, 127),
         }
-    if wanted.op == "dequantize":
+    if case.op == "dequantize":
         yield Peer(f"torch {stored.__name__}", lambda: makers["quantize"]().dequantize)
         return
-    function = stored if wanted.op == "quantize" else fake
-    yield Peer(f"torch {function.__name__}", lambda: makers[wanted.op], given, reads=1)
+    function = stored if case.op == "quantize" else fake
+    yield Peer(f"torch {function.__name__}", lambda: makers[case.op], text, reads=1)
 
 
 def linear(layer: Layer) -> Iterator[Peer]:
@@ -72,8 +72,8 @@ def _bf16(weight: Tensor) -> Any:
     narrow = weight.bfloat16()
 
     def bind(x: Tensor) -> Call:
-        given = x.bfloat16()
-        return lambda: F.linear(given, narrow)
+        values = x.bfloat16()
+        return lambda: F.linear(values, narrow)
 
     return bind
 
@@ -82,8 +82,8 @@ def _int_mm(weight: Tensor) -> Any:
     codes = (weight * 127 / weight.abs().amax()).round().to(torch.int8).t()
 
     def bind(x: Tensor) -> Call:
-        given = (x * 127 / _LIMIT).clamp(-127, 127).round().to(torch.int8)
-        return lambda: int_mm(given, codes)
+        values = (x * 127 / _LIMIT).clamp(-127, 127).round().to(torch.int8)
+        return lambda: int_mm(values, codes)
 
     return bind
 

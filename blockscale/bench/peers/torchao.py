@@ -24,17 +24,17 @@ def unavailable() -> str | None:
     return "torchao is not installed" if missing else None
 
 
-def primitive(wanted: Primitive) -> Iterator[Peer]:
+def primitive(case: Primitive) -> Iterator[Peer]:
     """int8 in groups of 128 with choice of the scale; MX and NVFP4 as its prototypes have them."""
-    if wanted.spelling == f"int8:group{_GROUP}:fp32" and wanted.op != "fake_quantize":
-        yield Peer("torchao int8 eager", lambda: _affine(wanted.x, wanted.op))
-        if wanted.compiled and wanted.op == "quantize":
-            yield Peer("torchao int8 compiled", lambda: _compiled(wanted.x), _COMPILES)
-    if wanted.op != "fake_quantize" and (wanted.name in _MX or wanted.name == "nvfp4"):
-        yield Peer(f"torchao {wanted.name} eager", lambda: _block(wanted))
-        compiles = wanted.device != "cpu" and wanted.dtype is torch.bfloat16  # what it is made for
-        if wanted.compiled and wanted.op == "quantize" and compiles:
-            yield Peer(f"torchao {wanted.name} compiled", lambda: _fast_block(wanted), _COMPILES)
+    if case.spelling == f"int8:group{_GROUP}:fp32" and case.op != "fake_quantize":
+        yield Peer("torchao int8 eager", lambda: _affine(case.x, case.op))
+        if case.compiled and case.op == "quantize":
+            yield Peer("torchao int8 compiled", lambda: _compiled(case.x), _COMPILES)
+    if case.op != "fake_quantize" and (case.name in _MX or case.name == "nvfp4"):
+        yield Peer(f"torchao {case.name} eager", lambda: _block(case))
+        compiles = case.device != "cpu" and case.dtype is torch.bfloat16  # what it is made for
+        if case.compiled and case.op == "quantize" and compiles:
+            yield Peer(f"torchao {case.name} compiled", lambda: _fast_block(case), _COMPILES)
 
 
 def linear(layer: Layer) -> Iterator[Peer]:
@@ -46,12 +46,12 @@ def linear(layer: Layer) -> Iterator[Peer]:
 
 def model(encoder: Encoder) -> Iterator[Peer]:
     """Every Linear with int8 weight and dynamic int8 input."""
-    made = _dynamic
-    yield Peer("torchao int8 dynamic eager", lambda: made(copy.deepcopy(encoder.model)))
+    result = _dynamic
+    yield Peer("torchao int8 dynamic eager", lambda: result(copy.deepcopy(encoder.model)))
     if encoder.compiled:
         yield Peer(
             "torchao int8 dynamic compiled",
-            lambda: _compile(made(copy.deepcopy(encoder.model))),
+            lambda: _compile(result(copy.deepcopy(encoder.model))),
             _COMPILES,
         )
 
@@ -90,25 +90,25 @@ def _affine(x: Tensor, op: str) -> Call:
 
 
 def _compiled(x: Tensor) -> Call:
-    made = _compile(_quantize_affine())
-    made(x)  # compiles
-    return lambda: made(x)
+    result = _compile(_quantize_affine())
+    result(x)  # compiles
+    return lambda: result(x)
 
 
-def _maker(wanted: Primitive) -> Callable[[Tensor], Any]:
-    return _nvfp4 if wanted.name == "nvfp4" else _mx(_MX[wanted.name])
+def _maker(primitive: Primitive) -> Callable[[Tensor], Any]:
+    return _nvfp4 if primitive.name == "nvfp4" else _mx(_MX[primitive.name])
 
 
-def _fast_block(wanted: Primitive) -> Call:
-    x, make = wanted.x, _compile(_maker(wanted))
+def _fast_block(primitive: Primitive) -> Call:
+    x, make = primitive.x, _compile(_maker(primitive))
     make(x)  # compiles
     return lambda: make(x)
 
 
-def _block(wanted: Primitive) -> Call:
-    x = wanted.x
-    make = _maker(wanted)
-    if wanted.op == "quantize":
+def _block(primitive: Primitive) -> Call:
+    x = primitive.x
+    make = _maker(primitive)
+    if primitive.op == "quantize":
         return lambda: make(x)
     stored = make(x)
     return lambda: stored.dequantize(x.dtype)

@@ -48,9 +48,9 @@ def spec_of(kind: Any, arguments: dict[str, Any], *, users: bool = False) -> str
     users: also of a user's subclasses, whose own rules for scales are left out then
     Raises TypeError for other classes.
     """
-    known = isinstance(kind, type) and kind.__module__.startswith(("torch.ao.", "blockscale."))
+    is_known = isinstance(kind, type) and kind.__module__.startswith(("torch.ao.", "blockscale."))
     for theirs, name in _NAMES.items():
-        if (known or users) and issubclass(kind, theirs):
+        if (is_known or users) and issubclass(kind, theirs):
             constant = arguments.get("averaging_constant")
             return name if constant is None else f"{name}:{constant}"
     names = ", ".join(each.__name__ for each in _NAMES)
@@ -133,8 +133,8 @@ class FormatObserver(ao.ObserverBase):
         if self.statistics is not None:
             self.statistics.to(x.device).observe(seen.movedim(self.ch_axis, -1))
         elif self.part == "weight" and self.qscheme is not None:  # as torch.ao may ask for them
-            found: Any = choose_qparams(to_stored(seen, _layout(seen)), self.format)
-            self.weight_qparams = QParams(found[0], None, found[1])
+            value: Any = choose_qparams(to_stored(seen, _layout(seen)), self.format)
+            self.weight_qparams = QParams(value[0], None, value[1])
         return x
 
     @property
@@ -191,11 +191,11 @@ class FormatObserver(ao.ObserverBase):
         """Write `values` in the place of the node that observed: torch.ao's decomposed converter
         calls this. Raises ValueError as `values`, with the node's name."""
         try:
-            made = self.values()
+            result = self.values()
         except ValueError as error:
             raise ValueError(f"{node.args[0]}: {error}") from None
         name = f"{node.target}_values".replace(".", "_")
-        model.add_submodule(name, made)
+        model.add_submodule(name, result)
         with model.graph.inserting_before(node):
             y = model.graph.call_module(name, (node.args[0],))
         node.replace_all_uses_with(y)
@@ -241,11 +241,11 @@ def _layout(weight: Tensor) -> str:
 def _check(fmt: Format, part: str, other: dict[str, Any]) -> None:
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; choose from {', '.join(PARTS)}")
-    said = [name for name, value in other.items() if value not in (None, False)]
-    if said:
+    results = [name for name, value in other.items() if value not in (None, False)]
+    if results:
         raise TypeError(
-            f"{', '.join(said)}: a format ({fmt}) already states its range, scheme and "
-            f"blocks: leave {'it' if len(said) == 1 else 'them'} out, or pass a torch.dtype"
+            f"{', '.join(results)}: a format ({fmt}) already states its range, scheme and "
+            f"blocks: leave {'it' if len(results) == 1 else 'them'} out, or pass a torch.dtype"
         )
     if fmt.unchosen:
         raise ValueError(f"{fmt}: {fmt.unchosen}: no observer can choose it")
@@ -263,9 +263,9 @@ def _of_torch(fmt: Format, part: str) -> dict[str, Any]:
     low = -high - (fmt.span == "half") if weight else 0
     if not weight:
         scheme = torch.per_tensor_affine
-    found = dict(zip(names, (scheme, low, high), strict=True))
+    by_name = dict(zip(names, (scheme, low, high), strict=True))
     theirs: Any = SimpleNamespace(
-        **found,
+        **by_name,
         dtype=torch.qint8 if weight else torch.quint8,
         power_of_2_scale=isinstance(fmt.scale, PowerOfTwo),
     )
@@ -273,4 +273,4 @@ def _of_torch(fmt: Format, part: str) -> dict[str, Any]:
         same = to_format(theirs) == fmt
     except ValueError:
         same = False
-    return found | {"ch_axis": 0 if weight else -1} if same else dict.fromkeys(names)
+    return by_name | {"ch_axis": 0 if weight else -1} if same else dict.fromkeys(names)

@@ -53,14 +53,14 @@ def quantize_prepared(model: nn.Module) -> Ledger:
     seen no data.
     """
     results = {name: _fixed(name, m) for name, m in model.named_modules() if _quantizes_result(m)}
-    weights = {name: found for name, m in model.named_modules() if (found := _of_weight(m))}
+    weights = {name: result for name, m in model.named_modules() if (result := _of_weight(m))}
     hooks = {name: _without_hook(model.get_submodule(name)) for name in results}
     rules: dict[str, Any] = {}
-    for name, made in weights.items():
+    for name, output in weights.items():
         layer = quantizers.float_layer(model.get_submodule(name))
         quantizers.replace_layer(model, name, layer)
         inner = name if quantizers.weighted(layer) is layer else f"{name}.0"
-        rules[inner] = {"weight": made.format}
+        rules[inner] = {"weight": output.format}
     ledger = quantize_(model, Recipe(rules=rules))
     for name, values in results.items():
         module: Any = model.get_submodule(name)
@@ -95,11 +95,11 @@ def _fixed(name: str, module: nn.Module) -> nn.Module:
 def _without_hook(module: nn.Module) -> list[Any]:
     """Take torch.ao's hook and what it calls from a module; returns the hook, if there was one
     (a FloatFunctional calls what it holds itself)."""
-    found = [(key, h) for key, h in module._forward_hooks.items() if h.__name__ == _HOOK]
-    for key, _ in found:
+    results = [(key, h) for key, h in module._forward_hooks.items() if h.__name__ == _HOOK]
+    for key, _ in results:
         del module._forward_hooks[key]
     delattr(module, _RESULT)
-    return [hook for _, hook in found]
+    return [hook for _, hook in results]
 
 
 # Train a model by torch.ao's configuration: its recipe and its observer, handed to blockscale.
@@ -127,9 +127,9 @@ def prepare_qat(
     """
     mapping = mapping_of(model, config)
     recipe = to_recipe(mapping, model, outputs=outputs)
-    chosen = to_observer(mapping) if observer is None else observer
+    choice = to_observer(mapping) if observer is None else observer
     model = model if inplace else copy.deepcopy(model)
-    return qat.prepare_qat(model, recipe, observer=chosen, **options)
+    return qat.prepare_qat(model, recipe, observer=choice, **options)
 
 
 def to_observer(config: Any) -> str:
@@ -167,17 +167,19 @@ def _spec(qconfig: Any) -> str | None:
     _, arguments, _ = unwrap(qconfig.activation)
     if asked_format(arguments) is not None and "observer" not in arguments:
         return None  # a format alone
-    made = instance(qconfig.activation)
-    made = getattr(made, "activation_post_process", made)
-    if isinstance(made, FormatObserver):
-        return made.spec if made.statistics is not None else None
-    if isinstance(made, nn.Identity | ao.PlaceholderObserver) or getattr(made, "is_dynamic", False):
+    result = instance(qconfig.activation)
+    result = getattr(result, "activation_post_process", result)
+    if isinstance(result, FormatObserver):
+        return result.spec if result.statistics is not None else None
+    if isinstance(result, nn.Identity | ao.PlaceholderObserver) or getattr(
+        result, "is_dynamic", False
+    ):
         return None
     try:
-        return spec_of(type(made), vars(made), users=True)
+        return spec_of(type(result), vars(result), users=True)
     except TypeError:
         raise ValueError(
-            f"{type(made).__name__} has no counterpart here: choose one, observer=..."
+            f"{type(result).__name__} has no counterpart here: choose one, observer=..."
         ) from None
 
 

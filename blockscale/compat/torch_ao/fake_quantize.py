@@ -85,14 +85,14 @@ class FormatFakeQuantize(FakeQuantize):
             )
         arguments = {**arguments, **{k: make() for k, make in calls.items()}, **observer_kwargs}
         spec = spec_of(kind, arguments)
-        said: dict[str, Any] = {
+        data: dict[str, Any] = {
             "quant_min": quant_min,
             "quant_max": quant_max,
             "is_dynamic": is_dynamic,
         }
         of_statistics = ("averaging_constant", "bins")
         rest = {name: value for name, value in arguments.items() if name not in of_statistics}
-        self.activation_post_process = FormatObserver(spec=spec, **rest, **said)
+        self.activation_post_process = FormatObserver(spec=spec, **rest, **data)
         for name in ("dtype", "qscheme", "quant_min", "quant_max", "is_dynamic", "ch_axis", "part"):
             setattr(self, name, getattr(self.activation_post_process, name))
 

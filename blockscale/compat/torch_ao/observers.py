@@ -138,10 +138,10 @@ def _rounding(theirs: Any) -> Any:
             return theirs(self, *args, **kwargs)
         self.power_of_2_scale = False  # what it calls of ours gives floats: one rounding, the last
         try:
-            found = theirs(self, *args, **kwargs)
+            result = theirs(self, *args, **kwargs)
         finally:
             self.power_of_2_scale = True
-        return rounded(self, *found)
+        return rounded(self, *result)
 
     del chosen.__wrapped__  # or torch.jit.script would compile theirs in its place
     chosen.rounds = True  # type: ignore[attr-defined]

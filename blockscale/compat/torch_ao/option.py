@@ -36,8 +36,8 @@ def with_option(constructor: Any) -> Any:
     returned as it is: classes that take the option already, and those that choose no scale.
     """
     kind, arguments, calls = unwrap(constructor)
-    found = _exchanged(kind)
-    return constructor if found is kind else wrap(found, arguments, calls)
+    result = _exchanged(kind)
+    return constructor if result is kind else wrap(result, arguments, calls)
 
 
 def _exchanged(kind: Any) -> Any:
@@ -100,5 +100,5 @@ def unwrap(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 def wrap(kind: Any, arguments: dict[str, Any], calls: dict[str, Any]) -> Any:
     """The constructor that `unwrap` takes apart."""
-    made = kind.with_args(**arguments) if arguments else kind
-    return made.with_callable_args(**calls) if calls else made
+    result = kind.with_args(**arguments) if arguments else kind
+    return result.with_callable_args(**calls) if calls else result

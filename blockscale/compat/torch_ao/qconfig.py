@@ -54,10 +54,10 @@ def _of_part(part: Any, name: str) -> Any:
     if isinstance(part, str | Format):
         return fake_quantize.FakeQuantize.with_args(dtype=part, part=name)
     kind, arguments, calls = unwrap(part)
-    found = {**unwrap(arguments.get("observer"))[1], **arguments}
+    data = {**unwrap(arguments.get("observer"))[1], **arguments}
     if (
-        not isinstance(found.get("dtype"), str | Format)
-        or found.get("part") == name
+        not isinstance(data.get("dtype"), str | Format)
+        or data.get("part") == name
         or not _is_ours(kind)
     ):
         return part
@@ -133,17 +133,17 @@ def _is_ours(kind: Any) -> bool:
 
 def _specs(config: Any, enabled: bool) -> Any:
     """torchao's QuantizationSpec, or the specs of its QuantizationConfig and what is derived."""
-    held = {f.name: getattr(config, f.name) for f in fields(config) if f.init}
-    if "observer_or_fake_quant_ctr" in held:
-        if enabled and held.get("is_dynamic"):
+    own_parts = {f.name: getattr(config, f.name) for f in fields(config) if f.init}
+    if "observer_or_fake_quant_ctr" in own_parts:
+        if enabled and own_parts.get("is_dynamic"):
             raise ValueError(
                 "a dynamic QuantizationSpec: torchao's own operator chooses its scales at run "
                 "time, as floats: use a static one, or blockscale's recipes"
             )
-        made = power_of_2(held["observer_or_fake_quant_ctr"], enabled)
-        return replace(config, observer_or_fake_quant_ctr=made)
-    specs = {name: spec for name, spec in held.items() if is_dataclass(spec)}
-    if not specs and not {"derived_from", "edge_or_node", "scale"} & set(held):
+        result = power_of_2(own_parts["observer_or_fake_quant_ctr"], enabled)
+        return replace(config, observer_or_fake_quant_ctr=result)
+    specs = {name: spec for name, spec in own_parts.items() if is_dataclass(spec)}
+    if not specs and not {"derived_from", "edge_or_node", "scale"} & set(own_parts):
         raise ValueError(f"{type(config).__name__} holds no QuantizationSpec")
     return replace(config, **{name: _specs(spec, enabled) for name, spec in specs.items()})
 

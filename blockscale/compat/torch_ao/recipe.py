@@ -134,12 +134,12 @@ def _read(constructor: Any, place: str, by_channel: str) -> tuple[Format | None,
     try:
         if isinstance(constructor, str | Format):
             return parse(constructor), False
-        made = instance(constructor)
-        fmt = to_format(made)
-        theirs = not hasattr(made, "format")
+        result = instance(constructor)
+        fmt = to_format(result)
+        theirs = not hasattr(result, "format")
         if fmt is not None and theirs and fmt.block.name not in ("tensor", by_channel):
             raise ValueError(f"its channels are {fmt.block}, expected {by_channel}")
-        return fmt, bool(getattr(made, "is_dynamic", False))
+        return fmt, bool(getattr(result, "is_dynamic", False))
     except (ValueError, AssertionError, NotImplementedError, TypeError) as error:
         raise ValueError(f"{place}: {error}") from error
 

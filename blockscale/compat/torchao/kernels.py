@@ -93,8 +93,8 @@ def _block(block_size: Sequence[int], shape: Sequence[int] | None) -> str:
     return "block" + "x".join("1" if n == 1 else name for n, name in zip(sizes, named, strict=True))
 
 
-def _no_format(found: str, there_are: str) -> ValueError:
-    return ValueError(f"no format has {found}; supported: {there_are}")
+def _no_format(text: str, there_are: str) -> ValueError:
+    return ValueError(f"no format has {text}; supported: {there_are}")
 
 
 # Every function returns None where none has, and plain PyTorch then computes the result: while a
@@ -135,8 +135,8 @@ def quantized(
     smallest, largest = (bound.item() for bound in scale.aminmax())
     if not (smallest >= _SMALLEST and largest <= torch.finfo(torch.float32).max):
         return None
-    zero, known = _zero_point(zero_point, codes, split.counts)
-    fmt = _coding(codes, zero is not None, tuple(x.shape), split.counts) if known else None
+    zero, is_value = _zero_point(zero_point, codes, split.counts)
+    fmt = _coding(codes, zero is not None, tuple(x.shape), split.counts) if is_value else None
     if fmt is None:
         return None
     packed = primitives.quantize(x, Quantizer(scale.reshape(split.counts), zero, None, fmt))
@@ -155,8 +155,8 @@ def dequantized(
     if codes.dtype not in _STORED or (codes.dtype == torch.int16 and dtype != torch.float32):
         return None  # in 16 bits torchao's difference of code and zero point is rounded
     info = torch.iinfo(codes.dtype)
-    zero, known = _zero_point(zero_point, (info.min, info.max), split.counts)
-    if not known:
+    zero, is_value = _zero_point(zero_point, (info.min, info.max), split.counts)
+    if not is_value:
         return None
     fmt = _coding((info.min, info.max), zero is not None, tuple(codes.shape), split.counts)
     assert fmt is not None

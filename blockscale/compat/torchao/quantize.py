@@ -60,10 +60,10 @@ def choose_qparams_affine(
     rule = read_rule(mapping_type, zero_point_domain, preserve_zero)
     codes = limits(target_dtype, quant_min, quant_max)
     split = split_blocks(input.shape, block_size)
-    found = kernels.chosen(input.detach(), split, rule, codes, eps)
-    if found is not None:
+    result = kernels.chosen(input.detach(), split, rule, codes, eps)
+    if result is not None:
         shape = split.counts if keepdim else split.outside
-        scale, zero_point = (None if part is None else part.reshape(shape) for part in found)
+        scale, zero_point = (None if part is None else part.reshape(shape) for part in result)
         assert scale is not None
         return _stored(scale, zero_point, rule, codes, scale_dtype, zero_point_dtype)
     # detach, not torch.no_grad: torch.export would move what that covers into a submodule

@@ -112,16 +112,16 @@ def _of_ours(
     result: Result,
 ) -> list[Tensor] | None:
     """The convolution the way that its sizes say, or None where none of ours can give it."""
-    told = (tuple(shape), groups, by.fmt, weight.fmt, _native.isa())
-    found = chosen(*told, channels_last=_lies_last(x))
-    if found is ConvWay.PLANES:
+    info = (tuple(shape), groups, by.fmt, weight.fmt, _native.isa())
+    match_ = chosen(*info, channels_last=_lies_last(x))
+    if match_ is ConvWay.PLANES:
         y = _by_planes(x, weight, shape, settings, groups, by, result)
         if y is not None:
             return y
-        found = chosen(*told, channels_last=True)
-    if found is ConvWay.PATCHES:
+        match_ = chosen(*info, channels_last=True)
+    if match_ is ConvWay.PATCHES:
         return _as_integers(x, weight, shape, settings, by, result)
-    if found is ConvWay.DIRECT:
+    if match_ is ConvWay.DIRECT:
         return directly(_image(x, by), weight, shape, settings, groups, result)
     return None
 
@@ -351,10 +351,10 @@ def fused_conv(
     offset = None if bias is None else float_bias(bias, shape[0])
     result = Result(offset, activation, dtype, y)
     if _way(x, weight.fmt, shape, groups) is ConvWay.PATCHES:
-        made = of_codes(x, whole, shape, settings, result)
+        output = of_codes(x, whole, shape, settings, result)
     else:
-        made = directly(_image_of_codes(x), whole, shape, settings, groups, result)
-    return _codes_by_torch(x, whole, shape, settings, groups, result) if made is None else made
+        output = directly(_image_of_codes(x), whole, shape, settings, groups, result)
+    return _codes_by_torch(x, whole, shape, settings, groups, result) if output is None else output
 
 
 def _image_of_codes(x: Value) -> Image:

@@ -273,8 +273,8 @@ def fused_conv(
         dense = from_stored(stored, grouped_layout(1), shape)
         offset = None if bias is None else bias.to(torch.float32)
         settings = stride, padding, [*output_padding] or [0] * len(stride), 1, dilation
-        made = RUN[len(stride)](values, dense, offset, *settings)
-        sums = made.movedim(1, -1).to(dtype).contiguous()
+        result = RUN[len(stride)](values, dense, offset, *settings)
+        sums = result.movedim(1, -1).to(dtype).contiguous()
     return finished(sums, Result(None, activation, dtype, y))
 
 
@@ -294,10 +294,10 @@ def _by_integers(
         at = here.stop
         shape = (into.shape[0], *places.sizes, prod(places.kernel) * outputs)
         own, length = _part(parts, here) if block else parts, min(block, x.size)
-        made = from_codes(ready.weight, codes[here], own, form, length, (), shape, _SUMS)
-        if made is None:
+        result = from_codes(ready.weight, codes[here], own, form, length, (), shape, _SUMS)
+        if result is None:
             return None
-        into.copy_(added(made[0].flatten(0, -2), bias, places))
+        into.copy_(added(result[0].flatten(0, -2), bias, places))
     return y
 
 

@@ -104,21 +104,21 @@ def told(
     channels_last: bool,
 ) -> Told:
     """What a ledger says of a convolution. The arguments are those of `way`."""
-    found = way(shape, groups, input_fmt, weight_fmt, isa, channels_last=channels_last)
-    return Told(f"{found.value}, {isa}", _slow(found, shape, groups, input_fmt))
+    result = way(shape, groups, input_fmt, weight_fmt, isa, channels_last=channels_last)
+    return Told(f"{result.value}, {isa}", _slow(result, shape, groups, input_fmt))
 
 
-def _slow(found: ConvWay, shape: Sequence[int], groups: int, input_fmt: str) -> str:
+def _slow(way: ConvWay, shape: Sequence[int], groups: int, input_fmt: str) -> str:
     """As `Told.slow`: the largest figures of benchmarks/convolutions.py, by one thread."""
     _, channels, *kernel = shape
-    if found is ConvWay.TORCH:
+    if way is ConvWay.TORCH:
         return f"{TORCH} of float32's time: the same products, of a weight that is decoded first"
-    if found is ConvWay.PLANES and not input_fmt and groups == 1:
+    if way is ConvWay.PLANES and not input_fmt and groups == 1:
         return f"{NUMBERS} of float32's time: the same products, of codes decoded first"
-    if found is ConvWay.PLANES and input_fmt and channels == 1:
+    if way is ConvWay.PLANES and input_fmt and channels == 1:
         return f"{SMALL_PLANES} of float32's time on images of 28 x 28 and smaller, less on others"
     if input_fmt and not shares_a_scale(input_fmt, len(shape)):
-        if found is ConvWay.DIRECT:
+        if way is ConvWay.DIRECT:
             return f"{PIXELS} of float32's time: each pixel's codes are decoded first"
         if prod(kernel) == 1:
             return f"{OWN_ROWS} of float32's time: each pixel has scales of its own"

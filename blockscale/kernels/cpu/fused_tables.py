@@ -91,15 +91,15 @@ def look_up(call: TableCall) -> list[Tensor]:
         patterns = n.new_patterns(shape)
         unpack_into(n, codes, shape[-1], patterns)
         codes = patterns
-    found = new(shape, table.dtype)
+    result = new(shape, table.dtype)
     _native.look_up(
-        table.data_ptr(), table.itemsize, codes.data_ptr(), codes.numel(), found.data_ptr(),
+        table.data_ptr(), table.itemsize, codes.data_ptr(), codes.numel(), result.data_ptr(),
         threads(),
     )  # fmt: skip
     if not y.fmt or native(y.fmt).bytewise:
-        return [found]
+        return [result]
     packed = native(y.fmt).new_packed(shape)
-    _pack(y.fmt, found, shape[-1], packed)
+    _pack(y.fmt, result, shape[-1], packed)
     return [packed]
 
 
@@ -117,13 +117,13 @@ def _table(call: TableCall) -> Tensor:
     """
     op, value, settings, dtype, y = call
     key = (op, *settings, dtype, value.fmt, _numbers(value), y.fmt, _numbers(y))
-    found = _tables.get(key)
-    if found is None:
-        found = _made(call)
+    setting = _tables.get(key)
+    if setting is None:
+        setting = _made(call)
         if len(_tables) >= MOST_TABLES:  # of scales that may never come again
             _tables.clear()
-        _tables[key] = found
-    return found
+        _tables[key] = setting
+    return setting
 
 
 def _numbers(of: Value | Quantizer) -> tuple[Any, ...]:
@@ -154,13 +154,13 @@ def _made(call: TableCall) -> Tensor:
     beside = [_of_rank_one(part) for part in (value.scale, value.zero_point, value.outer)]
     more = [[_of_rank_one(p) for p in of.more] if of.more else None for of in (value, y)]
     with use("reference"):
-        (found,) = run(
+        (result,) = run(
             codes, *beside, value.fmt, 256, *call.settings, call.dtype, *by, y.fmt, None, *more
         )
     if not y.fmt or native(y.fmt).bytewise:
-        return found
+        return result
     back = native(y.fmt).new_patterns((256,))
-    unpack_into(native(y.fmt), found, 256, back)
+    unpack_into(native(y.fmt), result, 256, back)
     return back
 
 
@@ -204,11 +204,11 @@ def _register_two(op: str, kind: int) -> None:
     def run(a: Value, b: Value, *rest: Any) -> list[Tensor]:
         """As the op of blockscale.ops.fused."""
         y: Quantizer = rest[-1]
-        shape, held = shape_of(a), []  # type: ignore[var-annotated]
+        shape, results = shape_of(a), []  # type: ignore[var-annotated]
         result = FusedResult(y, shape)
         columns = shape[-1]
         _native.binary(
-            kind, rows_of(a, held), rows_of(b, held), math.prod(shape) // columns, columns,
+            kind, rows_of(a, results), rows_of(b, results), math.prod(shape) // columns, columns,
             result.floats, result.codes, result.given, threads(),
         )  # fmt: skip
         return result.tensors
@@ -248,8 +248,8 @@ def pooled(codes: Tensor, count: int, settings: Sequence[Any]) -> Tensor:
     return codes
 
 
-def _each(given: list[int], count: int) -> list[int]:
-    return given * count if len(given) == 1 else given
+def _each(numbers: list[int], count: int) -> list[int]:
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def _along(codes: Tensor, dim: int, window: tuple[int, int, int, int], ceil: bool) -> Tensor:
@@ -278,8 +278,8 @@ def _register_pooling(op: str, count: int) -> None:
         """As the op of blockscale.ops.fused."""
         *settings, dtype, y = rest
         codes = pooled(value.data, count, settings).contiguous()
-        made = value._replace(data=codes, size=codes.shape[-1])
-        return look_up(TableCall("requantize", made, (), dtype, y))
+        result = value._replace(data=codes, size=codes.shape[-1])
+        return look_up(TableCall("requantize", result, (), dtype, y))
 
 
 for _count in (1, 2, 3):

@@ -39,19 +39,19 @@ class Matrices:
     def __init__(self, count: int) -> None:
         self._ready: list[tuple[Ready, ...] | None] = [None] * count
 
-    def weights(self, whole: Operand, chosen: list[int]) -> list[Any]:
+    def weights(self, whole: Operand, numbers: list[int]) -> list[Any]:
         """The `_native.LinearWeight` of each part of the chosen matrices, in their order."""
-        found = []
-        for index in chosen:
+        results = []
+        for index in numbers:
             ready = self._ready[index]
             if ready is None:
                 ready = self._ready[index] = _made(whole, index)
-            found += [part.weight for part in ready]
-        return found
+            results += [part.weight for part in ready]
+        return results
 
-    def forget(self, chosen: list[int]) -> None:
+    def forget(self, numbers: list[int]) -> None:
         """Make these ready again: memory of theirs has changed where torch does not count it."""
-        for index in chosen:
+        for index in numbers:
             self._ready[index] = None
 
 
@@ -66,10 +66,10 @@ _MATRICES = Residents(lambda whole: Matrices(whole.codes.shape[0]), fingerprint)
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     x, whole, _, _, by = arguments
-    found = parts_of(whole)
-    if found is None or x.dtype not in DTYPES or not x.is_cpu:
+    result = parts_of(whole)
+    if result is None or x.dtype not in DTYPES or not x.is_cpu:
         return False
-    return all_known((found.fmt, by.fmt)) and len(formats) <= 2
+    return all_known((result.fmt, by.fmt)) and len(formats) <= 2
 
 
 class _Rows(NamedTuple):
@@ -106,12 +106,12 @@ def grouped_linear(
     x, _ = floats(x)
     count, n = weight.codes.shape[:2]
     y = torch.empty(x.shape[0], n, dtype=x.dtype)
-    chosen, bounds = _with_rows(ends.tolist())
+    choice, bounds = _with_rows(ends.tolist())
     y[bounds[-1] :].zero_()
-    if not chosen or not n:
+    if not choice or not n:
         return y
     offset = None if bias is None else in_order(bias.to(torch.float32).expand(count, n))
-    rows = _Rows(chosen, bounds, x, y, offset)
+    rows = _Rows(choice, bounds, x, y, offset)
     if not x.shape[1]:
         return _without_sums(rows)
     own = Matrices(count) if weight.codes.is_inference() else _MATRICES[weight]
@@ -124,12 +124,12 @@ def grouped_linear(
 
 def _with_rows(places: list[int]) -> tuple[list[int], list[int]]:
     """The matrices that have rows, and where the rows of each begin, with where the last ends."""
-    chosen, bounds = [], [0]
+    results, bounds = [], [0]
     for index, end in enumerate(places):
         if end > bounds[-1]:
-            chosen.append(index)
+            results.append(index)
             bounds.append(end)
-    return chosen, bounds
+    return results, bounds
 
 
 def _without_sums(rows: _Rows) -> Tensor:
@@ -159,13 +159,13 @@ def _in_floats(rows: _Rows, weight: Operand, own: Matrices) -> None:
 def _in_integers(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer) -> _Rows:
     """Quantized x times integer weights, where integer arithmetic gives that. Returns what is left
     of the rows: with none, or with x as floats that the input format leaves."""
-    left = list(range(len(rows.chosen)))
+    results = list(range(len(rows.chosen)))
     block = row_block(by.fmt, 2)
     if block is not None and (by.scale is None or not block):
-        left = _refused(rows, weight, own, by, block)
-    if len(left) == len(rows.chosen):
+        results = _refused(rows, weight, own, by, block)
+    if len(results) == len(rows.chosen):
         return rows._replace(x=_quantized(rows, by))
-    for group in left:
+    for group in results:
         start, end = rows.bounds[group : group + 2]
         one = _Rows(rows.chosen[group : group + 1], [0, end - start], rows.x[start:end],
                     rows.y[start:end], rows.bias)  # fmt: skip
@@ -176,16 +176,16 @@ def _in_integers(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer) -> 
 def _refused(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer, block: int) -> list[int]:
     """The groups that integer arithmetic cannot give, by number; the others are in y."""
     form, x, y = native(by.fmt), rows.x, rows.y
-    kept, scales, zeros = [], [], []
+    rest, scales, zeros = [], [], []
     if by.scale is not None:
         for index, (start, end) in zip(rows.chosen, pairwise(rows.bounds), strict=True):
             mine = quantizer_of(by, index)
             assert mine.scale is not None
             shape = (end - start, x.shape[1])
-            found = form.checked_parts(shape, mine.scale, mine.zero_point, mine.outer)
-            kept.append(found)
-            scales.append(found.scale.data_ptr())
-            zeros += [] if found.zero_point is None else [found.zero_point.data_ptr()]
+            result = form.checked_parts(shape, mine.scale, mine.zero_point, mine.outer)
+            rest.append(result)
+            scales.append(result.scale.data_ptr())
+            zeros += [] if result.zero_point is None else [result.zero_point.data_ptr()]
 
     def run() -> list[int] | None:
         weights = own.weights(weight, rows.chosen)
@@ -199,7 +199,7 @@ def _refused(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer, block: 
     if refused is None:
         own.forget(rows.chosen)
         refused = run()
-    del kept
+    del rest
     return list(range(len(rows.chosen))) if refused is None else refused
 
 

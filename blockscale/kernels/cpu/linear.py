@@ -205,9 +205,9 @@ def fused_linear(
             codes = form.checked_codes(x.data, (*rows, k))
             parts = given_parts(form, (*rows, k), x)
             size = min(block, k)
-            made = from_codes(ready, codes, parts, form, size, (), shape, result)
-            if made is not None:
-                return made
+            output = from_codes(ready, codes, parts, form, size, (), shape, result)
+            if output is not None:
+                return output
     values = dequantize(x.operand, torch.float32) if x.fmt else x.data
     return _from_floats(ready, values, shape, result)
 
@@ -257,8 +257,8 @@ def ended(
         if not end.coded:
             return None
         plain = result._replace(y=UNQUANTIZED)  # perhaps without codes of results
-        made = ended(run, shape, plain)
-        return None if made is None else _quantized(made[0], result.y)
+        output = ended(run, shape, plain)
+        return None if output is None else _quantized(output[0], result.y)
     return [end.y] if end.coded else _quantized(end.y, result.y)
 
 

@@ -146,8 +146,8 @@ def seed_words(native: NativeFormat, seed: Tensor | None) -> tuple[int, int]:
 def _spec(numbers: FormatNumbers) -> Any:
     """The numbers as the struct `Spec` of src/spec.h."""
     inner = None if numbers.inner is None else _native.Element(**_named(numbers.inner))
-    made = {"element": _native.Element(**_named(numbers.element)), "inner": inner}
-    return _native.Spec(**(_named(numbers) | made))
+    by_name = {"element": _native.Element(**_named(numbers.element)), "inner": inner}
+    return _native.Spec(**(_named(numbers) | by_name))
 
 
 def _named(numbers: FormatNumbers | ElementNumbers) -> dict[str, Any]:

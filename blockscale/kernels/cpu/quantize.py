@@ -41,14 +41,14 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
     if x.numel() == 0:
         return n.new_packed(x.shape)
-    return _run(n, x, dtype, parts, by.seed, given=True)
+    return _run(n, x, dtype, parts, by.seed, is_set=True)
 
 
 def quantize_whole(x: Tensor, fmt: str, parts: QParams) -> Tensor:
     """Codes of x in order, not empty, under parts that fit it; without a seed."""
     n = native(fmt)
     x, dtype = floats(x)
-    return _run(n, x, dtype, parts, None, given=True)
+    return _run(n, x, dtype, parts, None, is_set=True)
 
 
 def _turns(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
@@ -67,19 +67,19 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         codes = reference.quantize(x, parts, n.format, seed)
         return [packing.pack(codes, n.format.element), *listed(parts)]
     parts = n.new_parts(x.shape)
-    return [_run(n, x, dtype, parts, seed, given=False), *listed(parts)]
+    return [_run(n, x, dtype, parts, seed, is_set=False), *listed(parts)]
 
 
 def patterns(x: Tensor, by: Quantizer) -> tuple[Tensor, QParams]:
     """Codes of x that are not packed, one an entry in x's order, and the parts beside them."""
     n = native(by.fmt)
     x, dtype = floats(x)
-    given = by.scale is not None
+    is_given = by.scale is not None
     if by.scale is None:
         parts = n.new_parts(x.shape)
     else:
         parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
-    codes, run = n.new_patterns(x.shape), _native.quantize if given else _native.choose_quantize
+    codes, run = n.new_patterns(x.shape), _native.quantize if is_given else _native.choose_quantize
     run(
         n.handle, x.shape, x.data_ptr(), dtype, addresses(parts), codes.data_ptr(), False,
         *seed_words(n, by.seed), threads(),
@@ -88,12 +88,12 @@ def patterns(x: Tensor, by: Quantizer) -> tuple[Tensor, QParams]:
 
 
 def _run(
-    n: NativeFormat, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, given: bool
+    n: NativeFormat, x: Tensor, dtype: int, parts: QParams, seed: Tensor | None, *, is_set: bool
 ) -> Tensor:
     shape, packs = x.shape, n.packs(x.shape)
     packed = n.new_packed(shape)
     codes = packed if packs else n.new_patterns(shape)
-    run = _native.quantize if given else _native.choose_quantize
+    run = _native.quantize if is_set else _native.choose_quantize
     run(
         n.handle, shape, x.data_ptr(), dtype, addresses(parts), codes.data_ptr(), packs,
         *seed_words(n, seed), threads(),
@@ -199,13 +199,13 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     x, dtype = floats(x)
     gradient, kind = floats(gradient)
     parts, at = _given(n, x, by)
-    kept = torch.empty_like(gradient)
+    passed_on = torch.empty_like(gradient)
     if x.numel():
         _native.straight_through(
             n.handle, x.shape, x.data_ptr(), dtype, parts is not None, at, gradient.data_ptr(),
-            kind, kept.data_ptr(), threads(),
+            kind, passed_on.data_ptr(), threads(),
         )  # fmt: skip
-    return strided_like(like, kept)
+    return strided_like(like, passed_on)
 
 
 def _given(n: NativeFormat, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:

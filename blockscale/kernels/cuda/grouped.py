@@ -236,8 +236,8 @@ def takes(r: Reading | None, whole: Operand, of: Parts) -> bool:
     small = r.planes in (4, 8) and r.words & (r.words - 1) == 0 and r.width >= SMALLEST_TILE
     if not (in_registers(r) or small):
         return False
-    found = factors_of(whole, r, of.fmt)
-    return found is not None and (r.width > 0 or not isinstance(parse(of.fmt).scale, TwoLevel))
+    result = factors_of(whole, r, of.fmt)
+    return result is not None and (r.width > 0 or not isinstance(parse(of.fmt).scale, TwoLevel))
 
 
 class StackFactors(NamedTuple):
@@ -318,13 +318,13 @@ def _how_exact(x: Tensor, *_: Any) -> str | None:
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     x, whole, _, _, by = arguments
-    found = parts_of(whole)
-    if found is None or x.ndim != 2 or not x.dtype.is_floating_point or x.dtype.itemsize > 4:
+    result = parts_of(whole)
+    if result is None or x.ndim != 2 or not x.dtype.is_floating_point or x.dtype.itemsize > 4:
         return False
     if x.shape[1] != whole.size or not _in_words(whole.codes) or not _row_by_row(by):
         return False
     values = x[:0].to(torch.bfloat16) if by.fmt else x[:0]
-    return takes(how_read(values, found.fmt, x.dtype), whole, found)
+    return takes(how_read(values, result.fmt, x.dtype), whole, result)
 
 
 def _in_words(codes: Tensor) -> bool:
@@ -360,17 +360,17 @@ def grouped_linear(
     whole = _checked(weight)
     if not x.numel() or not n:
         return x.new_zeros(x.shape[0], n)
-    found = parts_of(weight)
-    assert found is not None
+    result = parts_of(weight)
+    assert result is not None
     bias = None if bias is None else bias.expand(count, n).contiguous()
     with guard(x):
-        left = read(x, input)
-        values = left.values() if isinstance(left, Codes) else left
-        r = how_read(values.x, found.fmt, x.dtype)
+        rest = read(x, input)
+        values = rest.values() if isinstance(rest, Codes) else rest
+        r = how_read(values.x, result.fmt, x.dtype)
         assert r is not None  # `_supports` asked
         if r.multiplier != 1.0:
             values = replace(values, row=times_row(values, 1 / r.multiplier))
-        return grouped(values.x, whole, ends, found.fmt, r, values.row, bias, x.dtype)
+        return grouped(values.x, whole, ends, result.fmt, r, values.row, bias, x.dtype)
 
 
 def _checked(weight: Operand) -> Operand:

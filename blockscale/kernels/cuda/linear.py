@@ -63,8 +63,8 @@ def _how_exact(
     del x, bias
     hides = composed.least_rows(weight.fmt, weight.size) is not None  # tables are among these
     exact, sums = (hides and exact_products()) or "", (input.fmt and float8_sums()) or ""
-    said = (exact, sums, "rows" * batch_invariant())
-    return " ".join(said) if any(said) else None
+    text = (exact, sums, "rows" * batch_invariant())
+    return " ".join(text) if any(text) else None
 
 
 @kernel("linear", backend="cuda", supports=known)
@@ -84,43 +84,43 @@ def linear(
         y = x.new_zeros(shape)
         return y if bias is None else y.copy_(bias)
     with guard(x):
-        left = read(x, input)
+        rest = read(x, input)
         if batch_invariant():
-            return _in_any_batch(left, w, bias, x.dtype).reshape(shape)
-        return _product(left, w, bias, x.dtype).reshape(shape)
+            return _in_any_batch(rest, w, bias, x.dtype).reshape(shape)
+        return _product(rest, w, bias, x.dtype).reshape(shape)
 
 
-def _product(left: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _product(rest: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """What was read of x with the weight, as is best for so many rows: [rows, n] of dtype."""
-    if isinstance(left, Values) and composed.takes_rounded(left.x, w, dtype):
-        return composed.rounded(left.x, w, Ends(left.row, bias), dtype)
+    if isinstance(rest, Values) and composed.takes_rounded(rest.x, w, dtype):
+        return composed.rounded(rest.x, w, Ends(rest.row, bias), dtype)
     if w.more or w.format.zero:  # parts that no way to multiply knows
-        left = left.values() if isinstance(left, Codes) else left
-        return _with_offsets(left, w, bias, dtype)
-    return multiplied(left, Weight(*w[:4]), w.fmt, bias, dtype)
+        rest = rest.values() if isinstance(rest, Codes) else rest
+        return _with_offsets(rest, w, bias, dtype)
+    return multiplied(rest, Weight(*w[:4]), w.fmt, bias, dtype)
 
 
 def _in_any_batch(
-    left: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype
+    rest: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The same with sums whose order does not depend on the number of rows: by tiles of one size
     or, where only the library multiplies, a row at a time."""
-    choice = _choice_for_any_rows(left, w, dtype)
+    choice = _choice_for_any_rows(rest, w, dtype)
     if choice is not None:
-        return multiplied(left, Weight(*w[:4]), w.fmt, bias, dtype, choice)
-    rows = (left.x if isinstance(left, Values) else left.packed).shape[0]
-    return torch.cat([_product(left.alone(i), w, bias, dtype) for i in range(rows)])
+        return multiplied(rest, Weight(*w[:4]), w.fmt, bias, dtype, choice)
+    rows = (rest.x if isinstance(rest, Values) else rest.packed).shape[0]
+    return torch.cat([_product(rest.alone(i), w, bias, dtype) for i in range(rows)])
 
 
-def _choice_for_any_rows(left: Values | Codes, w: Operand, dtype: torch.dtype) -> WayChoice | None:
+def _choice_for_any_rows(rest: Values | Codes, w: Operand, dtype: torch.dtype) -> WayChoice | None:
     """How a product is computed whatever the number of rows; None where no kernel of ours does."""
     if w.more or w.format.zero:
         return None
-    if isinstance(left, Codes):
-        if pair(w.fmt, left.element, left.size, dtype):
+    if isinstance(rest, Codes):
+        if pair(w.fmt, rest.element, rest.size, dtype):
             return ways.for_any_rows(None)
-        left = left.values()
-    r = how_read(left.x, w.fmt, dtype)
+        rest = rest.values()
+    r = how_read(rest.x, w.fmt, dtype)
     if r is None or (not r.width and isinstance(w.format.scale, TwoLevel)):
         return None
     return ways.for_any_rows(through_memory(r) if r.planes and as_words(w.codes) is None else r)
@@ -400,8 +400,8 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
         zero_point = None if zero_point is None else zero_point.index_select(0, rows)
         more = None if more is None else [part.index_select(0, rows) for part in more]
     codes = codes.index_select(0, rows)
-    chosen = weight._replace(codes=codes, scale=scale, zero_point=zero_point, more=more)
-    return dequantize(chosen, dtype).reshape(*indices.shape, weight.size)
+    choice = weight._replace(codes=codes, scale=scale, zero_point=zero_point, more=more)
+    return dequantize(choice, dtype).reshape(*indices.shape, weight.size)
 
 
 # Formats that the CUDA kernels know only restated.

@@ -230,11 +230,11 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         passes = straight_through(ones, x, by)
         return torch.where(passes != 0, gradient, 0.0)
     x, gradient = floats(x), floats(gradient)
-    kept = torch.empty_like(gradient)
+    passed_on = torch.empty_like(gradient)
     parts = _given_parts(f, x, by)
     if x.numel():
-        _run(f, x, parts, gradient, kept, None)
-    return strided_like(like, kept)
+        _run(f, x, parts, gradient, passed_on, None)
+    return strided_like(like, passed_on)
 
 
 def _given_parts(f: Form, x: Tensor, by: Quantizer) -> QParams | None:

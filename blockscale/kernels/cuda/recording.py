@@ -168,14 +168,14 @@ class Recording:
     result: list[int]
     alone: bool
 
-    def __call__(self, given: list[Tensor], at: list[int]) -> Any:
+    def __call__(self, parts: list[Tensor], at: list[int]) -> Any:
         """The result for other tensors of the same kind. at: their addresses, which is added to."""
         if current_device() != self.device:
             with torch.cuda.device(self.device):
-                return self(given, at)
+                return self(parts, at)
         new = self.slots - len(at)
         at += [0] * new
-        tensors: list[Any] = [*given, *[None] * new]
+        tensors: list[Any] = [*parts, *[None] * new]
         if self.scratch:
             held = take((self.scratch,), (1,), torch.uint8)
             start = held.data_ptr()
@@ -240,10 +240,10 @@ class Recorder(TorchDispatchMode):
     starts: how many kernels started in this thread
     """
 
-    def __init__(self, given: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         self.why: str | None = None
-        self.given = len(given)
+        self.given = len(tensors)
         self.alive: dict[int, weakref.ref[Tensor]] = {}
         self.number: dict[int, int] = {}
         self.memory: list[TensorMemory] = []
@@ -252,21 +252,21 @@ class Recorder(TorchDispatchMode):
         self.made: dict[int, TensorMemory] = {}
         self.born: dict[int, int] = {}
         self.actions: list[Action] = []
-        for each in given:
+        for each in tensors:
             self._add(each, None)
         self.starts = 0
-        if any(not each.numel() for each in given):
+        if any(not each.numel() for each in tensors):
             self.why = "an empty tensor"
 
     def _add(self, tensor: Tensor, within: int | None) -> int:
-        number, known = len(self.memory), id(tensor)
+        number, key = len(self.memory), id(tensor)
 
         def gone(_: Any) -> None:
             """Another tensor may have this one's identity now."""
-            if self.number.get(known) == number:
-                del self.number[known]
+            if self.number.get(key) == number:
+                del self.number[key]
 
-        self.number[known] = number
+        self.number[key] = number
         self.alive[number] = weakref.ref(tensor, gone)
         self.memory.append(TensorMemory.of(tensor))
         self.address.append(tensor.data_ptr())

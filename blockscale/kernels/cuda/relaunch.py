@@ -162,8 +162,8 @@ class Direct:
             if key:
                 if len(self.compiled) >= _MOST:
                     self.compiled.clear()
-                kept = [each for each in (*arguments, *named.values()) if _by_identity(each)]
-                self.compiled[key] = compiled, kept
+                selection = [each for each in (*arguments, *named.values()) if _by_identity(each)]
+                self.compiled[key] = compiled, selection
         if watch.by is not None:
             watch.by.launched(compiled if key else None, whole, (*arguments, *rest))
 
@@ -196,10 +196,10 @@ _known: dict[int, Direct] = {}  # by identity: a kernel's own hash is of its sou
 
 def direct(kernel: Any) -> Direct:
     """The one Direct of a kernel of some module."""
-    known = _known.get(id(kernel))
-    if known is None:
-        known = _known[id(kernel)] = Direct(kernel)
-    return known
+    entry = _known.get(id(kernel))
+    if entry is None:
+        entry = _known[id(kernel)] = Direct(kernel)
+    return entry
 
 
 def cdiv(a: int, b: int) -> int:

@@ -53,7 +53,7 @@ class Replayed:
         """As the kernel."""
         if named or dispatch_modes():
             return self.run(*arguments, **named)
-        given: list[Tensor] = []
+        tensors: list[Tensor] = []
         at: list[int] = []
         kind: list[Any] = [self.also(*arguments)] if self.also else []
         for argument in arguments:
@@ -63,44 +63,44 @@ class Replayed:
                     start = each.data_ptr()
                     if start % 16 or not each.is_contiguous():
                         return self.run(*arguments)
-                    given.append(each)
+                    tensors.append(each)
                     at.append(start)
                     kind += (each.shape, each.dtype, each.get_device())
                 elif sort in _PLAIN:
                     kind.append(each)
                 elif sort is list and all(map(_begins, each)):  # further parts of an operand
-                    given += each
+                    tensors += each
                     at += [part.data_ptr() for part in each]
                     kind += [(part.shape, part.dtype, part.get_device()) for part in each]
                 else:
                     return self.run(*arguments)
-        key, known = tuple(kind), self.known
-        recording = known.get(key)
+        key, recordings = tuple(kind), self.known
+        recording = recordings.get(key)
         if type(recording) is Recording and not listening():
-            return recording(given, at)
+            return recording(tensors, at)
         if recording is _ONCE:
-            return self._recorded(known, key, arguments, given)
+            return self._recorded(recordings, key, arguments, tensors)
         if recording is None:
-            if len(known) >= _MOST:
-                known.clear()
-            known[key] = _ONCE
+            if len(recordings) >= _MOST:
+                recordings.clear()
+            recordings[key] = _ONCE
         return self.run(*arguments)
 
     def _recorded(
         self,
-        known: dict[Any, Recording | str],
+        recordings: dict[Any, Recording | str],
         key: Any,
         arguments: tuple[Any, ...],
-        given: list[Tensor],
+        tensors: list[Tensor],
     ) -> Any:
         """The result, and the call's recording among those known when it began."""
-        device = given[0].get_device()
-        distinct = len({id(each) for each in given}) == len(given)
+        device = tensors[0].get_device()
+        distinct = len({id(each) for each in tensors}) == len(tensors)
         hooks = triton.knobs.runtime.launch_enter_hook
         counts = hasattr(hooks, "add")  # not before Triton 3.5
         if device < 0 or not distinct or not counts or torch.is_autocast_enabled("cuda"):
             return self.run(*arguments)
-        recorder = Recorder(given)
+        recorder = Recorder(tensors)
         before, watch.by = watch.by, recorder
         hooks.add(recorder.started)
         try:
@@ -109,14 +109,14 @@ class Replayed:
         finally:
             watch.by = before
             hooks.remove(recorder.started)
-        known[key] = recorder.recording(result, device)
+        recordings[key] = recorder.recording(result, device)
         return result
 
 
 def _begins(part: Any) -> bool:
     """Whether it is a tensor as recordings take it."""
-    known = type(part) is Tensor or type(part) is Parameter
-    return known and part.data_ptr() % 16 == 0 and part.is_contiguous()
+    is_tensor = type(part) is Tensor or type(part) is Parameter
+    return is_tensor and part.data_ptr() % 16 == 0 and part.is_contiguous()
 
 
 def listening() -> bool:

@@ -34,10 +34,10 @@ def key(kernel: str, fmt: str, device: str) -> str:
 def lookup(kernel: str, fmt: str, shape: Shape, device: str) -> Entry | None:
     """The choice for the nearest measured shape, or None if there is none near."""
     at = key(kernel, fmt, device)
-    asked = (at, (_class(shape[0]), shape[1], shape[2]))
-    if asked not in _looked_up:
-        _looked_up[asked] = nearest(_tables().get(at, {}), asked[1])
-    return _looked_up[asked]
+    request = (at, (_class(shape[0]), shape[1], shape[2]))
+    if request not in _looked_up:
+        _looked_up[request] = nearest(_tables().get(at, {}), request[1])
+    return _looked_up[request]
 
 
 def nearest(entries: dict[str, Entry], shape: Shape) -> Entry | None:

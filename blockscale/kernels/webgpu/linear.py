@@ -57,8 +57,8 @@ def linear(
     if input.fmt:
         left = left._replace(memory=_quantized(x, left.memory, input), dtype=torch.float32)
     added = None if bias is None else Bias(memory_of(bias), bias.dtype)
-    made = product(left, right, added, x.dtype, alone=batch_invariant())
-    return back(made, shape, x.dtype, x)
+    result = product(left, right, added, x.dtype, alone=batch_invariant())
+    return back(result, shape, x.dtype, x)
 
 
 def _quantized(x: Tensor, memory: Memory, by: Quantizer) -> Memory:
@@ -85,8 +85,8 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     if not indices.numel() or not size:
         return moved(torch.empty(shape, dtype=dtype), weight.codes)
     kind = dtype if dtype in FLOATS else torch.float32
-    found = back(rows(table, size, indices, kind), shape, kind, weight.codes)
-    return found if kind == dtype else found.to(dtype)
+    result = back(rows(table, size, indices, kind), shape, kind, weight.codes)
+    return result if kind == dtype else result.to(dtype)
 
 
 def _check(indices: Tensor, count: int) -> None:
@@ -107,14 +107,14 @@ def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Mem
     whole = dtype == torch.float32 or columns % 2 == 0
     kind = dtype if whole else torch.float32
     count, wide = indices.numel(), columns * kind.itemsize
-    result, asked = allocate(count * wide), memory_of(indices)
+    result, request = allocate(count * wide), memory_of(indices)
     shader = rows_shader(table.roles, table.constants, indices.dtype, kind)
     each = most(count, wide)
     seen = most(table.outputs, table.row_bytes)
     for first in range(0, count, each):
         number = min(each, count - first) * columns
         part: dict[str, Memory | Window] = {
-            "indices": asked,
+            "indices": request,
             "y": window(result, first * wide, number * kind.itemsize),
         }
         for row in range(0, table.outputs, seen):

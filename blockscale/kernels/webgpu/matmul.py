@@ -387,11 +387,11 @@ def most(rows: int, *row_bytes: int) -> int:
     return max(limit // largest // step, 1) * step
 
 
-def _part(left: LeftOperand, piece: _Piece) -> Window:
-    if piece.rows == left.rows:
-        return window(left.memory, 0, left.memory.nbytes)
-    row = left.inner * left.dtype.itemsize
-    return window(left.memory, piece.row * row, piece.rows * row)
+def _part(operand: LeftOperand, piece: _Piece) -> Window:
+    if piece.rows == operand.rows:
+        return window(operand.memory, 0, operand.memory.nbytes)
+    row = operand.inner * operand.dtype.itemsize
+    return window(operand.memory, piece.row * row, piece.rows * row)
 
 
 def cast(values: Memory, count: int, dtype: torch.dtype) -> Memory:

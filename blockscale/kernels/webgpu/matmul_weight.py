@@ -254,8 +254,8 @@ def widened_exactly() -> bool:
         {"count": _COUNT // 2},
         _COUNT // 2 // 256,
     )
-    found = download(result, (_COUNT,), torch.float32)
+    match_ = download(result, (_COUNT,), torch.float32)
     expected = patterns.view(torch.float16).to(torch.float32)
     numbers = ~expected.isnan()
-    same = found.view(torch.int32)[numbers] == expected.view(torch.int32)[numbers]
-    return bool(same.all()) and bool(found[~numbers].isnan().all())
+    same = match_.view(torch.int32)[numbers] == expected.view(torch.int32)[numbers]
+    return bool(same.all()) and bool(match_[~numbers].isnan().all())

@@ -68,10 +68,10 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         parts = reference.choose_qparams(x.cpu(), f.format)
         none = reference.quantize(x.cpu(), parts, f.format, seed)
         return [moved(packing.pack(none, f.format.element), x), *listed(parts, x)]
-    packed, chosen = choose_encode.codes(f, floats(x), x.dtype, shape, seed)
+    packed, choice = choose_encode.codes(f, floats(x), x.dtype, shape, seed)
     return [
         back(packed, f.packed_shape(shape), f.packed_dtype, x),
-        *returned(f, chosen, shape, x),
+        *returned(f, choice, shape, x),
     ]
 
 
@@ -112,16 +112,16 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     f, shape = form(by.fmt), tuple(x.shape)
-    given = _given(f, x, by)
+    settings = _given(f, x, by)
     memory = floats(x)
     if x.numel() == 0:
         seed_memory(f, by.seed)  # raises if it is missing
         return strided_like(x, moved(torch.empty(shape, dtype=x.dtype), x))
-    if given is None:
-        made = choose_encode.values(f, memory, x.dtype, shape, by.seed)
+    if settings is None:
+        result = choose_encode.values(f, memory, x.dtype, shape, by.seed)
     else:
-        made = values(f, memory, x.dtype, shape, given, seed_memory(f, by.seed))
-    return strided_like(x, back(made, shape, x.dtype, x))
+        result = values(f, memory, x.dtype, shape, settings, seed_memory(f, by.seed))
+    return strided_like(x, back(result, shape, x.dtype, x))
 
 
 @kernel("straight_through", backend="webgpu", supports=known)
@@ -132,13 +132,13 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         raise ValueError(f"expected a gradient of shape {shape}, found {tuple(gradient.shape)}")
     if gradient.dtype not in FLOATS:
         ones = moved(torch.ones(shape), x)
-        kept = torch.where(straight_through(ones, x, by) != 0, gradient, 0.0)
-        return strided_like(gradient, kept.contiguous())
-    given = _given(f, x, by)
+        passed_on = torch.where(straight_through(ones, x, by) != 0, gradient, 0.0)
+        return strided_like(gradient, passed_on.contiguous())
+    settings = _given(f, x, by)
     memory = floats(x)
     if x.numel() == 0:
         return strided_like(gradient, moved(torch.empty(shape, dtype=gradient.dtype), gradient))
-    parts = given or choose(f, memory, x.dtype, shape)
+    parts = settings or choose(f, memory, x.dtype, shape)
     bits = 8 * gradient.dtype.itemsize
     passed = passing(f, memory, x.dtype, shape, parts, memory_of(gradient), bits)
     return strided_like(gradient, back(passed, shape, gradient.dtype, gradient))

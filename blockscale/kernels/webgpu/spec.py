@@ -200,11 +200,11 @@ def _levels(numbers: FormatNumbers, fmt: Format) -> tuple[str | None, str | None
 
 def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, Constant]:
     """Of a format's element or, with the prefix INNER_, that of its scales."""
-    found: dict[str, Constant] = {"BITS": element.bits, "SIGNED": element.signed}
+    constants: dict[str, Constant] = {"BITS": element.bits, "SIGNED": element.signed}
     if element.family == "integer":
-        found |= {"LOW": Signed(element.low), "HIGH": Signed(element.high)}
+        constants |= {"LOW": Signed(element.low), "HIGH": Signed(element.high)}
     elif element.family == "minifloat":
-        found |= {
+        constants |= {
             "MBITS": element.mbits,
             "LEAST": 128 - element.bias,
             "LARGEST_VALUE": bits_of(element.high),
@@ -212,10 +212,10 @@ def _element_constants(element: ElementNumbers, prefix: str = "") -> dict[str, C
             "INFINITY_CODE": element.infinity if element.infinity >= 0 else 256,
         }
     elif element.family == "codebook":
-        found |= _tables(element, large=prefix != "" or _is_large(element))
-        found["LEAST_VALUE"] = bits_of(min(each for each in element.values if each == each))
-    found["NAN_CODE"] = max(element.nan, 0)
-    return {prefix + name: value for name, value in found.items()}
+        constants |= _tables(element, large=prefix != "" or _is_large(element))
+        constants["LEAST_VALUE"] = bits_of(min(each for each in element.values if each == each))
+    constants["NAN_CODE"] = max(element.nan, 0)
+    return {prefix + name: value for name, value in constants.items()}
 
 
 def _is_large(element: ElementNumbers) -> bool:
@@ -253,12 +253,15 @@ def _inner_constants(numbers: FormatNumbers, fmt: Format) -> dict[str, Constant]
 
 def _divisors(**values: float) -> dict[str, Constant]:
     """Numbers and, where they are ordinary (step/step), their reciprocals, as bits."""
-    found: dict[str, Constant] = {}
+    constants: dict[str, Constant] = {}
     for name, value in values.items():
         exact = float_of(bits_of(value))
         ordinary = 2.0**-100 <= abs(exact) <= 2.0**100
-        found |= {name: bits_of(value), f"INVERSE_{name}": bits_of(1 / exact) if ordinary else 0}
-    return found
+        constants |= {
+            name: bits_of(value),
+            f"INVERSE_{name}": bits_of(1 / exact) if ordinary else 0,
+        }
+    return constants
 
 
 def _reaches_far(element: ElementNumbers) -> bool:

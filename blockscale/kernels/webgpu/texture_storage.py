@@ -108,8 +108,8 @@ def block_grid(shape: tuple[int, ...], block: Block) -> BlockGrid | None:
     """
     if block.flat:
         return None
-    given = block.sizes_for(len(shape))
-    own = [n if size == WHOLE else min(size, n) for n, size in zip(shape, given, strict=True)]
+    block_sizes = block.sizes_for(len(shape))
+    own = [n if size == WHOLE else min(size, n) for n, size in zip(shape, block_sizes, strict=True)]
     outer, outer_sizes = merged(shape[:-2], own[:-2])
     if len(outer) > 2:
         return None
@@ -186,9 +186,9 @@ def texture(x: Tensor) -> Texture:
             f"textures have components of 8, 16 and 32 bits"
         )
     shape = tuple(x.shape)
-    made = empty(shape, x.dtype.itemsize * 8, shape, x.dtype)
-    fill(made, memory_of(x))
-    return made
+    result = empty(shape, x.dtype.itemsize * 8, shape, x.dtype)
+    fill(result, memory_of(x))
+    return result
 
 
 def texture_of_codes(packed: Tensor, shape: tuple[int, ...], bits: int) -> Texture:
@@ -203,9 +203,9 @@ def texture_of_codes(packed: Tensor, shape: tuple[int, ...], bits: int) -> Textu
             f"packed codes of {bits} bits of a tensor of shape {shape} have {expected} bytes, "
             f"found {packed.nbytes}: pass what bs.quantize packed"
         )
-    made = empty(shape, bits, tuple(packed.shape), packed.dtype)
-    fill(made, memory_of(packed))
-    return made
+    result = empty(shape, bits, tuple(packed.shape), packed.dtype)
+    fill(result, memory_of(packed))
+    return result
 
 
 def empty(
@@ -293,7 +293,7 @@ _NAMES = ("width", "height", "channels", "batch")
 
 
 def run(
-    op: str, f: Form, source: Texture, made: Texture, parts: Parts, seed: Memory | None,
+    op: str, f: Form, source: Texture, texture: Texture, parts: Parts, seed: Memory | None,
     local: Three | None = None,
 ) -> None:  # fmt: skip
     """Texels of `source` -> texels of `made`, by the part texture/ops/{op}.
@@ -303,19 +303,19 @@ def run(
     at = layout(source.shape)
     if at.rows * at.width == 0:
         return
-    numbers = made if op == "dequantize" else source
+    numbers = texture if op == "dequantize" else source
     stored, buffers = reading(f, parts, source.shape)
     (texels, blocks), sizes, shared, block = _blocks(f, source.shape, at)
     size = local or local_size(block, at.texels)
     kernel = TextureMap(
-        coding(f), stored, texels, blocks, texel=f"bits{made.texels.bits}", op=op,
+        coding(f), stored, texels, blocks, texel=f"bits{texture.texels.bits}", op=op,
         dtype=DTYPES[numbers.dtype], drawn="undrawn" if seed is None else "drawn",
     )  # fmt: skip
     constants: dict[str, Constant] = {
         "SHARED": shared, "LOCAL_X": size[0], "LOCAL_Y": size[1], "LOCAL_Z": size[2],
     }  # fmt: skip
     bound: dict[str, Bound] = {name: whole(memory) for name, memory in buffers.items()}
-    bound |= {"source": source.texels, "result": made.texels}
+    bound |= {"source": source.texels, "result": texture.texels}
     if seed is not None:
         bound["seed"] = whole(seed)
     named = {"width": at.width, "height": at.height, "depth": at.depth}
@@ -356,10 +356,10 @@ def local_size(block: Three, size: Three) -> Three:
     """
     first = (min(max(block[0], _ROW), _LONGEST), block[1], block[2])
     sizes = [1, 1, 1]
-    left = INVOCATIONS
+    rest = INVOCATIONS
     for bound in (first, (min(size[0], _LONGEST), size[1], min(size[2], 64))):
         for axis in range(3):
-            while left > 1 and sizes[axis] < min(bound[axis], size[axis], 64 if axis == 2 else 256):
+            while rest > 1 and sizes[axis] < min(bound[axis], size[axis], 64 if axis == 2 else 256):
                 sizes[axis] *= 2
-                left //= 2
+                rest //= 2
     return sizes[0], sizes[1], sizes[2]

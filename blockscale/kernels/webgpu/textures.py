@@ -81,8 +81,8 @@ def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
     f = _known(fmt)
     _check_floats(x)
     if prod(x.shape) == 0:
-        chosen = reference.choose_qparams(torch.empty(x.shape, dtype=x.dtype), f.format)
-        return QParams(**{n: _there(p) for n, p in chosen._asdict().items() if p is not None})
+        choice = reference.choose_qparams(torch.empty(x.shape, dtype=x.dtype), f.format)
+        return QParams(**{n: _there(p) for n, p in choice._asdict().items() if p is not None})
     at = layout(x.shape)
     parts = choose(f, InTexture(x.texels, at.width, at.height), x.dtype, x.shape)
     return _qparams(f, parts, x.shape)
@@ -110,10 +110,10 @@ def quantize(
     f = _known(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    chosen = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
-    made = empty(x.shape, f.bits, tuple(f.packed_shape(x.shape)), f.packed_dtype)
-    run("quantize", f, x, made, _parts(f, x.shape, chosen), words)
-    return QuantizedTexture(made, chosen, f.format)
+    choice = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
+    result = empty(x.shape, f.bits, tuple(f.packed_shape(x.shape)), f.packed_dtype)
+    run("quantize", f, x, result, _parts(f, x.shape, choice), words)
+    return QuantizedTexture(result, choice, f.format)
 
 
 def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Texture:
@@ -130,9 +130,9 @@ def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Textu
     f, shape = _known(q.fmt), q.codes.shape
     if dtype not in FLOATS:
         raise TypeError(f"textures must hold float32, bfloat16 or float16, got {dtype}")
-    made = empty(shape, 8 * dtype.itemsize, shape, dtype)
-    run("dequantize", f, q.codes, made, _parts(f, shape, q.qparams), None)
-    return made
+    result = empty(shape, 8 * dtype.itemsize, shape, dtype)
+    run("dequantize", f, q.codes, result, _parts(f, shape, q.qparams), None)
+    return result
 
 
 def fake_quantize(
@@ -151,11 +151,11 @@ def fake_quantize(
     f = _known(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    chosen = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
-    parts = _parts(f, x.shape, chosen)
-    made = empty(x.shape, x.bits, x.shape, x.dtype)
-    run("fake_quantize", f, x, made, parts, words)
-    return made
+    choice = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
+    parts = _parts(f, x.shape, choice)
+    result = empty(x.shape, x.bits, x.shape, x.dtype)
+    run("fake_quantize", f, x, result, parts, words)
+    return result
 
 
 def _known(fmt: Format | str) -> Form:
@@ -224,9 +224,9 @@ def _of_one(part: Tensor, blocks: tuple[int, ...]) -> Tensor:
     return part.reshape(blocks) if one else part
 
 
-def _parts(f: Form, shape: tuple[int, ...], given: QParams) -> Parts:
-    scale, outer, zero = given[:3]
-    return given_parts(f, shape, scale, zero, outer, further(given), scale)
+def _parts(f: Form, shape: tuple[int, ...], qparams: QParams) -> Parts:
+    scale, outer, zero = qparams[:3]
+    return given_parts(f, shape, scale, zero, outer, further(qparams), scale)
 
 
 def _qparams(f: Form, parts: Parts, shape: tuple[int, ...]) -> QParams:

@@ -44,9 +44,9 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for name in names:
             packet, _, which = name.partition(".")
-            found = getattr(getattr(torch.ops.aten, packet, None), which, None)
-            if found is not None:  # each version of torch has ops that others lack
-                HANDLERS[found] = handler
+            result = getattr(getattr(torch.ops.aten, packet, None), which, None)
+            if result is not None:  # each version of torch has ops that others lack
+                HANDLERS[result] = handler
         return handler
 
     return register
@@ -66,9 +66,9 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _check_devices(op, args)
     handler = HANDLERS.get(op)
     if handler is not None:
-        made = handler(*args, **kwargs)
-        if made is not NotImplemented:
-            return made
+        result = handler(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
     return _rest[0](op, args, kwargs)
 
 
@@ -215,7 +215,7 @@ class WebGPUTensor(Tensor):
         stride: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> WebGPUTensor:
-        made: WebGPUTensor = wrapper_subclass(
+        tensor: WebGPUTensor = wrapper_subclass(
             cls,
             shape,
             strides=rows(shape) if stride is None else stride,
@@ -223,8 +223,8 @@ class WebGPUTensor(Tensor):
             dtype=dtype,
             device=registered(),
         )
-        made.memory = memory
-        return made
+        tensor.memory = memory
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -34,5 +34,5 @@ def why_not_trained(module: nn.Module) -> str | None:
     try:
         return trained(module).refuses(module)
     except NotImplementedError:
-        told = "can be quantized, but not trained with fake quantization"
-        return f"{type(module).__name__} {told}"
+        text = "can be quantized, but not trained with fake quantization"
+        return f"{type(module).__name__} {text}"

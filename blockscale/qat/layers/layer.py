@@ -168,8 +168,8 @@ class QATLayer(nn.Module):
 
         def steps() -> Tensor:
             assert self.input_quantizer is not None  # or there would be no such format
-            taken = step_of_input(self.input_quantizer.deployed())
-            return sum_steps(taken, self.weight_quantizer.steps(weight))
+            names = step_of_input(self.input_quantizer.deployed())
+            return sum_steps(names, self.weight_quantizer.steps(weight))
 
         values: Tensor = self.bias_quantizer(bias, steps, fixed=fixed)
         return values

@@ -99,12 +99,12 @@ class QuantizationSystem:
         bounds = requirements or PerformanceRequirements()
         cores = self.hardware_features().cores
         every = measured(workload, threads or sorted({1, cores}))
-        found = [each for each in every if bounds.met(each)]
-        if not found:
+        results = [each for each in every if bounds.met(each)]
+        if not results:
             raise ValueError(
                 f"none of {len(every)} measurements is within {bounds}: the fastest is {every[0]}"
             )
-        return found[0]
+        return results[0]
 
     def calibrate_from_samples(
         self, samples: Iterable[Data], fmt: str | Format = "int8", method: str | None = None
@@ -158,14 +158,14 @@ class QuantizationSystem:
     def performance_hints(self, workload: QuantizationWorkload | None = None) -> PerformanceHints:
         """What is fast here, for a workload (None: 64 rows, 1024 inputs and outputs)."""
         self._timed()
-        asked = workload or QuantizationWorkload(64, 1024, 1024)
-        found = measured(asked)
-        best = found[0].format
+        request = workload or QuantizationWorkload(64, 1024, 1024)
+        result = measured(request)
+        best = result[0].format
         rows = {}
-        for count in (1, 16, asked.rows):
-            one = QuantizationWorkload(count, asked.inputs, asked.outputs, (best,))
+        for count in (1, 16, request.rows):
+            one = QuantizationWorkload(count, request.inputs, request.outputs, (best,))
             rows[count] = measured(one)[0].seconds / count
-        formats = tuple(each.format for each in found)
+        formats = tuple(each.format for each in result)
         return PerformanceHints(formats, self.optimal_block_size(), rows, torch.get_num_threads())
 
     def _timed(self) -> None:

@@ -66,11 +66,11 @@ def operation_times(
     """quantize, dequantize and fake_quantize of normal float32 numbers [shape] in each format."""
     x, calls = _calls(formats, shape)
     times = race(calls)
-    found = []
+    results = []
     for (operation, name), seconds in times.items():
         stored = x.nbytes if operation == "fake_quantize" else parse(name).nbytes(shape)
-        found.append(OperationTime(operation, name, seconds, (x.nbytes + stored) / seconds))
-    return tuple(found)
+        results.append(OperationTime(operation, name, seconds, (x.nbytes + stored) / seconds))
+    return tuple(results)
 
 
 def memory_usage(
@@ -136,11 +136,11 @@ def block_sizes(
         calls["product", size] = partial(linear, row, held)
         calls["quantize", size] = partial(quantize, weight, q.format)
     times = race(calls)
-    found = []
+    results = []
     for size, q in stored.items():
         sums = Sums()
         sums.add(weight, q.dequantize())
         bits = 8 * q.nbytes / prod(weight.shape)
         sqnr = sums.result().sqnr
-        found.append(BlockSize(size, bits, sqnr, times["product", size], times["quantize", size]))
-    return tuple(found)
+        results.append(BlockSize(size, bits, sqnr, times["product", size], times["quantize", size]))
+    return tuple(results)

@@ -59,9 +59,9 @@ class QuantizationParams:
     offset: "Tensor | QTensor | None" = None
 
     @classmethod
-    def of(cls, given: "ParamsLike") -> "QuantizationParams":
+    def of(cls, inputs: "ParamsLike") -> "QuantizationParams":
         """From itself, a format, its name or its spelling. Raises ValueError as `bs.parse`."""
-        return given if isinstance(given, QuantizationParams) else cls(parse(given))
+        return inputs if isinstance(inputs, QuantizationParams) else cls(parse(inputs))
 
     @classmethod
     def int8_symmetric(cls) -> "QuantizationParams":

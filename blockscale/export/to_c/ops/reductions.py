@@ -65,9 +65,9 @@ def sum_over(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     names, heads, ends = loops(rest)
     inner, more, over = loops([n if d in gone else 1 for d, n in enumerate(x.shape)], "r")
     at = [inner[d] if d in gone else names[d] for d in range(rank)]
-    remainder = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
+    axes = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
     inputs = less(f"x[{x.at(at)}]", g["x_zero"], "int64_t")
-    value = end.of("acc", remainder[-1] if remainder else "0")
+    value = end.of("acc", axes[-1] if axes else "0")
     lines = [*heads, "int64_t acc = 0;", *more, f"acc += {inputs};", *over]
     lines += [f"y[{y.at(names)}] = {value};", *ends]
     w.step(node, "sum_over", {"x": x, **end.takes}, y, lines)

@@ -23,12 +23,12 @@ def adapters() -> tuple[Any, ...]:
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     import wgpu
 
-    found = [
+    results = [
         each
         for each in wgpu.gpu.enumerate_adapters_sync()
         if each.info["backend_type"] in _BACKENDS
     ]
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(results, key=_rank))
 
 
 def _rank(adapter: Any) -> int:
@@ -109,10 +109,10 @@ class Gpu:
     def __init__(self, adapter: Any):
         self.name = described(adapter)
         self.software = is_software(adapter)
-        wanted = [each for each in (*_WANTED, _TEXTURES) if each in adapter.features]
-        self.features = frozenset(wanted)
+        targets = [each for each in (*_WANTED, _TEXTURES) if each in adapter.features]
+        self.features = frozenset(targets)
         self.device = adapter.request_device_sync(
-            label="blockscale", required_features=wanted, required_limits=dict(adapter.limits)
+            label="blockscale", required_features=targets, required_limits=dict(adapter.limits)
         )
         self.limits: dict[str, int] = dict(self.device.limits)
         self._encoder: Any = None

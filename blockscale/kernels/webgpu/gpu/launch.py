@@ -52,16 +52,16 @@ def launch(
     device = gpu()
     names, values = tuple(sizes), tuple(sizes.values())
     fixed = count * 64 >= _BAKED if baked is None else baked
-    made = source(shader, names, values if fixed else None)
-    pipeline = pipeline_of(made.text)
-    given: dict[str, Bound] = dict(buffers)
+    result = source(shader, names, values if fixed else None)
+    pipeline = pipeline_of(result.text)
+    bounds: dict[str, Bound] = dict(buffers)
     own = tables(shader)
-    given |= {name: _words(own[name]) for name in made.bindings if name in own}
-    if "sizes" in made.bindings:
-        given["sizes"] = _words(values)
+    bounds |= {name: _words(own[name]) for name in result.bindings if name in own}
+    if "sizes" in result.bindings:
+        bounds["sizes"] = _words(values)
     entries = [
-        {"binding": i, "resource": _resource(device, name, given[name])}
-        for i, name in enumerate(made.bindings)
+        {"binding": i, "resource": _resource(device, name, bounds[name])}
+        for i, name in enumerate(result.bindings)
     ]
     with device.telling():
         group = device.device.create_bind_group(
@@ -175,8 +175,8 @@ class Stopwatch:
         with self._gpu.encoder() as encoder:
             encoder.resolve_query_set(self._times, 0, 4, self._buffer, 0)
         self._gpu.flush()
-        found = self._gpu.device.queue.read_buffer(self._buffer, 0, 32)
-        times = memoryview(bytes(found)).cast("Q")
+        result = self._gpu.device.queue.read_buffer(self._buffer, 0, 32)
+        times = memoryview(bytes(result)).cast("Q")
         return (times[2] - times[1]) * _period(self._gpu) / 1e9
 
     def _mark(self, first: int) -> None:

@@ -73,8 +73,8 @@ def download(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, start: 
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype)
     with device.telling(f"reading back {nbytes} bytes"):
-        found = device.device.queue.read_buffer(memory.buffer, start, -(-nbytes // 4) * 4)
-    data = torch.frombuffer(bytearray(found), dtype=torch.uint8)[:nbytes]
+        result = device.device.queue.read_buffer(memory.buffer, start, -(-nbytes // 4) * 4)
+    data = torch.frombuffer(bytearray(result), dtype=torch.uint8)[:nbytes]
     return data.view(dtype).view(shape)
 
 

@@ -96,8 +96,8 @@ def _arithmetic() -> str:
 def wrongly_computed(arithmetic: str = "integers") -> tuple[str, ...]:
     """Those of OPERATIONS of which this device gets a number of the probe wrong."""
     a, b = _pairs()
-    found = _results(a, b, arithmetic)
-    wrong = [_differ(found[:, i], right, at) for i, (right, at) in enumerate(_expected(a, b))]
+    result = _results(a, b, arithmetic)
+    wrong = [_differ(result[:, i], right, at) for i, (right, at) in enumerate(_expected(a, b))]
     return tuple(name for name, each in zip(OPERATIONS, wrong, strict=True) if each)
 
 
@@ -113,10 +113,10 @@ def _results(a: Tensor, b: Tensor, arithmetic: str) -> Tensor:
 
 def _pairs() -> tuple[Tensor, Tensor]:
     """Numbers of every exponent, and all pairs of the hard ones."""
-    made = torch.Generator().manual_seed(0)
-    either = torch.randint(-(2**31), 2**31, (2, 1 << 13), generator=made)
+    result = torch.Generator().manual_seed(0)
+    either = torch.randint(-(2**31), 2**31, (2, 1 << 13), generator=result)
     a, b = either.to(torch.int32).view(torch.float32)
-    near = -a * (1 + torch.randn(len(a), generator=made) / 2**18)  # sums that cancel
+    near = -a * (1 + torch.randn(len(a), generator=result) / 2**18)  # sums that cancel
     hard = torch.cat([a[:20], torch.tensor(_HARD), torch.tensor(_HARD) * -1.0])
     n = len(hard)
     return torch.cat([a, a, hard.repeat(n)]), torch.cat([b, near, hard.repeat_interleave(n)])
@@ -141,8 +141,8 @@ def _normal(x: Tensor) -> Tensor:
     return x.isfinite() & (x.abs() >= 2.0**-125)
 
 
-def _differ(found: Tensor, right: Tensor, at: Tensor) -> bool:
+def _differ(tensor: Tensor, right: Tensor, at: Tensor) -> bool:
     """Whether words are other numbers than these where asked; every NaN is alike."""
-    got = found.contiguous().view(torch.float32)
-    same = (found == right.view(torch.int32)) | (got.isnan() & right.isnan())
+    got = tensor.contiguous().view(torch.float32)
+    same = (tensor == right.view(torch.int32)) | (got.isnan() & right.isnan())
     return bool((at & ~same).any())

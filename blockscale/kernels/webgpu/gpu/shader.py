@@ -99,14 +99,14 @@ def _of_function(code: str) -> set[str]:
 def reached(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]:
     """Names that an entry point uses, directly or through others, its own among them."""
     uses = {each.name: each.uses for each in there}
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [entry]
     while waiting:
         name = waiting.pop()
-        if name in uses and name not in found:
-            found.add(name)
+        if name in uses and name not in names:
+            names.add(name)
             waiting += uses[name]
-    return frozenset(found)
+    return frozenset(names)
 
 
 # Shaders are composed of named parts of WGSL: kernels, and variants of roles.
@@ -155,14 +155,14 @@ class Roles:
 
     def filled(self) -> dict[str, str]:
         """{role: the variant that fills it}, those of fields that are Roles included."""
-        found: dict[str, str] = {}
+        by_name: dict[str, str] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Roles):
-                found |= value.filled()
+                by_name |= value.filled()
             elif value is not None:
-                found[each.name] = value
-        return found
+                by_name[each.name] = value
+        return by_name
 
     def replaced(self, **others: str) -> Self:
         """The same with other variants. Raises ValueError for a role that there is not."""
@@ -305,9 +305,9 @@ def assembled(shader: Shader) -> Code:
     enabled: dict[str, None] = {}
     body: list[str] = []
     for name, part in there.items():
-        kept = [each.text for each in part if each.name in names]
-        if kept:
-            body += [f"//# {name}", *kept]
+        pieces = [each.text for each in part if each.name in names]
+        if pieces:
+            body += [f"//# {name}", *pieces]
             enabled |= dict.fromkeys(_ENABLE.findall(texts[name]))
     constants = "".join(
         f"{constant(name, value)}\n"
@@ -368,8 +368,8 @@ def part(name: str) -> str:
     path = _FOLDER / f"{file}.wgsl"
     there = parts_of(path)
     if mark not in there:
-        found = f"it has {', '.join(filter(None, there))}" if there else "there is no such file"
-        raise ValueError(f"expected the part {name} of shaders in {path}; {found}")
+        result = f"it has {', '.join(filter(None, there))}" if there else "there is no such file"
+        raise ValueError(f"expected the part {name} of shaders in {path}; {result}")
     return there[mark]
 
 

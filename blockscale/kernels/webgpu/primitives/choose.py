@@ -83,11 +83,11 @@ def choose(f: Form, x: Source, dtype: torch.dtype, shape: Shape) -> Parts:
             f"{f.format}: {f.format.unchosen}: pass the scale that a file or another library has"
         )
     at = geometry(tuple(shape), f.format.block)
-    found = find(f, x, dtype, at)
+    result = find(f, x, dtype, at)
     parts, given_outer = new_parts(f, shape), "none"
-    buffers = dict(found)
+    buffers = dict(result)
     if f.inner is not None:
-        parts = parts._replace(outer=_outer(f, found, shape))
+        parts = parts._replace(outer=_outer(f, result, shape))
         assert parts.outer is not None
         given_outer, buffers["outers"] = outer_of_blocks(f, parts.outer, shape)
     _finish(f, buffers, given_outer, parts, at.blocks)
@@ -152,7 +152,7 @@ def stored(dtype: torch.dtype | None) -> str:
     return DTYPES[dtype] if dtype in (torch.float16, torch.bfloat16) else "plain"
 
 
-def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
+def _outer(f: Form, memories: dict[str, Memory], shape: Shape) -> Memory:
     """The outer scales, chosen from the largest numerators of the blocks that share them."""
     assert f.inner is not None and f.outer_shape is not None
     scales = f.scale_shape(shape)
@@ -162,7 +162,7 @@ def _outer(f: Form, found: dict[str, Memory], shape: Shape) -> Memory:
     constants: Constants = {"ONE_OUTER": count == 1, "POISONS": lowered(f.format).poisons}
     launch(
         shader(f, Numerators(coding(f), statistic(f), _block_stats(f), at.kind), constants),
-        {name: whole(memory) for name, memory in found.items()} | {"largest": whole(largest)},
+        {name: whole(memory) for name, memory in memories.items()} | {"largest": whole(largest)},
         at.named | {"blocks": at.count},
         -(-at.count // (GROUP * 16)),
     )
@@ -256,11 +256,11 @@ def _merge(
     if least is not None:
         kernel = SumsKernel(**vars(kernel), least=least)
     constants: Constants = {"TEAM": team, "POISONS": lowered(f.format).poisons}
-    made = shader(f, kernel, constants)
+    result = shader(f, kernel, constants)
     named = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
     for piece, window in seen(x, at.count, 8 * dtype.itemsize):
         launch(
-            made,
+            result,
             {**buffers, "x": window},
             at.named | named | sizes(x) | piece.named,
             -(-at.blocks * slices * team // GROUP),

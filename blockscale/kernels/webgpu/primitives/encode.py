@@ -144,7 +144,7 @@ def _encode(
         )
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
-    made = shader(f, kernel, constants)
+    result = shader(f, kernel, constants)
     written = "codes" if what == "codes" else "values"
     own = 8 * dtype.itemsize
     for piece in pieces(at.count, max(own, bits)):
@@ -156,7 +156,7 @@ def _encode(
             given_buffers["seed"] = whole(seed)
         if gradient is not None:
             given_buffers["gradient"] = piece.window(gradient, bits)
-        launch(made, given_buffers, sizes, -(-piece.count // (256 * chunk)))
+        launch(result, given_buffers, sizes, -(-piece.count // (256 * chunk)))
 
 
 def without_table(f: Form) -> str:
@@ -213,7 +213,7 @@ def decode(
     )
     chunk = 16 // dtype.itemsize
     constants: Constants = {"CHUNK": chunk, "SHARED": at.shares(chunk)}
-    made = shader(f, kernel, constants)
+    output = shader(f, kernel, constants)
     out, bits = result(shape, dtype), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
         sizes = at.named | piece.named
@@ -221,7 +221,7 @@ def decode(
             sizes |= {"row": row, "row_bytes": f.row_bytes(row)}
         memory = piece.window(codes, f.bits) if streams else whole(codes)
         launch(
-            made,
+            output,
             {**beside, "codes": memory, "values": piece.window(out, bits)},
             sizes,
             -(-piece.count // (256 * chunk)),

@@ -211,10 +211,10 @@ def rounded(x: Tensor, fmt: str) -> Tensor:
     """float32 [4 n] -> values of the format's elements, in steps of one"""
     own, constants = shader_of(fmt)
     scaled = "shift_drawn" if "stochastic" in own.approximate else "shift"
-    made = Shader(ProbeFastPath(Coding(own, of_device()), own.approximate, scaled), constants)
+    shader = Shader(ProbeFastPath(Coding(own, of_device()), own.approximate, scaled), constants)
     values = allocate(4 * len(x))
     buffers = {"numbers": upload(x), "steps": upload(torch.ones(len(x) // 4)), "values": values}
-    launch(made, buffers, {"count": len(x) // 4}, -(-len(x) // 256), baked=False)
+    launch(shader, buffers, {"count": len(x) // 4}, -(-len(x) // 256), baked=False)
     return download(values, (len(x),), torch.float32)
 
 
@@ -281,10 +281,10 @@ def decode(
         kernel = kernel.replaced(values="codebook")
         values = [bits_of(value) for value in element.values]
         constants["VALUE_TABLE"] = (*values, *[0] * (16 - len(values)))
-    made = shader(f, kernel, constants)
+    result = shader(f, kernel, constants)
     out, bits = allocate(prod(shape) * dtype.itemsize), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
         windows = {"codes": piece.window(codes, f.bits), "values": piece.window(out, bits)}
         groups = -(-piece.count // (unit * _GROUP * each))
-        launch(made, beside | windows, at.named | piece.named, groups)
+        launch(result, beside | windows, at.named | piece.named, groups)
     return out

@@ -351,8 +351,8 @@ def given_parts(
 ) -> Parts:  # fmt: skip
     """A caller's scale for a tensor of `shape`, where x is. Raises ValueError if it misfits."""
     parts = f.checked_parts(torch.Size(shape), scale, zero_point, outer, place(x), more)
-    found = (parts.scale, parts.outer, parts.zero_point, parts.offset)
-    first, *others = (part if part is None else memory_of(part) for part in found)
+    result = (parts.scale, parts.outer, parts.zero_point, parts.offset)
+    first, *others = (part if part is None else memory_of(part) for part in result)
     assert first is not None
     return Parts(first, *others)
 
@@ -371,14 +371,14 @@ def new_parts(f: Form, shape: Shape) -> Parts:
 def returned(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
     """The parts that there are, where `like` is, in the order that ops return them in."""
     blocks = f.scale_shape(shape)
-    found = [back(parts.scale, blocks, f.scale_dtype, like)]
+    results = [back(parts.scale, blocks, f.scale_dtype, like)]
     if parts.outer is not None and f.outer_shape is not None:
-        found.append(back(parts.outer, f.outer_shape(blocks), f.outer_dtype, like))
+        results.append(back(parts.outer, f.outer_shape(blocks), f.outer_dtype, like))
     if parts.zero is not None:
-        found.append(back(parts.zero, blocks, f.zero_dtype, like))
+        results.append(back(parts.zero, blocks, f.zero_dtype, like))
     if parts.offset is not None and f.offset_dtype is not None:
-        found.append(back(parts.offset, blocks, f.offset_dtype, like))
-    return found
+        results.append(back(parts.offset, blocks, f.offset_dtype, like))
+    return results
 
 
 def listed(parts: QParams, like: Tensor) -> list[Tensor]:

@@ -131,13 +131,13 @@ def codes(
 ) -> tuple[Memory, Parts]:
     """Packed codes and their scales."""
     bits = planned.bits if isinstance(planned, Teams) else f.bits
-    out, made = allocate(-(-prod(shape) * bits // 8)), new_parts(f, shape)
+    out, result = allocate(-(-prod(shape) * bits // 8)), new_parts(f, shape)
     if f.inner is not None:
-        made = made._replace(outer=_outer(f, x, dtype, shape, planned))
-    _run(_Call(f, x, dtype, shape, "codes", made, seed, out), planned)
+        result = result._replace(outer=_outer(f, x, dtype, shape, planned))
+    _run(_Call(f, x, dtype, shape, "codes", result, seed, out), planned)
     if bits != f.bits:
         out = pack_items(f, out, prod(shape), shape[-1] if shape else 1, bits)
-    return out, made
+    return out, result
 
 
 def values(
@@ -203,13 +203,13 @@ def _outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape, beside: OnePass
     planned = plans.lines(f, dtype, shape, "outer") if fast else None
     if planned is None:
         return choose_outer(f, x, dtype, shape)
-    made = shader(f, FastOuter(**_finding(f, dtype, planned)), _constants(f, planned))
+    result = shader(f, FastOuter(**_finding(f, dtype, planned)), _constants(f, planned))
     largest = zeros(4)
     for piece in pieces(planned.at.count, 8 * dtype.itemsize, planned.step):
         blocks = piece.count // planned.at.block
         buffers = {"x": piece.window(x, 8 * dtype.itemsize), "largest": whole(largest)}
         sizes = {"block": planned.at.block, "blocks": blocks}
-        launch(made, buffers, sizes, -(-blocks // planned.blocks_a_group))
+        launch(result, buffers, sizes, -(-blocks // planned.blocks_a_group))
     return outer_of(f, largest, 1)
 
 
@@ -217,7 +217,7 @@ def _lines(call: _Call, planned: Lines) -> None:
     f, at = call.f, planned.at
     writing, more, how, memories = call.beside()
     kernel = replace(_line_kernel(call, planned), writing=writing, given_outer=how)
-    made = shader(f, kernel, _constants(f, planned) | more)
+    result = shader(f, kernel, _constants(f, planned) | more)
     bits = f.bits if call.what == "codes" else call.own
     for piece in pieces(at.count, call.own, planned.step):
         blocks = piece.count // at.block
@@ -226,7 +226,7 @@ def _lines(call: _Call, planned: Lines) -> None:
         sizes = {"block": at.block} | piece.named | {"blocks": blocks}
         if planned.tile:
             sizes["across"] = at.shape[1] // at.sizes[1]
-        launch(made, buffers, sizes, -(-blocks // planned.blocks_a_group))
+        launch(result, buffers, sizes, -(-blocks // planned.blocks_a_group))
 
 
 def _finding(f: Form, dtype: torch.dtype, planned: Lines) -> dict[str, Any]:
@@ -258,14 +258,14 @@ def _line_kernel(call: _Call, planned: Lines) -> FastPath:
 
 
 def _constants(f: Form, planned: Lines) -> Constants:
-    given, element = planned.given, lowered(f.format).element
+    settings, element = planned.given, lowered(f.format).element
     constants: Constants = {
         "GROUP": planned.group,
         "TEAM": planned.team,
         "REACH": plans.reach(),
-        "UNITS": given.units,
-        "BLOCKS": given.blocks,
-        "TOGETHER": given.together,
+        "UNITS": settings.units,
+        "BLOCKS": settings.blocks,
+        "TOGETHER": settings.together,
         "TILE_UNITS": planned.tile,
         "POISONS": lowered(f.format).poisons,
         "MEANS": _TURNS.get(lowered(f.format).statistic, 0),
@@ -281,11 +281,11 @@ def _words(f: Form, dtype: torch.dtype, planned: Lines, together: bool) -> str:
 
 def _columns(call: _Call, planned: ColumnsPlan) -> None:
     f, at, dtype = call.f, planned.at, call.dtype
-    known, element, reach = parts(f.format), lowered(f.format).element, plans.reach()
-    assert known is not None
+    form, element, reach = parts(f.format), lowered(f.format).element, plans.reach()
+    assert form is not None
     writing, more, _, memories = call.beside()
     kernel = FastColumns(
-        coding(f), numbers(dtype), known, statistic=statistic(f), find=statistic(f),
+        coding(f), numbers(dtype), form, statistic=statistic(f), find=statistic(f),
         team="subgroup", narrow=narrowing(f, dtype), result=call.what, writing=writing,
     )  # fmt: skip
     constants: Constants = {
@@ -294,21 +294,21 @@ def _columns(call: _Call, planned: ColumnsPlan) -> None:
     }  # fmt: skip
     if element.family == "codebook":
         constants |= cells(element) or {}
-    made, bits = shader(f, kernel, constants | more), f.bits if call.what == "codes" else call.own
+    result, bits = shader(f, kernel, constants | more), f.bits if call.what == "codes" else call.own
     for piece in pieces(at.count, call.own, planned.step):
         down = piece.count // (at.sizes[0] * at.shape[1])
         teams = down * -(-planned.units // (reach // planned.parts))
         windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
         buffers = {name: whole(memory) for name, memory in memories.items()} | windows
         sizes = {"first": piece.first, "units": planned.units, "down": down}
-        launch(made, buffers, sizes, -(-teams // (GROUP // reach)))
+        launch(result, buffers, sizes, -(-teams // (GROUP // reach)))
 
 
 def _teams(call: _Call, planned: Teams) -> None:
     f, at, bits = call.f, planned.at, planned.bits
     writing, more, how, memories = call.beside()
     kernel = replace(_team_kernel(call, planned), writing=writing, given_outer=how)
-    made = shader(f, kernel, _team_constants(call, planned) | more)
+    result = shader(f, kernel, _team_constants(call, planned) | more)
     for piece in pieces(at.count, max(call.own, bits), planned.step):
         blocks = -(-piece.count // at.block)
         sizes = at.named | piece.named | {"blocks": blocks}
@@ -316,7 +316,7 @@ def _teams(call: _Call, planned: Teams) -> None:
             sizes["words"] = -(-piece.count * bits // 32)
         windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
         buffers = {name: whole(memory) for name, memory in memories.items()} | windows
-        launch(made, buffers, sizes, -(-blocks // (GROUP // planned.team)))
+        launch(result, buffers, sizes, -(-blocks // (GROUP // planned.team)))
 
 
 def _team_kernel(call: _Call, planned: Teams) -> Team:
@@ -335,18 +335,18 @@ def _team_kernel(call: _Call, planned: Teams) -> Team:
 
 
 def _team_constants(call: _Call, planned: Teams) -> Constants:
-    known = lowered(call.f.format)
+    form = lowered(call.f.format)
     constants: Constants = {
         "CHUNK": planned.chunk,
         "QUADS": planned.quads,
         "TEAM": planned.team,
         "TEAMS": GROUP // planned.team,
-        "POISONS": known.poisons,
+        "POISONS": form.poisons,
     }
     if call.what == "codes":
         constants["OUT_BITS"] = planned.bits
     if of_means(call.f):
-        constants["ABOVE"] = known.statistic == "mean_above"
+        constants["ABOVE"] = form.statistic == "mean_above"
     return constants
 
 

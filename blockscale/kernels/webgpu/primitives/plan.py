@@ -136,7 +136,7 @@ def trusted(dtype: torch.dtype) -> bool:
 
 
 def lines(
-    f: Form, dtype: torch.dtype, shape: Shape, what: str, wanted: Settings | None = None
+    f: Form, dtype: torch.dtype, shape: Shape, what: str, settings: Settings | None = None
 ) -> Lines | None:
     """A plan for lines or tiles, if they are such.
 
@@ -154,9 +154,9 @@ def lines(
     step = lcm(at.block if not tile else at.sizes[0] * at.shape[1], STEP)
     if largest(bits, step) == 0:
         return None
-    each = possible(at, dtype, what) if wanted is None else iter((wanted,))
-    fitting = (_lines(f, at, dtype, what, given, tile, step) for given in each)
-    return next((found for found in fitting if found is not None), None)
+    each = possible(at, dtype, what) if settings is None else iter((settings,))
+    fitting = (_lines(f, at, dtype, what, inputs, tile, step) for inputs in each)
+    return next((result for result in fitting if result is not None), None)
 
 
 def _tile(at: Geometry, bits: int, code_bits: int) -> int | None:
@@ -174,35 +174,35 @@ def _lines(
     at: Geometry,
     dtype: torch.dtype,
     what: str,
-    given: Settings,
+    settings: Settings,
     tile: int,
     step: int,
 ) -> Lines | None:
     """A plan, if the device's neighbours reach far enough for it."""
     units = at.block * dtype.itemsize // 16
-    team = units // given.units
-    if units % given.units or team & (team - 1) or given.units * given.blocks > _MOST:
+    team = units // settings.units
+    if units % settings.units or team & (team - 1) or settings.units * settings.blocks > _MOST:
         return None
-    group, limits = max(given.group, team), gpu().limits
+    group, limits = max(settings.group, team), gpu().limits
     if group > limits["max-compute-invocations-per-workgroup"]:
         return None
     if team > reach() and group * _MET > limits["max-compute-workgroup-storage-size"] - _TABLES:
         return None
-    if given.together and tile % given.units:
+    if settings.together and tile % settings.units:
         return None
-    if what == "codes" and not _fills_words(f, dtype, given, team):
+    if what == "codes" and not _fills_words(f, dtype, settings, team):
         return None
-    return Lines(at, given, team, group, tile, step)
+    return Lines(at, settings, team, group, tile, step)
 
 
-def _fills_words(f: Form, dtype: torch.dtype, given: Settings, team: int) -> bool:
+def _fills_words(f: Form, dtype: torch.dtype, settings: Settings, team: int) -> bool:
     """Whether an invocation's codes, or those of neighbours within reach, are whole words, and so
     are scales."""
     unit_bits, scale_bits = 16 // dtype.itemsize * f.bits, 8 * f.scale_dtype.itemsize
-    if scale_bits < 32 and team * (32 // scale_bits) // given.blocks > reach():
+    if scale_bits < 32 and team * (32 // scale_bits) // settings.blocks > reach():
         return False
-    if given.together:
-        return given.units * unit_bits % 32 == 0
+    if settings.together:
+        return settings.units * unit_bits % 32 == 0
     return team * unit_bits % 32 == 0 and (unit_bits in (24, 48, 64) or 32 % unit_bits == 0)
 
 
@@ -253,12 +253,12 @@ def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> ColumnsPlan
         return None
     if own.scaled == "shift_drawn":
         return None
-    units, left = divmod(at.shape[1] * bits, 128)
+    units, rest = divmod(at.shape[1] * bits, 128)
     block, unit_bits = at.sizes[0], 128 // bits * f.bits
     shared = 1 << max((block // _ROWS).bit_length() - 1, 0)
     shared = min(shared, reach() // 2)
     rows, step = block // shared, lcm(block * at.shape[1], STEP)
-    if left or block % shared or rows > _MOST or largest(bits, step) == 0:
+    if rest or block % shared or rows > _MOST or largest(bits, step) == 0:
         return None
     together = GROUP // shared * 128 // bits  # columns: a workgroup's memory holds four words each
     if 16 * together > gpu().limits["max-compute-workgroup-storage-size"] - _TABLES:

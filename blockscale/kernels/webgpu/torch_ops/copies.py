@@ -48,9 +48,9 @@ def addresses(shape: Sizes, operands: Sequence[WebGPUTensor], *, always: bool = 
     dimensions = merged(shape, strides)
     offsets = tuple(x.storage_offset() for x in operands)
     numbers = (len(dimensions), *offsets, *(n for each in reversed(dimensions) for n in each))
-    kept = _geometry(numbers)
+    geometry = _geometry(numbers)
     constants = (("OPERANDS", len(operands)),)
-    return Addresses("strided", constants, {"geometry": kept})
+    return Addresses("strided", constants, {"geometry": geometry})
 
 
 @lru_cache(4096)
@@ -65,36 +65,36 @@ def joint(*shapes: Sizes) -> Sizes:
     """
     if all(shape == shapes[0] for shape in shapes):
         return tuple(shapes[0])
-    found = [1] * max(map(len, shapes))
+    result = [1] * max(map(len, shapes))
     for shape in shapes:
         for d in range(-len(shape), 0):
-            if shape[d] != 1 and found[d] not in (1, shape[d]):
+            if shape[d] != 1 and result[d] not in (1, shape[d]):
                 listed = " and ".join(str(tuple(each)) for each in shapes)
                 raise RuntimeError(
                     f"shapes {listed} cannot be broadcast: sizes must be equal, or 1"
                 )
-            found[d] = found[d] if shape[d] == 1 else shape[d]
-    return tuple(found)
+            result[d] = result[d] if shape[d] == 1 else shape[d]
+    return tuple(result)
 
 
 def broadcast(shape: Sizes, own: Sizes, stride: Sizes) -> Sizes:
     """The strides of a tensor that is expanded to `shape`."""
     missing = len(shape) - len(own)
-    kept = (0 if size == 1 else step for size, step in zip(own, stride, strict=True))
-    return (0,) * missing + tuple(kept)
+    strides = (0 if size == 1 else step for size, step in zip(own, stride, strict=True))
+    return (0,) * missing + tuple(strides)
 
 
 def merged(shape: Sizes, strides: Sequence[Sizes]) -> list[Sizes]:
     """Dimensions as (size, stride of each operand), as few as say the same."""
-    found: list[Sizes] = []
+    sizes: list[Sizes] = []
     for size, *steps in zip(shape, *strides, strict=True):
         if size == 1:
             continue
-        if found and found[-1][1:] == tuple(step * size for step in steps):
-            found[-1] = (found[-1][0] * size, *steps)
+        if sizes and sizes[-1][1:] == tuple(step * size for step in steps):
+            sizes[-1] = (sizes[-1][0] * size, *steps)
         else:
-            found.append((size, *steps))
-    return found
+            sizes.append((size, *steps))
+    return sizes
 
 
 # Copies: views become tensors of their own, tensors are written into views, dtypes change.
@@ -149,24 +149,24 @@ def read(x: WebGPUTensor) -> Tensor:
 
 def gathered(x: WebGPUTensor) -> WebGPUTensor:
     """A copy in row-major order, in memory of its own."""
-    made = fresh(tuple(x.shape), x.dtype)
-    _gather(x, made)
-    return made
+    result = fresh(tuple(x.shape), x.dtype)
+    _gather(x, result)
+    return result
 
 
-def _gather(x: WebGPUTensor, made: WebGPUTensor) -> None:
+def _gather(x: WebGPUTensor, tensor: WebGPUTensor) -> None:
     """Write x into all of another memory, in row-major order."""
     if is_whole(x):
         with gpu().encoder() as encoder:
-            size = -(-made.nbytes // 4) * 4
-            encoder.copy_buffer_to_buffer(x.memory.buffer, 0, made.memory.buffer, 0, size)
+            size = -(-tensor.nbytes // 4) * 4
+            encoder.copy_buffer_to_buffer(x.memory.buffer, 0, tensor.memory.buffer, 0, size)
         return
     at = addresses(tuple(x.shape), [x], always=True)
     shader = Shader(
         "kernels/torch_copies/gather", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     )
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
-    launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
+    buffers = {"x": x.memory, "result": tensor.memory, **at.buffers}
+    launch(shader, buffers, {"count": x.numel()}, words(tensor), baked=False)
 
 
 def whole(x: WebGPUTensor) -> WebGPUTensor:
@@ -207,26 +207,26 @@ def cast(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
 
 
 def _widened(x: WebGPUTensor) -> WebGPUTensor:
-    made = fresh(tuple(x.shape), torch.float32)
+    result = fresh(tuple(x.shape), torch.float32)
     at = addresses(tuple(x.shape), [x])
     numbers = _OTHERS.get(x.dtype, "first")
     constants = (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     kernel = Widen(numbers, FLOATS.get(x.dtype, "float32"), at.address)
     shader = Shader(kernel, constants)
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
-    launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
-    return made
+    buffers = {"x": x.memory, "result": result.memory, **at.buffers}
+    launch(shader, buffers, {"count": x.numel()}, words(result), baked=False)
+    return result
 
 
 def narrowed(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
     """float32 -> a narrower float; x itself if `dtype` is float32."""
     if dtype == torch.float32:
         return x
-    x, made = whole(x), fresh(tuple(x.shape), dtype)
+    x, result = whole(x), fresh(tuple(x.shape), dtype)
     shader = Shader(Convert(FLOATS[dtype]))
-    buffers = {"x": x.memory, "result": made.memory}
-    launch(shader, buffers, {"count": x.numel()}, words(made), baked=False)
-    return made
+    buffers = {"x": x.memory, "result": result.memory}
+    launch(shader, buffers, {"count": x.numel()}, words(result), baked=False)
+    return result
 
 
 @handles("clone.default")
@@ -293,27 +293,27 @@ def index_select(x: WebGPUTensor, dim: int, indices: WebGPUTensor) -> Any:
     if x.ndim == 0:
         return NotImplemented
     moved: Any = x.movedim(dim, 0)
-    made = _rows(moved, indices, (indices.numel(), *moved.shape[1:]))
-    return made if made is NotImplemented else made.movedim(0, dim)
+    result = _rows(moved, indices, (indices.numel(), *moved.shape[1:]))
+    return result if result is NotImplemented else result.movedim(0, dim)
 
 
 @handles("index.Tensor")
 def index(x: WebGPUTensor, indices: Any) -> Any:
     """x[i, j] of tensors of numbers for the first dimensions, or for one of them."""
     first = next((d for d, each in enumerate(indices) if each is not None), 0)
-    given = indices[first:]
-    if not given or not all(each is not None and each.dtype in _INDICES for each in given):
+    others = indices[first:]
+    if not others or not all(each is not None and each.dtype in _INDICES for each in others):
         return NotImplemented
-    sizes = x.shape[first : first + len(given)]
-    there = [read(i) if isinstance(i, WebGPUTensor) else i for i in given]
+    sizes = x.shape[first : first + len(others)]
+    there = [read(i) if isinstance(i, WebGPUTensor) else i for i in others]
     number = torch.zeros((), dtype=torch.int64)
     for each, size in zip(there, sizes, strict=True):
         at = each.to(torch.int64)
         _check(at, size, least=-size)
         number = number * size + torch.where(at < 0, at + size, at)
-    moved: Any = x.flatten(first, first + len(given) - 1).movedim(first, 0)
-    made = _rows(moved, sent(number), (*number.shape, *moved.shape[1:]))
-    return made.movedim(tuple(range(number.ndim)), tuple(range(first, first + number.ndim)))
+    moved: Any = x.flatten(first, first + len(others) - 1).movedim(first, 0)
+    result = _rows(moved, sent(number), (*number.shape, *moved.shape[1:]))
+    return result.movedim(tuple(range(number.ndim)), tuple(range(first, first + number.ndim)))
 
 
 def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
@@ -321,16 +321,16 @@ def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
         return NotImplemented
     _check(read(indices), table.shape[0])
     table, indices = whole(table), whole(indices)
-    made = fresh(shape, table.dtype)
+    result = fresh(shape, table.dtype)
     constants = (
         ("ITEM_BITS", table.dtype.itemsize * 8),
         ("INDEX_WORDS", _INDICES[indices.dtype]),
     )
     shader = Shader("kernels/torch_copies/choose_rows", constants)
-    buffers = {"table": table.memory, "indices": indices.memory, "result": made.memory}
-    sizes = {"count": made.numel(), "row": table.numel() // max(table.shape[0], 1)}
-    launch(shader, buffers, sizes, words(made), baked=False)
-    return made
+    buffers = {"table": table.memory, "indices": indices.memory, "result": result.memory}
+    sizes = {"count": result.numel(), "row": table.numel() // max(table.shape[0], 1)}
+    launch(shader, buffers, sizes, words(result), baked=False)
+    return result
 
 
 def _check(indices: Tensor, count: int, least: int = 0) -> None:
@@ -359,12 +359,12 @@ def cat(tensors: Any, dim: int = 0) -> Any:
                 f"cat along {dim}: {tuple(x.shape)} does not match {tuple(parts[0].shape)}"
             )
     shape[dim] = sum(x.shape[dim] for x in parts)
-    made, start = fresh(tuple(shape), dtype), 0
+    result, start = fresh(tuple(shape), dtype), 0
     for x in parts:
-        part: Any = made.narrow(dim, start, x.shape[dim])
+        part: Any = result.narrow(dim, start, x.shape[dim])
         scattered(part, cast(x, dtype))
         start += x.shape[dim]
-    return made
+    return result
 
 
 @handles("stack.default")

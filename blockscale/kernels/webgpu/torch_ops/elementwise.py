@@ -54,7 +54,7 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
     if part == "sub" and torch.bool in (x.dtype, y.dtype):
         return NotImplemented  # torch refuses it
     shape = joint(x.shape, y.shape)
-    made = fresh(shape, dtype)
+    result = fresh(shape, dtype)
     at = addresses(shape, [x, y])
     constants: tuple[tuple[str, Constant], ...] = (
         ("X_BITS", x.dtype.itemsize * 8), ("X_SIGNED", x.dtype.is_signed),
@@ -62,11 +62,11 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
         ("RESULT_BITS", dtype.itemsize * 8),
     )  # fmt: skip
     shader = Shader(IntegerKernel(part, at.address), (*constants, *at.constants))
-    buffers = {"x": x.memory, "y": y.memory, "result": made.memory, **at.buffers}
-    count = made.numel()
+    buffers = {"x": x.memory, "y": y.memory, "result": result.memory, **at.buffers}
+    count = result.numel()
     groups = -(-count // max(4 // dtype.itemsize, 1) // THREADS)
     launch(shader, buffers, {"count": count}, groups, baked=False)
-    return made
+    return result
 
 
 def _there(x: Any) -> WebGPUTensor:
@@ -172,13 +172,13 @@ def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
     """A function of each element, with numbers that its part reads from `sizes`."""
     if x.dtype not in FLOATS:
         return NotImplemented
-    made = fresh(tuple(x.shape), x.dtype)
+    result = fresh(tuple(x.shape), x.dtype)
     at = addresses(tuple(x.shape), [x])
     shader = Shader(Unary(part, FLOATS[x.dtype], at.address), at.constants)
     sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
-    launch(shader, buffers, sizes, words(made), baked=False)
-    return made
+    buffers = {"x": x.memory, "result": result.memory, **at.buffers}
+    launch(shader, buffers, sizes, words(result), baked=False)
+    return result
 
 
 def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
@@ -192,33 +192,33 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     number = None if isinstance(b, WebGPUTensor) else float(b)
     operands = [x] if number is not None else [x, cast(b, dtype)]
     shape = joint(*(each.shape for each in operands))
-    made = fresh(shape, torch.bool if compare else dtype)
+    result = fresh(shape, torch.bool if compare else dtype)
     at = addresses(shape, operands)
     second = "tensor" if number is None else "number"
     kernel = (Compare if compare else BinaryKernel)(part, FLOATS[dtype], at.address, second)
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
-    sizes = {"count": made.numel()}
+    buffers = {"x": x.memory, "result": result.memory, **at.buffers}
+    sizes = {"count": result.numel()}
     if number is None:
         buffers["y"] = operands[1].memory
     else:
         sizes["number"] = bits(number)
-    launch(Shader(kernel, at.constants), buffers, sizes, words(made), baked=False)
-    return made
+    launch(Shader(kernel, at.constants), buffers, sizes, words(result), baked=False)
+    return result
 
 
 def _in_place(compute: Callable[..., Any]) -> Callable[..., Any]:
     """The same, written into the first argument."""
 
     def run(x: WebGPUTensor, *args: Any, **kwargs: Any) -> Any:
-        made = compute(x, *args, **kwargs)
-        if made is NotImplemented:
-            return made
-        if made.shape != x.shape:
+        result = compute(x, *args, **kwargs)
+        if result is NotImplemented:
+            return result
+        if result.shape != x.shape:
             raise RuntimeError(
-                f"a result of shape {tuple(made.shape)} cannot be written into a tensor of shape "
+                f"a result of shape {tuple(result.shape)} cannot be written into a tensor of shape "
                 f"{tuple(x.shape)}"
             )
-        return copy_(x, made)
+        return copy_(x, result)
 
     return run
 
@@ -378,17 +378,17 @@ def where(condition: Any, a: Any, b: Any) -> Any:
         cast(_there(b), dtype),
     ]
     shape = joint(*(each.shape for each in operands))
-    made = fresh(shape, dtype)
+    result = fresh(shape, dtype)
     at = addresses(shape, operands)
     constants = (("ITEM_BITS", dtype.itemsize * 8), *at.constants)
     shader = Shader(Where(at.address), constants)
     # a kernel may see one buffer several times if it only reads it
     buffers = dict(zip(("condition", "x", "y"), (x.memory for x in operands), strict=True))
     launch(
-        shader, {**buffers, "result": made.memory, **at.buffers},
-        {"count": made.numel()}, words(made), baked=False,
+        shader, {**buffers, "result": result.memory, **at.buffers},
+        {"count": result.numel()}, words(result), baked=False,
     )  # fmt: skip
-    return made
+    return result
 
 
 @both("masked_fill.Scalar", "masked_fill.Tensor")
@@ -430,14 +430,14 @@ def of_softmax(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Ten
 @handles("slice_backward.default")
 def of_slice(gradient: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> Tensor:
     """Zeros but for what the slice has taken."""
-    made = gradient.new_zeros(sizes)
-    torch.ops.aten.slice.Tensor(made, dim, start, end, step).copy_(gradient)
-    return made
+    result = gradient.new_zeros(sizes)
+    torch.ops.aten.slice.Tensor(result, dim, start, end, step).copy_(gradient)
+    return result
 
 
 @handles("select_backward.default")
 def of_select(gradient: Tensor, sizes: Any, dim: int, index: int) -> Tensor:
     """Zeros but for what was selected."""
-    made = gradient.new_zeros(sizes)
-    made.select(dim, index).copy_(gradient)
-    return made
+    result = gradient.new_zeros(sizes)
+    result.select(dim, index).copy_(gradient)
+    return result

@@ -63,14 +63,14 @@ def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return read_back[id(x)][1]
         return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
 
-    made = op(*pytree.tree_map(down, args), **pytree.tree_map(down, kwargs))
+    result = op(*pytree.tree_map(down, args), **pytree.tree_map(down, kwargs))
     _write_back(op, args, kwargs, read_back)
     origin = {id(there): x for x, there in read_back.values()}
 
     def up(x: Tensor) -> Tensor:
         return origin[id(x)] if id(x) in origin else sent(x)
 
-    return pytree.tree_map_only(Tensor, up, made)
+    return pytree.tree_map_only(Tensor, up, result)
 
 
 def _write_back(
@@ -83,8 +83,8 @@ def _write_back(
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        given = args[i] if i < len(args) else kwargs.get(argument.name)
-        for x in pytree.tree_leaves(given):
+        tensor = args[i] if i < len(args) else kwargs.get(argument.name)
+        for x in pytree.tree_leaves(tensor):
             if not isinstance(x, WebGPUTensor):
                 continue
             replaced(x, read_back[id(x)][1])
@@ -135,8 +135,8 @@ def as_meta(x: Tensor) -> Tensor:
 def view_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an op gives whose results are views of its first argument."""
     x = args[0]
-    made = op(as_meta(x), *args[1:], **kwargs)
-    return pytree.tree_map_only(Tensor, lambda view: _sharing(x, view), made)
+    result = op(as_meta(x), *args[1:], **kwargs)
+    return pytree.tree_map_only(Tensor, lambda view: _sharing(x, view), result)
 
 
 def _sharing(x: WebGPUTensor, view: Tensor) -> WebGPUTensor:
@@ -310,6 +310,6 @@ def device() -> torch.device:
     """
     gpu()
     import_all(package, folder)
-    found = registered()
+    result = registered()
     register()
-    return found
+    return result

@@ -43,31 +43,31 @@ class Reduce(ShaderKernel, part="kernels/torch_reductions/reduce"):
 def reduced(part: str, x: WebGPUTensor, dims: Any, keep: bool) -> WebGPUTensor:
     """Numbers joined over dimensions by a part of two numbers, in float32."""
     ranks = range(x.ndim)
-    chosen = sorted({d % x.ndim for d in dims}) if dims and x.ndim else list(ranks)
-    kept = [d for d in ranks if d not in chosen]
-    ordered: Any = x.permute(*kept, *chosen) if x.ndim else x
-    shape = tuple(1 if d in chosen else size for d, size in enumerate(x.shape))
-    count, columns = prod(x.shape[d] for d in kept), prod(x.shape[d] for d in chosen)
+    choice = sorted({d % x.ndim for d in dims}) if dims and x.ndim else list(ranks)
+    rest = [d for d in ranks if d not in choice]
+    ordered: Any = x.permute(*rest, *choice) if x.ndim else x
+    shape = tuple(1 if d in choice else size for d, size in enumerate(x.shape))
+    count, columns = prod(x.shape[d] for d in rest), prod(x.shape[d] for d in choice)
     parts = max(-(-columns // _SPAN), 1)
-    made = _joined(part, ordered, count, columns, parts)
+    result = _joined(part, ordered, count, columns, parts)
     while parts > 1:
         columns, parts = parts, max(-(-parts // _SPAN), 1)
-        made = _joined(part, made, count, columns, parts)
-    final = shape if keep else tuple(x.shape[d] for d in kept)
-    return WebGPUTensor(made.memory, final, torch.float32)
+        result = _joined(part, result, count, columns, parts)
+    final = shape if keep else tuple(x.shape[d] for d in rest)
+    return WebGPUTensor(result.memory, final, torch.float32)
 
 
 def _joined(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> WebGPUTensor:
     """[rows, columns] in row-major order, of any view -> [rows, parts]."""
-    made = fresh((rows, parts), torch.float32)
+    result = fresh((rows, parts), torch.float32)
     at = addresses(tuple(x.shape), [x])
     kernel = Reduce(part, FLOATS[x.dtype], at.address)
     shader = Shader(kernel, (("START", bits(_STARTS[part])), *at.constants))
     span = -(-columns // parts)
     sizes = {"rows": rows, "columns": columns, "parts": parts, "span": span}
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
+    buffers = {"x": x.memory, "result": result.memory, **at.buffers}
     launch(shader, buffers, sizes, rows * parts, baked=False)
-    return made
+    return result
 
 
 @handles("sum.dim_IntList", "sum.default")
@@ -159,15 +159,15 @@ def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> An
     if x.ndim == 0:
         return _softmax(x.reshape(1), 0, dtype, **flags).reshape(())  # type: ignore[arg-type]
     last: Any = x.movedim(dim, -1)
-    made = fresh(tuple(last.shape), torch.float32)
+    result = fresh(tuple(last.shape), torch.float32)
     columns = last.shape[-1]
     at = addresses(tuple(last.shape), [last])
     constants = (("LOGARITHM", flags.get("log", False)), ("SAFE", flags.get("safe", False)))
     shader = Shader(Softmax(FLOATS[x.dtype], at.address), (*constants, *at.constants))
-    rows = made.numel() // max(columns, 1)
-    buffers = {"x": x.memory, "result": made.memory, **at.buffers}
+    rows = result.numel() // max(columns, 1)
+    buffers = {"x": x.memory, "result": result.memory, **at.buffers}
     launch(shader, buffers, {"rows": rows, "columns": columns}, rows, baked=False)
-    return narrowed(made, dtype).movedim(-1, dim)
+    return narrowed(result, dtype).movedim(-1, dim)
 
 
 @handles("_softmax.default")
@@ -201,26 +201,26 @@ def layer_norm(
             f"layer_norm over {list(shape)} does not match a tensor {tuple(x.shape)}"
         )
     rows = x.numel() // max(columns, 1)
-    made = fresh(tuple(x.shape), torch.float32)
+    result = fresh(tuple(x.shape), torch.float32)
     outer = (*x.shape[: x.ndim - len(shape)], *[1] * len(shape))
     means, inverses = fresh(outer, torch.float32), fresh(outer, torch.float32)
     at = addresses(tuple(x.shape), [x])
     shader = Shader(LayerNorm(FLOATS[x.dtype], at.address), at.constants)
     buffers = {
         "x": x.memory, "weight": _factors(weight, columns, 1.0).memory,
-        "bias": _factors(bias, columns, 0.0).memory, "result": made.memory,
+        "bias": _factors(bias, columns, 0.0).memory, "result": result.memory,
         "means": means.memory, "inverses": inverses.memory, **at.buffers,
     }  # fmt: skip
     sizes = {"rows": rows, "columns": columns, "epsilon": bits(epsilon)}
     launch(shader, buffers, sizes, rows, baked=False)
-    return narrowed(made, x.dtype), means, inverses
+    return narrowed(result, x.dtype), means, inverses
 
 
-def _factors(given: Any, columns: int, otherwise: float) -> WebGPUTensor:
+def _factors(value: Any, columns: int, otherwise: float) -> WebGPUTensor:
     """A weight or bias in float32; the same number for all columns where there is none."""
-    if given is None:
+    if value is None:
         return sent(torch.full((columns,), otherwise))
-    return whole(cast(given, torch.float32))
+    return whole(cast(value, torch.float32))
 
 
 # Products of matrices of floats, of any strides: sums are float32's.
@@ -261,8 +261,8 @@ def addmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: f
     """beta c + alpha a b."""
     if _refused(a, b):
         return NotImplemented
-    made = product(a.unsqueeze(0), b.unsqueeze(0), torch.float32).squeeze(0)
-    return _added(c, made, a.dtype, beta, alpha)
+    result = product(a.unsqueeze(0), b.unsqueeze(0), torch.float32).squeeze(0)
+    return _added(c, result, a.dtype, beta, alpha)
 
 
 @handles("baddbmm.default")
@@ -275,13 +275,13 @@ def baddbmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha:
     )
 
 
-def _added(c: Any, made: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:
+def _added(c: Any, value: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:
     """In float32, until it is rounded once."""
     if alpha != 1:
-        made = binary("mul", made, alpha)
+        value = binary("mul", value, alpha)
     if beta != 0:
-        made = binary("add", made, c if beta == 1 else binary("mul", c, beta))
-    return narrowed(made, dtype)
+        value = binary("add", value, c if beta == 1 else binary("mul", c, beta))
+    return narrowed(value, dtype)
 
 
 @handles("_fused_sdp_choice.default")
