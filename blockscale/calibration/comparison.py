@@ -34,9 +34,9 @@ from blockscale.core.parse import display_name
 from blockscale.core.torch_private import pytree
 from blockscale.core.work import Progress
 from blockscale.layers.guards import check_model
-from blockscale.layers.held_parameters import all_held
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import unwrapped
+from blockscale.layers.store import all_held
 
 ORDERS = ("isolated", "accumulated", "weight", "input", "name")
 
