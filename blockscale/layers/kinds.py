@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -32,14 +33,15 @@ def quantized_class(module: nn.Module) -> type[QLayer] | None:
     return exact if parent is None else quantized_subclass(kind, _replacement(parent))
 
 
-@cache
+_answers: WeakKeyDictionary[type, type[QLayer] | None] = WeakKeyDictionary()
+
+
 def _replacement(kind: type) -> type[QLayer] | None:
     """The quantized layer for float layers of exactly this class, or None."""
-    for file in _files():
-        found: type[QLayer] | None = file.replacement(kind)
-        if found is not None:
-            return found
-    return None
+    if kind not in _answers:
+        asked = (file.replacement(kind) for file in _files())
+        _answers[kind] = next((each for each in asked if each is not None), None)
+    return _answers[kind]
 
 
 # Subclasses of float layers, quantized as what they are: their class and their forward stay.

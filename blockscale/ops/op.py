@@ -30,8 +30,7 @@ from blockscale.core.torch_private import (
 from blockscale.kernels.registry import UNORDERED, find, run_reference
 from blockscale.ops.batch_rows import ordered as in_order
 from blockscale.ops.batching import batching_rule
-from blockscale.ops.one_element import accepting, fitting
-from blockscale.ops.operand import Signature, Tuples, signature
+from blockscale.ops.operand import Signature, signature
 
 # Which calls need torch's dispatcher: it takes 5 µs, half of a call on a small tensor.
 
@@ -190,14 +189,11 @@ def op(
     def define(reference: Callable[..., Any]) -> Op:
         name = reference.__name__
         takes = signature(reference, size_of)
-        kinds = get_type_hints(reference)
-        returns = kinds.pop("return")
-        ranked = fitting(kinds)
-        run = _runner(name, reference, takes, ranked, composed)
+        returns = get_type_hints(reference)["return"]
+        run = _runner(name, reference, takes, composed)
         if rows:
             run = in_order(name, run, images=rows == "images")
-        whole = accepting(reference, *ranked, takes.defaults)
-        empty = shape and accepting(shape, *ranked, takes.defaults)
+        whole, empty = takes.accepting(reference), shape and takes.accepting(shape)
         OPS[name] = register(
             name, whole, takes, returns, run, shape=empty, ulps=ulps, ordered=bool(rows)
         )
@@ -254,11 +250,10 @@ def _runner(
     name: str,
     reference: Callable[..., Any],
     takes: Signature,
-    ranked: tuple[Tuples, Tuples],
     composed: bool,
 ) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the reference."""
-    spellings, (fits, fitted) = takes.spellings, ranked
+    spellings, fits, fitted = takes.spellings, takes.fits, takes.fitted
     operand_first = next(iter(get_type_hints(reference).values())) is Operand
 
     def run(*args: Any) -> Any:

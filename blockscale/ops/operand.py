@@ -17,14 +17,19 @@ first. A list of Values is a list of each field; their lists `more` are joined t
 
     add(a: Value, b: Value, y: Quantizer)
     add(a, a_scale, …, a_fmt, a_size, b, b_scale, …, y_scale, …, y_fmt, y_seed, a_more, …, y_more)
+
+An op takes the scale of a whole tensor as [], [1] or [1, 1, 1]. What stands behind it, its
+reference and every kernel, sees the tensor's own rank: in front of them, a part of one element gets
+it. Formats that no kernel knows are restated behind that (blockscale.kernels.restated_ops).
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from inspect import Parameter
 from typing import Any, get_type_hints
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -54,12 +59,14 @@ class Signature:
     bind:      flat arguments, but for those at the end that have their defaults -> the op's own
     flatten:   the op's own arguments, all of them -> flat
     spellings: the op's own arguments -> the spelling of each format among them; some may be empty
+    fits:      the op's own arguments, all of them -> whether parts of one element have their ranks
+    fitted:    the op's own arguments, all of them -> the same with parts in their ranks
     """
 
     flat: tuple[Parameter, ...]
     defaults: tuple[Any, ...]
     _own: tuple[Parameter, ...]
-    _texts: tuple[tuple[str, ...], ...]  # the expressions of the three functions
+    _texts: tuple[tuple[str, ...], ...]  # the expressions of the functions
     _scope: dict[str, Any] = field(compare=False, repr=False)
 
     @cached_property
@@ -76,6 +83,28 @@ class Signature:
     def spellings(self) -> Tuples:
         """Formats, for the choice of a kernel."""
         return _function(self._own, self._texts[2], self._scope)
+
+    @cached_property
+    def fits(self) -> Callable[..., bool]:
+        """A part that has its rank costs a comparison."""
+        made: Callable[..., bool] = _lambda(self._own, " and ".join(self._texts[3]), self._scope)
+        return made
+
+    @cached_property
+    def fitted(self) -> Tuples:
+        """A Quantizer's parts get the rank of the argument `x`; in an op without one, or of fused
+        operands, whose result has a rank of its own, they stay as they are."""
+        return _function(self._own, self._texts[4], self._scope)
+
+    def accepting(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """The op's reference or shape rule, which then takes parts of one element in any rank."""
+
+        @wraps(reference)
+        def accepts(*args: Any) -> Any:
+            args += self.defaults[len(args) :]
+            return reference(*args) if self.fits(*args) else reference(*self.fitted(*args))
+
+        return accepts
 
     @property
     def plain(self) -> bool:
@@ -146,9 +175,10 @@ def signature_of(own: Sequence[Parameter], size_of: SizeOf | None = None) -> Sig
             spelled.append(f"{name}.fmt")
     flat = _late_defaults(flat) + more
     scope = {"_size_of": size_of, "_columns": _columns, "_more_of": _more_of} | _MAKERS
+    scope |= {"_of_rank": _of_rank, "_fits": _fits}
     defaults = tuple(parameter.default for parameter in own)
     required = [parameter.replace(default=Parameter.empty) for parameter in own]
-    texts = (tuple(made), (*taken, *last), tuple(spelled))
+    texts = (tuple(made), (*taken, *last), tuple(spelled), *_ranked(own))
     return Signature(tuple(flat), defaults, tuple(required), texts, scope)
 
 
@@ -247,10 +277,90 @@ def _function(
     It is made as text, as dataclasses make their methods: calls on small tensors take 5 µs, of
     which a loop over parameters would be one.
     """
+    return _lambda(parameters, f"({''.join(f'{value}, ' for value in values)})", scope)
+
+
+def _lambda(parameters: Iterable[Parameter], result: str, scope: dict[str, Any]) -> Any:
+    """The function of these parameters that returns what this expression gives."""
     named = list(parameters)
     scope = scope | {f"_default_{p.name}": p.default for p in named}
     written = ", ".join(
         p.name if p.default is Parameter.empty else f"{p.name}=_default_{p.name}" for p in named
     )
-    made: Tuples = eval(f"lambda {written}: ({''.join(f'{value}, ' for value in values)})", scope)
-    return made
+    return eval(f"lambda {written}: {result}", scope)
+
+
+# Scales of one element, in any rank: an op takes [], [1] or [1, 1, 1] for that of a whole tensor.
+
+PARTS = ("scale", "zero_point", "outer")
+
+
+def _ranked(own: Sequence[Parameter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The expressions that `fits` joins, and those of the arguments that `fitted` gives."""
+    kinds = {parameter.name: parameter.annotation for parameter in own}
+    fused = any(kind in (Value, Values) for kind in kinds.values())
+    x = "" if fused or "x" not in kinds else "x"
+    checks, made = [], []
+    for name, kind in kinds.items():
+        made.append(name)
+        if kind == Values:
+            checks.append(f"all(map(_fits, {name}))")
+            made[-1] = f"[_of_rank(each, each[0].ndim) for each in {name}]"
+        elif rank := _rank(name, kind, x):
+            checks += [f"({name}.{part} is None or {name}.{part}.ndim == {rank})" for part in PARTS]
+            checks.append(f"not {name}.more")
+            made[-1] = f"_of_rank({name}, {rank})"
+    return tuple(checks or ["True"]), tuple(made)
+
+
+def _fits(value: Value) -> bool:
+    parts = (value.scale, value.zero_point, value.outer)
+    return not value.more and all(p is None or p.ndim == value.data.ndim for p in parts)
+
+
+def _rank(name: str, kind: Any, x: str) -> str:
+    """The expression for the rank that the parts of an argument need; "" for one without parts."""
+    if kind in (Operand, Value):
+        return f"{name}[0].ndim"
+    return f"{x}.ndim" if kind is Quantizer and x else ""
+
+
+def _of_rank(held: Any, rank: int) -> Any:
+    """An Operand, Quantizer or Value with its parts of one element in `rank` dimensions."""
+    if held.scale is None:
+        return held
+    keep = not isinstance(held, Quantizer)
+    if not isinstance(held, Quantizer) and not held.scale.ndim and rank == 1 and held.size == 1:
+        rank = 0  # one code, packed as a row: that of a tensor without a dimension
+    parts: dict[str, Any] = {name: _shaped(getattr(held, name), rank, keep) for name in PARTS}
+    if held.more:
+        parts["more"] = [_shaped(part, rank, keep) for part in held.more]
+    return held._replace(**parts)
+
+
+def _shaped(part: Tensor | None, rank: int, keep: bool) -> Tensor | None:
+    if part is None or part.ndim == rank or part.numel() != 1:
+        return part
+    if not keep or type(part) is not Tensor or part.requires_grad:
+        return part.reshape((1,) * rank)
+    return _kept_view(part, rank)
+
+
+_views: dict[tuple[int, int], tuple[Any, Tensor]] = {}
+
+
+def _kept_view(part: Tensor, rank: int) -> Tensor:
+    """The same view at every call, because what kernels keep beside a weight is that of its very
+    tensors (blockscale.kernels.resident)."""
+    key = id(part), rank
+    kept = _views.get(key)
+    if kept is not None and kept[0]() is part and kept[1].data_ptr() == part.data_ptr():
+        return kept[1]
+
+    def forget(gone: Any) -> None:
+        if key in _views and _views[key][0] is gone:
+            del _views[key]
+
+    view = part.detach().reshape((1,) * rank)  # detached: a view would keep `part` itself alive
+    _views[key] = ref(part, forget), view
+    return view

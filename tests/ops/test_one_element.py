@@ -2,7 +2,6 @@
 """Scales, zero points and outer scales of one element mean the same in every rank."""
 
 import gc
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, operand, quantizer
 from blockscale.kernels.resident import Residents
-from blockscale.ops import one_element
+from blockscale.ops import operand as operands
 from blockscale.ops import primitives as P
 from blockscale.ops.conv import conv
 from blockscale.ops.embedding import embedding
@@ -45,10 +44,8 @@ def backend(request):
 
 
 def of(op):
-    """What `fitting` gives of an op."""
-    kinds = get_type_hints(op.reference)
-    kinds.pop("return")
-    return one_element.fitting(kinds)
+    """Whether an op's arguments have their ranks, and those that have."""
+    return op.signature.fits, op.signature.fitted
 
 
 def in_rank(held: Operand | Quantizer, shape: tuple[int, ...]):
@@ -113,9 +110,10 @@ def test_fused_ops(shape: tuple[int, ...], backend: str) -> None:
         FUSED["add"](usual, usual, y=in_rank(y, (1, 1)))[0]
     )
     assert bits(FUSED["cat"](value, usual, dim=0)[0]) == bits(FUSED["cat"](usual, usual, dim=0)[0])
-    fits, fitted = one_element.fitting({"values": list[Value], "dim": int})
-    assert fits([usual], 0) and not fits([value, usual], 0)
-    assert all(v.scale.ndim == v.zero_point.ndim == 2 for v in fitted([value, usual], 0)[0])
+    fits, fitted = of(FUSED["cat"].op)
+    rest = 0, torch.float32, UNQUANTIZED
+    assert fits([usual], *rest) and not fits([value, usual], *rest)
+    assert all(v.scale.ndim == v.zero_point.ndim == 2 for v in fitted([value, usual], *rest)[0])
 
 
 def test_planted_values_are_used(backend: str) -> None:
@@ -214,10 +212,10 @@ def test_what_kernels_keep_beside_a_weight_is_made_once() -> None:
     assert kept[fitted(*args)[1]] == 1
     assert len(made) == 2, "a scale that changed is another weight"
     gc.collect()
-    before = len(one_element._views)
+    before = len(operands._views)
     del args, scale
     gc.collect()
-    assert len(one_element._views) == before - 1 >= 0, "the view lives as long as the scale"
+    assert len(operands._views) == before - 1 >= 0, "the view lives as long as the scale"
 
 
 def test_what_has_the_rank_stays_the_same_object() -> None:

@@ -25,7 +25,6 @@ from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.kernels.registry import find
 from blockscale.ops.fused.plan import Order, Plan
 from blockscale.ops.gradient import not_differentiable
-from blockscale.ops.one_element import fitting
 from blockscale.ops.op import Op, register
 from blockscale.ops.operand import Signature, signature_of
 
@@ -173,7 +172,7 @@ def fused(
 def _registered(plan: Plan, own: list[Parameter], ulps: int) -> Op:
     """The torch op that runs a plan."""
     takes = signature_of(own)
-    run = _first_made(lambda: _runner(plan, takes, {p.name: p.annotation for p in own}))
+    run = _first_made(lambda: _runner(plan, takes))
     made = register(
         plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
     )
@@ -213,9 +212,9 @@ def _first_made(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     return run
 
 
-def _runner(plan: Plan, takes: Signature, kinds: dict[str, Any]) -> Callable[..., Any]:
+def _runner(plan: Plan, takes: Signature) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the composition."""
-    fits, fitted = fitting(kinds)
+    fits, fitted = takes.fits, takes.fitted
     name, reference, check, spellings = plan.name, plan.reference, plan.check, takes.spellings
     many = plan.many
 
