@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Convolutions with a quantized weight and, if wanted, a quantized input."""
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -91,27 +92,49 @@ def _backward(
     groups: int,
     input: Quantizer,
 ) -> dict[str, Tensor | None]:
-    dense = _dense(weight, shape)
-    gradient = gradient.to(torch.float32)
     settings = (stride, padding, dilation, False, [0] * len(stride), groups)
-    to_x = torch.ops.aten.convolution_backward(
-        gradient, x.to(torch.float32), dense, None, *settings, [True, False, False]
-    )[0].to(x.dtype)
-    if input.fmt:
-        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), input).movedim(-1, 1)
-    to_bias = None
-    if bias is not None and "bias" in wanted:
-        to_bias = gradient.movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
-    return {"x": to_x, "bias": to_bias}
+    to_x = gradient_of_input(gradient, x, _dense(weight, shape), settings, input)
+    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, wanted)}
 
 
-def _forward(tangents: dict[str, Tensor], x: Tensor, weight: Operand, *rest: Any) -> Tensor:
-    _, *settings, by = rest
-    to_x, to_bias = tangents.get("x", torch.zeros_like(x)), tangents.get("bias")
-    if by.fmt:
-        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), by).movedim(-1, 1)
-    tangent: Tensor = conv(to_x, weight, to_bias, *settings)
-    return tangent
+def gradient_of_input(
+    gradient: Tensor, x: Tensor, dense: Tensor, settings: tuple[Any, ...], by: Quantizer
+) -> Tensor:
+    """The gradient [batch, n, *size] of a convolution's result -> that of its input x, as STE.
+
+    settings: of aten.convolution_backward, from the stride to the groups
+    """
+    with float32_inside(x):
+        to_x: Tensor = torch.ops.aten.convolution_backward(
+            gradient.to(torch.float32), x.to(torch.float32), dense, None, *settings,
+            [True, False, False],
+        )[0].to(x.dtype)  # fmt: skip
+    return _through_channels(to_x, x, by)
 
 
-differentiable(conv, _backward, _forward)
+def gradient_of_bias(gradient: Tensor, bias: Tensor | None, wanted: set[str]) -> Tensor | None:
+    """The same -> that of the bias [n]; None where nobody asks for it."""
+    if bias is None or "bias" not in wanted:
+        return None
+    return gradient.to(torch.float32).movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
+
+
+def _through_channels(values: Tensor, x: Tensor, by: Quantizer) -> Tensor:
+    """Gradients or tangents of x through what quantizes it, its channels last."""
+    if not by.fmt:
+        return values
+    return straight_through(values.movedim(1, -1), x.movedim(1, -1), by).movedim(-1, 1)
+
+
+def forward_rule(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The forward-mode rule of a convolution: it is linear in x and in its bias."""
+
+    def forward(tangents: dict[str, Tensor], x: Tensor, weight: Operand, *rest: Any) -> Tensor:
+        _, *settings, by = rest
+        to_x = _through_channels(tangents.get("x", torch.zeros_like(x)), x, by)
+        return run(to_x, weight, tangents.get("bias"), *settings)
+
+    return forward
+
+
+differentiable(conv, _backward, forward_rule(conv))

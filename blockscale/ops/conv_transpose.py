@@ -2,7 +2,6 @@
 """Transposed convolutions with a quantized weight and, if wanted, a quantized input."""
 
 from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,15 @@ from torch import Tensor
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.pack import from_stored, grouped_layout
-from blockscale.ops.conv import quantized_channels
+from blockscale.ops.conv import (
+    forward_rule,
+    gradient_of_bias,
+    gradient_of_input,
+    quantized_channels,
+)
 from blockscale.ops.gradient import differentiable
 from blockscale.ops.op import op
-from blockscale.ops.primitives import dequantize, straight_through
+from blockscale.ops.primitives import dequantize
 
 _RUN = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 Sizes = list[int]
@@ -89,27 +93,9 @@ def _backward(
     groups: int,
     input: Quantizer,
 ) -> dict[str, Tensor | None]:
-    gradient, dense = gradient.to(torch.float32), _dense(weight, shape, groups)
     settings = (stride, padding, dilation, True, output_padding, groups)
-    with float32_inside(x):
-        to_x = torch.ops.aten.convolution_backward(
-            gradient, x.to(torch.float32), dense, None, *settings, [True, False, False]
-        )[0].to(x.dtype)
-    if input.fmt:
-        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), input).movedim(-1, 1)
-    to_bias = None
-    if bias is not None and "bias" in wanted:
-        to_bias = gradient.movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
-    return {"x": to_x, "bias": to_bias}
+    to_x = gradient_of_input(gradient, x, _dense(weight, shape, groups), settings, input)
+    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, wanted)}
 
 
-def _forward(tangents: dict[str, Tensor], x: Tensor, weight: Operand, *rest: Any) -> Tensor:
-    _, *settings, by = rest
-    to_x, to_bias = tangents.get("x", torch.zeros_like(x)), tangents.get("bias")
-    if by.fmt:
-        to_x = straight_through(to_x.movedim(1, -1), x.movedim(1, -1), by).movedim(-1, 1)
-    tangent: Tensor = conv_transpose(to_x, weight, to_bias, *settings)
-    return tangent
-
-
-differentiable(conv_transpose, _backward, _forward)
+differentiable(conv_transpose, _backward, forward_rule(conv_transpose))

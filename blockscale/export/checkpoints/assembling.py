@@ -28,16 +28,23 @@ def block_of(shape: Shape, scale: Shape, group: int = 0) -> str | None:
 
     group: how many inputs share a scale, where a configuration says it; the last may be fewer
     """
+    tile = tile_of(shape, scale)
+    rows_apart = len(shape) >= 2 and len(scale) == len(shape) and scale[:-1] == shape[:-1]
+    if not rows_apart or tile in ("tensor", "channel0"):
+        return tile
+    size = group if group > 0 and -(-shape[-1] // group) == scale[-1] else 0
+    size = size or (shape[-1] // scale[-1] if scale[-1] and not shape[-1] % scale[-1] else 0)
+    return f"group{size}" if size else None
+
+
+def tile_of(shape: Shape, scale: Shape) -> str | None:
+    """The same where rows of one block have no name of their own: a tile of one row, as others."""
     if prod(scale) == 1:
         return "tensor"
     if len(shape) == 2 and scale in (shape[:1], (shape[0], 1)):
         return "channel0"
     if len(shape) < 2 or len(scale) != len(shape) or scale[:-2] != shape[:-2]:
         return None
-    if scale[-2] == shape[-2]:
-        size = group if group > 0 and -(-shape[-1] // group) == scale[-1] else 0
-        size = size or (shape[-1] // scale[-1] if scale[-1] and not shape[-1] % scale[-1] else 0)
-        return f"group{size}" if size else None
     rows, columns = (_size(n, count) for n, count in zip(shape[-2:], scale[-2:], strict=True))
     return f"tile{rows}x{columns}" if rows and columns else None
 

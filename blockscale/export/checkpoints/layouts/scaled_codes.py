@@ -9,7 +9,6 @@ no other layout has taken are refused by name.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
+from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of, tile_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
@@ -28,7 +27,6 @@ _SCALES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
     torch.float8_e8m0fnu: "e8m0/given", torch.uint8: "e8m0/given",
 }  # fmt: skip
-_TILE = 128  # of DeepSeek, whose last tiles may be partial
 _QDATA = "._weight_qdata"  # torchao
 
 
@@ -88,7 +86,7 @@ def _take(tensors: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
         parts["zero_point"] = zero_point
     (dtype, shape), (scale_dtype, scale_shape) = kinds[name], kinds[scale]
     assert dtype is not None  # it is one of _ELEMENTS
-    block = _block(shape, scale_shape)
+    block = tile_of(shape, scale_shape)
     spelled = _SCALES.get(scale_dtype) if scale_dtype is not None else None
     whole = dtype is not torch.int8
     if block is None or spelled is None or (spelled == "e8m0/given" and not whole):
@@ -119,25 +117,6 @@ def _as(part: Tensor, dtype: torch.dtype) -> Tensor:
     if part.dtype == dtype:
         return part
     return part.view(torch.uint8) if dtype == torch.uint8 else part.to(dtype)
-
-
-def _block(shape: tuple[int, ...], scale: tuple[int, ...]) -> str | None:
-    """The block of which a tensor of this shape has such a scale, by their sizes alone."""
-    if prod(scale) == 1:
-        return "tensor"
-    if len(shape) == 2 and scale in (shape[:1], (shape[0], 1)):
-        return "channel0"
-    if len(shape) < 2 or len(scale) != len(shape) or scale[:-2] != shape[:-2]:
-        return None
-    rows, columns = (_size(n, count) for n, count in zip(shape[-2:], scale[-2:], strict=True))
-    return f"tile{rows}x{columns}" if rows and columns else None
-
-
-def _size(elements: int, count: int) -> int:
-    """Of `count` equal blocks along so many elements, of which the last may be partial; or 0."""
-    if -(-elements // _TILE) == count:  # also where other sizes would do: nobody writes those
-        return min(_TILE, elements)
-    return elements // count if count and elements % count == 0 else 0
 
 
 # What several producers' layouts have in common: they import it from here.
