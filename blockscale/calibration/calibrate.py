@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.all_tokens import ALL, all_tokens, check_statistics
 from blockscale.calibration.batches import Batches, device_of
 from blockscale.calibration.bias import check_bias, correct_biases
 from blockscale.calibration.block_calls import BlockAlgorithm
@@ -43,6 +44,7 @@ from blockscale.layers.computed import folded
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.model import unwrapped
 from blockscale.layers.parameters import ParameterPlan, plan_parameters
+from blockscale.layers.plan import Plan
 from blockscale.layers.processes import Group, agreeing, check_group, check_whole, is_group
 
 
@@ -64,7 +66,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     resume: str | Path | None = None,
     group: Group = None,
     padding: str | bool | None = MASK,
-    experts: int = 128,
+    experts: int | str = 128,
     bias: str | None = None,
 ) -> Ledger:
     """Quantize a model in place, with scales and weights that are chosen from data; or let a
@@ -116,6 +118,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         False: all tokens count.
     experts: tokens that an expert's own statistics need. Those that saw fewer are filled up to as
         many with the statistics of all experts of their layer; the ledger names them. 0: none are.
+        "all": every expert sees every token of its layer while the model is calibrated, at the
+        cost of its product with each (blockscale.calibration.all_tokens).
     bias: "correct": the mean of each layer's error over the batches is taken out of its bias, in a
         pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). Convolutions without a
         bias get one; linear layers without one stay so, and the ledger says it.
@@ -126,13 +130,16 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     is as it was before.
     """
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
-                seed=seed, padding=Padding(padding).key, minimum=_least(experts))  # fmt: skip
+                seed=seed, padding=Padding(padding).key, minimum=_least(experts),
+                every=experts == ALL)  # fmt: skip
     own: Any = getattr(model, "calibrate_from", None)
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform, bias)
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(recipe, observer, weight, transform, source)
+    if data.every:
+        check_statistics(methods.algorithm)
     if bias is not None:
         check_bias(bias, batches, source, group, methods.algorithm if sequential else None)
     methods.check_profiles(recipe)
@@ -155,11 +162,13 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     return ledger
 
 
-def _least(experts: int) -> int:
+def _least(experts: int | str) -> int:
+    if experts == ALL:
+        return 0
     if isinstance(experts, bool) or not isinstance(experts, int) or experts < 0:
         raise ValueError(
             "experts must be the least number of tokens that an expert's own statistics need, a "
-            f"whole number >= 0, got {experts!r}"
+            f"whole number >= 0, or 'all', got {experts!r}"
         )
     return experts
 
@@ -213,7 +222,9 @@ def _quantized(
     modules = dict(model.named_modules(remove_duplicate=False))
     with unstacked(model, planned if data.settler is None else [], recipe) as stacks:
         every = [*plans, *(layer for stack in stacks for layer in stack.layers)]
-        session = chosen(model, every, methods, data)
+        layers = [plan for plan in every if isinstance(plan, Plan)] if data.every else []
+        with all_tokens(model, layers):
+            session = chosen(model, every, methods, data)
     same_modules(modules, model)
     tell_lists(session)
     told = stacks_of(session, stacks)

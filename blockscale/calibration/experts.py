@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from blockscale.calibration.all_tokens import TOLD
 from blockscale.calibration.matrices import Matrices, read_as_before, read_as_views
 from blockscale.calibration.mixing import sets_of
 from blockscale.calibration.session import Session, told_changed
@@ -297,7 +298,9 @@ def _coverage(session: Session, some: Mapping[int, Plan]) -> tuple[list[str], li
     details = [
         f"tokens per expert: least {counts[0]}, median {median(counts):g}, most {counts[-1]}"
     ]
-    notes = []
+    notes: list[str] = []
+    if session.mixing.every:
+        details.append(TOLD)
     if nothing := [e for e, count in seen.items() if not count]:
         notes.append(f"{_experts(nothing)} of {len(some)} saw no token")
     mixing = session.mixing

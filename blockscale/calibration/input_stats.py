@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,21 @@ def _windows(
 Callback = Callable[[Tensor, Any], None]  # told of a module's first input, and of its output
 
 
+_UNHEARD: "WeakSet[nn.Module]" = WeakSet()
+
+
+@contextmanager
+def unheard(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """As long as this lasts, `watch` tells nothing of calls of these modules."""
+    own = [module for module in modules if module not in _UNHEARD]
+    _UNHEARD.update(own)
+    try:
+        yield
+    finally:
+        for module in own:
+            _UNHEARD.discard(module)
+
+
 @contextmanager
 def watch(callbacks: Mapping[nn.Module, Callback]) -> Iterator[None]:
     """Call `callback(input, output)` after every call of a module, as long as this lasts.
@@ -123,8 +139,10 @@ def watch(callbacks: Mapping[nn.Module, Callback]) -> Iterator[None]:
         for module, callback in callbacks.items():
 
             def hook(
-                _: nn.Module, args: Any, kwargs: Any, y: Any, tell: Callback = callback
+                own: nn.Module, args: Any, kwargs: Any, y: Any, tell: Callback = callback
             ) -> None:
+                if own in _UNHEARD:
+                    return
                 tell(args[0] if args else next(iter(kwargs.values())), y)
 
             # before a user's own hooks, which may change what the layer gave

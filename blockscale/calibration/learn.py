@@ -11,6 +11,7 @@ from torch import nn
 
 from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.all_tokens import ALL
 from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.choose import (
@@ -59,6 +60,7 @@ class Data(NamedTuple):
     padding: str | bool | None = MASK
     ranks: Ranks = ALONE
     minimum: int = 0  # tokens that an expert's own statistics need
+    every: bool = False  # whether all experts see all tokens (all_tokens)
 
 
 def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
@@ -112,7 +114,7 @@ def _session(
 ) -> Session:
     session = Session(model, plans, source, strict=data.strict, observed=True, ranks=data.ranks)
     session.padding = padding
-    session.mixing = Mixing(session.layers, data.minimum)
+    session.mixing = Mixing(session.layers, data.minimum, every=data.every)
     session.deal(session.layers)
     return session
 
@@ -133,7 +135,8 @@ def _finished(
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
     without = sum(ranks.together(lambda: padding.left))
     more = [f"{without} padding tokens left out"] if without else []
-    more += [f"experts {data.minimum}"] if any(place_of(plan) for plan in layers) else []
+    mixed = ALL if data.every else data.minimum
+    more += [f"experts {mixed}"] if any(place_of(plan) for plan in layers) else []
     more += ["in a group"] if draws and not ranks.alone else []  # which has bits of its own
     run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *more)
     return Finished(data.resume, run, ranks)

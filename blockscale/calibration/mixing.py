@@ -19,7 +19,7 @@ from blockscale.core.pack import stored_shape
 from blockscale.layers.plan import Plan
 
 # a list of experts, the number of one, and which of its layers it is
-_LISTED = re.compile(r"(.*experts?[^.]*)\.(\d+)\.(.+)", re.IGNORECASE)
+LISTED = re.compile(r"(.*experts?[^.]*)\.(\d+)\.(.+)", re.IGNORECASE)
 
 
 def place_of(plan: Plan) -> tuple[str, int] | None:
@@ -32,7 +32,7 @@ def place_of(plan: Plan) -> tuple[str, int] | None:
         matrices, number = of_stack
         part = plan.name.rpartition("[")[2] if len(matrices.keys[number]) > 1 else ""
         return f"{matrices.name}[{part}", number
-    found = _LISTED.fullmatch(plan.name)
+    found = LISTED.fullmatch(plan.name)
     return None if found is None else (f"{found[1]}.*.{found[3]}", int(found[2]))
 
 
@@ -50,12 +50,13 @@ class Mixing:
     """Statistics of experts, those of few tokens mixed with all experts'.
 
     minimum: tokens that an expert's own statistics need; 0 mixes nothing
+    every: whether all experts see all tokens (blockscale.calibration.all_tokens)
     own: {layer that was filled up: how many tokens of its own it saw}
     sets: {layer: the set of experts whose statistics may fill it up}
     """
 
-    def __init__(self, plans: Sequence[Plan] = (), minimum: int = 0):
-        self.minimum = minimum
+    def __init__(self, plans: Sequence[Plan] = (), minimum: int = 0, *, every: bool = False):
+        self.minimum, self.every = minimum, every
         self.own: dict[str, int] = {}
         self._sets = sets_of(plans) if minimum > 0 else {}
         self.sets = {p.name: name for name, some in self._sets.items() for p in some.values()}
