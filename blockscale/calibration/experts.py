@@ -17,7 +17,7 @@ from blockscale.calibration.mixing import sets_of
 from blockscale.calibration.session import Session, told_changed
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.ledger import Entry
-from blockscale.core.pack import stored_shape, to_stored
+from blockscale.core.pack import inputs_first, of_joined_stack, stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
@@ -130,15 +130,16 @@ def _stacked(
         if not isinstance(plan, ParameterPlan) or plan.parameter.is_meta:
             continue
         stack, shape = known.get(plan.name, PLAIN), tuple(plan.parameter.shape)
-        joined = len(shape) == 2 and stack.parts > 1
+        turned = of_joined_stack(plan.layout)
+        joined = len(shape) == 2 and max(turned, stack.parts - 1)
         if not joined and len(shape) != 3:
             continue
-        count, parts = (stack.parts, 1) if joined else (shape[0], stack.parts)
+        count, parts = (turned or stack.parts, 1) if joined else (shape[0], stack.parts)
         check_one_format(plan, count, recipe)
         owner = model.get_submodule(plan.name.rpartition(".")[0])
         if 0 in shape or isinstance(owner, _NOT):
             continue
-        matrices = Matrices(plan.name, owner, count, parts, transposed=plan.layout == "transposed")
+        matrices = Matrices(plan.name, owner, count, parts, transposed=inputs_first(plan.layout))
         scheme = recipe.decide(plan.name)[0]
         fmt = scheme.weight
         stored = stored_shape(shape, plan.layout)

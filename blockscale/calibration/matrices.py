@@ -24,7 +24,8 @@ class Matrices:
     parameter gate_up_proj, or "gate_up_proj[3][0]" and so on for its parts.
 
     name: of the parameter in the model
-    parameter: [E, n, k], [E, k, n] where `transposed`, or [E * n, k] with its count E
+    parameter: [E, n, k], [E, k, n] where `transposed`, or either as one matrix [E * n, k] with
+        its count E
     parts: of how many matrices, one below another, each matrix consists
     home: the module that has it; keys: the names of each matrix's layers there
     unseen: what else the model's code did with the stack's floats
@@ -34,8 +35,8 @@ class Matrices:
         self.name, self.home, self.transposed = name, home, transposed
         own = name.rpartition(".")[2]
         self.parameter: Tensor = home.get_parameter(own).detach()
-        whole = self.parameter
-        whole = whole.mT if transposed else whole.reshape(count, -1, whole.shape[-1])
+        whole = self.parameter.reshape(count, -1, self.parameter.shape[-1])
+        whole = whole.mT if transposed else whole
         self.outputs = whole.shape[1]
         self.keys: list[list[str]] = []
         self.layers: dict[str, nn.Linear] = {}
@@ -280,7 +281,8 @@ def _view(view: Any, *shape: Any) -> Any:
         return NotImplemented
     floats = view.floats().reshape(tuple(sizes))
     stack = view.stack
-    matrix = (len(stack.keys), stack.outputs, view.shape[-1])
+    count = len(stack.keys)
+    matrix = (count, stack.parameter.shape[-2] // count, view.shape[-1])
     if floats.shape == view.shape or (_as_rows(view) and tuple(floats.shape) == matrix):
         return StackView.of(floats, stack, view.chosen, turned=view.turned)
     return NotImplemented

@@ -28,9 +28,13 @@ from blockscale.core.element import Element
 #                    groups it is called `transposed_channels_last:G`, and the weight
 #                    [i, o / G, *kernel] becomes [o, prod(kernel) * i / G]: the o / G outputs of the
 #                    first group, which see the first i / G inputs, then those of the next.
+#     transposed_stack
+#                    [E * k, n] -> [E, n, k]: E matrices [k, n], one below another, as DBRX's w2 has
+#                    them; it is called `transposed_stack:E`.
 
 LAYOUTS = ("plain", "transposed", "channels_last", "transposed_channels_last")
 _GROUPED = LAYOUTS[3]
+_STACK = "transposed_stack"
 
 
 def grouped_layout(groups: int) -> str:
@@ -38,14 +42,25 @@ def grouped_layout(groups: int) -> str:
     return _GROUPED if groups == 1 else f"{_GROUPED}:{groups}"
 
 
+def stack_layout(count: int) -> str:
+    """The layout of `count` matrices [k, n], one below another."""
+    return f"{_STACK}:{count}"
+
+
+def of_joined_stack(layout: str) -> int:
+    """How many matrices [k, n] lie one below another; 0 in every other layout."""
+    return _groups(layout) if layout.startswith(f"{_STACK}:") else 0
+
+
 def check_layout(layout: str) -> None:
     """Raise ValueError unless there is such a layout."""
-    count = layout.removeprefix(f"{_GROUPED}:")
+    count = layout.rpartition(":")[2]
     number = int(count) if count.isascii() and count.isdigit() else 0
-    if layout not in LAYOUTS and (number < 2 or layout != grouped_layout(number)):
+    known = [*LAYOUTS, *[grouped_layout(number)] * (number > 1), *[stack_layout(number)][:number]]
+    if layout not in known:
         raise ValueError(
             f"unknown layout {layout!r}; choose from {', '.join(LAYOUTS)} and, with G groups, "
-            f"{_GROUPED}:G"
+            f"{_GROUPED}:G, with E matrices {_STACK}:E"
         )
 
 
@@ -67,6 +82,8 @@ def to_stored(weight: Tensor, layout: str) -> Tensor:
     """A layer's weight as the layer has it -> as it is quantized."""
     if layout == "transposed":
         return weight.mT
+    if count := of_joined_stack(layout):
+        return weight.reshape(count, -1, weight.shape[-1]).mT
     if layout == "channels_last":
         return weight.movedim(1, -1).reshape(stored_shape(weight.shape, layout))
     if of_convolution(layout):
@@ -80,6 +97,8 @@ def from_stored(stored: Tensor, layout: str, shape: Sequence[int]) -> Tensor:
     """What `to_stored` gave -> the weight of `shape` as the layer has it."""
     if layout == "transposed":
         return stored.mT
+    if of_joined_stack(layout):
+        return stored.mT.reshape(tuple(shape))
     if layout == "channels_last":
         return stored.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
     if of_convolution(layout):
@@ -96,6 +115,10 @@ def stored_shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     """
     if layout == "transposed":
         return (*shape[:-2], shape[-1], shape[-2])
+    if count := of_joined_stack(layout):
+        if len(shape) != 2 or shape[0] % count:
+            raise ValueError(f"{tuple(shape)} is not {count} matrices one below another ({layout})")
+        return (count, shape[1], shape[0] // count)
     if layout == "channels_last":
         return (shape[0], prod(shape[1:]))
     if of_convolution(layout):

@@ -21,7 +21,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import of_matrix, of_stack
-from blockscale.core.pack import stored_shape
+from blockscale.core.pack import of_joined_stack, stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_moves import Move
@@ -116,7 +116,13 @@ def _pieces(infos: list[TensorInfo]) -> _Pieces | None:
     first = infos[0]
     alike = {(each.format, each.dtype, each.layout, len(each.shape)) for each in infos}
     fmt = read_bias(first.format)
-    if len(alike) > 1 or isinstance(fmt, SumInteger) or fmt.element.learned or len(first.shape) < 2:
+    if (
+        len(alike) > 1
+        or of_joined_stack(first.layout)
+        or isinstance(fmt, SumInteger)
+        or fmt.element.learned
+        or len(first.shape) < 2
+    ):
         return None
     shapes = tuple(stored_shape(each.shape, each.layout) for each in infos)
     fmt = within_rows(fmt, shapes[0])

@@ -17,7 +17,7 @@ from blockscale.core.format import Format
 from blockscale.core.joined_weights import Member, outer_of, sharing, told_sharing
 from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
-from blockscale.core.pack import stored_bytes, stored_shape, to_stored
+from blockscale.core.pack import stack_layout, stored_bytes, stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.layers.decisions import Weight, decide, why_adapter, why_not_weight
 from blockscale.layers.held_parameters import hold, parameters_again
@@ -277,8 +277,10 @@ def of_experts(*names: str) -> bool:
 
 # Classes whose stacks are [E, k, n], beside those that say `is_transposed`
 _TRANSPOSED = ("Llama4TextExperts",)
-# Classes whose stacks are matrices [E * n, k], and the attribute that is E
+# Classes whose stacks are matrices [E * n, k], and the attribute that is E; and those of their
+# parameters in which a matrix is [k, n], of the product x @ w
 _JOINED = {"DbrxExpertGLU": "moe_num_experts"}
+JOINED_TURNED = ("w2",)
 
 
 class Stack(NamedTuple):
@@ -318,8 +320,13 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
                 parts = next((n for end, dim, n in joined if _ends(name, end) and dim == rows), 1)
                 found[name] = Stack(layout, parts, parts > 1)
             elif parameter.ndim == 2 and (experts := _JOINED.get(type(module).__name__)):
-                found[name] = Stack("plain", int(getattr(module, experts)))
+                found[name] = joined_stack(own, int(getattr(module, experts)))
     return found
+
+
+def joined_stack(name: str, count: int) -> Stack:
+    """Of a parameter of matrices that lie one below another."""
+    return Stack(stack_layout(count)) if name in JOINED_TURNED else Stack("plain", count)
 
 
 def _transposed(module: Any) -> bool:

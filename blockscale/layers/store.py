@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from blockscale.core.arithmetic.sums import SumInteger, live_steps
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, quantizer
-from blockscale.core.pack import from_stored, to_stored
+from blockscale.core.pack import from_stored, of_joined_stack, stack_layout, to_stored
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
@@ -61,6 +61,8 @@ class QWeight(Scaled):
         shape = list(q.shape)
         if self.layout == "transposed":
             shape[-1], shape[-2] = shape[-2], shape[-1]
+        elif of_joined_stack(self.layout):
+            self.layout, shape = stack_layout(shape[0]), [shape[0] * shape[2], shape[1]]
         self.format, self.fmt, self.size = q.format, str(q.format), q.size
         self.shape, self.part = torch.Size(shape), told
         self.register_buffer("codes", q.packed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blockscale.core import stacks
 from blockscale.core.operand import UNQUANTIZED, Operand
+from blockscale.core.pack import of_joined_stack
 from blockscale.layers.weight_source import ReadTensor, Rows
 from blockscale.ops import grouped_linear
 from blockscale.ops.grouped_linear import waits
@@ -153,6 +154,9 @@ def _view(weight: Any, size: Sequence[int]) -> Any:
     if shape == weight.shape:
         return _same(weight)
     joined = len(shape) == 3 and weight.ndim == 2 and shape[-1] == weight.shape[-1]
+    if joined and source.operand is not None and shape[0] == of_joined_stack(source.layout):
+        layout = {"transposed": True, "layout": "transposed"}  # as DBRX has the way back
+        return weight.view_of(shape, source.operand, lambda: source.floats().view(shape), **layout)
     if not joined or source.operand is None or source.transposed or source.layout != "plain":
         return None
     whole = stacks.stacked(source.operand, shape[0])  # as DBRX has its experts

@@ -23,6 +23,7 @@ from blockscale.core.pack import (
     pack,
     packed_dtype,
     packed_size,
+    stack_layout,
     stored_shape,
     to_stored,
     unpack,
@@ -193,3 +194,18 @@ def test_which_layouts_there_are() -> None:
     assert [inputs_first(layout) for layout in LAYOUTS] == [False, True, False, True]
     with pytest.raises(ValueError, match="6 inputs cannot be divided into 4 equal groups"):
         stored_shape((6, 2, 3), grouped_layout(4))
+
+
+def test_matrices_one_below_another_are_a_stack_of_turned_ones() -> None:
+    w, layout = torch.randn(4 * 6, 5), stack_layout(4)
+    stored = to_stored(w, layout)
+    assert tuple(stored.shape) == stored_shape(w.shape, layout) == (4, 5, 6)
+    for e in range(4):
+        assert torch.equal(stored[e], w[6 * e : 6 * e + 6].T)
+    assert torch.equal(from_stored(stored, layout, w.shape), w)
+    check_layout(layout)
+    with pytest.raises(ValueError, match="is not 5 matrices one below another"):
+        stored_shape(w.shape, stack_layout(5))
+    for wrong in ("transposed_stack", "transposed_stack:0", "transposed_stack:x", "plain:2"):
+        with pytest.raises(ValueError, match="unknown layout"):
+            check_layout(wrong)

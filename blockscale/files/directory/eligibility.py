@@ -162,7 +162,8 @@ def is_experts(name: str, shape: Sequence[int], kind: str, facts: DirectoryFacts
     """Whether a tensor is a stack of experts, whose input may have a format."""
     if is_layer(name, kind) or len(shape) not in (2, 3):
         return False
-    stack = kind == "stack" or stacked(name, shape, facts.types).parts > 1
+    each = stacked(name, shape, facts.types)
+    stack = kind == "stack" or each.parts > 1 or each.layout != "plain"
     return stack and of_experts(name, *facts.types.names)
 
 
@@ -228,7 +229,7 @@ def _kind(name: str, shape: tuple[int, ...], facts: DirectoryFacts) -> tuple[str
         return "vector", "plain"
     if rank == 2:
         transposed = facts.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
-        return "matrix", "transposed" if transposed else "plain"
+        return "matrix", "transposed" if transposed else stacked(name, shape, facts.types).layout
     short = rank == 3 and shape[-1] <= _LONGEST_KERNEL and not _EXPERTS.search(module)
     if weight and (rank in (4, 5) or short or (rank == 3 and name in facts.computed)):
         return "convolution", _convolution(shape, facts.biases.get(module))

@@ -10,7 +10,7 @@ where it is: formats with a number for a whole tensor get one for each matrix
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from blockscale.layers.parameters import PLAIN, Stack
+from blockscale.layers.parameters import PLAIN, Stack, joined_stack
 
 # Types whose experts are [E, inputs, outputs]: `use_experts_implementation(is_transposed=True)` in
 # transformers 5.23 (gpt_oss, aria, openai_privacy_filter), and llama4, which calls torch.bmm
@@ -66,7 +66,7 @@ def stacked(name: str, shape: Sequence[int], types: Types) -> Stack:
     if len(shape) == 3:
         return Stack("transposed") if _transposed(name, shape, types) else PLAIN
     if ".experts." in name and types.names & {*JOINED} and types.experts:
-        return Stack(parts=types.experts)
+        return joined_stack(name.rpartition(".")[2], types.experts)
     for kind in types.names & {*CUT}:
         for end, parts in CUT[kind].items():
             if name.endswith(end) and shape[0] % parts == 0:

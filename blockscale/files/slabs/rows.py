@@ -56,8 +56,8 @@ class FloatRows:
         self.shape = stored_shape(reader.tensors[name].shape, layout)
         self._whole: Tensor | None = None
         self._stack: TransposedStack | None = None
-        if layout == "transposed" and len(self.shape) > 2:
-            self._stack = TransposedStack(reader, name)
+        if inputs_first(layout) and len(self.shape) > 2:
+            self._stack = TransposedStack(reader, name, self.shape)
         elif inputs_first(layout):  # a slab of columns would lie scattered over the whole tensor
             self._whole = to_stored(reader.tensor(name), layout)
 
@@ -201,9 +201,10 @@ class OpenStoredModel(ExitStack):
 class TransposedStack:
     """Reads slabs of [E, n, k]; the matrix that was read last is held, in the file's dtype."""
 
-    def __init__(self, reader: Tensors, name: str):
+    def __init__(self, reader: Tensors, name: str, shape: tuple[int, ...]):
+        """shape: [E, n, k]; it is stored as [E, k, n], or [E * k, n]."""
         self._reader, self._name = reader, name
-        self._shape = tuple(reader.tensors[name].shape)
+        self._shape = (shape[0], shape[2], shape[1])
         self._lock = Lock()  # slabs are read by several threads
         self._held: tuple[int, Tensor | None] = (-1, None)
 
@@ -226,6 +227,6 @@ class TransposedStack:
         with self._lock:
             at, matrix = self._held
             if at != m or matrix is None:
-                matrix = self._reader.rows(self._name, m, m + 1)[0].mT.contiguous()
+                matrix = self._reader.rows(self._name, m, m + 1, self._shape)[0].mT.contiguous()
                 self._held = (m, matrix)
             return matrix

@@ -104,7 +104,7 @@ def test_slabs(rows, dtype, tmp_path):
     save_file({"w": STACK.to(dtype)}, tmp_path / "file")
     expected = STACK.to(dtype).mT
     with Reader(tmp_path / "file") as reader:
-        stack = TransposedStack(reader, "w")
+        stack = TransposedStack(reader, "w", (3, 5, 4))
         for shape, dim in (((15, 4), 0), ((3, 5, 4), 0), ((3, 5, 4), 1)):
             cuts = Cuts(shape, dim, rows)
             for slab in reversed(cuts.slabs):

@@ -39,12 +39,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, int]] = {
     "qwen2_moe": ({"shared_expert_intermediate_size": 32}, "plain", 2),
     "qwen3_moe": ({"decoder_sparse_step": 1}, "plain", 2),
     "gpt_oss": ({}, "transposed", 1),
+    "deepseek_v2": (_MLA, "plain", 2),
     "deepseek_v3": (_MLA, "plain", 2),
+    "glm4_moe": ({"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}, "plain", 2),
     "llama4_text": (_LLAMA4, "transposed", 1),
     "olmoe": ({}, "plain", 2),
     "granitemoe": ({}, "plain", 1),
     "jamba": (_JAMBA, "plain", 2),
-    "jetmoe": ({}, "plain", 1),
+    "jetmoe": ({"intermediate_size": 64}, "plain", 1),  # 32 columns would be a kernel's, in files
     "dbrx": (_DBRX, "plain", 4),
 }
 FORMATS = (

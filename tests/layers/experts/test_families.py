@@ -48,10 +48,11 @@ def check_bits(model: Any, quantized: Any, spelling: str, layout: str, parts: in
     assert held
     for name, weight in held.items():
         stored = model.get_parameter(name).detach()
+        joined, turned = stored.ndim == 2, name.endswith("mlp.w2")  # of DBRX, its way back
         stored = stored.mT if layout == "transposed" else stored
-        joined = stored.ndim == 2
         halves = parts if joined or "gate_up" in name else 1
         matrices = stored.chunk(parts) if joined else [h for e in stored for h in e.chunk(halves)]
+        matrices = [each.mT for each in matrices] if turned else matrices
         alone = [bs.quantize(each.contiguous(), spelling) for each in matrices]
         if halves > 1 and not joined and "outer" in parse(spelling).parts:
             whole = [bs.quantize(each.contiguous(), spelling) for each in stored]
@@ -60,7 +61,7 @@ def check_bits(model: Any, quantized: Any, spelling: str, layout: str, parts: in
             assert torch.equal(weight.codes, torch.stack([q.packed for q in whole]))
             assert torch.equal(weight.scale, torch.stack([q.qparams.scale for q in whole]))
             continue
-        assert weight.layout == layout
+        assert weight.layout == (f"transposed_stack:{parts}" if turned else layout)
         assert torch.equal(
             weight.codes.reshape(-1), torch.cat([each.packed.reshape(-1) for each in alone])
         )
