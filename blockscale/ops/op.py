@@ -158,6 +158,15 @@ class Op:
         flat = self.flatten(*args)
         return self.run(*args) if alone(flat) else self.overload(*flat)
 
+    def by_kernel(self, *args: Any) -> Any:
+        """The same by a kernel; None where none takes these arguments, all of which are given."""
+        spellings, device = self.signature.spellings(*args), args[0].device.type
+        kernel = find(self.name, spellings, device, args, composed=True)
+        if kernel is None:
+            return None
+        flat = self.flatten(*args)
+        return kernel.run(*args) if alone(flat) else self.overload(*flat)
+
 
 OPS: dict[str, Op] = {}
 # torch op -> what runs its flat arguments without the dispatcher, where dispatch.alone says so

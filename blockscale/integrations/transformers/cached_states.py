@@ -12,9 +12,14 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.core.torch_private import no_torch_function, pytree, wrapper_subclass
-from blockscale.kernels.registry import batch_invariant, find
+from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before.rotate import walsh_hadamard
 from blockscale.ops.attention import cached_attention
+
+# h[:, :, None, :, :], as repeat_kv has it
+_ONE_MORE = [slice, slice, type(None), slice, slice]
+_ALL = {str(slice(None)), "None"}
+_REPEATING = (Tensor.__getitem__, Tensor.expand, Tensor.reshape)
 
 
 def power_of(size: int) -> int:
@@ -27,11 +32,8 @@ def turned(states: Tensor, size: int) -> Tensor:
     return walsh_hadamard(states.float(), size) * 2.0 ** -(power_of(size) // 2)
 
 
-class CachedStates(Tensor):
-    """All keys or all values of a layer [batch, heads, tokens, features]: codes, then floats.
-
-    torch's scaled_dot_product_attention, which transformers calls, of a few new tokens reads the
-    codes where a kernel does (ops.attention); every other op reads what is decoded then.
+class Held(NamedTuple):
+    """Keys or values of a layer.
 
     past: the tokens before, in codes; recent: floats [batch, heads, recent tokens, features]
     decoded: gives the tokens before in `recent`'s dtype
@@ -44,21 +46,64 @@ class CachedStates(Tensor):
     decoded: Callable[[], Tensor]
     rotated: int | None
 
+
+class CachedStates(Tensor):
+    """All keys or all values of a layer [batch, heads, tokens, features]: codes, then floats.
+
+    torch's scaled_dot_product_attention, which transformers calls, of a few new tokens reads the
+    codes where a kernel does (ops.attention); every other op reads what is decoded then. Heads that
+    transformers repeats for those of queries (its `repeat_kv`) stay codes, held once.
+
+    held: what there is, some of it for short: past, recent, rotated
+    repeats: how often each head is seen, side by side; apart: in a dimension of its own behind it
+    """
+
+    held: "Held"
+    past: Operand
+    recent: Tensor
+    rotated: int | None
+    repeats: int
+    apart: bool
+
     @staticmethod
-    def __new__(
-        cls, past: Operand, recent: Tensor, decoded: Callable[[], Tensor],
-        rotated: int | None,
-    ) -> "CachedStates":  # fmt: skip
+    def __new__(cls, held: "Held", repeats: int = 1, apart: bool = False) -> "CachedStates":
+        past, recent = held.past, held.recent
         batch, heads, tokens, features = recent.shape
-        shape = (batch, heads, past.shape[2] + tokens, features)
+        seen = (heads, repeats) if apart else (heads * repeats,)
+        shape = (batch, *seen, past.shape[2] + tokens, features)
         made = wrapper_subclass(cls, shape, dtype=recent.dtype, device=recent.device)
-        made.past, made.recent, made.decoded, made.rotated = past, recent, decoded, rotated
+        made.held, made.past, made.recent, made.rotated = held, past, recent, held.rotated
+        made.repeats, made.apart = repeats, apart
         states: CachedStates = made
         return states
 
     def floats(self) -> Tensor:
         """All of it, decoded."""
-        return torch.cat([self.decoded(), self.recent], dim=-2)
+        whole = torch.cat([self.held.decoded(), self.recent], dim=-2)
+        if self.repeats == 1 and not self.apart:
+            return whole
+        whole = whole[:, :, None].expand(-1, -1, self.repeats, -1, -1)
+        return whole if self.apart else whole.flatten(1, 2)
+
+    def repeated(self, func: Any, arguments: tuple[Any, ...]) -> "CachedStates | None":
+        """What a step of `repeat_kv` gives; None of any other function."""
+        batch, heads, tokens, features = (*self.recent.shape[:2], *self.shape[-2:])
+        repeats, apart = self.repeats, True
+        if func is Tensor.__getitem__ and not self.apart and repeats == 1:
+            known = arguments[0] if isinstance(arguments[0], tuple) else ()
+            if [type(each) for each in known] != _ONE_MORE or set(map(str, known)) != _ALL:
+                return None
+        elif func is Tensor.expand and self.apart and repeats == 1:
+            repeats = arguments[2] if len(arguments) == 5 else 0
+            if repeats < 1 or arguments != (batch, heads, repeats, tokens, features):
+                return None
+        elif func is Tensor.reshape and self.apart:
+            apart = False
+            if arguments != (batch, heads * repeats, tokens, features):
+                return None
+        else:
+            return None
+        return CachedStates(self.held, repeats, apart)
 
     @classmethod
     def __torch_function__(
@@ -68,6 +113,10 @@ class CachedStates(Tensor):
             y = _over_codes(Attention(*args, **(kwargs or {})))
             if y is not None:
                 return y
+        if func in _REPEATING and isinstance(args[0], CachedStates) and not kwargs:
+            view = args[0].repeated(func, args[1:])
+            if view is not None:
+                return view
         return no_torch_function(func, types, args, kwargs or {})
 
     @classmethod
@@ -104,7 +153,7 @@ def _over_codes(asked: Attention) -> Tensor | None:
     query, key, value, mask = asked[:4]
     if not isinstance(key, CachedStates) or not isinstance(value, CachedStates):
         return None
-    if not asked.plain or batch_invariant():
+    if not asked.plain or batch_invariant() or key.apart or key.repeats != value.repeats:
         return None
     batch, heads, new, depth = query.shape
     if mask is None:  # each new token sees all: as many heads of one token
@@ -114,9 +163,7 @@ def _over_codes(asked: Attention) -> Tensor | None:
     if key.rotated:
         query, recent = turned(query, key.rotated), turned(recent, key.rotated)
         scale /= 2.0 ** (power_of(key.rotated) % 2)
-    call = (query, key.past, value.past, recent, value.recent, mask, scale)
-    formats = (key.past.fmt, value.past.fmt)
-    if find("cached_attention", formats, query.device.type, call, composed=True) is None:
-        return None
-    y: Tensor = cached_attention(*call)
-    return y.to(value.dtype).reshape(batch, heads, new, value.shape[-1])
+    y: Tensor | None = cached_attention.by_kernel(
+        query, key.past, value.past, recent, value.recent, mask, scale
+    )
+    return None if y is None else y.to(value.dtype).reshape(batch, heads, new, value.shape[-1])

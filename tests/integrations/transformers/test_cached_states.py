@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention that reads a cache's codes, beside attention over what is decoded."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import repeat_kv
 
 import blockscale as bs
 from blockscale.integrations.transformers import QuantizedCache, cached_states
@@ -25,11 +27,10 @@ def attended(
     """Logits [2, 9, vocabulary] of two rows, one padded, fed in pieces; and how often codes were
     read."""
     calls = []
-    monkeypatch.setattr(
-        cached_states,
-        "cached_attention",
-        lambda *call: calls.append(call) or cached_attention(*call),
+    counted = SimpleNamespace(
+        by_kernel=lambda *call: calls.append(call) or cached_attention.by_kernel(*call)
     )
+    monkeypatch.setattr(cached_states, "cached_attention", counted)
     model.set_attn_implementation(implementation)
     held = QuantizedCache(model.config, window=0, **cache)
     draw = torch.Generator().manual_seed(1)
@@ -61,8 +62,7 @@ def test_codes_are_read_where_a_kernel_does(
     model.config.use_cache = True
     read, calls = attended(model, "sdpa", monkeypatch, **cache)
     decoded, none = attended(model, "eager", monkeypatch, **cache)
-    several = model.config.num_key_value_heads == model.config.num_attention_heads  # else repeated
-    assert calls == (4 if several else 2) * model.config.num_hidden_layers
+    assert calls == 4 * model.config.num_hidden_layers  # of 5, the first reads no codes
     assert none == 0
     assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
 
@@ -86,3 +86,25 @@ def test_what_attention_over_codes_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(k @ query.mT, plain[0] @ query.mT)
     sdpa(query, k, v).sum().backward()
     assert query.grad is not None
+
+
+def test_repeated_heads_stay_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers repeats them; a slice, another shape or half a repetition is decoded."""
+    keys, values = states(40)
+    layer = QuantizedLayer(bs.parse("int8_token"), bs.parse("int8_token"), "token", 0)
+    layer.update(keys, values)
+    k, v = layer.update(keys[:, :, :1], values[:, :, :1])
+    wide = [repeat_kv(x, 2) for x in (k, v)]
+    assert all(isinstance(x, CachedStates) and x.shape == (2, 6, 41, 8) for x in wide)
+    plain = [x.clone().repeat_interleave(2, 1) for x in (k, v)]
+    assert all(torch.equal(x.clone(), y) for x, y in zip(wide, plain, strict=True))
+    apart = k[:, :, None, :, :]
+    assert isinstance(apart, CachedStates) and apart.shape == (2, 3, 1, 41, 8)
+    assert torch.equal(apart.expand(2, 3, 2, 41, 8).clone()[:, :, 1], k.clone())
+    others = [k[:, :, 1:], k[:, :, None], k[0], apart.expand(2, 3, 2, -1, -1), k[k[:, :, :, 0] > 0]]
+    for other in (*others, apart.reshape(6, 41, 8), k.reshape(2, 3, 41 * 8), k.expand(2, 3, 41, 8)):
+        assert not isinstance(other, CachedStates)
+    query, mask = torch.randn(2, 6, 3, 8), torch.rand(2, 1, 3, 41) < 0.7
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    assert (sdpa(query, *wide, mask) - sdpa(query, *plain, mask)).abs().max() < 1e-5
+    assert (sdpa(query, *wide) - sdpa(query, *plain)).abs().max() < 1e-5
