@@ -25,6 +25,7 @@ from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
 PLACES = ("token", "channel")
+_ATTENTION = ("full_attention", "sliding_attention")  # of windows all tokens are kept, and masked
 CHUNK = 32  # tokens that are quantized together, at least
 
 
@@ -185,7 +186,8 @@ class QuantizedCache(Cache):
     own here, as in `nvfp4_token`: a cache grows token by token.
 
     Raises ValueError for formats whose scale is for more than one token, or chooses by chance, for
-    models with layers that are no full attention, and for rotations that do not fit a head.
+    models with layers that are neither full attention nor sliding windows (of which all tokens are
+    kept, and masked by the model), and for rotations that do not fit a head.
     """
 
     def __init__(
@@ -212,10 +214,11 @@ class QuantizedCache(Cache):
         if keys_per == "channel":
             _tokens_of_a_block(formats[0])
         text = config.get_text_config(decoder=True)
-        others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-        if others or getattr(text, "sliding_window", None):
+        others = set(getattr(text, "layer_types", None) or ()) - set(_ATTENTION)
+        if others:
             raise ValueError(
-                f"only layers of full attention are supported, found {sorted(others) or 'windows'}"
+                f"the model has layers of {', '.join(sorted(others))}, and this cache is for those "
+                f"of {', '.join(_ATTENTION)}: use transformers' own cache"
             )
         rotated = _rotated(how["rotate"], text)
         layers: list[Any] = [  # lists are invariant, and ours are none of its union

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import repeat_kv
 
 import blockscale as bs
@@ -65,6 +66,38 @@ def test_codes_are_read_where_a_kernel_does(
     assert calls == 4 * model.config.num_hidden_layers  # of 5, the first reads no codes
     assert none == 0
     assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
+
+
+def windowed() -> torch.nn.Module:
+    """A layer with a window of 16 tokens, and one without."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=99, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, use_sliding_window=True,
+        sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 5 if parameter.ndim > 1 else 1
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masked over codes as over what is decoded, and in floats as without a cache."""
+    model = windowed()
+    read, calls = attended(model, "sdpa", monkeypatch, values="int8_token")
+    decoded, _ = attended(model, "eager", monkeypatch, values="int8_token")
+    assert calls == 4 * 2
+    assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
+    tokens = torch.randint(3, 60, (2, 75), generator=torch.Generator().manual_seed(1))
+    model.set_attn_implementation("sdpa")
+    held = QuantizedCache(model.config, "int8_token", window=1000)
+    with torch.no_grad():
+        pieces = [model(x, past_key_values=held).logits for x in tokens.split([40, 1, 2, 32], 1)]
+        whole = model(tokens, use_cache=False).logits
+    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-4 * whole.abs().max()
 
 
 def test_what_attention_over_codes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
