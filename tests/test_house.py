@@ -22,7 +22,7 @@ from tests.support.house_figures import (
     small_folders,
     with_one_importer,
 )
-from tests.support.syntax import tree
+from tests.support.syntax import nodes, tree
 
 
 def circles(imports: Imports) -> list[tuple[str, ...]]:
@@ -224,9 +224,9 @@ def _chain(node: ast.expr) -> list[str]:
     return [node.id, *parts[::-1]] if isinstance(node, ast.Name) else []
 
 
-def _of_torch(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _of_torch(source: str) -> Iterator[tuple[str, str]]:
     """What a file imports of torch: the name that it has in the file, and the whole one."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         pairs: list[tuple[str, str]] = []
         if isinstance(node, ast.Import):
             pairs = [(a.asname or a.name.partition(".")[0], a.name) for a in node.names]
@@ -235,13 +235,13 @@ def _of_torch(tree: ast.AST) -> Iterator[tuple[str, str]]:
         yield from (pair for pair in pairs if pair[1].partition(".")[0] == "torch")
 
 
-def private_names(tree: ast.AST) -> set[str]:
+def private_names(source: str) -> set[str]:
     """torch's private names in a file: what it imports, and attributes of that; ops are not, whose
     underscore is in their public name."""
-    imports = list(_of_torch(tree))
+    imports = list(_of_torch(source))
     known = {name: "torch" if name == "torch" else whole for name, whole in imports}
     names = {whole for _, whole in imports if any(map(_private, whole.split(".")))}
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and _private(node.attr):
             first, *rest = _chain(node) or [""]
             whole = ".".join([known.get(first, ""), *rest])
@@ -255,7 +255,7 @@ def test_private_names_of_torch_lie_in_one_file() -> None:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if name != PRIVATE and (names := private_names(ast.parse(path.read_text()))):
+        if name != PRIVATE and (names := private_names(path.read_text())):
             found[name] = sorted(names)
     assert not found, f"take them from blockscale/{PRIVATE}: {found}"
 
@@ -273,4 +273,4 @@ def test_private_names_of_torch_lie_in_one_file() -> None:
     ],
 )
 def test_private_names_are_seen(source: str, expected: set[str]) -> None:
-    assert private_names(ast.parse(source)) == expected
+    assert private_names(source) == expected

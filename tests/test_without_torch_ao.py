@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.support import fresh
+from tests.support import fresh, syntax
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -104,7 +104,7 @@ def test_only_what_is_about_it_names_it():
         text = file.read_text()
         if name.startswith("compat/torch_ao/") or not any(word in text for word in WORDS):
             continue
-        tree = ast.parse(text)
+        tree = syntax.tree(text)
         if imports(tree):
             found.add(name)
         early += [f"{name}: {module}" for module in at_import(tree)]

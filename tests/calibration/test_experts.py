@@ -42,7 +42,7 @@ def calibrated(
     return done, ledger
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("weight", ALGORITHMS)
 @pytest.mark.parametrize("kind", [OfStacks, Turned])
 def test_a_stack_gets_the_codes_of_a_list(kind: type[Mixture], weight: str) -> None:
@@ -58,7 +58,7 @@ def test_a_stack_gets_the_codes_of_a_list(kind: type[Mixture], weight: str) -> N
     assert "tokens per expert: least" in ledger["1.down"].details
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("sequential", ["layers", True, False])
 def test_in_every_order_of_quantizing(sequential: bool | str) -> None:
     how: Any = {"weight": "gptq", "sequential": sequential, "experts": FEW}
@@ -71,6 +71,7 @@ def test_in_every_order_of_quantizing(sequential: bool | str) -> None:
         assert same(stack, calibrated(model(OfLists, 2), "mxfp4", **how)[0], 2)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("weight", ["gptaq", "signround"])
 def test_algorithms_that_need_the_float_model_or_a_block(weight: str) -> None:
     from blockscale.calibration.algorithms.signround import SignRound
@@ -221,6 +222,7 @@ def test_tokens_per_expert(kind: type[Mixture]) -> None:
     assert not [note for entry in ledger for note in entry.notes]
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", [OfStacks, OfLists])
 def test_an_expert_without_tokens(kind: type[Mixture]) -> None:
     floats = model(kind, bias=-1e9)

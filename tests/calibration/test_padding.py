@@ -132,7 +132,7 @@ MORE = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [*FLOWS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],
@@ -243,6 +243,7 @@ def test_errors_of_blocks_leave_padding_out(error: Any) -> None:
     )
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("weight", ["signround:3", SignRound(3, whole=2)], ids=["", "whole"])
 def test_signround_does_not_look_at_padding(weight: Any) -> None:
     """What is in the padding's place changes nothing but the scales of nobody's tokens."""

@@ -28,6 +28,13 @@ def small():
     return BertModel(config).eval(), tokens
 
 
+@pytest.fixture(scope="module")
+def graph(small):
+    """The small encoder quantized as the program is."""
+    model, tokens = small
+    return exports._quantized(model, CASES["program"].recipe, tokens)
+
+
 def test_every_target_has_a_line():
     assert set(CASES) == {target.name for target in bs.export.targets()}
 
@@ -56,21 +63,19 @@ def test_a_file(small, capfd, monkeypatch, target):
     assert not said.err and not said.out  # a table is being made
 
 
-def test_graphs_that_are_there_are_used(small, monkeypatch):
+def test_graphs_that_are_there_are_used(small, graph, monkeypatch):
     """What the flow of the program converted is what the file holds; other targets do not ask."""
     model, tokens = small
     recipe = CASES["program"].recipe
-    graph = exports._quantized(model, recipe, tokens)
     monkeypatch.setattr(exports, "_quantized", None)  # is not called
     (made,) = files(model, tokens, ["program"], {recipe: graph})
     assert LEAST["program"] < made.cosine < 1 and made.layers == 3
 
 
-def test_recipes_do_what_they_say(small, tmp_path):
+def test_recipes_do_what_they_say(graph, tmp_path):
     """The small encoder's weights in the files are codes; embeddings where there is place."""
-    model, tokens = small
     case = CASES["program"]
-    bs.export.program(exports._quantized(model, case.recipe, tokens), tmp_path / case.file)
+    bs.export.program(graph, tmp_path / case.file)
     weights = {e.name: e for e in bs.export.audit(tmp_path / case.file).quantized}
     assert len(weights) == 3 + 6 * 3  # embeddings, linear layers
 

@@ -50,7 +50,7 @@ def test_onnx(form, tmp_path):
     np.testing.assert_allclose(y, expected(form, made).numpy(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_program(form, tmp_path):
     made = FORMS[form]()

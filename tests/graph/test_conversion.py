@@ -67,7 +67,7 @@ INPUTS = (
 )  # fmt: skip
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(40)
 @pytest.mark.parametrize(
     ("made", "fmt"),
     [

@@ -71,7 +71,7 @@ WEIGHTS = (
 )
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("outputs", [False, True])
 def test_cnn(seed: int, outputs: bool) -> None:
@@ -85,7 +85,7 @@ def test_cnn(seed: int, outputs: bool) -> None:
     assert [each.kind for each in integer.sums][2::3] == ["add", "avg_pool2d"]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_mlp(seed: int) -> None:
     torch.manual_seed(100 + seed)

@@ -26,7 +26,7 @@ def model(bias: Any, weight: str = PER_CHANNEL, fmt: str = INT8) -> Any:
     return made
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])
 def test_the_codes_are_those_that_to_integer_makes(weight: str, fmt: str) -> None:

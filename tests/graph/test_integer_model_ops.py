@@ -27,7 +27,7 @@ class Sum(nn.Module):
         return self.add(self.a(x), self.b(x))
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])
 @pytest.mark.parametrize("outputs", [False, True])
 @pytest.mark.parametrize(

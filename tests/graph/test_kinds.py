@@ -33,7 +33,7 @@ def test_convolutions(dims, turned, bias, decomposed):
     assert torch.equal(graph(x), model(x))
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (4,)])
 def test_linear_decomposed(bias, shape):

@@ -19,6 +19,7 @@ def layered(model, *args, training=False, **options):
     return graph, with_layers(graph, training=training)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("made", [models.bert, models.gpt2, models.net])
 def test_the_graph_computes_the_same(made):
     model, program, batches = made()

@@ -103,8 +103,9 @@ def test_training_on_digits(learn):
     prepared = bs.graph.prepare(program, recipe, qat=True, learn=learn)
     optimizer = torch.optim.Adam(prepared.parameters(), 2e-3)
     prepared.train()
-    for _ in range(12):
-        for at in torch.randperm(1400).split(100):
+    epochs, rows = (4, 50) if learn is None else (12, 100)
+    for _ in range(epochs):
+        for at in torch.randperm(1400).split(rows):
             optimizer.zero_grad()
             nn.functional.cross_entropy(prepared(x[at]), y[at]).backward()
             optimizer.step()

@@ -85,6 +85,7 @@ BERTS = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "recipe", "options"),
     [*NETS, *(pytest.param(*each, marks=pytest.mark.slow) for each in BERTS)],

@@ -99,7 +99,7 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.filterwarnings("ignore:(?s).*first. not in a model block")
 @pytest.mark.parametrize("settings", [{}, {"input": "mxfp8"}, {"input": "int8:tensor:fp32"}])
 @pytest.mark.parametrize("transform", [None, "hadamard:8"])

@@ -61,7 +61,7 @@ def seeing(x, fmt):
     return observer
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("element", ["int4", "e2m1", "int8"])
 @pytest.mark.parametrize("name", ["normal", "heavy", "relu"])
 def test_the_threshold_is_the_brute_force_one(element, name):

@@ -140,6 +140,7 @@ def loss(model: nn.Module, of: nn.Module) -> float:
     return sum(float((a - b).square().sum()) for a, b in pairs)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("sequential", [True, "layers"])
 def test_gptaq_loses_less_on_what_it_has_not_seen(sequential: bool | str) -> None:
     model = decoder(3)

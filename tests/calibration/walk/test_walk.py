@@ -56,7 +56,7 @@ def test_layer_by_layer_inside_blocks_is_what_whole_passes_choose() -> None:
     assert same_state(walked, whole)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("transform", [None, "smoothquant", "awq", "hadamard"])
 @pytest.mark.parametrize("weight", [None, "mse:gram", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_out_of_sequence_the_codes_are_those_of_whole_passes(
@@ -161,6 +161,7 @@ class Either(Decoder):
         return self.head(self.layers[odd](self.table(ids))[0])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

@@ -68,7 +68,7 @@ def test_codes_and_values_by_search(spelling: str) -> None:
     assert torch.equal(bs.fake_quantize(x, spelling), values)
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("block", ["channel0", "group64", "tensor"])
 def test_never_worse_than_integers_of_the_same_bits(bits: int, block: str) -> None:

@@ -26,7 +26,7 @@ RANGES = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_given_scales(block) -> None:
     counts = [n // size for n, size in zip((6, 64), block, strict=True)]
@@ -142,7 +142,7 @@ class Net(nn.Module):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("bias", [None, "int32", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_as_the_modules(dtype: torch.dtype, bias: str | None) -> None:

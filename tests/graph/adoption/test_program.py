@@ -19,6 +19,7 @@ pytestmark = [
 X = producers.example()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", producers.MADE)
 def test_a_program_has_codes_for_weights(kind):
     program = producers.program(producers.MADE[kind](producers.Small(), X), X)
@@ -31,6 +32,7 @@ def test_a_program_has_codes_for_weights(kind):
     assert quantized == {"one", "two", "last"}
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_fuse_and_lower_take_a_graph_module(target):
     graph = producers.pt2e(producers.Small(), X)

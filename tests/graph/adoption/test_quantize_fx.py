@@ -59,7 +59,7 @@ MAPPINGS = {
 }
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_prepared_models(name: str) -> None:
     observed = prepared(MAPPINGS[name])
@@ -120,6 +120,7 @@ class Residual(nn.Module):
         return self.relu(y) if self.rectifies else y
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("relu", [False, True])
 def test_residual_convolutions_of_onednn(relu: bool) -> None:
     """Weights as codes, from the observed and from the reference model, with torch.ao's bits."""

@@ -30,7 +30,7 @@ class RoundTrip(torch.nn.Module):
         return dequantize(coded, torch.float32)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("fmt", crossed(3, sorted(CATALOG)))
 def test_torchs_own_decomposition(fmt):
     """References can be traced below autograd, in every named format, with a partial last block."""

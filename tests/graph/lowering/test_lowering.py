@@ -71,7 +71,7 @@ def test_what_is_lowered_stays_as_it_was(target):
     assert (state(lowered).stage, state(lowered).target) == ("lowered", target)
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_has_its_way(kind, target):

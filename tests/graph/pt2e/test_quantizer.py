@@ -47,7 +47,7 @@ def check(recipe: object, observer: str = "min_max", model: nn.Module | None = N
 FEW = ("int8_channel", "uint8", "int4", "mxfp4", "nvfp4", "nf4", "ternary", "bfp8")
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in CATALOG]
 )
@@ -66,7 +66,7 @@ def test_every_format_as_the_modules(fmt: str) -> None:
     assert not any(name.endswith("weight") for name, _ in whole.named_parameters())
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("formats", [("int8_channel", "uint8"), ("int4", "int8:channel-1:fp32")])
 @pytest.mark.parametrize("observer", ["mse", "percentile:99", "moving_average", "entropy"])
 def test_observers(observer: str, formats: tuple[str, str]) -> None:
@@ -107,7 +107,7 @@ def test_edges_of_one_tensor_keep_their_own_formats() -> None:
     assert targets_of["blockscale.quantize.default"].args[4] == "int8:tensor:fp32"
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("bias", ["int32", "int16:sums", "int8", "mxint8"])
 def test_biases(bias: str) -> None:
     """Derived: a bias in steps of input times weight, also under blocks that torchao's own derived
@@ -237,6 +237,7 @@ class Small(nn.Module):
         return self.fc(torch.relu(self.conv(x)).mean(-1))
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4", "bfp8"])
 def test_training(fmt: str) -> None:
     """Fake quantizers pass a gradient; converted equals prepared in evaluation, and the modules."""

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, bs.Recipe | None, dict[str, Any]]] = {
 }
 CUT = DistributedConfig(tp_size=2)
 EXACT = ("shards",)  # each process computes all
-FAST = ("layers", "layers and experts", "shards")
+FAST = ("layers", "shards")
 MORE = tuple(case for case in CASES if case not in FAST)
 
 

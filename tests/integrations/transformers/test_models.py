@@ -18,7 +18,7 @@ Checkpoints = Callable[[str], tuple[type, Path]]
 NAMES = [make.__name__ for make in MODELS]
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints(name)

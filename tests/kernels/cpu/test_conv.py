@@ -75,7 +75,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     assert ((y.double() - expected.double()).abs() <= bound).all()
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(40)
 @pytest.mark.parametrize(("shape", "chosen"), crossed(3, SHAPES, [*ConvWay]), ids=str)
 def test_every_setting(shape: tuple, chosen: ConvWay, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, chosen)

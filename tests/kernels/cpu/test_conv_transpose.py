@@ -63,7 +63,7 @@ def check(model: nn.Module, x: torch.Tensor) -> None:
     assert ((y.double() - expected.double()).abs() <= bound).all()
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("channels", [1, 1000], ids=["products", "torch"])
 def test_every_setting(shape: tuple, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:

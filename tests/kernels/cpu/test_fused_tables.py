@@ -42,7 +42,7 @@ def both(
     return found
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("fmt", crossed(3, SPELLED))
 def test_every_code(isa: str, fmt: str) -> None:
     value = every_code(fmt, 0.047)

@@ -632,7 +632,7 @@ def test_indices_of_other_dtypes(isa: str, dtype: torch.dtype) -> None:
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cpu", "quantize", fmt):

@@ -43,7 +43,7 @@ def test_hard_inputs_of_every_dtype(fmt: str, dtype: str) -> None:
     assert wrong(hard_inputs(DTYPES[dtype]), fmt) == []
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_formats_and_shapes(first: int) -> None:
     """Every element, with scales, blocks and options in turn."""

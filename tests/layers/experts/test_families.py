@@ -155,6 +155,7 @@ def test_calibration_says_how_experts_were_rounded() -> None:
         assert torch.equal(weight.codes, expected[name].codes)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 def test_export_as_the_float_model(kind: str) -> None:
     """`torch.export` of the default way through the experts, whose reads are dequantized there."""

@@ -24,6 +24,7 @@ class Heads(nn.Module):
         return self.last(y + c.transpose(1, 2).flatten(2)) if self.odd else self.last(y)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["int8:tensor:pow2/nearest", UINT8])
 def test_pieces_end_in_codes(fmt):
     torch.manual_seed(0)

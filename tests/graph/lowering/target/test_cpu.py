@@ -21,7 +21,7 @@ def by_kernel(node, args, kwargs):
     return node.target(*args, **kwargs)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_beside_the_reference(kind):
     """Integers are equal; floats, and codes of them, as far off as sums in another order."""

@@ -17,7 +17,7 @@ pytestmark = [
 TAKEN = ("int8 static", "uint8 asym static")
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_onednn_where_it_can(kind):
     ops = {each.op: each for each in ways(lower(layers(kind)[0], "x86"))}
@@ -28,6 +28,7 @@ def test_onednn_where_it_can(kind):
     assert found["up"] == ("onednn" if kind in TAKEN else "kernel")
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", TAKEN)
 def test_equal_codes_are_made_once(kind):
     """Queries, keys and values have inputs of one scale each; of equal ones, one is enough."""
@@ -37,6 +38,7 @@ def test_equal_codes_are_made_once(kind):
     assert len(products) == 6 and len(quantizes) == 4
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_end_to_end(kind):
     graph, x = layers(kind)

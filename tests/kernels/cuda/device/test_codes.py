@@ -14,7 +14,7 @@ from tests.support.cuda_equal import DTYPES, wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(
     "element", ["int2", "int4", "e2m1", "e2m3", "e3m2", "e4m3", "log4", "int8"]
 )

@@ -36,6 +36,7 @@ STRANGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", crossed(3, STRANGE))
 def test_blocks_that_are_not_ordinary(fmt: str) -> None:
     """All of them in a program, and some of them between ordinary ones, of zeros, too."""
@@ -44,7 +45,7 @@ def test_blocks_that_are_not_ordinary(fmt: str) -> None:
         assert wrong(x[rows], fmt) == [], rows
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("scale", [3.0, -2.0, 0.0, 2.0**-149, 3e38, math.inf, math.nan])
 def test_given_scales(scale: float) -> None:
     x = torch.cat([torch.randn(50), midpoints("e2m1:tensor:fp32")])
@@ -54,6 +55,7 @@ def test_given_scales(scale: float) -> None:
         assert wrong(x, fmt, given=QParams(torch.tensor([scale]))) == [], fmt
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("byte", [0, 1, 254, 255])
 def test_given_bytes(byte: int) -> None:
     """Also integers whose step is subnormal, so that its inverse takes two factors."""

@@ -24,7 +24,7 @@ from tests.support.same import same
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("fmt", ["int4", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "log4", "uint2"])
 def test_every_midpoint(fmt: str) -> None:
     for rounding in ("", ":nearest_away", ":stochastic"):

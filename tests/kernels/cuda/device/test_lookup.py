@@ -119,7 +119,7 @@ NAMES_of_codebook = [
 ]  # fmt: skip
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", NAMES_of_codebook)
 def test_every_midpoint(name: str) -> None:
     """Values, what lies halfway, one float32 to each side, zeros, infinities and NaN."""
@@ -127,7 +127,7 @@ def test_every_midpoint(name: str) -> None:
     assert wrong(x, f"{name}:tensor:fp32", given=QParams(torch.ones(1))) == []
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "scale", crossed(2, [3.0, -2.0, 0.0, -0.0, 2.0**-149, 3e38, torch.nan, torch.inf])
 )

@@ -11,6 +11,7 @@ from tests.support.cuda_equal import wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", ["e8m0/ceil", "e8m0/nearest", "pow2/tosa"])
 def test_scales_of_subnormal_numbers(kind: str) -> None:
     x = torch.tensor([1, 2, 3, 5, 255, 257, 2**22, 2**23 - 1], dtype=torch.int32)
@@ -46,7 +47,7 @@ def offsets_are_right(scale: float, offsets: tuple[float, ...]) -> None:
         assert wrong(x, f"{element}:token:fp32:offset", given=given) == [], element
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("scale", SCALES)
 def test_given_offsets(scale: float) -> None:
     offsets_are_right(scale, OFFSETS)

@@ -10,6 +10,7 @@ from tests.support.cuda_equal import DTYPES, wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["ternary:token:fp32", "ternary:token:e8m0/floor"])
 def test_means_as_scale(fmt: str) -> None:
     """A row of few sizes: so its mean and the threshold are not far from what is in it."""
@@ -18,6 +19,7 @@ def test_means_as_scale(fmt: str) -> None:
         assert wrong((size * torch.randn(12, 64).sign()).to(dtype), fmt) == [], dtype
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["binary:token:fp32", "binary:token:pow2/floor"])
 def test_quotients_that_are_minus_zero(fmt: str) -> None:
     """Negative numbers beside 2^-150 steps, which is where their quotient is -0: its sign is +1."""

@@ -15,6 +15,7 @@ from tests.support.cuda_equal import DEVICE, DTYPES
 from tests.support.cuda_matmul_exact import excess, stored
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name",
     ["int4:group64:fp32", "int3:group64:fp16", "uint4:group64:bf16:asym", "int8:tile4x64:fp32"],

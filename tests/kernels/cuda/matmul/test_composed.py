@@ -90,7 +90,7 @@ def test_products_of_what_is_left(count: int, rows: int) -> None:
         assert bool(((y - exact).abs() <= 2.0**-20 * size).all())
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(("fmt", "far"), crossed(3, FORMATS, [0.0, 10.0]))
 def test_linear(fmt: str, far: float) -> None:
     for m, k, n, dtype in zip((3, 9, 18), (128, 160, 96), (17, 33, 5), DTYPES, strict=True):
@@ -132,6 +132,7 @@ def test_two_bfloat16_are_nearly_the_value(fmt: str) -> None:
     assert bool((lost <= 2.0**-17 * values.abs()).all()) and bool(lost.any())
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", FINE_FORMATS)
 def test_products(fmt: str) -> None:
     """As many units as the contract allows, before the result is rounded."""
@@ -164,7 +165,7 @@ BLOCKS_OF_FLOATS = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("fmt", [*BLOCKS_OF_FLOATS, "int4:channel0:fp32"])
 def test_values_rounded_for_many_rows(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the weight of a bfloat16 layer, unless exact values cost nothing, or are asked for."""

@@ -17,7 +17,7 @@ from tests.support.cuda_equal import DEVICE, DTYPES
 from tests.support.cuda_matmul_exact import excess, stored
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "name",
     ["mxfp4", "nvfp4", "int8:channel0:fp32", "uint4:token:fp32:asym", "e3m2:group16:e8m0/floor",
