@@ -148,10 +148,18 @@ def test_what_costs_too_much_leaves_room_for_others() -> None:
 
 
 def test_a_test_without_an_entry_costs_the_median() -> None:
-    known = {"tests/a/test_a.py::test_a": 1.0, "b": 5.0, "c": 100.0}
+    others = cases("graph", 3, 1)
+    known = dict(zip((case.function for case in others), (1.0, 5.0, 100.0), strict=True))
     tests = cases("core", 1, 20)
-    assert len(choose(tests, CHANGES, known, 51.0, "seed")) == 10
+    assert len(choose(tests + others, CHANGES, known, 57.0, "seed")) == 12
     assert len(choose(tests, CHANGES, {}, 7 * UNKNOWN, "seed")) == 7  # nothing is known
+
+
+def test_few_entries_say_nothing_of_the_others() -> None:
+    """The first that somebody records may be the most expensive ones."""
+    tests = cases("core", 20, 1)
+    known = {tests[0].function: 60.0}
+    assert len(choose(tests, CHANGES, known, 7 * UNKNOWN, "seed")) == 7
 
 
 def test_the_commit_draws() -> None:
