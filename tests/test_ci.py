@@ -21,6 +21,8 @@ if [ "$1" = "$FAILS" ]; then
     exit 2
 fi
 [ "$1" = slow ] || exit 0
+mkdir -p .pytest_cache
+{ echo "    2 of a.py"; echo "        b[1]"; echo "        b[2]"; } > .pytest_cache/not_run.txt
 echo "$SAYS"
 exec sleep $SLEEPS
 """
@@ -58,6 +60,8 @@ def test_what_passes(tmp_path: Path) -> None:
     done = ci(tmp_path)
     assert done.returncode == 0
     assert "5 passed" in done.stdout and "== passed in" in done.stdout
+    assert "== not run: 2 slow tests, each by name in .pytest_cache/not_run.txt" in done.stdout
+    assert "make gpu" in done.stdout and "make clients" in done.stdout
     assert calls(tmp_path) == ["check", "test ARGS=", "slow ARGS=--base b --budget 900"]
 
 
@@ -74,8 +78,11 @@ def test_what_fails_is_run_again_alone(tmp_path: Path, fails: str, alone: int) -
 
 
 def test_no_slow_tests_on_demand(tmp_path: Path) -> None:
+    (tmp_path / ".pytest_cache").mkdir()
+    (tmp_path / ".pytest_cache" / "not_run.txt").write_text("        test_of_an_earlier_run\n")
     done = ci(tmp_path, BUDGET="0")
     assert done.returncode == 0 and "left out, BUDGET=0" in done.stdout
+    assert "== not run: " not in done.stdout
     assert calls(tmp_path) == ["check", "test ARGS="]
 
 
