@@ -179,3 +179,20 @@ def test_gradient_passes_on_the_gpu() -> None:
         x, QParams(torch.ones(64, 1, device="cuda")), bs.parse("int8_token")
     )
     assert torch.equal(x.grad, inside.float())
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["e2m1:group16:e4m3/four_six", "if4:group16:e4m3", "if4:group16:(e4m3:token:fp32)"],
+)
+def test_blocks_that_compare_two_scales(fmt: str) -> None:
+    """The kernel of blocks' errors adds up float64 as the CPU does: a last bit decides."""
+    generator = torch.Generator().manual_seed(3)
+    for dtype in DTYPES:
+        x = torch.randn(256, 512, generator=generator).to(dtype)
+        assert wrong(x, fmt) == [], dtype
+        assert wrong(hard_inputs(dtype).repeat(1, 2)[:, :96].contiguous(), fmt) == [], dtype
+    given = reference.choose_qparams(x, parse(fmt).plain)
+    on_gpu = QParams(*(None if part is None else part.cuda() for part in given))
+    found = P.block_errors(x.cuda().float(), on_gpu, parse(fmt).plain.deterministic)
+    assert same(found.cpu(), P.block_errors(x.float(), given, parse(fmt).plain.deterministic))

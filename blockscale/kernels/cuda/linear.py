@@ -43,7 +43,13 @@ from blockscale.kernels.cuda.matmul.reading import (
 )
 from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
-from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_quantize, quantize
+from blockscale.kernels.cuda.quantize import (
+    block_errors,
+    choose_quantize,
+    dequantize,
+    fake_quantize,
+    quantize,
+)
 from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.numbers import ACTIVATIONS
@@ -414,4 +420,4 @@ def fingerprint(part: Tensor) -> int:
     return int((data * (2 * place * place + 1)).sum())
 
 
-OPS = register("cuda", fingerprint)
+OPS = register("cuda", fingerprint, block_errors)

@@ -16,6 +16,7 @@ from blockscale.kernels.cuda.device.division import clamps_first, divisor
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.primitives import choose, guard, launch
 from blockscale.kernels.cuda.primitives.decoding import decode_tile, pack_row, unpack_row
+from blockscale.kernels.cuda.primitives.encoding import errors_tile
 from blockscale.kernels.cuda.primitives.plan import (
     Form,
     LaunchPlan,
@@ -198,6 +199,29 @@ def decoded(packed: Operand, dtype: torch.dtype, result: str) -> Tensor:
             parts.zero_point, parts.offset, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)
+
+
+# What a round trip loses of each block.
+
+
+def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
+    """As core.reference.block_errors, for a quantizer with a scale; None where blocks are not
+    numbers side by side, as many as a power of two, that one program takes."""
+    f = form(by.fmt)
+    x = floats(x)
+    if x.numel() == 0:
+        return None
+    planned = with_scale(f, x, "errors", 0)
+    tile, extents = planned.tiling.tile, planned.tiling.extents
+    if tile.kind != "row" or tile.modulus or not tile.columns == extents.uk == extents.bk:
+        return None
+    assert by.scale is not None
+    parts = f.given_parts(x, x.shape, by.scale, by.zero_point, by.outer, by.more)
+    errors = torch.empty(parts.scale.shape, dtype=torch.float64, device=x.device)
+    scale, outer, zero, offset = parts[:4]
+    every = outer.numel() if outer is not None else 1
+    launch(errors_tile, planned, x, x, errors, scale, outer, zero, offset, every)
+    return errors
 
 
 # Values after a round trip, in one pass, and the gradient that passes it.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Codes of rows that end within a byte take a second kernel, which packs them."""
 
+import math
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ import torch
 
 import blockscale as bs
 from blockscale.core import reference
+from blockscale.core.operand import quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import quantize as kernels
+from blockscale.kernels.cuda.linear import OPS
 from blockscale.kernels.cuda.primitives.plan import form
 from blockscale.kernels.cuda.spec import known
 from blockscale.ops import primitives as P
@@ -138,3 +141,56 @@ def test_how_a_bit_pattern_is_read_is_asked_of_its_family() -> None:
     unknown = SimpleNamespace(spec=replace(known.spec, element=element), format=known.format)
     with pytest.raises(TypeError, match="unpacks elements of the family 'unheard'"):
         kernels._kind(unknown)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    ["nvfp4", "nvfp4_token", "e2m1:group32:fp32", "uint4:group8:fp32:asym", "nf4:group8:bf16",
+     "e2m1:group16:e4m3:recip", "uint4:group16:fp16:offset", "e4m3:group16:e8m0/floor",
+     "int12:group16:fp32"],
+)  # fmt: skip
+def test_errors_of_blocks(fmt: str) -> None:
+    """In float64, in one order: a last bit decides between two scales (numerics.md, 3.5)."""
+    format_, generator = parse(fmt), torch.Generator().manual_seed(1)
+    for shape in ((3, 96), (2, 2, 70), (40,)):
+        x = torch.randn(shape, generator=generator)
+        rough = x.clone()
+        rough.view(-1)[::9], rough.view(-1)[1::17] = 2.0**-140, 0.0
+        rough.view(-1)[30], rough.view(-1)[-1] = math.nan, math.inf
+        for each in (x, rough, x.bfloat16(), x * 1e-42):
+            given = reference.choose_qparams(x * 1.5, format_)
+            expected = reference.block_errors(each.float(), given, format_)
+            on_device = reference.QParams(*(None if p is None else p.to(DEVICE) for p in given))
+            found = kernels.block_errors(each.to(DEVICE), quantizer(on_device, format_))
+            assert found is not None and same(found.cpu().reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "shape"),
+    [
+        ("int4:tile2x8:fp32", (4, 16)),
+        ("int4:channel1:fp32", (4, 16)),
+        ("int4:group48:fp32", (2, 96)),  # no power of two
+        ("int4:token:fp32", (2, 4096)),  # parts of blocks
+        ("nvfp4", (0, 16)),
+    ],
+)
+def test_errors_of_blocks_that_are_not_for_the_kernel(fmt: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    given = reference.choose_qparams(x, parse(fmt))
+    on_device = reference.QParams(*(None if p is None else p.to(DEVICE) for p in given))
+    assert kernels.block_errors(x.to(DEVICE), quantizer(on_device, parse(fmt))) is None
+
+
+@pytest.mark.parametrize("fmt", ["e2m1:group16:e4m3/four_six", "if4:group16:e4m3"])
+def test_formats_that_compare_ask_the_kernel(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, asked = torch.randn(8, 64), []
+    by_kernel = OPS._block_errors
+
+    def watched(*args):
+        asked.append(by_kernel(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(OPS, "_block_errors", watched)
+    assert wrong(x, fmt) == []
+    assert len(asked) >= 2 and all(errors is not None for errors in asked)

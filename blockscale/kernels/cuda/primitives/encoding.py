@@ -123,6 +123,18 @@ def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: 
         tl.store(out + at, word.to(kind), mask=place.mask)
 
 
+@triton.jit
+def scaling_by(scale, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
+    """A scale.UnitScale -> the Scaling that elements are counted in; result: as in Tile."""
+    bounded: tl.constexpr = clamps_first(spec, result)
+    scaling = divisor(scale, bounded, ordinary, spec)
+    if counts_binades(ordinary, spec):
+        element: tl.constexpr = spec.element
+        first, second = turning_points(scale.divisor, element)
+        scaling = Scaling(first, second, scaling.by, scaling.step, scaling.zero, scaling.offset)
+    return scaling
+
+
 # The kernel that encodes: it chooses scales or reads them, and writes codes, values or gradients.
 #
 # Triton compiles it once for each pair of a spec.Spec and a tiling.Tile. `dtype` is that of what it
@@ -320,12 +332,7 @@ def encode_with(
     if compares(ordinary, spec, tile):
         write_signs(target, x, scale.step, dtype, spec, tile)
     elif tile.result != "scale":
-        bounded: tl.constexpr = clamps_first(spec, tile.result)
-        scaling = divisor(scale, bounded, ordinary, spec)
-        if counts_binades(ordinary, spec):
-            element: tl.constexpr = spec.element
-            first, second = turning_points(scale.divisor, element)
-            scaling = Scaling(first, second, scaling.by, scaling.step, scaling.zero, scaling.offset)
+        scaling = scaling_by(scale, ordinary, tile.result, spec)
         u, u_2 = 0.0, 0.0
         if spec.rounding == "stochastic" and tile.result != "gradient":
             u, u_2 = draw(x, at, target.seed, takes_pairs(dtype, tile), tile)
@@ -345,3 +352,28 @@ def encode_with(
                 tl.static_assert(tile.result == "codes", "unknown result")
                 code = code_of(widen(x), scaling, u, ordinary, spec)
                 write_codes(target, code, spec, tile)
+
+
+# What a round trip loses of each block, for formats that compare two scales (docs/numerics.md, 3.5).
+
+
+@triton.jit
+def errors_tile(
+    x_at, errors, scale, outer, zero, offset, every, extents, spec: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """The sums of squared errors of blocks that are rows of the tile, as core.reference adds up.
+
+    errors: float64, one of each block; the others as `encode_tile` takes them
+    """
+    seen = read(x_at, extents, tile)
+    given = load_scale(
+        scale, outer, zero, offset, seen.index, seen.present, seen.index % every, spec
+    )
+    x = widen(seen.x)
+    scaling = spread_scaling(scaling_by(given, False, tile.result, spec), spec, tile)
+    lost = value_of(x, scaling, 0.0, False, spec).to(tl.float64) - x.to(tl.float64)
+    total = tl.where(seen.mask, lost * lost, 0.0)
+    for i in tl.static_range(tile.columns.bit_length() - 1):
+        total = tl.sum(tl.reshape(total, [tile.rows, 2, tile.columns >> (i + 1)]), 1)
+    tl.store(errors + seen.index, tl.reshape(total, [tile.rows]), mask=seen.present)

@@ -35,8 +35,8 @@ class Tile:
     packs:   codes are packed as they are written, or unpacked as they are read
     chooses: the kernel chooses scales
     keeps:   it also writes them
-    result:  "codes", "values", "gradient" or "scale": what it writes; "decode", "rest", "largest"
-             and "extremes" are other kernels' results
+    result:  "codes", "values", "gradient" or "scale": what it writes; "decode", "rest", "errors",
+             "largest" and "extremes" are other kernels' results
     seeds:   how many numbers the seed has, 0 without one
     quads:   four neighbours may share a counter of random numbers
     pairs:   neighbours of 16 bits are taken two and two
