@@ -124,3 +124,11 @@ def test_tops_are_those_of_the_reference(name, kind):
     x, fmt = extreme(kind), parse(name)
     found = tops_of(x, fmt)
     assert torch.equal(found, reference.tops(reference.ranges(x, fmt), fmt))
+
+
+def test_zeros_are_not_looked_at_again(monkeypatch):
+    """Their scales are the ends of what formats hold, in padded tables and pruned layers."""
+    monkeypatch.setattr(reference, "ranges", None)
+    for name in formats():
+        coded = by_kernel(torch.zeros(24, 40), parse(name), None, None)
+        assert coded is not None and clipped(torch.zeros(24, 40), coded.qparams, parse(name)) == 0
