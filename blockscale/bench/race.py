@@ -125,7 +125,10 @@ def race(
     with Worker(here, settings) as mine, Worker(beside, settings) as theirs:
         names = [name for name in mine.about["cases"] if name in theirs.about["cases"]]
         if not names:
-            raise ValueError(f"no case that matches {settings.only!r} is in both checkouts")
+            raise ValueError(
+                f"no case that matches {settings.only!r} is in both checkouts: give a part of a "
+                "name or a glob that both have, or leave it out"
+            )
         watcher.start(len(names), 0)
         pairs = [pair for name in names for pair in _case(name, mine, theirs, settings, watcher)]
         sides = zip(SIDES, (mine, theirs), strict=True)

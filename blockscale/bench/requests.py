@@ -48,7 +48,7 @@ def moved(op: str, fmt: Format, shape: Shape, dtype: torch.dtype, times_read: in
         return stored + floats
     if op == "fake_quantize":
         return times_read * floats + floats
-    raise ValueError(f"no primitive {op!r}")
+    raise ValueError(f"unknown primitive {op!r}; choose from quantize, dequantize, fake_quantize")
 
 
 # A primitive on a tensor, a linear layer, an encoder.

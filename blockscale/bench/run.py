@@ -54,7 +54,10 @@ def run(settings: Settings, path: Path, resume: bool, watcher: Watcher) -> Resul
         results = (Results.resume if resume else Results.start)(path, settings)
         cases = list(every_case(settings))
         if not cases:
-            raise ValueError(f"no case matches {settings.only!r}")
+            raise ValueError(
+                f"no case matches {settings.only!r}: give a part of a case's name, or a glob "
+                "such as 'quantize*'; without it all cases run"
+            )
         todo = [case for case in cases if case.name not in results.done]
         watcher.start(len(cases), len(cases) - len(todo))
         _measure_all(todo, settings, results, watcher)

@@ -109,6 +109,8 @@ def tasks_of(
     from transformers import AutoTokenizer
 
     if not tokenizer.exists():
-        raise FileError(f"{tokenizer} does not exist")
+        raise FileError(
+            f"{tokenizer} does not exist: name a directory with a tokenizer by --tokenizer"
+        )
     words = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
     return evaluate_tasks(model, words, names, limit=limit)

@@ -184,7 +184,10 @@ def set_aside(path: Path) -> Path:
         if not os.path.lexists(other):
             path.rename(other)
             return other
-    raise FileError(f"{path} is damaged, like a thousand before it: delete {path.name}.damaged*")
+    raise FileError(
+        f"{path} is damaged and cannot be set aside, as {path.name}.damaged1 to .damaged999 exist: "
+        "delete those"
+    )
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

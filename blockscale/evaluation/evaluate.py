@@ -126,16 +126,22 @@ class _Keep:
         reference, figures, layers, resume = others
         self._store, self._top = store, top
         if top is not None and store is None:
-            raise ValueError("top says how many classes are stored: name the file, store=…")
+            raise ValueError("top= says how many classes a file keeps: name the file, store=…")
         if stored is not None and (layers or figures is not None):
             what = "layers=True runs" if layers else "figures= runs"
-            raise ValueError(f"{what} the reference itself, and {stored.path} has its logits alone")
+            raise ValueError(
+                f"{what} the reference itself, and {stored.path} has its logits alone: give the "
+                "float model as reference"
+            )
         if store is not None and (figures is not None or resume is not None):
             raise ValueError(
                 "store= writes the logits of every batch in one run: leave resume and figures out"
             )
         if store is not None and (stored is not None or reference is not None):
-            raise ValueError("store= is of the float model alone: leave the reference out")
+            raise ValueError(
+                "store= keeps the logits of the float model, which is compared with nothing: "
+                "leave the reference out"
+            )
 
     def begun(
         self, batches: Iterable[Any], ends: ExitStack

@@ -63,7 +63,10 @@ class Accumulated:
                     f"shapes {tuple(sums.shape)} and {tuple(weights.shape)}"
                 )
             if bool((weights < 0).any()):
-                raise ValueError(f"figure {name!r}: a weight is negative")
+                raise ValueError(
+                    f"figure {name!r}: found the weight {float(weights.min()):g}, expected "
+                    "weights >= 0"
+                )
             self._sums.setdefault(name, []).extend(sums.double().tolist())
             self._weights.setdefault(name, []).extend(weights.double().tolist())
 
@@ -179,6 +182,9 @@ def _figure(path: Path, name: str, data: Any) -> Figure:
         value is None or (isinstance(value, int | float) and not isinstance(value, bool))
         for value in values
     ):
-        raise ValueError(f"{path}: figure {name!r} is no {', '.join(keys)}: {str(data)[:80]}")
+        raise ValueError(
+            f"{path}: figure {name!r} is {str(data)[:80]}, expected an object of the numbers "
+            f"{', '.join(keys)}"
+        )
     mean, error, sequences, weight = (math.nan if v is None else v for v in values)
     return Figure(float(mean), float(error), int(sequences), float(weight))

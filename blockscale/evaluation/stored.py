@@ -160,7 +160,10 @@ class StoredReference:
                 "length and number of sequences at one time as then, or store it again"
             )
         if kind != self.kind:
-            raise ValueError(f"{self.path} was stored as {self.kind!r}, and this is {kind!r}")
+            raise ValueError(
+                f"{self.path} was stored as {self.kind!r}, and this is {kind!r}: evaluate with "
+                f"kind={self.kind!r}, or store it again"
+            )
         with Reader(self.path) as reader:
             if self.top is None:
                 return reader.tensor(f"{index}.logits")

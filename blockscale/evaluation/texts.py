@@ -46,7 +46,10 @@ def held_out(path: str | Path | None = None) -> Text:
     try:
         content = read_regular(path, _LONGEST).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8 (byte {error.start}): expected one") from None
+        raise ValueError(
+            f"{path} is not text in UTF-8: byte {error.start} begins no character; convert the "
+            "file, or name another"
+        ) from None
     if not content.strip():
         raise ValueError(f"{path} is empty: expected text to evaluate on")
     return Text(path.name, content)

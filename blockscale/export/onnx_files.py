@@ -85,13 +85,14 @@ def _checked(recipe: Recipe) -> Recipe:
         for part in ("output", "bias"):
             if getattr(scheme, part) is not None:
                 raise ValueError(
-                    f"the recipe has a format for {part}s, which ONNX files that come in do not "
-                    f"get: leave {part}= out (inputs of the next layer take its place)"
+                    f"the recipe has a format for {part}s, and a float ONNX file gets formats for "
+                    f"weights and inputs only: leave {part}= out (the next layer's input is its "
+                    "place)"
                 )
     if recipe.op_rules:
         raise ValueError(
-            f"the recipe has a rule for the op {next(iter(recipe.op_rules))!r}: of ONNX files that "
-            f"come in, layers are quantized alone"
+            f"the recipe has a rule for the op {next(iter(recipe.op_rules))!r}, and of a float "
+            "ONNX file only layers are quantized: leave the rule out"
         )
     return recipe
 

@@ -98,7 +98,10 @@ class Prepared(Graph):
         """What `bs.calibrate(p, batches)` does: as many passes as the methods need."""
         stage = self._blockscale
         if stage.qat:
-            raise ValueError("a graph prepared with qat=True learns its scales in training")
+            raise ValueError(
+                "a graph prepared with qat=True learns its scales in training: train it, or "
+                "prepare without qat to calibrate"
+            )
         data = data._replace(strict=data.strict or stage.strict, blocks=False)
         stage.stop_watching()
         if edges_of(self):

@@ -104,7 +104,8 @@ class QuantParams:
         own = op.signature.bind(*source.args)[_PLACE[op.name]]
         if own.scale is None:
             raise ValueError(
-                f"{source.format_node()}: its scale is dynamic, so there is no node for it"
+                f"{source.format_node()}: its scale is dynamic, so there is no node for it: use a "
+                "static scale (calibrate), or read it from a QTensor of the run"
             )
         sized = source if op.name == "dequantize" else source.args[0]
         shape = tuple(_value(sized).shape)

@@ -82,7 +82,8 @@ class BlockscaleQuantizer(DiffusersQuantizer):
         if any(path.suffix != ".safetensors" for path in paths):
             if self.pre_quantized:
                 raise FileError(
-                    f"{paths[0]} is not a safetensors file, and others cannot hold codes"
+                    f"{paths[0]} is not a safetensors file, and codes are read from those "
+                    "alone: write it by save_pretrained with safe_serialization=True"
                 )
             return loaded_keys
         source = read_headers(paths[0] if len(paths) == 1 else paths[0].parent, paths)

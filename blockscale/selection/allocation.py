@@ -230,7 +230,10 @@ def _solve(
         options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
     )
     if done.x is None:
-        raise ValueError(f"no choice of formats fits both budgets: {done.message}")
+        raise ValueError(
+            f"no choice of formats fits both budgets ({done.message}): raise one of them, or "
+            "add smaller candidates"
+        )
     indices = [i for i, share in enumerate(done.x) if share > 0.5]
     starts = [sum(len(own) for own in layers[:k]) for k in range(len(layers))]
     return [i - starts[flat[i][0]] for i in indices], float(done.mip_gap or 0.0)

@@ -70,7 +70,7 @@ def test_one_sequence_has_no_error_and_no_tokens_no_mean():
     [
         (tensor(1.0), tensor(1.0, 1.0), "one sum and one weight for each sequence"),
         (torch.ones(2, 2), torch.ones(2, 2), r"found shapes \(2, 2\) and \(2, 2\)"),
-        (tensor(1.0), tensor(-1.0), "a weight is negative"),
+        (tensor(1.0), tensor(-1.0), "found the weight -1, expected weights >= 0"),
     ],
 )
 def test_what_are_no_sums_is_refused(sums, weights, words):

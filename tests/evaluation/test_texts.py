@@ -23,7 +23,7 @@ def test_a_file(tmp_path):
     path.write_text("Grüße\n")
     assert held_out(path) == Text("a.txt", "Grüße\n")
     path.write_bytes(b"ab\xff")
-    with pytest.raises(ValueError, match=r"no text in UTF-8 \(byte 2\)"):
+    with pytest.raises(ValueError, match=r"not text in UTF-8: byte 2"):
         held_out(path)
     path.write_text(" \n")
     with pytest.raises(ValueError, match="is empty"):

@@ -110,7 +110,7 @@ class _Walk:
         elif computes_mask(node) and not listed:
             mask(self.writer, node, value)
         else:
-            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form")
+            raise NotIntegerError(_no_form(node))
 
     def _input(self, node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
         shape = tuple(self.found[node].shape)
@@ -132,7 +132,7 @@ class _Walk:
     def _op(self, node: fx.Node, name: str) -> None:
         emit = emitters().get(name)
         if emit is None:
-            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form")
+            raise NotIntegerError(_no_form(node))
         names = INTEGER_OPS[f"integer_{name}"].signature.names
         arguments = dict(zip(names, map(self._plain, node.args), strict=True))
         for each in node.all_input_nodes:
@@ -271,3 +271,11 @@ def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], dtype: to
     if calls(node, *_CAST) and dtype in C_TYPES and (truths or dtype == torch.int64):
         return f"({C_TYPES[dtype]}){words[0]}"
     raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its mask is not bool")
+
+
+def _no_form(node: fx.Node) -> str:
+    """Why a node that computes something else cannot be written."""
+    return (
+        f"{described(node)} ({node.name}) has no C form: replace it by an op that has one "
+        "(docs/integers.md), or write another target"
+    )

@@ -144,7 +144,10 @@ class _Edge:
         dynamic one, which has none yet."""
         qparams = self.qparams()
         if qparams is None:
-            raise ValueError(f"{self.place.where}: its scale is dynamic")
+            raise ValueError(
+                f"{self.place.where}: its scale is dynamic, chosen from each input: there is "
+                "none to calculate"
+            )
         return qparams.scale, qparams.zero_point
 
     def convert(self, model: fx.GraphModule, node: fx.Node) -> None:

@@ -26,7 +26,10 @@ def trained(module: nn.Module) -> type[QATLayer]:
         layer_class: type[QATLayer] | None = kind.trained(type(module))
         if layer_class is not None:
             return layer_class
-    raise NotImplementedError(f"blockscale.qat.layers cannot train {type(module).__name__}")
+    raise NotImplementedError(
+        f"{type(module).__name__} has no layer that trains it here: name it in the recipe's "
+        "skip list"
+    )
 
 
 def why_not_trained(module: nn.Module) -> str | None:

@@ -138,7 +138,7 @@ def page(formats: Mapping[str, Format], version: str) -> str:
     Raises ValueError for no formats, or one that a page cannot show.
     """
     if not formats:
-        raise ValueError("a page needs at least one format")
+        raise ValueError("the page has no formats: name at least one, such as mxfp4")
     from jinja2 import Environment
 
     texts: dict[str, int] = {}

@@ -149,7 +149,7 @@ def describe(
     Raises FileError for what cannot be read, and ValueError without a path and a search.
     """
     if path is None and search is None:
-        raise ValueError("a report needs a model or a search")
+        raise ValueError("a report needs a model or a search: pass a path, or search=")
     if path is None and source is not None:
         raise ValueError("a source is compared with a model: name the model, too")
     progress = progress or Progress()

@@ -103,7 +103,9 @@ class ReportedModel(Closing):
         Raises FileError if there is none, or it has another shape.
         """
         if row.name not in self._checkpoint:
-            raise FileError(f"{self.path} has no tensor of this name")
+            raise FileError(
+                f"{self.path} has no tensor of this name: is it the float model of this one?"
+            )
         tensor = self._checkpoint[row.name]
         values = tensor.dequantize() if isinstance(tensor, QTensor) else tensor
         if not values.is_floating_point():

@@ -102,7 +102,8 @@ class QuantizationSystem:
         results = [each for each in every if bounds.met(each)]
         if not results:
             raise ValueError(
-                f"none of {len(every)} measurements is within {bounds}: the fastest is {every[0]}"
+                f"none of {len(every)} measurements is within {bounds}: the fastest is {every[0]}; "
+                "allow more time or memory, or a lower accuracy"
             )
         return results[0]
 

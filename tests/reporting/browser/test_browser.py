@@ -277,7 +277,7 @@ def test_a_browser_without_webgpu_is_told(tmp_path):
 
 
 def test_a_page_needs_a_format():
-    with pytest.raises(ValueError, match="at least one format"):
+    with pytest.raises(ValueError, match="has no formats: name at least one"):
         page({}, "1")
 
 

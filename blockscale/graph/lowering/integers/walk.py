@@ -97,7 +97,10 @@ def _integers(builder: Builder, node: fx.Node) -> Value:
     task = _task(node, what)
     rule = None if task is None else rules().get(task.name)
     if task is None or rule is None:
-        raise NotIntegerError(f"{what} has no integer form here")
+        raise NotIntegerError(
+            f"{what} has no integer form here: replace it by an op that has one "
+            "(docs/integers.md), or leave it out of the model"
+        )
     return rule(builder, task)
 
 
