@@ -277,7 +277,8 @@ def _function(
     It is made as text, as dataclasses make their methods: calls on small tensors take 5 µs, of
     which a loop over parameters would be one.
     """
-    return _lambda(parameters, f"({''.join(f'{value}, ' for value in values)})", scope)
+    made: Tuples = _lambda(parameters, f"({''.join(f'{value}, ' for value in values)})", scope)
+    return made
 
 
 def _lambda(parameters: Iterable[Parameter], result: str, scope: dict[str, Any]) -> Any:
