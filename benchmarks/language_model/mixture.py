@@ -13,6 +13,7 @@ routers, the table of tokens and the logits stay in float.
 
 import argparse
 import copy
+import fnmatch
 import json
 import math
 import pathlib
@@ -217,7 +218,14 @@ def cells(given: argparse.Namespace) -> list[tuple[str, str, str | None]]:
     some = [*((weight, None) for weight in WEIGHTS), *PAIRS]
     every = [(w, a, i) for w, i in some for a in ALGORITHMS[:2]]
     every += [(w, ALGORITHMS[2], i) for w, i in some]
-    return [each for each in every if not given.algorithms or each[1] in given.algorithms]
+    asked = given.only or ["*"]
+    found = [each for name in asked for each in every if fnmatch.fnmatch(name_of(each), name)]
+    return list(dict.fromkeys(found))
+
+
+def name_of(cell: tuple[str, str, str | None]) -> str:
+    """What --only is compared with."""
+    return f"{cell[0]} x {cell[2] or 'float'} {cell[1]}"
 
 
 def arguments() -> argparse.Namespace:
@@ -228,7 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=80, help="of text, at most")
     parser.add_argument("--batch", type=int, default=128, help="sequences of a step")
     parser.add_argument("--sizes", type=json.loads, default={}, help="changes of the config")
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS)
+    parser.add_argument("--only", nargs="+", help="patterns as 'mxfp4 x float gptq', in this order")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -257,12 +265,12 @@ def main() -> None:
             cell = measure(trained, known, weight, algorithm, by)
         except Exception as error:  # said, not hidden; the other cells are measured
             told = f"{type(error).__name__}: {str(error).strip()[:600]}"
-            print(f"{weight} x {by} {algorithm}: {told}", flush=True)
+            print(f"{name_of((weight, algorithm, by))}: {told}", flush=True)
             continue
         found["cells"].append({**cell, "about": about(given.device)})
         path.write_text(json.dumps(found, indent=1) + "\n")
         (given.output / "mixture.md").write_text(table(found))
-        print(f"{weight} x {by} {algorithm}: added {cell['held']['added']:.4f} ± "
+        print(f"{name_of((weight, algorithm, by))}: added {cell['held']['added']:.4f} ± "
               f"{cell['held']['error']:.4f}, choices {cell['choices']:.4f}, {cell['seconds']} s",
               flush=True)  # fmt: skip
     print(table(found))

@@ -47,7 +47,11 @@ def test_cells_and_table(trained):
 
 
 def test_what_is_measured_first():
-    every = mixture.cells(argparse.Namespace(algorithms=None))
+    every = mixture.cells(argparse.Namespace(only=None))
     assert len(every) == len(set(every)) == 18
     assert every[:2] == [("int4:group32:fp32", a, None) for a in ("absmax", "gptq")]
     assert all(each[1] == "search" for each in every[12:])
+    some = mixture.cells(argparse.Namespace(only=["mxfp4 x *absmax", "* x int8_token gptq"]))
+    assert [mixture.name_of(each) for each in some] == [
+        "mxfp4 x float absmax", "mxfp4 x mxfp4 absmax", "int4:group32:fp32 x int8_token gptq",
+    ]  # fmt: skip
