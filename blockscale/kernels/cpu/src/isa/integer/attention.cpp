@@ -152,17 +152,27 @@ void score_keys(const int16_t* query, const int16_t* keys, int64_t pairs, int64_
 #endif
 }
 
+// The first of the keys from `i` on that a row of the mask does not see, or `keys`.
+inline int64_t next_hidden(const IntegerAttention& a, const uint8_t* row, int64_t i, int64_t keys) {
+    int64_t step = a.seen_strides[3];
+    if (step == 1 && i < keys) {
+        const void* at = memchr(row + i, 0, keys - i);
+        return at ? static_cast<const uint8_t*>(at) - row : keys;
+    }
+    while (i < keys && row[i * step]) ++i;
+    return i;
+}
+
 void hide(const IntegerAttention& a, const Head& head, int64_t first, int64_t count, int64_t keys,
           int32_t* scores) {
-    for (int64_t i = 0; head.seen && i < keys; ++i) {
-        const uint8_t* from = head.seen + first * a.seen_strides[2] + i * a.seen_strides[3];
-        if (a.seen_strides[2] == 0) {
-            if (!from[0])
-                for (int64_t r = 0; r < kRows; ++r) scores[i * kRows + r] = kHidden;
-        } else {
-            for (int64_t r = 0; r < count; ++r)
-                if (!from[r * a.seen_strides[2]]) scores[i * kRows + r] = kHidden;
+    for (int64_t r = 0; head.seen && r < count; ++r) {
+        const uint8_t* row = head.seen + (first + r) * a.seen_strides[2];
+        bool all = a.seen_strides[2] == 0;  // every row sees the same keys
+        for (int64_t i = next_hidden(a, row, 0, keys); i < keys; i = next_hidden(a, row, i + 1, keys)) {
+            int32_t* to = scores + i * kRows;
+            for (int64_t other = all ? 0 : r; other < (all ? kRows : r + 1); ++other) to[other] = kHidden;
         }
+        if (all) break;
     }
     for (int64_t i = first + 1; a.causal && i < keys; ++i)  // key i is unseen by rows before i
         for (int64_t r = 0; r < smaller(i - first, kRows); ++r) scores[i * kRows + r] = kHidden;

@@ -294,7 +294,8 @@ void shift_band(const Work& p, const Band& band, int64_t panel, Buffers& b) {
         store(b.sums + i, (Vector)whole);
     }
     int64_t from = band.image * p.pixels() + band.pixel(p);
-    end_tile(*p.out.shifts, p.n(), reinterpret_cast<int32_t*>(b.sums.get()), {from, pixels, column}, p.out.y);
+    end_tile(*p.out.shifts, p.n(), {reinterpret_cast<int32_t*>(b.sums.get())}, {from, pixels, column},
+             p.out.y);
 }
 
 // sums * step of the weight * step of x + bias, in the order of the integer tiles.

@@ -82,7 +82,7 @@ Tile tile_at(const Work& p, int64_t from, const Quantized& x, int64_t panel, Ahe
 bool is_direct(const Work& p, int64_t panel) { return is_plain(p.out) && (panel + 1) * kPanel <= p.w->n; }
 
 void store_buffer(const Work& p, Buffer& buffer, Place at) {
-    if (p.out.shifts) return end_tile(*p.out.shifts, p.w->n, buffer.integers, at, p.out.y);
+    if (p.out.shifts) return end_tile(*p.out.shifts, p.w->n, {buffer.integers}, at, p.out.y);
     store_tile(p.out, p.w->n, buffer.numbers, at);
 }
 
@@ -123,10 +123,20 @@ void multiply_tiles(const Work& p, int64_t begin, int64_t end, const Quantized& 
             int64_t from = p.row_of_tile(t), rows = p.row_of_tile(t + 1) - from;
             Tile tile = tile_at(p, from, x.at(p, from - first_row), panel,
                                 fetched.of(t - begin + part), direct, buffer);
-            matrix_piece(tile, p.kind, rows, p.depth, p.centred(), piece, all[t - begin], tiles);
+            TileSums& sums = all[t - begin];
+            if (p.out.shifts) tile.integers = sums.integers;
+            matrix_piece(tile, p.kind, rows, p.depth, p.centred(), piece, sums, tiles);
             piece.near = true;
-            if (piece.ends && !direct)
-                store_buffer(p, buffer, {p.first + from, rows, panel * kPanel});
+            if (!piece.ends || direct) continue;
+            Place at{p.first + from, rows, panel * kPanel};
+            if (!p.out.shifts) {
+                store_tile(p.out, p.w->n, buffer.numbers, at);
+            } else if (starts_apart(tile)) {
+                TileEnds from_sums{sums.integers, tile.starts, tile.blocks, tile.sums};
+                end_tile(*p.out.shifts, p.w->n, from_sums, at, p.out.y);
+            } else {
+                end_tile(*p.out.shifts, p.w->n, {sums.integers}, at, p.out.y);
+            }
         }
     }
 }

@@ -92,9 +92,13 @@ inline void sum_block(Tiles& tiles, int64_t depth, int64_t steps, Reading& at, i
     if constexpr (TALL) tiles.template store<2>(lower, kRow), tiles.template store<3>(lower + 16, kRow);
 }
 
-// As run_whole of tile_vnni.h.
+// Whether what sums start with is the same for all of a row, and for all of an output.
+inline bool starts_apart(const Tile& t) { return !(t.starts && t.zeros) && !(t.sums && t.shifts); }
+
+// As run_whole of tile_vnni.h. Sums that stay integers where they are may lack what starts_apart tells.
 inline void scale_whole(const Tile& t, const int32_t* sums, int64_t rows) {
     bool starts = t.starts || t.sums;
+    if (t.integers == sums && (!starts || starts_apart(t))) return;
     for (int half = 0; half < 2; ++half) {
         const __m512 step = _mm512_loadu_ps(t.scales + 16 * half);
         const __m512 bias = _mm512_loadu_ps(t.bias + 16 * half);
