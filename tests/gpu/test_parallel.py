@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tensor parallel and FSDP2 over two GPUs (NCCL). Needs CUDA: `pytest -m gpu tests/gpu`.
+"""Tensor parallel, FSDP2, transformers' plans and peft over two GPUs (NCCL).
+
+Needs CUDA: `pytest -m gpu tests/gpu`.
 
 The same on the CPU: tests/parallel/.
 """
 
+import os
 from typing import Any
 
 import pytest
@@ -110,3 +113,97 @@ def test_fsdp(found: list[dict[Any, Any]], recipe: str) -> None:
         else:
             equal, share = each[recipe]
             assert equal and share <= 0.51
+
+
+# transformers' own plans, and adapters on the parts.
+
+MODELS = ("llama", "moe")
+
+
+def work_of_transformers(rank: int, folder: str) -> None:
+    import transformers as hf
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    import blockscale.integrations.transformers  # noqa: F401 - registers
+    from tests.support.dealt_models import ids
+
+    torch.cuda.set_device(rank)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    meet = f"file://{folder}/meet"
+    dist.init_process_group("nccl", init_method=meet, rank=rank, world_size=WORLD)
+    found: dict[Any, Any] = {}
+    try:
+        for kind in MODELS:
+            load = hf.AutoModelForCausalLM.from_pretrained
+            own = {"dtype": torch.bfloat16, "device_map": {"": rank}}
+            whole = load(f"{folder}/{kind}", **own)
+            asked = DistributedConfig(tp_plan="auto")
+            cut = load(f"{folder}/{kind}", dtype=torch.bfloat16, distributed_config=asked)
+            with torch.no_grad():
+                y, z = (model(ids().cuda()).logits.float() for model in (whole, cut))
+            options = {"max_new_tokens": 8, "do_sample": False}
+            tokens = [model.generate(ids().cuda()[:1], **options) for model in (whole, cut)]
+            nbytes = [sum(t.nbytes for t in (*m.parameters(), *m.buffers())) for m in (whole, cut)]
+            found[kind] = {
+                "off": float((y - z).norm() / y.norm()), "share": nbytes[1] / nbytes[0],
+                "tokens": float((tokens[0] == tokens[1]).float().mean()),
+                "device": cut.device.index,
+            }  # fmt: skip
+            if kind == MODELS[0]:
+                found["adapters"] = adapted(cut, rank)
+        torch.save(found, f"{folder}/transformers {rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def adapted(model: Any, rank: int) -> dict[str, torch.Tensor] | None:
+    """A step of LoRA beside the parts; each process draws other adapters. None without peft."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        return None
+
+    import blockscale.integrations.peft  # noqa: F401 - registers
+    from tests.support.dealt_models import ids
+
+    torch.manual_seed(rank)
+    targets = ["q_proj", "o_proj", "down_proj"]
+    tuned = get_peft_model(model, LoraConfig(target_modules=targets, r=2, init_lora_weights=False))
+    own = [each for each in tuned.parameters() if each.requires_grad]
+    optimizer = torch.optim.SGD(own, lr=0.1)
+    tuned(ids().cuda()).logits.float().square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(own, 1.0)
+    optimizer.step()
+    return {n: p.detach().cpu() for n, p in tuned.named_parameters() if p.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def dealt(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    if torch.cuda.device_count() < WORLD:
+        pytest.skip("needs two GPUs")
+    pytest.importorskip("transformers")
+    from tests.support import dealt_models
+
+    folder = tmp_path_factory.mktemp("dealt")
+    for kind in MODELS:
+        torch.manual_seed(5)
+        model = getattr(dealt_models, kind)().eval()
+        model.save_pretrained(folder / f"{kind}-float")
+        bs.quantize_directory(folder / f"{kind}-float", folder / kind, "mxfp4")
+    fresh.ranks(work_of_transformers, folder, WORLD)
+    return [torch.load(folder / f"transformers {rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_plans_of_transformers(dealt: list[dict[Any, Any]], kind: str) -> None:
+    for rank, each in enumerate(dealt):
+        assert each[kind]["off"] < 2e-2 and each[kind]["share"] < 0.65
+        assert each[kind]["tokens"] > 0.8 and each[kind]["device"] == rank
+
+
+def test_adapters_are_the_same_on_both(dealt: list[dict[Any, Any]]) -> None:
+    first, other = (each["adapters"] for each in dealt)
+    if first is None:
+        pytest.skip("needs peft")
+    assert len(first) == 12
+    assert all(torch.equal(first[name], each) for name, each in other.items())

@@ -14,12 +14,8 @@ from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look
 from blockscale.core.recipe import Recipe
 from blockscale.files.save import describe
 from blockscale.integrations.config import METHOD, RecipeConfig, with_method
-from blockscale.integrations.transformers.placement import (
-    Dealing,
-    deal_later,
-    dispatched,
-    loading_places,
-)
+from blockscale.integrations.transformers.dealing import Dealing, deal_later
+from blockscale.integrations.transformers.placement import dispatched, loading_places
 from blockscale.integrations.transformers.quantizing import QuantizeStep, Quantizing
 from blockscale.integrations.transformers.reading import CheckpointReading
 from blockscale.integrations.transformers.saving import state_and_metadata

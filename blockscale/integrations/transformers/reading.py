@@ -208,7 +208,7 @@ class CheckpointReading:
         ]
         in_order = {each: told[each] for each in old._original_source_patterns if each in told}
         fuse = Fuse(self, in_order, old.operations)
-        new = old.copy(sources, old._original_target_patterns, operations=[fuse])
+        new = _copy(old, sources, [fuse])
         self._ours[id(new)] = old
         return new
 
@@ -330,3 +330,15 @@ class Collect(ConversionOps):
         """{pattern: [tensor]} of one parameter -> {name: its stand-in}."""
         parts = {self._names[pattern]: tensors[0] for pattern, tensors in input_dict.items()}
         return self.hf_quantizer.take(full_layer_name, parts)
+
+
+def _copy(old: WeightConverter, sources: list[str], operations: list[Any]) -> WeightTransform:
+    """A converter as this one, of other sources. transformers 5.17's cannot copy themselves."""
+    if hasattr(old, "copy"):
+        copied: WeightTransform = old.copy(
+            sources, old._original_target_patterns, operations=operations
+        )
+        return copied
+    new = WeightConverter(sources, old._original_target_patterns, operations)
+    new.scope_prefix, new.base_model_prefix = old.scope_prefix, old.base_model_prefix
+    return new

@@ -19,7 +19,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from blockscale.integrations.transformers.placement import Dealing
+from blockscale.integrations.transformers.dealing import Dealing
 from tests.support import fresh
 from tests.support.dealt_models import ids, llama, moe
 
@@ -344,18 +344,55 @@ def test_one_process_needs_nothing() -> None:
 
 
 def test_a_transformers_that_deals_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockscale.integrations.transformers import placement
+    from blockscale.integrations.transformers import dealing
 
-    monkeypatch.setattr(placement, "_mixin", lambda: None)
-    placement.deal_later()
+    monkeypatch.setattr(dealing, "_mixin", lambda: None)
+    dealing.deal_later()
     model = llama()
     model.config.distributed_config = DistributedConfig(tp_size=2)
     with pytest.raises(ValueError, match=r"asks for tp_size=2, which this version .*shard_"):
         Dealing(model)
 
 
+def test_a_transformers_without_whole_plans(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """5.17: tensor parallel alone, and the mesh itself in the place of what manages several."""
+    from transformers.distributed.mixin import DistributedMixin
+
+    monkeypatch.delattr(DistributedMixin, "_resolve_parallel_plans")
+    model: Any = llama()
+    config = model.config
+    for asked in ({"fsdp_size": 2}, {"tp_size": 2, "fsdp_size": 2}):
+        config.distributed_config = DistributedConfig(**asked)
+        with pytest.raises(ValueError, match=r"size=2, which this version .*transformers 5\.23"):
+            Dealing(model)
+    config.distributed_config = CUT
+    vars(CUT)["enable_expert_parallel"] = True
+    try:
+        with pytest.raises(ValueError, match=r"tp_size=2 and experts, which this version"):
+            Dealing(model)
+    finally:
+        del vars(CUT)["enable_expert_parallel"]
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
+    try:
+        dealing = Dealing(model)
+        dealing.parameters = dict
+        whole = {"lm_head": "colwise_gather_output", "model.layers.*.mlp.up_proj": "colwise"}
+        asked = DistributedConfig(tp_size=2, tp_plan=whole)
+        dealing.plan(asked, dist.device_mesh.init_device_mesh("cpu", (1,)))
+        bs.quantize_(model, "mxfp4")
+        before = model(ids()).logits
+        dealing.finish()
+        assert torch.equal(model(ids()).logits, before)
+        parts = [n for n, each in model.named_modules() if getattr(each, "part", "")]
+        assert len(parts) == 3 and model._device_mesh.size() == 1
+    finally:
+        dist.destroy_process_group()
+
+
 def test_experts_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockscale.integrations.transformers.placement import _keep_experts
+    from blockscale.integrations.transformers.dealing import _keep_experts
     from blockscale.parallel import parts
 
     monkeypatch.setattr(parts.dist, "get_rank", lambda group: 0)

@@ -291,3 +291,23 @@ def test_what_convert_writes_of_each_producer(to: str, kind: str, tmp_path: Path
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
         how = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 5, "eos_token_id": None}
         assert torch.equal(ours.generate(ids, **how), theirs.generate(ids, **how))
+
+
+def test_converters_of_transformers_that_cannot_copy_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightTransform
+
+    from blockscale.integrations.transformers.reading import _copy
+
+    old = WeightConverter(["a.*.w"], ["b"], [MergeModulelist(dim=0)])
+    old.scope_prefix, old.base_model_prefix = "one", "model"
+    made = [_copy(old, ["a.*.w.codes"], old.operations)]
+    monkeypatch.delattr(WeightConverter, "copy", raising=False)
+    monkeypatch.delattr(WeightTransform, "copy", raising=False)
+    made.append(_copy(old, ["a.*.w.codes"], old.operations))
+    for each in made:
+        assert type(each) is WeightConverter and each.operations == old.operations
+        assert (each.scope_prefix, each.base_model_prefix) == ("one", "model")
+        assert each._original_target_patterns == ["b"]
+    assert made[0]._original_source_patterns == made[1]._original_source_patterns
