@@ -195,6 +195,7 @@ def compare(
     model's input, which is the layer's own doing; and `accumulated`, as it is in the quantized
     model, with all that the layers before it did. Nothing but sums is kept between batches.
 
+    model_float, model_quantized: two copies of one model, the second with quantized layers
     batches: as in `bs.calibrate`; once through is enough.
     progress: as there.
     budget: bytes of the float model's activations that are held at one time. With more, each batch

@@ -122,7 +122,10 @@ class Ledger:
             )
 
     def warn(self, stacklevel: int = 3) -> None:
-        """One warning that names what was skipped, noted or unmatched, if anything was."""
+        """One UserWarning that names what was skipped, noted or unmatched, if anything was.
+
+        stacklevel: of the line that the warning names, as for `warnings.warn`
+        """
         lines = [shown(note, TEXT) for note in self.notes]
         lines += [f"{shown(e.name)}: skipped, {shown(e.reason, TEXT)}" for e in self.skipped]
         lines += [f"{shown(e.name)}: {shown(note, TEXT)}" for e in self.entries for note in e.notes]

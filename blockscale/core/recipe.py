@@ -252,7 +252,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `to_dict` describes. Raises ValueError for unknown keys.
+        """The recipe that `data` describes, as of `to_dict`. Raises ValueError for unknown keys.
 
         {"preset": NAME} without a format is what the preset is today; "skip" and "rules" come
         before its own. With formats it is those, and NAME says where they came from.
@@ -275,8 +275,11 @@ class Recipe:
 
     @classmethod
     def read(cls, source: "str | Path | Format | Profile | Mapping[str, Any] | Recipe") -> "Recipe":
-        """A Recipe from itself; a preset's name; a Format, Profile, name or spelling (weights
-        only); JSON, or its file."""
+        """The Recipe of `source`: itself; a preset's name; a Format, Profile, name or spelling
+        (weights only); JSON, or its file.
+
+        Raises TypeError for anything else, ValueError for what does not parse.
+        """
         if isinstance(source, Recipe):
             return source
         if isinstance(source, Format | Profile):

@@ -97,12 +97,19 @@ class _Loader(Loader):
 
 
 def tell_transformers(model: nn.Module, recipe: Recipe | None) -> None:
-    """Let `save_pretrained` of a quantized transformers model write what was quantized."""
+    """Let `save_pretrained` of a quantized transformers model write what was quantized.
+
+    model: quantized in place, of transformers or not (nothing happens then)
+    recipe: what it was quantized by, for its config.json; None where that is not known
+    """
     _attach(model, recipe, "transformers", "transformers.modeling_utils", "PreTrainedModel")
 
 
 def tell_diffusers(model: nn.Module, recipe: Recipe | None) -> None:
-    """The same of models of diffusers."""
+    """Let `save_pretrained` of a quantized diffusers model write what was quantized.
+
+    model, recipe: as of `tell_transformers`
+    """
     _attach(model, recipe, "diffusers", "diffusers.models.modeling_utils", "ModelMixin")
 
 
@@ -117,7 +124,10 @@ def _attach(model: nn.Module, recipe: Recipe | None, library: str, module: str, 
 
 
 def tell_peft(model: nn.Module, recipe: Recipe | None) -> None:
-    """Let adapters know quantized layers as soon as there are any, whenever peft is imported."""
+    """Let peft put adapters on the quantized layers of `model`, whenever peft is imported.
+
+    recipe: is not needed here; every `tell_…` takes the same
+    """
     del model, recipe
     bring_along("peft", "blockscale.integrations.peft")
 

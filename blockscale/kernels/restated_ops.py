@@ -180,11 +180,11 @@ class RestatedOps:
         return strided_like(gradient, tensor) if tensor.shape == gradient.shape else tensor
 
     def round_columns(
-        self, tensor: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+        self, x: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As ops.round_columns.round_columns."""
         columns: tuple[Tensor, Tensor, Tensor] = self.run(
-            "round_columns", tensor, base, coupling, self._with_scale(tensor, by)
+            "round_columns", x, base, coupling, self._with_scale(x, by)
         )
         return columns
 

@@ -21,7 +21,7 @@ from blockscale.ops.tensor import QTensor
 
 
 def choose_qparams(x: Tensor, fmt: str | Format) -> "tuple[Tensor | QTensor, Tensor | None]":
-    """x [...] -> the scale and zero point (None when symmetric) that `quantize` would choose.
+    """x [...] -> the scale and zero point (None when symmetric) that `quantize` chooses in `fmt`.
 
     Raises TypeError for a dtype other than float32, bfloat16, float16 and ValueError for a format
     that does not parse or a block that does not fit x (docs/numerics.md, section 3).
@@ -90,7 +90,7 @@ def fake_quantize(
     """x [...] -> its values after a round trip through `fmt`, in x's dtype.
 
     The gradient is straight-through: 1 where x is in range, 0 where it saturates (section 5 of
-    docs/numerics.md). Arguments and errors as in `quantize`.
+    docs/numerics.md). scale, zero_point, offset and seed are as in `quantize`, and so are errors.
     """
     form = parse(fmt)
     _check_tensor(x)

@@ -134,6 +134,8 @@ class QTensor:
         """The same on another device, in the forms of `Tensor.to`.
 
         device: also a tensor, whose device and dtype are meant, or a dtype alone
+        dtype: this one's `dtype`, as there is no other
+        non_blocking, copy: as of torch.Tensor.to
         Raises TypeError for a dtype other than `dtype`: see `dequantize`.
         """
         if isinstance(device, torch.dtype):
@@ -157,7 +159,7 @@ class QTensor:
     def cuda(
         self, device: torch.device | str | int | None = None, non_blocking: bool = False
     ) -> "QTensor":
-        """The same on a CUDA device, by default the current one."""
+        """The same on a CUDA device, by default the current one; non_blocking as of torch's."""
         return self._each(lambda part: part.cuda(device, non_blocking=non_blocking))
 
     def detach(self) -> "QTensor":

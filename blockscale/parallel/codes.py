@@ -23,7 +23,7 @@ Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 
 
 def all_gather(q: QTensor, group: Any = None) -> list[QTensor]:
-    """The quantized tensors of all processes of a group, in their order, in every process.
+    """The quantized tensors q of all processes of a group, in their order, in every process.
 
     Codes and scales of a tensor travel in one message, after one that says what they are. Shapes
     may differ.

@@ -223,7 +223,10 @@ def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | 
 
 
 def ledger(model: nn.Module) -> Ledger:
-    """What `prepare_qat`, and then `convert`, made of every layer. Raises ValueError before."""
+    """What `prepare_qat`, and then `convert`, made of every layer of `model`.
+
+    Raises ValueError for a model that was not prepared.
+    """
     info: Ledger | None = vars(inner_model(model)).get("_qat_ledger")
     if info is None:
         raise ValueError(

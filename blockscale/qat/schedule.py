@@ -53,7 +53,7 @@ def switch(
 
 
 def freeze(model: nn.Module) -> None:
-    """Fix everything but weights: observers off, batch norms frozen, learned scales constant."""
+    """Fix everything but weights of `model`: observers, batch norms and learned scales stay."""
     switch(model, observe=False, freeze_norms=True)
     for _, layer in layers(model):
         for quantizer in layer.quantizers():
@@ -65,7 +65,8 @@ def synchronize(model: nn.Module, group: Any = None) -> None:
     """Let the observers of all processes agree, once, before a model is saved or converted; and
     where learned scales of inputs and outputs began, once they have.
 
-    Each process of DistributedDataParallel or FSDP sees its own part of a batch.
+    Each process of DistributedDataParallel or FSDP sees its own part of a batch; group: those of
+    torch.distributed that agree (None: all).
     """
     for _, layer in layers(model):
         for quantizer in (layer.input_quantizer, layer.output_quantizer):
@@ -120,6 +121,6 @@ class Schedule:
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where a schedule stopped, and switch the model accordingly."""
+        """Go on where the schedule of `state` stopped, and switch the model accordingly."""
         self.steps = int(state["steps"])
         self._apply()

@@ -32,23 +32,23 @@ class Budget:
         return f"{self.name}={self.value:.12g}{unit}"
 
     @classmethod
-    def read(cls, inputs: "Budget | float | str | Mapping[str, float]") -> "Budget":
+    def read(cls, source: "Budget | float | str | Mapping[str, float]") -> "Budget":
         """4.5, "4.5", {"size": 20e6}, "size=20MB", "latency=5ms" or "quality=0.99".
 
         Raises ValueError and TypeError for anything else.
         """
-        if isinstance(inputs, Budget):
-            return inputs
-        if isinstance(inputs, Mapping):
-            if len(inputs) != 1:
+        if isinstance(source, Budget):
+            return source
+        if isinstance(source, Mapping):
+            if len(source) != 1:
                 raise ValueError(
-                    f"a budget must have exactly one bound, got {len(inputs)}: {dict(inputs)!r}"
+                    f"a budget must have exactly one bound, got {len(source)}: {dict(source)!r}"
                 )
-            [(name, value)] = inputs.items()
+            [(name, value)] = source.items()
             return _checked(name, value)
-        if isinstance(inputs, str):
-            return _spelled(inputs)
-        return _checked("bits", inputs)
+        if isinstance(source, str):
+            return _spelled(source)
+        return _checked("bits", source)
 
 
 def _spelled(text: str) -> Budget:

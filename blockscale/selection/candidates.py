@@ -57,16 +57,16 @@ class Candidate:
         return Recipe(self.scheme.weight, input=self.scheme.input, skip=skip)
 
 
-def read(members: Iterable[Any] | None) -> tuple[Candidate, ...]:
+def read(source: Iterable[Any] | None) -> tuple[Candidate, ...]:
     """The candidates, each once, by default DEFAULT.
 
     given: names or spellings of weights' formats; "WEIGHT x INPUT" or {"weight": …, "input": …}
         where inputs are quantized, too
     Raises ValueError where one does not parse or there is none, TypeError for anything else.
     """
-    if isinstance(members, str | Format | Mapping):
-        raise TypeError(f"candidates must be a list of formats: write [{members!r}]")
-    every = [_read(each) for each in (DEFAULT if members is None else members)]
+    if isinstance(source, str | Format | Mapping):
+        raise TypeError(f"candidates must be a list of formats: write [{source!r}]")
+    every = [_read(each) for each in (DEFAULT if source is None else source)]
     data = {each.scheme: each for each in reversed(every)}  # the first name of a scheme
     if not data:
         raise ValueError("candidates is empty: name at least one format")

@@ -43,11 +43,11 @@ class Objective(ABC):
         return output if self._output is None else self._output(output, batch)
 
     @abstractmethod
-    def measure(self, reference: Any, value: Any, batch: Any) -> "MeasuredObjective":
+    def measure(self, reference: Any, outputs: Any, batch: Any) -> "MeasuredObjective":
         """How far `given` is from `reference`, both as `of` gave them."""
 
     @abstractmethod
-    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, outputs: Any, batch: Any, generator: torch.Generator) -> Tensor:
         """A number whose squared gradients, on average, are the damage's second derivatives."""
 
 
@@ -82,10 +82,10 @@ class Distance(Objective):
 
     name, quality_name = "distance", "cosine"
 
-    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
+    def measure(self, reference: Any, outputs: Any, batch: Any) -> MeasuredObjective:
         del batch
         total = MeasuredObjective()
-        for a, b in zip(float_tensors(reference), float_tensors(value), strict=True):
+        for a, b in zip(float_tensors(reference), float_tensors(outputs), strict=True):
             x, y = (_rows(side).double() for side in (a, b.to(a.device)))
             size = x.square().sum(-1)
             error = (x - y).square().sum(-1) / size.clamp(min=_TINY)
@@ -93,10 +93,10 @@ class Distance(Objective):
             total += MeasuredObjective(_finite(error), _finite(cosine), x.shape[0])
         return total
 
-    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, outputs: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
         results = []
-        for y in float_tensors(value):
+        for y in float_tensors(outputs):
             rows = _rows(y).float()
             size = rows.detach().square().sum(-1, keepdim=True).clamp(min=_TINY).sqrt()
             drawn = torch.randn(rows.shape, generator=generator).to(rows.device)
@@ -112,15 +112,15 @@ class Divergence(Objective):
 
     name, quality_name = "kl", "-kl"
 
-    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
+    def measure(self, reference: Any, outputs: Any, batch: Any) -> MeasuredObjective:
         del batch
-        a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, value))
+        a, b = (_rows(logits(side)).double().log_softmax(-1) for side in (reference, outputs))
         damage = _finite((a.exp() * (a - b.to(a.device))).sum(-1))
         return MeasuredObjective(damage, -damage, a.shape[0])
 
-    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, outputs: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
-        predictions = _rows(logits(value)).float().log_softmax(-1)
+        predictions = _rows(logits(outputs)).float().log_softmax(-1)
         drawn = torch.multinomial(predictions.detach().exp().cpu(), 1, generator=generator)
         return predictions.gather(-1, drawn.to(predictions.device)).sum()
 
@@ -134,14 +134,14 @@ class Loss(Objective):
         super().__init__(output)
         self._loss = loss
 
-    def measure(self, reference: Any, value: Any, batch: Any) -> MeasuredObjective:
-        before, after = (float(self._loss(side, batch)) for side in (reference, value))
+    def measure(self, reference: Any, outputs: Any, batch: Any) -> MeasuredObjective:
+        before, after = (float(self._loss(side, batch)) for side in (reference, outputs))
         after = after if math.isfinite(after) else math.inf
         return MeasuredObjective(after - before, -after, 1)
 
-    def probe(self, value: Any, batch: Any, generator: torch.Generator) -> Tensor:
+    def probe(self, outputs: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del generator
-        return self._loss(value, batch)
+        return self._loss(outputs, batch)
 
 
 _TINY = 1e-30
@@ -175,17 +175,17 @@ def logits(output: Any) -> Tensor:
     return named if isinstance(named, Tensor) else float_tensors(output)[0]
 
 
-def objective(inputs: str | TaskLoss, output: Output | None = None) -> Objective:
+def objective(source: str | TaskLoss, output: Output | None = None) -> Objective:
     """The objective of that name, or of that loss. Raises ValueError and TypeError."""
-    if callable(inputs):
-        return Loss(inputs, output)
+    if callable(source):
+        return Loss(source, output)
     kinds: dict[str, Callable[..., Objective]] = {"distance": Distance, "kl": Divergence}
-    if inputs not in kinds:
+    if source not in kinds:
         raise ValueError(
-            f"unknown objective {inputs!r}; choose from {', '.join(kinds)}, or pass a function "
+            f"unknown objective {source!r}; choose from {', '.join(kinds)}, or pass a function "
             "(output, batch) that returns a loss"
         )
-    return kinds[inputs](output)
+    return kinds[source](output)
 
 
 # How sensitive a model's output is to each element of its weights: mean squared gradients.

@@ -238,7 +238,10 @@ _KEYS = ("layers", "points", "uniform", "chosen", "left", "score", "objective", 
 
 
 def read_search(path: str | Path) -> Search:
-    """A search from the file that `save` wrote. Raises FileError and ValueError for any other."""
+    """The search in the file `path`, which `Search.save` wrote.
+
+    Raises FileError for a file that cannot be read, ValueError for any other.
+    """
     data = json_object(read_json(path), path)
     if missing := sorted({*_KEYS} - data.keys()):
         raise ValueError(

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.support.syntax import tree
+
 PACKAGE = Path(__file__).parents[2] / "blockscale"
 
 IRREGULAR = """
@@ -65,18 +67,29 @@ def is_dialect(word: str) -> bool:
     return word in IRREGULAR or word in OURS or re.fullmatch(r"[a-z]+ed", word) is not None
 
 
-def definitions(tree: ast.AST, file: str) -> Iterator[Name]:
+def definitions(module: ast.AST, file: str) -> Iterator[Name]:
     """Every definition in a module's syntax tree; a local variable once a function."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
+    waiting: list[tuple[ast.AST, dict[str, int] | None]] = [(module, None)]
+    functions: list[dict[str, int]] = []
+    while waiting:
+        node, own = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _of_function(node, file)
+            own = {}
+            functions.append(own)
+        elif isinstance(node, ast.ClassDef):
             yield Name(node.name, "class", file, node.lineno)
             for each in node.body:
                 if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
                     yield Name(each.target.id, "attribute", file, each.lineno)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _of_function(node, file)
+            own = None
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield Name(node.attr, "attribute", file, node.lineno)
+        elif own is not None and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.setdefault(node.id, node.lineno)
+        waiting += [(child, own) for child in ast.iter_child_nodes(node)]
+    for own in functions:
+        yield from (Name(text, "local", file, line) for text, line in own.items())
 
 
 def _of_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[Name]:
@@ -86,19 +99,6 @@ def _of_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
     args = node.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     yield from (Name(each.arg, "parameter", file, each.lineno) for each in every if each)
-    lines: dict[str, int] = {}
-    for each in _own_nodes(node):
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-            lines.setdefault(each.id, each.lineno)
-    yield from (Name(text, "local", file, line) for text, line in lines.items())
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions inside it."""
-    for child in ast.iter_child_nodes(function):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield child
-            yield from _own_nodes(child)
 
 
 @cache
@@ -107,7 +107,7 @@ def every_dialect_name() -> list[Name]:
     return [
         name
         for path in sorted(PACKAGE.rglob("*.py"))
-        for name in definitions(ast.parse(path.read_text()), str(path.relative_to(PACKAGE)))
+        for name in definitions(tree(path.read_text()), str(path.relative_to(PACKAGE)))
         if is_dialect(name.word)
     ]
 

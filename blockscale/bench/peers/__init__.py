@@ -13,13 +13,13 @@ Finish = Callable[[Peer, Any], Contestant]
 
 
 def rivals(
-    kind: str, value: Any, finish: Finish, data: dict[str, Any] | None = None
+    kind: str, op: Any, finish: Finish, peers_: dict[str, Any] | None = None
 ) -> Iterator[Contestant | Skipped]:
     """Everyone else for `wanted`, a request of `kind`; `finish` makes what a peer built race.
 
     made: what peers built earlier for the same request, by name, which is used again.
     """
-    data = {} if data is None else data
+    peers_ = {} if peers_ is None else peers_
     for module in import_all(peers.__name__, peers.__path__):
         offer = getattr(module, kind, None)
         library = module.__name__.rpartition(".")[2]
@@ -28,8 +28,8 @@ def rivals(
         if reason := module.unavailable():
             yield Skipped(library, reason)
             continue
-        for peer in offer(value):
-            yield _built(peer, finish, data)
+        for peer in offer(op):
+            yield _built(peer, finish, peers_)
 
 
 def _built(peer: Peer, finish: Finish, data: dict[str, Any]) -> Contestant | Skipped:

@@ -34,7 +34,7 @@ def make(spec: Spec, fmt: str | Format) -> Observer:
 
 
 def check(spec: Spec) -> None:
-    """Raises ValueError for the name of an observer that does not exist."""
+    """Raises ValueError where `spec` is the name of an observer that does not exist."""
     if isinstance(spec, str) and (name := spec.partition(":")[0]) not in _classes():
         raise ValueError(f"unknown observer {name!r}; choose from {', '.join(names())}")
 

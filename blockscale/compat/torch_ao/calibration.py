@@ -133,7 +133,7 @@ def prepare_qat(
 
 
 def to_observer(config: Any) -> str:
-    """The observer of blockscale that stands for the one of a configuration's activations.
+    """The observer of blockscale that stands for the one of the activations of `config`.
 
     Minima and maxima and their moving averages are the same ones. A HistogramObserver becomes
     "mse", which also minimizes the squared error, but for the format at hand. Where nothing is

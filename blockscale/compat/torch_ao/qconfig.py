@@ -162,22 +162,22 @@ def _mapping(mapping: ao.QConfigMapping, enabled: bool) -> ao.QConfigMapping:
 
 
 def get_default_qconfig(backend: str = "x86", version: int = 0) -> ao.QConfig:
-    """torch.ao's QConfig for calibration on a backend, of our classes."""
+    """torch.ao's QConfig for calibration on a backend, of our classes; version as theirs."""
     return power_of_2(ao.get_default_qconfig(backend, version), enabled=False)
 
 
 def get_default_qat_qconfig(backend: str = "x86", version: int = 1) -> ao.QConfig:
-    """torch.ao's QConfig for training on a backend, of our classes."""
+    """torch.ao's QConfig for training on a backend, of our classes; version as theirs."""
     return power_of_2(ao.get_default_qat_qconfig(backend, version), enabled=False)
 
 
 def get_default_qconfig_mapping(backend: str = "x86", version: int = 0) -> ao.QConfigMapping:
-    """torch.ao's QConfigMapping for calibration on a backend, of our classes."""
+    """torch.ao's QConfigMapping for calibration on a backend, of our classes; version as theirs."""
     return power_of_2(ao.get_default_qconfig_mapping(backend, version), enabled=False)
 
 
 def get_default_qat_qconfig_mapping(backend: str = "x86", version: int = 1) -> ao.QConfigMapping:
-    """torch.ao's QConfigMapping for training on a backend, of our classes."""
+    """torch.ao's QConfigMapping for training on a backend, of our classes; version as theirs."""
     return power_of_2(ao.get_default_qat_qconfig_mapping(backend, version), enabled=False)
 
 

@@ -161,7 +161,7 @@ _LOOKING = re.compile(r"\$|\(\?|\\[bBZ]")  # what a regular expression may see b
 
 
 def to_recipe(config: Any, model: nn.Module | None = None, *, outputs: bool = False) -> Recipe:
-    """A torch.ao QConfig or QConfigMapping, theirs or ours -> the Recipe that does the same.
+    """The Recipe that does what `config` does: a QConfig or QConfigMapping, torch.ao's or ours.
 
     model: the model it is for. Needed where the mapping speaks of types of layers or of their
         order, or by a regular expression that looks beyond what it matches. With it the Recipe

@@ -35,6 +35,7 @@ def to_format(
 
     This holds for finite float32 input with max - min below FLT_MAX and torchao's default eps and
     scale_dtype: in float16 and bfloat16 torchao computes in that type, blockscale in float32.
+    mapping_type, target_dtype, quant_min and quant_max are those of torchao's functions.
     An entry of block_size that is -1, or the size in `shape` if given, means the whole dimension.
 
     Raises ValueError where no format has these bits.

@@ -54,6 +54,8 @@ def choose_qparams_affine(
     The last two choose torchao's separate functions: INT or FLOAT (tinygemm) without preserve_zero,
     and NONE, whose zero point is None. No gradient passes. Raises TypeError for other dtypes of
     input, ValueError for blocks that do not divide and for what has no meaning.
+    mapping_type, block_size, target_dtype, quant_min, quant_max, eps, zero_point_dtype and
+    zero_point_domain are torchao's.
     Source: torchao 0.18.0, quantization/quant_primitives.py.
     """
     check_float(input, "input")
@@ -92,6 +94,8 @@ def choose_qparams_affine_with_min_max(
     in torchao. zero_point_dtype None is int32 when asymmetric and min_val's dtype otherwise. The
     scale passes a gradient. Raises TypeError for dtypes that differ or are not float32, float16 or
     bfloat16, ValueError as choose_qparams_affine.
+    mapping_type, target_dtype, quant_min, quant_max, eps, scale_dtype, zero_point_domain and
+    preserve_zero are torchao's.
     Source: torchao 0.18.0, quantization/quant_primitives.py.
     """
     del block_size
@@ -222,6 +226,7 @@ def quantize_affine(
     No gradient passes. Raises TypeError unless input and scale are float32, float16 or bfloat16,
     ValueError for blocks that do not divide, for a scale or zero_point of another shape than the
     blocks, and for a zero point in the NONE domain.
+    block_size: elements of a block along each dimension; zero_point_domain: INT, FLOAT or NONE.
     Source: torchao 0.18.0, quantization/quant_primitives.py.
     """
     check_float(input, "input")
@@ -255,6 +260,7 @@ def dequantize_affine(
     FLOAT:     (input - (quant_max + quant_min + 1) / 2) * scale + zero_point, each in output_dtype
 
     Raises TypeError if the codes are not of input_dtype, otherwise as quantize_affine.
+    block_size: elements of a block along each dimension; zero_point_domain: INT, FLOAT or NONE.
     Source: torchao 0.18.0, quantization/quant_primitives.py.
     """
     check_codes(input, input_dtype)
@@ -288,6 +294,7 @@ def fake_quantize_affine(
 
     Rounding passes the gradient as it is, the clamp passes it where the code is in range. input,
     scale and a zero point of floats get theirs, as in torchao. Raises as quantize_affine.
+    block_size, zero_point, quant_min, quant_max and zero_point_domain as of quantize_affine.
     Source: torchao 0.18.0, quantization/quant_primitives.py, `_fake_quantize_affine`.
     """
     check_float(input, "input")

@@ -64,16 +64,16 @@ def _tensors(path: Path) -> list[FileTensor]:
 # A ledger's words beside what a file holds.
 
 
-def compared(ledger: Ledger, info: Ledger) -> Ledger:
+def compared(file_ledger: Ledger, expected: Ledger) -> Ledger:
     """The ledger of a file, where weights that are not as `told` says are "skipped".
 
     Files without names (.pte) are compared by how many weights of a size are in codes.
     """
-    entries = {entry.name: entry for entry in ledger}
-    targets = [entry for entry in info.quantized if entry.weight]
+    entries = {entry.name: entry for entry in file_ledger}
+    targets = [entry for entry in expected.quantized if entry.weight]
     if not any(_name(entry, entries) for entry in targets):
-        return _by_size(ledger, targets)
-    by_name = {entry.name: entry for entry in ledger}
+        return _by_size(file_ledger, targets)
+    by_name = {entry.name: entry for entry in file_ledger}
     for entry in targets:
         name = _name(entry, by_name)
         if name is None:
@@ -82,7 +82,7 @@ def compared(ledger: Ledger, info: Ledger) -> Ledger:
             by_name[name] = replace(
                 by_name[name], status="skipped", reason=f"its ledger says {entry.weight}: {reason}"
             )
-    return Ledger(list(by_name.values()), info.unmatched)
+    return Ledger(list(by_name.values()), expected.unmatched)
 
 
 def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
@@ -91,22 +91,22 @@ def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
     return next((name for name in names if name in entries), None)
 
 
-def _reason(entry: Entry, result: Entry) -> str:
+def _reason(expected: Entry, found_entry: Entry) -> str:
     """Why a weight of a file is not what is said of it, or nothing."""
-    if result.status != "quantized":
-        return result.reason
-    bits = parse(entry.weight).bits
-    stored = 8 * result.bytes_after / max(entry.elements or result.elements, 1)
+    if found_entry.status != "quantized":
+        return found_entry.reason
+    bits = parse(expected.weight).bits
+    stored = 8 * found_entry.bytes_after / max(expected.elements or found_entry.elements, 1)
     if stored >= 32 or stored > max(2 * bits, 10) + 16:
         return f"the file takes {stored:.1f} bits of an element"
     return ""
 
 
-def _by_size(ledger: Ledger, entries: list[Entry]) -> Ledger:
+def _by_size(ledger: Ledger, expected: list[Entry]) -> Ledger:
     """Each weight that was promised takes one in codes of its size, as stored."""
     results = sorted(entry.elements for entry in ledger.quantized)
     missing = []
-    for entry in sorted(entries, key=lambda entry: entry.elements):
+    for entry in sorted(expected, key=lambda entry: entry.elements):
         bits = parse(entry.weight).bits
         sizes = [entry.elements, entry.elements * bits // 8]  # one a code, or packed in bytes
         size = next((each for each in results if any(_fits(each, size) for size in sizes)), None)

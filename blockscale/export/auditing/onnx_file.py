@@ -230,14 +230,14 @@ def _outside(result: protobuf.Fields, path: Path, stored: FileTensor, budget: Re
 
 
 def outside(
-    result: protobuf.Fields, path: Path, name: str, budget: ReadBudget
+    values: protobuf.Fields, path: Path, name: str, budget: ReadBudget
 ) -> tuple[Path, int, int]:
     """Where a tensor lies that is in another file: the file, its first byte, how many.
 
     The file has to lie beside this one, or below, and hold them; it may be a link, as in caches of
     downloads. Raises DamagedError.
     """
-    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(result, 13)]
+    pairs = [protobuf.fields(each, budget) for each in protobuf.messages(values, 13)]
     data = {protobuf.text(pair, 1): protobuf.text(pair, 2) for pair in pairs}
     where = data.get("location", "")
     place = path.parent / where

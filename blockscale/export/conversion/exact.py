@@ -39,41 +39,41 @@ class CodesNeededError(Exception):
     """Whether a tensor can be carried depends on its codes, which are on the meta device."""
 
 
-def obstacle(result: Format, target: Format, shape: Sequence[int]) -> str | None:
+def obstacle(source: Format, target: Format, shape: Sequence[int]) -> str | None:
     """Why no tensor of `found` could have the same values as `wanted`; None where some can."""
-    if meaning(result) == meaning(target):
+    if meaning(source) == meaning(target):
         return None
-    if other_direction(result, target):
+    if other_direction(source, target):
         return None
-    if not isinstance(result.element, Integer) or not isinstance(target.element, Integer):
-        if result.element.name != target.element.name:
-            return f"codes of {result.element.name} are not codes of {target.element.name}"
-        if not _plain_scales(result) or not _plain_scales(target):
-            return f"scales in {result.scale} are not scales in {target.scale}"
+    if not isinstance(source.element, Integer) or not isinstance(target.element, Integer):
+        if source.element.name != target.element.name:
+            return f"codes of {source.element.name} are not codes of {target.element.name}"
+        if not _plain_scales(source) or not _plain_scales(target):
+            return f"scales in {source.scale} are not scales in {target.scale}"
     elif not isinstance(target.scale, FloatScale) or (target.offset and target.offset.inner):
-        return f"scales in {result.scale} are not scales in {target.scale}"
-    elif result.zero is not None and target.offset is None:
+        return f"scales in {source.scale} are not scales in {target.scale}"
+    elif source.zero is not None and target.offset is None:
         return "zero points that are not integers cannot be stored"
-    if target.bits < result.bits:
-        return f"codes of {result.bits} bits do not fit into {target.bits}"
-    if not nested(result.block, target.block, shape):
-        return f"blocks {result.block} are not made of blocks {target.block}"
+    if target.bits < source.bits:
+        return f"codes of {source.bits} bits do not fit into {target.bits}"
+    if not nested(source.block, target.block, shape):
+        return f"blocks {source.block} are not made of blocks {target.block}"
     return None
 
 
-def certain(result: Format, target: Format) -> bool:
+def certain(source: Format, target: Format) -> bool:
     """Whether every tensor of `found` has the same values as `wanted`, whatever is in it."""
-    if meaning(result) == meaning(target):
+    if meaning(source) == meaning(target):
         return True
-    same = isinstance(result.scale, FloatScale) and result.scale == target.scale
-    if not same or result.zero is not None or target.offset is not None:
+    same = isinstance(source.scale, FloatScale) and source.scale == target.scale
+    if not same or source.zero is not None or target.offset is not None:
         return False
-    if result.offset is not None:
+    if source.offset is not None:
         return False
-    integers = isinstance(result.element, Integer) and isinstance(target.element, Integer)
-    if not integers or not result.asym or target.asym:
+    integers = isinstance(source.element, Integer) and isinstance(target.element, Integer)
+    if not integers or not source.asym or target.asym:
         return True
-    return target.bits > result.bits
+    return target.bits > source.bits
 
 
 def carried(q: QTensor, target: Format) -> QTensor:
@@ -331,13 +331,13 @@ def _repeated(numbers: Tensor, dim: int, count: int, small: int, large: int) -> 
 # NVFP4's scale of scales: multiplied by, or stored as its reciprocal and divided by.
 
 
-def other_direction(result: Format, target: Format) -> bool:
+def other_direction(source: Format, target: Format) -> bool:
     """Whether they differ only in how a scale of scales is stored, as it is or its reciprocal."""
-    one, other = result.scale, target.scale
+    one, other = source.scale, target.scale
     if not isinstance(one, TwoLevel) or not isinstance(other, TwoLevel):
         return False
     alone = meaning(one.inner) == meaning(other.inner) and str(one.inner.block) == "tensor"
-    same = meaning(result)[:2] == meaning(target)[:2] and one.inner.element.name == "e4m3"
+    same = meaning(source)[:2] == meaning(target)[:2] and one.inner.element.name == "e4m3"
     return alone and same and one.reciprocal != other.reciprocal
 
 

@@ -33,7 +33,7 @@ class LayerScheme(NamedTuple):
     inputs: Arguments | None
 
 
-def scheme(weight: Format, arguments: Format | None, static: bool) -> LayerScheme:
+def scheme(weight: Format, input_format: Format | None, static: bool) -> LayerScheme:
     """The scheme of a layer.
 
     given: the format of inputs, None where they stay in float; static: whether their scale is
@@ -41,14 +41,14 @@ def scheme(weight: Format, arguments: Format | None, static: bool) -> LayerSchem
     Raises UnsupportedError, with the reason, for formats without one.
     """
     weights = weight_arguments(weight)
-    inputs = None if arguments is None else input_arguments(arguments, static)
+    inputs = None if input_format is None else input_arguments(input_format, static)
     if (
-        arguments is not None
-        and arguments.element.name == "e2m1"
-        and _kind(arguments) != _kind(weight)
+        input_format is not None
+        and input_format.element.name == "e2m1"
+        and _kind(input_format) != _kind(weight)
     ):
         raise UnsupportedError(
-            f"input {arguments}: inputs of 4 bits need weights of the same format"
+            f"input {input_format}: inputs of 4 bits need weights of the same format"
         )
     return LayerScheme(_layout(weight, inputs), weights, inputs)
 

@@ -37,7 +37,7 @@ def executorch(
     """Write ExecuTorch's file (.pte) of a quantized model, a converted graph or a program.
 
     graph, example, dynamic_batch: as of bs.export.program; graphs are those of bs.graph.convert
-    overwrite: replace a file that is there
+    path: the file to write, usually .pte; overwrite: replace a file that is there
 
     Linear layers and convolutions run in integers where XNNPACK can: int8 per channel weights with
     8-bit inputs and outputs whose scales are given, and linear layers with int8 per channel or int4

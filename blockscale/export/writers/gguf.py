@@ -96,10 +96,10 @@ class GGUFWriter(Writer):
         return config
 
 
-def kind_of(fmt: Format, text: str = "") -> str | None:
+def kind_of(fmt: Format, kind: str = "") -> str | None:
     """The type that has this format; of several the one that was told."""
-    if text in TYPES and parse(TYPES[text].format) == fmt:
-        return text
+    if kind in TYPES and parse(TYPES[kind].format) == fmt:
+        return kind
     names = (*_first(), "TQ2_0", *_LAST)
     return next((name for name in names if parse(TYPES[name].format) == fmt), None)
 

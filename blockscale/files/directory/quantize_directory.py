@@ -65,6 +65,7 @@ def quantize_directory(  # noqa: PLR0913 - the first three are the call, the res
     strict: raise SkippedError, before anything is written, if something that the recipe covers
         cannot be quantized or a pattern matches nothing.
     seed: for stochastic rounding.
+    progress: is told of each tensor and its bytes (`blockscale.core.work.Progress`).
 
     Returns the ledger, which `target` also holds as blockscale_ledger.json. Raises FileError for
     directories and files that cannot be used, ValueError for a recipe that quantizes nothing.

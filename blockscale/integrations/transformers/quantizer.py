@@ -172,7 +172,7 @@ def _read_method(module: Any) -> None:
 
 
 def attach(models: Iterable[Any], recipe: Recipe | None) -> None:
-    """Give each of these models that holds codes a quantizer, unless it has one."""
+    """Give each of these models that holds codes a quantizer of `recipe`, unless it has one."""
     for model in models:
         if getattr(model, "hf_quantizer", None) is None and describe(model).tensors:
             model.hf_quantizer = BlockscaleQuantizer(BlockscaleConfig(recipe or Recipe()))

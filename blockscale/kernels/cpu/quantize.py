@@ -255,20 +255,20 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
 
 @kernel("round_columns", backend="cpu", supports=known)
 def round_columns(
-    wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+    x: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ops.round_columns."""
     n = native(by.fmt)
-    c, rows = wanted.shape
-    wanted = _wide(wanted, (c, rows))
+    c, rows = x.shape
+    x = _wide(x, (c, rows))
     base = None if base is None else _wide(base, (c, rows))
     coupling = _wide(coupling, (c, c))
     assert by.scale is not None
-    parts = n.checked_parts(wanted.shape, by.scale, by.zero_point, by.outer, more=by.more)
-    patterns = n.new_patterns(wanted.shape)
+    parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
+    patterns = n.new_patterns(x.shape)
     values, errors = torch.empty(c, rows), torch.empty(c, rows, dtype=torch.float64)
     _native.round_columns(
-        n.handle, c, rows, wanted.data_ptr(), 0 if base is None else base.data_ptr(),
+        n.handle, c, rows, x.data_ptr(), 0 if base is None else base.data_ptr(),
         coupling.data_ptr(), addresses(parts), patterns.data_ptr(), values.data_ptr(),
         errors.data_ptr(), threads(),
     )  # fmt: skip

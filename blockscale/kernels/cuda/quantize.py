@@ -374,13 +374,13 @@ _STRIP = 32  # entries of one program: many programs, since each takes its colum
 
 @kernel("round_columns", backend="cuda", supports=known)
 def round_columns(
-    wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+    x: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ops.round_columns."""
     f = form(by.fmt)
-    c, n = wanted.shape
+    c, n = x.shape
     assert by.scale is not None
-    pending = _wide(wanted, (c, n)).clone()
+    pending = _wide(x, (c, n)).clone()
     base = None if base is None else _wide(base, (c, n))
     coupling = _wide(coupling, (c, c))
     parts = f.given_parts(pending, pending.shape, by.scale, by.zero_point, by.outer, by.more)

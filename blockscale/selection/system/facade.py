@@ -91,9 +91,11 @@ class QuantizationSystem:
         requirements: PerformanceRequirements | None = None,
         threads: Sequence[int] = (),
     ) -> Measured:
-        """The fastest candidate and number of threads (none given: 1 and all cores).
+        """The fastest candidate for a workload, and its number of threads; measured here.
 
-        Raises ValueError where none keeps to the requirements.
+        workload: the operation and its sizes; requirements: the most seconds and bytes, and the
+        least accuracy that are allowed; threads: the numbers to try (None: 1 and all cores).
+        Raises ValueError where no candidate keeps to the requirements.
         """
         self._timed()
         bounds = requirements or PerformanceRequirements()
@@ -110,10 +112,11 @@ class QuantizationSystem:
     def calibrate_from_samples(
         self, samples: Iterable[Data], fmt: str | Format = "int8", method: str | None = None
     ) -> QuantizationParams:
-        """The scale for all samples, by an observer (`bs.observers.names()`).
+        """The scale of `fmt` for all samples, by an observer (`bs.observers.names()`).
 
-        method: None tries those of METHODS and takes the one with the least squared error. Raises
-        ValueError where there is no finite element, and as the observer does.
+        samples: tensors [...] or lists of numbers
+        method: None tries those of METHODS and takes the one with the least squared error
+        Raises ValueError where there is no finite element, and as the observer does.
         """
         own = [as_tensor(each, device=self.device) for each in samples]
         if not own:
@@ -123,24 +126,33 @@ class QuantizationSystem:
     def benchmark_operations(
         self, formats: Sequence[str] = FORMATS, shape: tuple[int, int] = SHAPE
     ) -> tuple[OperationTime, ...]:
-        """Seconds of quantize, dequantize and fake_quantize in each format."""
+        """Seconds of quantize, dequantize and fake_quantize, for each of `formats`.
+
+        shape: of the tensor that is quantized
+        """
         self._timed()
         return operation_times(formats, shape)
 
     def memory_usage(
         self, formats: Sequence[str] = FORMATS, shape: tuple[int, int] = SHAPE
     ) -> tuple[MemoryUsage, ...]:
-        """Bytes that quantize, dequantize and fake_quantize take in each format, on the CPU."""
+        """Bytes that quantize, dequantize and fake_quantize take on the CPU, for each of `formats`.
+
+        shape: of the tensor that is quantized; its own bytes do not count
+        """
         self._timed()
         return memory_usage(formats, shape)
 
     def quantize(self, x: Data, params: ParamsLike) -> QTensor:
-        """x [...], a tensor or lists of numbers, on the device, in a format. Raises as
-        `bs.quantize`."""
+        """x [...], a tensor or lists of numbers, on the device, quantized as `params` say.
+
+        params: a format, its name or spelling, or QuantizationParams with a scale. Raises as
+        `bs.quantize`.
+        """
         return QuantizationParams.of(params).quantize(as_tensor(x, device=self.device))
 
     def dequantize(self, q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values of q [...]."""
+        """The values of q [...] in `dtype`: float32, bfloat16 or float16."""
         return q.dequantize(dtype)
 
     def qmatmul(self, a: QTensor, b: QTensor, y: ParamsLike | None = None) -> Tensor | QTensor:
@@ -149,11 +161,14 @@ class QuantizationSystem:
         return product if y is None else self.quantize(product, y)
 
     def create_quantized_tensor(self, shape: Sequence[int], params: ParamsLike) -> QTensor:
-        """A tensor of zeros [shape] in a format, on the device."""
+        """A tensor of zeros [shape] on the device, in a format or the one of `params`."""
         return self.quantize(torch.zeros(tuple(shape), device=self.device), params)
 
     def optimal_block_size(self, element: str = "int4", scale: str = "fp16") -> int:
-        """The smallest block whose scales cost a sixteenth of the bytes at most; counted."""
+        """The smallest N of groupN whose scales cost a sixteenth of the bytes at most; counted.
+
+        element, scale: by their spellings
+        """
         return optimal_block_size(element, scale)
 
     def performance_hints(self, workload: QuantizationWorkload | None = None) -> PerformanceHints:

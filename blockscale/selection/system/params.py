@@ -59,9 +59,12 @@ class QuantizationParams:
     offset: "Tensor | QTensor | None" = None
 
     @classmethod
-    def of(cls, inputs: "ParamsLike") -> "QuantizationParams":
-        """From itself, a format, its name or its spelling. Raises ValueError as `bs.parse`."""
-        return inputs if isinstance(inputs, QuantizationParams) else cls(parse(inputs))
+    def of(cls, source: "ParamsLike") -> "QuantizationParams":
+        """The parameters of `source`: themselves, a format, its name or its spelling.
+
+        Raises ValueError as `bs.parse`.
+        """
+        return source if isinstance(source, QuantizationParams) else cls(parse(source))
 
     @classmethod
     def int8_symmetric(cls) -> "QuantizationParams":

@@ -36,7 +36,7 @@ _ENDLESS = 720720 << 40
 def estimate_memory_savings(
     fmt: ParamsLike, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
 ) -> float:
-    """The share of a tensor's bytes in `dtype` that a format saves, 0.75 for a quarter left.
+    """The share of a tensor's bytes in `dtype` that `fmt` saves, 0.75 where a quarter is left.
 
     shape: counted exactly, codes as packed, scales and all else; below 0 where there is more than
         before. None: of a matrix without end, in which only what each block stores counts: 0.75 for
@@ -57,8 +57,9 @@ def estimate_memory_savings(
 def estimate_accuracy_impact(
     fmt: ParamsLike, data: Data | str | None = None, *, scheme: str | None = None
 ) -> Rounding:
-    """What a format does to this data [...], measured: SQNR in dB, cosine, the largest error, the
-    percent of elements that saturate and that become 0.
+    """What the format `fmt` does to this data [...], measured.
+
+    SQNR in dB, cosine, the largest error, the percent of elements that saturate and that become 0.
 
     data: None for a weight as layers have them, [256, 1024] normal numbers whose rows differ in
         size by up to 16; always the same one. A string is a scheme.
@@ -197,12 +198,12 @@ class PerformanceRequirements:
     bytes: int | None = None
     sqnr: float | None = None
 
-    def met(self, found: "Measured") -> bool:
+    def met(self, measurement: "Measured") -> bool:
         """Whether a measurement keeps to all of them."""
         return (
-            found.seconds <= (math.inf if self.seconds is None else self.seconds)
-            and found.bytes <= (math.inf if self.bytes is None else self.bytes)
-            and found.sqnr >= (-math.inf if self.sqnr is None else self.sqnr)
+            measurement.seconds <= (math.inf if self.seconds is None else self.seconds)
+            and measurement.bytes <= (math.inf if self.bytes is None else self.bytes)
+            and measurement.sqnr >= (-math.inf if self.sqnr is None else self.sqnr)
         )
 
 

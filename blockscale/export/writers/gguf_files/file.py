@@ -153,9 +153,9 @@ class GGUFFile:
             self._file = -1
 
 
-def size_of(tensor: Planned, text: str = "") -> int:
+def size_of(tensor: Planned, kind: str = "") -> int:
     """Bytes of a tensor in a file. told: its type in another file, where two hold one format."""
-    return _place(tensor, _kind(tensor, text)).nbytes
+    return _place(tensor, _kind(tensor, kind)).nbytes
 
 
 def _kind(tensor: Planned, text: str) -> str:

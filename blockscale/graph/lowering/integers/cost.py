@@ -76,7 +76,10 @@ class Cost:
     ops: tuple[OpCost, ...]
 
     def picojoules(self, table: str = "horowitz") -> float:
-        """Of all."""
+        """Energy of one inference in picojoules, by a table of costs an operation (`TABLES`).
+
+        Raises ValueError for an unknown table.
+        """
         return sum(each.picojoules(table) for each in self.ops)
 
     @property

@@ -354,7 +354,7 @@ def encode_with(
                 write_codes(target, code, spec, tile)
 
 
-# What a round trip loses of each block, for formats that compare two scales (docs/numerics.md, 3.5).
+# What a round trip loses of each block, where two scales are compared (docs/numerics.md, 3.5).
 
 
 @triton.jit
