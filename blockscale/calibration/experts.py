@@ -20,7 +20,6 @@ from blockscale.core.ledger import Entry
 from blockscale.core.pack import inputs_first, of_joined_stack, stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
-from blockscale.core.rules import matches
 from blockscale.layers.assembly import Supplied
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.parameters import PLAIN, ParameterPlan, stacks
@@ -72,29 +71,12 @@ class Stacked:
         return [odd] * bool(odd) + list(lost_signs("weight", stored, self.plan.format))
 
 
-def check_one_format(stack: ParameterPlan, count: int, recipe: Recipe) -> None:
-    """Raise ValueError where a recipe names single experts of a stack."""
-    for pattern in (*recipe.skip, *recipe.layer_rules):
-        if matches(pattern, stack.name):
-            continue
-        one = next((e for e in range(count) if matches(pattern, f"{stack.name}.{e}")), None)
-        if one is not None:
-            raise ValueError(
-                f"the pattern {pattern!r} names expert {one} of {stack.name}, a stack of {count}, "
-                f"and a stack has one format: name the stack, as {stack.name!r}, or quantize a "
-                "model that has its experts in a list of modules"
-            )
-
-
 @contextmanager
 def unstacked(
     model: nn.Module, planned: Sequence[ParameterPlan | Entry], recipe: Recipe
 ) -> Iterator[list[Stacked]]:
     """As long as this lasts, each stack of `planned` is read by the model's code as a view whose
-    products are calls of layers; then the parameters are in their places again.
-
-    Raises ValueError for a recipe that names single experts of a stack.
-    """
+    products are calls of layers; then the parameters are in their places again."""
     found = list(_stacked(model, planned, recipe))
     of_modules: dict[nn.Module, dict[str, Matrices]] = {}
     for each in found:
@@ -135,7 +117,6 @@ def _stacked(
         if not joined and len(shape) != 3:
             continue
         count, parts = (turned or stack.parts, 1) if joined else (shape[0], stack.parts)
-        check_one_format(plan, count, recipe)
         owner = model.get_submodule(plan.name.rpartition(".")[0])
         if 0 in shape or isinstance(owner, _NOT):
             continue

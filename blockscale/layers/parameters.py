@@ -19,6 +19,7 @@ from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import stack_layout, stored_bytes, stored_shape, to_stored
 from blockscale.core.recipe import Recipe, Scheme
+from blockscale.core.rules import matches
 from blockscale.layers.decisions import Weight, decide, why_adapter, why_not_weight
 from blockscale.layers.held_parameters import hold, parameters_again
 from blockscale.layers.plan import Decision
@@ -71,7 +72,10 @@ class ParameterPlan:
 def plan_parameters(
     model: nn.Module, decisions: Iterable[Decision], recipe: Recipe
 ) -> list[ParameterPlan | Entry]:
-    """A plan for each parameter of no layer that is to be quantized, an entry for each other."""
+    """A plan for each parameter of no layer that is to be quantized, an entry for each other.
+
+    Raises ValueError for a recipe that names single experts of a stack.
+    """
     planned = list(_planned(model, decisions, recipe))
     members = {
         each.name: Member(
@@ -112,6 +116,8 @@ def _planned(
             yield replace(entry, status=outcome.status, reason=outcome.reason)
             continue
         scheme, _ = recipe.decide(name)
+        if name in known and len(parameter.shape) == 3:
+            _check_one_format(name, parameter.shape[0], recipe)
         experts = name in known and of_experts(name, type(owner).__name__)
         by = scheme.input if experts else None
         done = replace(
@@ -124,6 +130,20 @@ def _planned(
         yield ParameterPlan(
             every, parameter, outcome.format, stack.layout, done, stack.parts_that_share, input=by
         )
+
+
+def _check_one_format(name: str, count: int, recipe: Recipe) -> None:
+    """Raise ValueError where a recipe names single experts of a stack."""
+    for pattern in (*recipe.skip, *recipe.layer_rules):
+        if matches(pattern, name):
+            continue
+        one = next((e for e in range(count) if matches(pattern, f"{name}.{e}")), None)
+        if one is not None:
+            raise ValueError(
+                f"the pattern {pattern!r} names expert {one} of {name}, a stack of {count}, "
+                f"and a stack has one format: name the stack, as {name!r}, or quantize a "
+                "model that has its experts in a list of modules"
+            )
 
 
 def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[str, str]:

@@ -163,6 +163,10 @@ def test_a_rule_for_one_expert_of_a_stack() -> None:
     recipe = bs.Recipe("mxfp4", rules={"0.up.2": "mxfp8"})
     with pytest.raises(ValueError, match=r"'0.up.2' names expert 2 of 0.up, a stack of 4, and a"):
         calibrated(model(OfStacks), recipe)  # type: ignore[arg-type]
+    floats = model(OfStacks)
+    with pytest.raises(ValueError, match=r"'0.up.2' names expert 2 of 0.up, a stack of 4, and a"):
+        bs.quantize_(floats, recipe)
+    assert isinstance(floats[0].up, nn.Parameter)
 
 
 def test_a_list_that_changes_between_calls() -> None:
