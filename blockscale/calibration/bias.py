@@ -19,39 +19,54 @@ from blockscale.calibration.input_stats import Callback, watch
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.session import Session
 from blockscale.core.pack import of_convolution
+from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import quoted
 from blockscale.core.work import Progress
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
 from blockscale.layers.processes import Group
 
-CORRECT = "correct"
+CORRECT, KEEP = "correct", "keep"
 _WHY = "bias='correct' runs the quantized model once more"
 
 
-def check_bias(bias: str, batches: Any, source: object, group: Group, algorithm: object) -> None:
-    """Raise ValueError for another option, and where biases cannot be corrected; nothing is changed
-    yet.
+def corrected(recipe: Recipe, bias: str | None) -> bool:
+    """Whether biases are to be corrected: what was asked for, else what the recipe says.
+
+    Raises ValueError for another word.
+    """
+    own = recipe.calibration.bias if recipe.calibration is not None else None
+    found = own if bias is None else bias
+    if found not in (CORRECT, KEEP, None):
+        words = f"{CORRECT!r}, {KEEP!r}, None"
+        raise ValueError(f"unknown bias {quoted(str(found))}; choose from {words}")
+    return found == CORRECT
+
+
+def check_bias(
+    corrects: bool, batches: Any, source: object, group: Group, algorithm: object
+) -> None:
+    """Raise ValueError where biases cannot be corrected; nothing is changed yet.
 
     algorithm: of weights, None where its layers see the inputs of the float model alone
     """
-    if bias != CORRECT:
-        raise ValueError(f"unknown bias {quoted(str(bias))}; choose from {CORRECT!r}, None")
+    if not corrects:
+        return
     if source is not None:
         raise ValueError(
             "bias='correct' compares each layer with its float weights, and source= keeps those of "
-            "one block at a time: load the weights first, or leave bias out"
+            "one block at a time: load the weights first, or pass bias='keep'"
         )
     if group is not None:
         raise ValueError(
             "bias='correct' adds up means in the order of the batches, which several processes do "
-            "not share: calibrate in one process, or leave bias out"
+            "not share: calibrate in one process, or pass bias='keep'"
         )
     if getattr(algorithm, "needs_drift", False):
         name = getattr(algorithm, "name", "the weight algorithm")
         raise ValueError(
             f"bias='correct' and {name} would both make up for the layers before: pass "
-            "sequential=False, or leave bias out"
+            "sequential=False, or bias='keep'"
         )
     Batches(batches, 2, _WHY, Progress())  # refuses what can be read only once
 

@@ -17,7 +17,7 @@ from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.all_tokens import ALL, all_tokens, check_statistics
 from blockscale.calibration.batches import Batches, device_of
-from blockscale.calibration.bias import check_bias, correct_biases
+from blockscale.calibration.bias import check_bias, correct_biases, corrected
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
     Said,
@@ -80,7 +80,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         single arguments. What can be read only once, such as a generator, will do for one pass.
     recipe: as in `quantize_`; None for a prepared graph, which has one, and what follows. Where it
         says how it is calibrated, as presets do (`bs.preset`), that holds for each of observer,
-        weight and transform that is None.
+        weight, transform and bias that is None.
     observer: a name (`bs.observers.names()`), also with a setting; a class; a function of a format.
         None is "mse".
     weight: "absmax", which None is; "mse", "search", "hqq", "gptq", "signround", an instance, also
@@ -122,7 +122,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         cost of its product with each (blockscale.calibration.all_tokens).
     bias: "correct": the mean of each layer's error over the batches is taken out of its bias, in a
         pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). Convolutions without a
-        bias get one; linear layers without one stay so, and the ledger says it.
+        bias get one; linear layers without one stay so, and the ledger says it. "keep": biases
+        stay as they are, also where the recipe would correct them.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
     that is sharded or dispatched; RuntimeError where processes end with other codes, or another
@@ -137,11 +138,11 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform, bias)
     check_whole(model, "bs.calibrate")
-    recipe, methods = _methods(recipe, observer, weight, transform, source)
+    recipe, methods = _methods(recipe, observer, weight, transform, bias, source)
     if data.every:
         check_statistics(methods.algorithm)
-    if bias is not None:
-        check_bias(bias, batches, source, group, methods.algorithm if sequential else None)
+    corrects = corrected(recipe, bias)
+    check_bias(corrects, batches, source, group, methods.algorithm if sequential else None)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
@@ -156,7 +157,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
             methods = methods._replace(transform=turned.transform)
             data = data._replace(batches=turned.batches, settler=settler)
             with agreeing(plain, group):
-                ledger = _quantized(plain, recipe, methods, data, seed, corrects=bias is not None)
+                ledger = _quantized(plain, recipe, methods, data, seed, corrects=corrects)
         ledger = turned.told(folding.told(ledger))
     ledger.warn()
     return ledger
@@ -185,13 +186,13 @@ def _read(sequential: bool | str) -> bool | str:
 
 
 def _methods(
-    asked: Any, observer: Any, weight: Any, transform: Any, source: Source | None
+    asked: Any, observer: Any, weight: Any, transform: Any, bias: Any, source: Source | None
 ) -> tuple[Recipe, Methods]:
     """The recipe as it is carried out, and its methods. Raises ValueError where there is none, for
     unknown ones and what cannot be streamed."""
     if asked is None:
         raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
-    recipe, methods = read_methods(Recipe.read(asked), observer, weight, transform)
+    recipe, methods = read_methods(Recipe.read(asked), observer, weight, transform, bias)
     if source is not None:
         check_rotatable(methods.transform, _STREAMED)
     return recipe, methods

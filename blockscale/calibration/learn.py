@@ -218,14 +218,14 @@ class Methods(NamedTuple):
 
 
 def read_methods(
-    recipe: Recipe, observer: Any, weight: Any, transform: Any
+    recipe: Recipe, observer: Any, weight: Any, transform: Any, bias: str | None = None
 ) -> tuple[Recipe, Methods]:
     """The methods of arguments, else of the recipe's own calibration, else none; and the recipe,
     whose calibration is what is done now. Raises ValueError for what there is not."""
     if weight == AUTO:
         recipe, weight = _with_closest(recipe), None
     own = recipe.calibration
-    given = {"weight": weight, "transform": transform, "observer": observer}
+    given = {"weight": weight, "transform": transform, "observer": observer, "bias": bias}
     if own is None:
         return recipe, Methods.read(observer or "mse", weight or "absmax", transform)
     done = {part: getattr(own, part) if each is None else each for part, each in given.items()}

@@ -22,7 +22,8 @@ MEASURED = Path(__file__).with_name("preset_figures.json")  # written by `python
 class Calibration:
     """How data chooses what a recipe leaves open: names, as arguments of `bs.calibrate` have them.
 
-    weight: the weight algorithm, transform and observer; None is what `bs.calibrate` does by itself
+    weight: the weight algorithm, transform and observer, and what becomes of biases; None is what
+        `bs.calibrate` does by itself
 
     Raises TypeError for what is no text: a recipe is plain data, an instance is none.
     """
@@ -30,6 +31,7 @@ class Calibration:
     weight: str | None = None
     transform: str | None = None
     observer: str | None = None
+    bias: str | None = None
 
     def __post_init__(self) -> None:
         for part, name in vars(self).items():
@@ -47,7 +49,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, str]:
         """Plain data that `read_calibration` reads back."""
-        parts = ("transform", "weight", "observer")
+        parts = ("transform", "weight", "observer", "bias")
         return {part: getattr(self, part) for part in parts if getattr(self, part) is not None}
 
 
@@ -60,7 +62,7 @@ def read_calibration(given: "Calibration | Mapping[str, Any] | None") -> Calibra
         return given or None
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"calibration must be an object with weight, transform, observer, got {given!r}"
+            f"calibration must be an object with weight, transform, observer, bias, got {given!r}"
         )
     known = [each.name for each in fields(Calibration)]
     if unknown := sorted(set(given) - set(known)):
@@ -240,10 +242,14 @@ def _measured() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-# What there is. Heads and tables of decoders stay in float, as in what was measured (they are tied
-# there). Formats and methods are the best of docs/real_models.md; docs/defaults.md says why.
+# What there is. Heads and tables stay in float, as in what was measured: those of decoders are
+# tied, and in 4 bits those of encoders lose about as much as all other layers. Formats and methods
+# are the best of docs/real_models.md; docs/defaults.md says why.
 
-_ENDS = ("*lm_head", "embed_out", "proj_out", "*embed_tokens", "*embed_in", "*wte", "*wpe")
+_HEADS = ("*lm_head", "embed_out", "proj_out")
+_TABLES = ("*embed_tokens", "*embed_positions", "*embed_in", "*wte", "*wpe", "*word_embeddings",
+           "*position_embeddings", "*token_type_embeddings", "shared")  # fmt: skip
+_ENDS = (*_HEADS, *_TABLES)
 _TOSA = "e2m1:group32:e8m0/tosa"
 _INT4 = "int4:group32:fp16"
 _FOUR_SIX = "e2m1:group16:e4m3/four_six"
@@ -278,13 +284,16 @@ _TABLE = dict(
                 "int8_channel"),
         _preset("w8a8", "8-bit integers times 8-bit integers, a scale for each token",
                 "int8_channel x int8_token", "transform=smoothquant"),
+        _preset("w8a8-static", "8-bit integers under scales that data chose, for convolutions",
+                "int8_channel x int8:tensor:fp32:asym", "observer=min_max", "bias=correct"),
         _preset("w8a8-fp8", "FP8 (E4M3) pairs, a scale for each channel and each token",
                 "e4m3:channel0:fp32 x e4m3:token:fp32"),
         _preset("w8a8-mxfp8", "MXFP8 pairs",
                 "mxfp8 x mxfp8"),
         _preset("edge-int8", "static 8-bit integers under powers of two, nothing but integers from "
                 "input to output (bs.qat.to_integer)",
-                f"int8:channel0:pow2/nearest x {_POW2}", "observer=mse", "weight=mse"),
+                f"int8:channel0:pow2/nearest x {_POW2}", "observer=min_max", "weight=mse",
+                "bias=correct"),
         _cache("kv8", "keys and values in 8 bits: nothing that could be measured is lost",
                "int8:token:fp16", window=32),
         _cache("kv4", "keys and values in 4 bits, keys rotated",

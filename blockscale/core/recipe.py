@@ -67,9 +67,9 @@ class Recipe:
         too: the integers of 16 bits in steps of the sums are "int16:sums"). None leaves biases in
         float; layers without a bias need nothing.
     calibration: how `bs.calibrate` chooses weights and scales where its arguments do not say: a
-        Calibration, or a mapping with some of "weight", "transform" and "observer". Where there is
-        no data (`quantize_`, directories, `from_pretrained`) weights are rounded instead, and the
-        ledger says so.
+        Calibration, or a mapping with some of "weight", "transform", "observer" and "bias". Where
+        there is no data (`quantize_`, directories, `from_pretrained`) weights are rounded instead,
+        and the ledger says so.
     preset: the name of the preset that it was made of (`bs.preset`), a name and no more here.
 
     A pattern is a shell-style glob (`*`, `?`, `[...]`) on the layer's dotted name, or a regular

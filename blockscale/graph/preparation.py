@@ -13,6 +13,7 @@ from torch import fx, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, inference, listener
+from blockscale.calibration.bias import CORRECT
 from blockscale.calibration.input_stats import Callback, InputStatsCollector, watch
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import Padding
@@ -159,6 +160,7 @@ def prepare(
     """
     recipe, notes = Recipe.read(recipe).uncalibrated(_TRAINED) if qat else (Recipe.read(recipe), ())
     own = observer or ("moving_average" if qat else None)
+    recipe, kept = _with_own_biases(recipe)
     recipe, methods = read_methods(recipe, own, weight, transform)
     methods.check_profiles(recipe, PROFILED if qat else "")
     _check_training(qat, plain=weight in (None, "absmax") and transform is None)
@@ -173,7 +175,7 @@ def prepare(
     else:
         ledger = _watched(output, recipe, strict=strict)
     rest = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unmatched)
-    info = Ledger([*ledger.entries, *edges], rest, notes=notes)
+    info = Ledger([*ledger.entries, *edges], rest, notes=(*notes, *kept))
     if strict:
         info.raise_if_skipped()
     info.warn()
@@ -182,6 +184,18 @@ def prepare(
 
 
 _TRAINED = "training chooses in its place"
+
+
+def _with_own_biases(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe without corrected biases, and a sentence for the ledger if it asks for them."""
+    if recipe.calibration is None or recipe.calibration.bias != CORRECT:
+        return recipe, ()
+    told = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
+    note = (
+        f"{told} corrects biases, which takes a run of the quantized model: a prepared graph keeps "
+        "its own. Call bs.calibrate(model, batches, recipe) on the model, then export it"
+    )
+    return replace(recipe, calibration=replace(recipe.calibration, bias=None)), (note,)
 
 
 def _check_training(qat: bool, plain: bool) -> None:

@@ -93,6 +93,25 @@ def test_a_float_model_that_shares_the_bias_keeps_its_own() -> None:
     assert torch.equal(bias, before) and not torch.equal(model[0].bias, before)
 
 
+def test_a_recipe_may_ask_for_it() -> None:
+    """As presets of convolutions do; an argument comes before it."""
+    x, floats = torch.randn(4, 3, 6, 6), nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    recipe = bs.Recipe("int3:channel0:fp32", calibration={"bias": "correct"})
+    assert bs.Recipe.from_json(recipe.to_json()) == recipe
+    biases = {}
+    for word in (None, "correct", "keep"):
+        made = copy.deepcopy(floats)
+        ledger = bs.calibrate(made, [x], recipe, bias=word, progress=False)
+        assert ("bias corrected" in ledger["0"].details) == (word != "keep")
+        biases[word] = made[0].bias.detach()
+    assert torch.equal(biases[None], biases["correct"])
+    assert torch.equal(biases["keep"], floats[0].bias.detach())
+    assert not torch.equal(biases["keep"], biases["correct"])
+    with pytest.raises(ValueError, match="unknown bias 'mean'"):
+        wrong = bs.Recipe("int3:channel0:fp32", calibration={"bias": "mean"})
+        bs.calibrate(copy.deepcopy(floats), [x], wrong, progress=False)
+
+
 def test_refusals() -> None:
     def refused(match: str, data=None, **more) -> None:
         model = nn.Sequential(nn.Linear(32, 8))
@@ -100,7 +119,7 @@ def test_refusals() -> None:
             bs.calibrate(model, data or batches(4, 32), "int8", progress=False, **more)
         assert type(model[0]) is nn.Linear
 
-    refused("unknown bias 'mean'; choose from 'correct', None", bias="mean")
+    refused("unknown bias 'mean'; choose from 'correct', 'keep', None", bias="mean")
     refused(r"read only once.*bias='correct' runs", iter(batches(4, 32)), bias="correct")
     refused("source= keeps those of one block", bias="correct", source={})
     refused(

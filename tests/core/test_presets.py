@@ -116,7 +116,7 @@ def test_without_calibration():
         ),
         (
             lambda: Recipe("int8", calibration="gptq"),
-            "calibration must be an object with weight, transform, observer, got 'gptq'",
+            "calibration must be an object with weight, transform, observer, bias, got 'gptq'",
         ),
         (lambda: Recipe("int8", preset=3), "preset must be a name, got 3"),
     ],

@@ -224,3 +224,17 @@ def test_a_layer_may_have_any_name_that_torch_export_takes(name, qat):
     )
     with bs.use("reference"):
         assert torch.equal(graph(x), nn.functional.linear(x, weight, bias))
+
+
+def test_a_graph_says_that_it_keeps_its_biases():
+    """A preset that corrects them needs the model: the ledger and a warning say what to do."""
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)).eval(), torch.randn(2, 3, 6, 6)
+    with pytest.warns(UserWarning, match="preset w8a8-static corrects biases, .*keeps its own"):
+        prepared = bs.graph.prepare(torch.export.export(model, (x,)), "w8a8-static")
+    assert (
+        "Call bs.calibrate(model, batches, recipe) on the model"
+        in bs.graph.ledger(prepared).notes[0]
+    )
+    bs.calibrate(prepared, [x], progress=False)
+    kept = dict(bs.graph.convert(prepared).named_parameters())["0.bias"]
+    assert torch.equal(kept, model[0].bias)
