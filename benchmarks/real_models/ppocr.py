@@ -2,7 +2,7 @@
 """PP-OCRv4's recognition of a line from rapidocr-onnxruntime (Apache-2.0): images -> characters.
 
 The images are drawn here: lines of help texts in the font that Pillow carries. onnxruntime runs the
-network, so that its weights alone can be quantized (onnx_weights), not yet its inputs.
+network.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def path() -> Path:
     return packages.directory("rapidocr_onnxruntime", "rapidocr-onnxruntime") / "models" / NAME
 
 
-def texts(count: int) -> list[str]:
-    """Beginnings of lines of help texts, whole words."""
+def texts(count: int, first: int = 0) -> list[str]:
+    """Beginnings of lines of help texts, whole words; first: as `minilm.sentences` has it."""
     made = []
-    for line in minilm.sentences(count):
+    for line in minilm.sentences(count, first):
         words = [word for word in line.split() if word.isascii()]
         while len(" ".join(words)) > LONGEST:
             words.pop()
@@ -65,9 +65,11 @@ class Reader:
 
     def shares(self, text: str) -> Tensor:
         """What the network sees in a drawn text: [steps, characters], each step's shares."""
-        image = drawn(text)[None].numpy()
-        name = self.session.get_inputs()[0].name
-        return torch.from_numpy(self.session.run(None, {name: image})[0][0])
+        return torch.from_numpy(self.session.run(None, self.call(text))[0][0])
+
+    def call(self, text: str) -> dict[str, Any]:
+        """The network's input of a drawn text, by its name."""
+        return {self.session.get_inputs()[0].name: drawn(text)[None].numpy()}
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
         """Each drawn text, as it is read."""

@@ -4,17 +4,38 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import blockscale as bs
+
 INT4 = "int4:group32:fp16"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row: formats of weights and inputs, and bs.calibrate's settings ({}: plain rounding)."""
+    """A row: formats of weights and inputs, and bs.calibrate's settings ({}: plain rounding).
+
+    preset: the preset that it is; by: whose code quantizes, where it is not ours (peers)
+    """
 
     name: str
     weight: str
     input: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    preset: str | None = None
+    by: str = ""
+
+    @classmethod
+    def of_preset(cls, name: str) -> "Case":
+        """The row of a preset, all of it."""
+        data = bs.presets()[name].data
+        how = dict(data.get("calibration", {}))
+        return cls(f"preset {name}", data["weight"], data.get("input"), how, name)
+
+    @property
+    def recipe(self) -> bs.Recipe:
+        """What bs.quantize_ and bs.calibrate take, beside `settings`."""
+        if self.preset is not None:
+            return bs.preset(self.preset)
+        return bs.Recipe(weight=self.weight, input=self.input)
 
 
 def _mx(rule: str) -> str:
@@ -31,6 +52,7 @@ def _relatives() -> list[Case]:
     awq = {"transform": "awq"}
     cases = [Case(fmt, fmt) for fmt in (E5M3, FOUR_SIX, IF4)]
     cases += [Case(f"{fmt} awq", fmt, None, awq) for fmt in (E5M3, FOUR_SIX, IF4)]
+    cases.append(Case(f"{FOUR_SIX} awq gptq", FOUR_SIX, None, {**awq, "weight": "gptq"}))
     pairs = [("nvfp4", TOKEN), (E5M3, E5M3), (FOUR_SIX, FOUR_SIX), ("nvfp4", FOUR_SIX)]
     pairs += [(IF4, IF4), (IF4, IF4_TOKEN)]
     cases += [Case(f"{weight} × {taken}", weight, taken) for weight, taken in pairs]
@@ -71,6 +93,8 @@ CASES = [
     Case("int4 group32 asym gptq", f"u{INT4}:asym", None, {"weight": "gptq"}),
     Case("int4 group32 awq", INT4, None, {"transform": "awq"}),
     Case("int4 group32 awq gptq", INT4, None, {"transform": "awq", "weight": "gptq"}),
+    Case("int4 group32 asym awq gptq", f"u{INT4}:asym", None,
+         {"transform": "awq", "weight": "gptq"}),
     Case("int4 group128 gptq", "int4:group64:fp16", None, {"weight": "gptq"}),
     Case("nvfp4", "nvfp4"),
     Case("nvfp4 gptq", "nvfp4", None, {"weight": "gptq"}),

@@ -6,7 +6,8 @@
 A line a model and recipe; those that have their line are not measured again. Models whose packages
 are not installed are left out, with a word. Calibration sees other sequences of the first text than
 those that are evaluated; the second text is kept aside. `--gather` puts a file's lines of SmolLM2
-into docs/real_models.json, each with its day, commit and device.
+into docs/real_models.json, each with its day, commit and device, and those of other models into
+docs/other_models.json, in the place of all that stood there of the same models.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from blockscale.evaluation.texts import held_out, windows
 SEQUENCES, LENGTH, CALIBRATION = 16, 512, 32
 SMOLLM2 = "SmolLM2-135M"
 FIGURES = Path(__file__).parents[2] / "docs" / "real_models.json"
+OTHERS = FIGURES.with_name("other_models.json")
 MODELS = (SMOLLM2, *subjects.SUBJECTS)
 
 
@@ -122,12 +124,33 @@ def gather(out: Path, into: Path) -> list[str]:
     data = json.loads(into.read_text())
     head, *lines = (json.loads(text) for text in out.read_text().splitlines())
     about = {key: head["about"][key] for key in ("when", "commit")}
-    about["device"] = head["about"]["hardware"]["devices"][0]["name"]
+    machine = head["about"]["hardware"]
+    devices = [each["name"] for each in machine["devices"]]
+    about["device"] = devices[0] if devices else machine["processor"]
     new = {line["case"]: line | about for line in lines if "topics" in line}
     names = list(new)
     data["figures"] = [new.pop(each["case"], each) for each in data["figures"]] + [*new.values()]
     into.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
     return names
+
+
+def gather_others(out: Path, into: Path) -> list[str]:
+    """Put a file's lines of other models into the page's figures; the names of their models. A
+    model's rows are all of one run: older ones of it go."""
+    data = json.loads(into.read_text())
+    head, *lines = (json.loads(text) for text in out.read_text().splitlines())
+    when = {"when": head["about"]["when"]}
+    new: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "figures" in line:
+            kept = {key: value for key, value in line.items() if key != "case"}
+            new.setdefault(line["model"], []).append(kept | when)
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*(each["model"] for each in data["figures"]), *new]):
+        rows += new.get(name) or [each for each in data["figures"] if each["model"] == name]
+    data["figures"] = rows
+    into.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    return list(new)
 
 
 def main() -> None:
@@ -144,7 +167,8 @@ def main() -> None:
     parser.add_argument("--gather", action="store_true", help="measure nothing: see above")
     given = parser.parse_args()
     if given.gather:
-        print(", ".join(gather(given.out, FIGURES)) or "nothing new")
+        names = [*gather(given.out, FIGURES), *gather_others(given.out, OTHERS)]
+        print(", ".join(names) or "nothing new")
         return
     given.until = time.monotonic() + given.seconds
     names = [name.strip() for name in given.models.split(",")]

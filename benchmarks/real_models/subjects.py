@@ -2,19 +2,23 @@
 """The models besides SmolLM2, each with its recipes and what is measured of it."""
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from benchmarks.real_models import efficientnet, minilm, onnx_weights, piper, ppocr, whisper
+from benchmarks.real_models import efficientnet, minilm, piper, ppocr, whisper
+from benchmarks.real_models.peers import PEERS
 from benchmarks.real_models.recipes import INT4, Case
 from blockscale.evaluation.figures import Accumulated, Figure
 from blockscale.evaluation.tasks import character_errors, word_errors
+from blockscale.export import quantize_onnx
 
 GPTQ = {"weight": "gptq"}
 STATIC = "int8:tensor:fp32:asym"
@@ -22,6 +26,8 @@ INT8, ROUNDED4 = Case("int8_channel", "int8_channel"), Case("int4 group32", INT4
 CALIBRATED4 = Case("int4 group32 gptq", INT4, None, GPTQ)
 EXTREMES = {"observer": "min_max", "bias": "correct"}
 PAIR8 = Case("int8_channel × int8_token", "int8_channel", "int8_token")
+STATIC8 = Case("int8_channel × int8 static", "int8_channel", STATIC)
+W4A16 = Case.of_preset("w4a16")
 Figures = Mapping[str, Figure]
 
 
@@ -38,18 +44,29 @@ def line(name: str, subject: Subject, case: Case) -> dict[str, Any]:
     figures, seconds = subject.measured(case)
     return {"case": f"{name}: {case.name}", "model": name, "weight": case.weight} | {
         "input": case.input, "settings": case.settings, "seconds": round(seconds, 2),
+        "preset": case.preset, "by": case.by,
         "figures": {key: figure.to_dict() for key, figure in figures.items()},
     }  # fmt: skip
 
 
 def quantized(model: nn.Module, case: Case, batches: Callable[[], list[Any]]) -> nn.Module:
-    """A copy of the model by a recipe; batches are asked for where it calibrates."""
-    made, recipe = copy.deepcopy(model), bs.Recipe(weight=case.weight, input=case.input)
+    """A copy of the model by a recipe, or a peer's; batches are asked for where one calibrates."""
+    if case.by:
+        return PEERS[case.by](model, batches())
+    made = copy.deepcopy(model)
     if case.settings:
-        bs.calibrate(made, batches(), recipe, progress=False, **case.settings)
+        bs.calibrate(made, batches(), case.recipe, progress=False, **case.settings)
     else:
-        bs.quantize_(made, recipe)
+        bs.quantize_(made, case.recipe)
     return made
+
+
+def quantized_file(path: Path, case: Case, calls: Any = None) -> bytes:
+    """An ONNX file's bytes by a recipe; calls: for scales of static inputs."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "model.onnx"
+        quantize_onnx(path, out, case.recipe, calibrate=calls)
+        return out.read_bytes()
 
 
 class EfficientNet:
@@ -59,7 +76,7 @@ class EfficientNet:
 
     cases: ClassVar[list[Case]] = [
         INT8,
-        Case("int8_channel × int8 static", "int8_channel", STATIC),
+        STATIC8,
         Case("int8_channel, bias", "int8_channel", None, {"bias": "correct"}),
         Case("int8_channel × int8 static, bias", "int8_channel", STATIC, EXTREMES),
         Case("mxint8", "mxint8"),
@@ -117,23 +134,21 @@ class MiniLM:
         PAIR8,
         ROUNDED4,
         CALIBRATED4,
+        W4A16,
         Case("int4 group32 asym gptq", f"u{INT4}:asym", None, GPTQ),
-        Case("int4 group32 awq gptq", INT4, None, {"transform": "awq", **GPTQ}),
-        Case("nvfp4", "nvfp4"),
-        Case("mxfp4", "mxfp4"),
+        *(Case(f"int4 group32 by {name}", INT4, by=name) for name in PEERS),
     ]
 
-    def __init__(self, count: int = 64):
+    def __init__(self, count: int = 64, calibration: int = 512):
         self.model = minilm.load()
-        self.batches = minilm.batches(minilm.sentences(count))
+        texts = minilm.sentences(count)
+        self.batches = minilm.batches(texts)
         self.cosines = minilm.Cosines(self.model)
-        self.count = count
+        self.others = [each for each in minilm.sentences(calibration, 1) if each not in texts]
 
     def measured(self, case: Case) -> tuple[Figures, float]:
         began = time.monotonic()
-        made = quantized(
-            self.model, case, lambda: minilm.batches(minilm.sentences(self.count, first=1))
-        )
+        made = quantized(self.model, case, lambda: minilm.batches(self.others, 32))
         seconds = time.monotonic() - began
         return bs.evaluate(made, self.batches, figures=self.cosines).figures, seconds
 
@@ -168,9 +183,9 @@ def errors(heard: list[str], said: list[str]) -> Figures:
 class Whisper:
     """The closed loop Piper -> Whisper: words of a quantized Whisper."""
 
-    cases: ClassVar[list[Case]] = [INT8, PAIR8, ROUNDED4, CALIBRATED4]
+    cases: ClassVar[list[Case]] = [INT8, W4A16, PAIR8, ROUNDED4]
 
-    def __init__(self, count: int = 8, calibration: int = 4):
+    def __init__(self, count: int = 40, calibration: int = 12):
         voice = piper.Voice()
         self.model, self.listener = whisper.load(), whisper.Listener()
         self.spoken = spoken(voice, 0, count)
@@ -207,7 +222,7 @@ class Piper:
 
     cases: ClassVar[list[Case]] = [INT8, ROUNDED4]
 
-    def __init__(self, count: int = 8):
+    def __init__(self, count: int = 40):
         self.model, self.listener = whisper.load(), whisper.Listener()
         self.count = count
         self.floats = self.errors(piper.Voice())
@@ -219,29 +234,29 @@ class Piper:
 
     def measured(self, case: Case) -> tuple[Figures, float]:
         began = time.monotonic()
-        weights, _ = onnx_weights.rounded(piper.path(), case.weight)
+        weights = quantized_file(piper.path(), case)
         seconds = time.monotonic() - began
         found = self.errors(piper.Voice(weights))
         return {**found, "word errors in float": self.floats["word errors"]}, seconds
 
 
 class PPOCR:
-    """Drawn text -> PP-OCRv4's recognition, its weights rounded."""
+    """Drawn text -> PP-OCRv4's recognition, quantized as an ONNX file."""
 
-    cases: ClassVar[list[Case]] = [INT8, Case("mxint8", "mxint8"), ROUNDED4]
+    cases: ClassVar[list[Case]] = [INT8, PAIR8, STATIC8, Case("mxint8", "mxint8"), ROUNDED4]
 
-    def __init__(self, count: int = 32):
+    def __init__(self, count: int = 64, calibration: int = 16):
         self.texts = ppocr.texts(count)
-        self.floats = self.read(ppocr.Reader())
-
-    def read(self, reader: ppocr.Reader) -> list[str]:
-        return reader(self.texts)
+        self.others = [t for t in ppocr.texts(calibration, 1) if t not in self.texts]
+        self.reader = ppocr.Reader()
+        self.floats = self.reader(self.texts)
 
     def measured(self, case: Case) -> tuple[Figures, float]:
         began = time.monotonic()
-        weights, _ = onnx_weights.rounded(ppocr.path(), case.weight)
+        calls = [self.reader.call(text) for text in self.others]
+        weights = quantized_file(ppocr.path(), case, calls if case is STATIC8 else None)
         seconds = time.monotonic() - began
-        read, held = self.read(ppocr.Reader(weights)), Accumulated()
+        read, held = ppocr.Reader(weights)(self.texts), Accumulated()
         held.add({
             "character errors": character_errors(read, self.texts),
             "character errors in float": character_errors(self.floats, self.texts),

@@ -161,9 +161,12 @@ class Listener:
         config = model.config
         start = [config.decoder_start_token_id, self._id("<|notimestamps|>")]
         ids = torch.tensor([start] * len(bands))
-        heard = model.get_encoder()(bands.to(model.dtype))
+        heard, past = model.get_encoder()(bands.to(model.dtype)), None
         for step in range(self.most):
-            logits = model(encoder_outputs=heard, decoder_input_ids=ids).logits[:, -1]
+            new = ids if past is None else ids[:, -1:]
+            given = {"decoder_input_ids": new, "past_key_values": past, "use_cache": True}
+            found = model(encoder_outputs=heard, **given)
+            logits, past = found.logits[:, -1], found.past_key_values
             logits[:, self.suppressed + (self.at_first if step == 0 else [])] = -torch.inf
             logits[:, config.eos_token_id + 1 :] = -torch.inf  # no special tokens, no times
             after = torch.where(ids[:, -1] == config.eos_token_id, ids[:, -1], logits.argmax(-1))

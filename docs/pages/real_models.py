@@ -38,7 +38,7 @@ def _other(cases: list[dict[str, Any]], name: str) -> str:
         f"|---|---|---|{'--:|' * len(names)}--:|",
     ]
     for case in mine:
-        how = ", ".join(f"{k} {value}" for k, value in case["settings"].items()) or "rounded"
+        how = case.get("by") or _how(case)
         figures = " | ".join(
             f"{each['mean']:.4f} ± {each['error']:.4f}" for each in case["figures"].values()
         )
@@ -47,6 +47,12 @@ def _other(cases: list[dict[str, Any]], name: str) -> str:
             f"{case['seconds']:.0f} |"
         )
     return "\n".join(lines)
+
+
+def _how(case: dict[str, Any]) -> str:
+    """What chose the codes, and the preset that this is."""
+    told = ", ".join(f"{k} {value}" for k, value in case["settings"].items()) or "rounded"
+    return f"preset `{case['preset']}`: {told}" if case.get("preset") else told
 
 
 def _lines(cases: list[dict[str, Any]]) -> list[str]:

@@ -13,8 +13,8 @@ import blockscale as bs
 from benchmarks.real_models import (
     efficientnet,
     keys_values,
-    onnx_weights,
     packages,
+    peers,
     piper,
     ppocr,
     run,
@@ -166,30 +166,95 @@ def test_words_are_compared_without_case_and_punctuation():
     assert subjects.plain("It's  EASY, to tell.") == "it's easy to tell"
 
 
-# weights of ONNX ---------------------------------------------------------------------------------
+def test_sixty_sentences_and_all_their_phonemes_are_recorded():
+    texts = [text for text, _ in piper.SENTENCES]
+    assert len(set(texts)) == len(texts) == 60
+    assert sum(len(text.split()) for text in texts[:40]) > 300  # a point is three words
+    assert piper.SENTENCES[22] == (
+        "Press the pants and sew a button on the vest.",
+        "pɹˈɛs ðə pˈænts ænd sˈoʊ ɐ bˈʌʔn̩ ɔnðə vˈɛst",
+    )
 
 
-def test_constant_weights_are_what_codes_stand_for(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    from onnx import helper, numpy_helper
+def test_the_listener_keeps_what_it_has_heard():
+    """Keys and values are kept between tokens: the same words as from the beginning each time."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    product, kernel = torch.randn(8, 4), torch.randn(4, 3, 2, 2)
-    held = [numpy_helper.from_array(product.numpy(), "w")]
-    nodes = [
-        helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(kernel.numpy())),
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-        helper.make_node("Conv", ["i", "k"], ["z"]),
-        helper.make_node("MatMul", ["y", "x"], ["o"]),
-    ]
-    graph = helper.make_graph(nodes, "g", [], [], held)
-    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
-    data, count = onnx_weights.rounded(tmp_path / "m.onnx", "int8_channel")
-    assert count == 2
-    made = onnx.load_model_from_string(data).graph
-    new = torch.from_numpy(numpy_helper.to_array(made.initializer[0]).copy())
-    assert torch.equal(new, bs.quantize(product.T.contiguous(), "int8_channel").dequantize().T)
-    new = torch.from_numpy(numpy_helper.to_array(made.node[0].attribute[0].t).copy())
-    assert torch.equal(new.flatten(1), bs.quantize(kernel.flatten(1), "int8_channel").dequantize())
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=20,
+        max_target_positions=20, eos_token_id=50, pad_token_id=50, bos_token_id=50,
+        decoder_start_token_id=51, init_std=0.5,
+    )  # fmt: skip
+    model, bands = WhisperForConditionalGeneration(config).eval(), torch.randn(3, 80, 40)
+    listener = whisper.Listener.__new__(whisper.Listener)
+    listener.tokenizer = SimpleNamespace(
+        token_to_id={"<|notimestamps|>": 52}.get, decode=lambda ids: " ".join(map(str, ids))
+    )
+    listener.suppressed, listener.at_first, listener.most = [3], [4], 12
+    ids = torch.tensor([[51, 52]] * 3)
+    with torch.no_grad():
+        for step in range(12):
+            logits = model(input_features=bands, decoder_input_ids=ids).logits[:, -1]
+            logits[:, [3, 4] if step == 0 else [3]] = -torch.inf
+            logits[:, 51:] = -torch.inf
+            after = torch.where(ids[:, -1] == 50, 50, logits.argmax(-1))
+            ids = torch.cat([ids, after[:, None]], dim=1)
+    told = [" ".join(str(i) for i in row if i < 50) for row in ids[:, 2:].tolist()]
+    assert listener(model, bands) == told
+    assert len({*told}) > 1
+
+
+# recipes and peers -------------------------------------------------------------------------------
+
+
+def test_the_row_of_a_preset_is_all_of_it():
+    case = subjects.W4A16
+    assert case.recipe == bs.preset("w4a16")
+    assert case.settings == {"transform": "awq", "weight": "gptq"}
+    assert (case.weight, case.input, case.preset) == ("int4:group32:fp16", None, "w4a16")
+
+
+def bert():
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=128, max_position_embeddings=64,
+    )  # fmt: skip
+    return BertModel(config).eval()
+
+
+def sentences():
+    ids = torch.randint(1, 99, (8, 20))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    return [{"input_ids": ids, "attention_mask": mask}]
+
+
+def test_auto_round_sees_tokens_without_padding():
+    (batch,) = given = sentences()
+    rows = peers._rows(given)
+    assert rows.shape == (2, 64)  # of 145
+    assert torch.equal(rows.flatten()[:25], batch["input_ids"].flatten()[:25])
+    assert torch.equal(rows.flatten()[25:45], batch["input_ids"][2])
+
+
+@pytest.mark.parametrize("name", ["torchao", "torchao hqq"])
+def test_torchao_rounds_linear_layers_alone(name):
+    pytest.importorskip("torchao", reason="pip install torchao")
+    model, given = bert(), sentences()
+    made = subjects.quantized(model, Case(name, subjects.INT4, by=name), lambda: given)
+    weight = made.encoder.layer[0].intermediate.dense.weight
+    assert "Int" in type(weight).__name__
+    assert type(made.embeddings.word_embeddings.weight) is torch.nn.Parameter
+    rounded = weight.dequantize().view(128, 2, 32)
+    assert max(len(group.unique()) for group in rounded.flatten(0, 1)) <= 16
+    original = model.encoder.layer[0].intermediate.dense.weight.view(128, 2, 32)
+    assert (rounded - original).abs().max() < original.abs().max() / 4
+    assert not torch.equal(rounded, original)
 
 
 # keys and values ---------------------------------------------------------------------------------

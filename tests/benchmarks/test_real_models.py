@@ -77,6 +77,25 @@ def test_lines_are_gathered_into_the_page_in_the_place_of_older_ones(tmp_path):
     ]  # fmt: skip
 
 
+def test_rows_of_another_model_are_those_of_one_run(tmp_path):
+    page, out = tmp_path / "page.json", tmp_path / "out.jsonl"
+    old = [{"model": "a", "figures": 1}, {"model": "b", "figures": 2}, {"model": "b", "figures": 3}]
+    page.write_text(json.dumps({"when": "then", "figures": old}))
+    lines = [
+        {"case": "", "about": {"when": "2026-11-27"}}, {"case": "c: z", "error": "out of memory"},
+        {"case": "b: y", "model": "b", "figures": 5}, {"case": "c: x", "model": "c", "figures": 6},
+    ]  # fmt: skip
+    machine = {"devices": [], "processor": "CPU"}
+    lines[0]["about"] |= {"commit": "abc", "hardware": machine}
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run.gather(out, page) == []
+    assert run.gather_others(out, page) == ["b", "c"]
+    assert json.loads(page.read_text())["figures"] == [
+        {"model": "a", "figures": 1}, {"model": "b", "figures": 5, "when": "2026-11-27"},
+        {"model": "c", "figures": 6, "when": "2026-11-27"},
+    ]  # fmt: skip
+
+
 def test_a_line_is_asked_for_by_one_of_several_words():
     import argparse
     import math
