@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What parts of a layer send each other: one collective a call, local tensors, with gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 _OPS = {"max": "MAX", "sum": "SUM"}
 
@@ -92,3 +92,37 @@ def merge(group: Any) -> Any:
         dist.all_reduce(x, getattr(dist.ReduceOp, _OPS[how]), group=group)
 
     return all_reduce
+
+
+# The same around modules, as hooks.
+
+
+def sharing(group: Any) -> Callable[..., Any]:
+    """A hook before a module: gradients to its float inputs are sums over all processes."""
+
+    def share(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        del module
+        return tuple(shared(a, group) if isinstance(a, Tensor) else a for a in args)
+
+    return share
+
+
+def sharing_last(count: int, group: Any) -> Callable[..., Any]:
+    """A hook after a layer: gradients to its last outputs are sums over all processes. Those to the
+    others are already, by the column-wise layer that takes them."""
+
+    def share(module: nn.Module, args: Any, y: Tensor) -> Tensor:
+        del module, args
+        return torch.cat([y[..., :-count], shared(y[..., -count:], group)], -1)
+
+    return share
+
+
+def summing(group: Any) -> Callable[..., Any]:
+    """A hook after a module whose result is a part of a sum."""
+
+    def add(module: nn.Module, args: Any, y: Tensor) -> Tensor:
+        del module, args
+        return summed(y, group)
+
+    return add

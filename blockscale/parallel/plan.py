@@ -2,21 +2,22 @@
 """Tensor parallel: which layers of a quantized model are cut, how, and that all processes agree."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from blockscale.core import rules
 from blockscale.core.format import Format
 from blockscale.layers.embedding import QEmbedding
 from blockscale.layers.guards import check_model
 from blockscale.layers.layer import QLayer
+from blockscale.layers.linear import QLinear
 from blockscale.layers.processes import check_unsharded
 from blockscale.layers.store import QWeight, all_held
-from blockscale.parallel.collectives import shared, summed
+from blockscale.parallel.collectives import sharing, sharing_last, summed, summing
 from blockscale.parallel.frozen import weights_of
 from blockscale.parallel.parts import (
     STYLES,
@@ -41,7 +42,10 @@ _SAME = {
     "rowwise_rep": "rowwise_split_input",
 }  # older names
 _EXPERTS = "moe_tp_experts"  # a module whose stacks are cut: what it gives is a sum
-KNOWN = (*STYLES, "packed_colwise", _EXPERTS, *_WHOLE)
+# a whole layer, some of whose outputs no column-wise layer takes: the keys that are turned by
+# position (DeepSeek's latent attention), whose gradients are parts on each process
+_TURNED = "mla_kv_a_proj"
+KNOWN = (*STYLES, "packed_colwise", _EXPERTS, _TURNED, *_WHOLE)
 
 Plan = Mapping[str, str] | str
 
@@ -71,7 +75,7 @@ def shard_(model: nn.Module, mesh: Any, plan: Plan = "auto") -> dict[str, str]:
         "rowwise": some inputs, of a layer that gets those; "rowwise_split_input": of one that gets
         all; "embedding_rowwise", "embedding_colwise": some rows or columns of a table; of stacks
         of experts "packed_colwise" (gate and up), "colwise", "rowwise", and "moe_tp_experts" for
-        their module; "replicate", "replicated_with_grad_allreduce": whole on each
+        their module; "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce": whole on each
 
     Returns {name: style} of what was cut. Raises ValueError, with the model as it was, for a plan
     that names nothing, for layers and formats that cannot be cut so, and where processes disagree.
@@ -96,6 +100,8 @@ def deal_layers(
     _agree(steps, group)
     for step in steps:
         _take(step, cuts, group)
+        if step.style == _TURNED:
+            step.what.register_forward_hook(sharing_last(_turned(model), group))
     return {step.name: step.style for step in steps if step.style not in _WHOLE}
 
 
@@ -124,7 +130,10 @@ def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Plann
         style = plan[pattern]
         if isinstance(what, nn.Linear | nn.Embedding) and style in _ALONE:
             continue
-        if told := _refused(what, style, name in held):
+        told = _refused(what, style, name in held)
+        if style == _TURNED and not _turned(model):
+            told = "the model's config has no qk_rope_head_dim, the outputs that it is about"
+        if told:
             raise ValueError(f"{_CALLED}: {name!r} cannot be {style!r}: {told}")
         steps.append(_Planned(name, what, style))
     if missing := [] if auto else sorted(set(plan) - used):
@@ -152,7 +161,7 @@ def check_plan(plan: Mapping[str, str], parameters: Mapping[str, Stored], parts:
         owner, _, last = name.rpartition(".")
         names = (name, owner) if last == "weight" else (name,)
         style = next((plan[p] for each in names for p in plan if _names(p, each)), None)
-        if style is None or style in _WHOLE or style == _EXPERTS:
+        if style is None or style in (*_WHOLE, _EXPERTS, _TURNED):
             continue
         try:
             dim, several = _cut_of(style, stack=last != "weight")
@@ -212,6 +221,8 @@ def _names(pattern: str, name: str) -> bool:
 
 def _refused(what: Any, style: str, held: bool) -> str:
     """Why a thing cannot be had so; empty if it can."""
+    if style == _TURNED:
+        return "" if isinstance(what, nn.Linear | QLinear) else "it is no linear layer"
     if style in _WHOLE or style == _EXPERTS:
         return ""
     if held:
@@ -282,9 +293,9 @@ def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
             if parameter.requires_grad:
                 parameter.register_hook(lambda gradient: summed(gradient.clone(), group))
     elif step.style == _EXPERTS:
-        step.what.register_forward_pre_hook(_sharing(group))
-        step.what.register_forward_hook(_summing(group))
-    elif isinstance(step.what, nn.Linear | FloatParameter) and step.style not in _WHOLE:
+        step.what.register_forward_pre_hook(sharing(group))
+        step.what.register_forward_hook(summing(group))
+    elif isinstance(step.what, nn.Linear | FloatParameter) and step.style not in (*_WHOLE, _TURNED):
         put_float(step.what, step.style, group)
     weight = _weight(step)
     if weight is None:
@@ -296,24 +307,11 @@ def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
         put(step.what, step.style, group)
 
 
-def _sharing(group: Any) -> Callable[..., Any]:
-    """A hook before a module: gradients to its float inputs are sums over all processes."""
-
-    def share(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        del module
-        return tuple(shared(a, group) if isinstance(a, Tensor) else a for a in args)
-
-    return share
-
-
-def _summing(group: Any) -> Callable[..., Any]:
-    """A hook after a module whose result is a part of a sum."""
-
-    def add(module: nn.Module, args: Any, y: Tensor) -> Tensor:
-        del module, args
-        return summed(y, group)
-
-    return add
+def _turned(model: Any) -> int:
+    """How many outputs of latent attention's first layer are keys that are turned; 0 if unknown."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "get_text_config", lambda: config)()
+    return int(getattr(config, "qk_rope_head_dim", None) or 0)
 
 
 # Styles for torch's `parallelize_module`, whose own know float layers alone.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import blockscale as bs
 from blockscale.core import shared_scales
 from blockscale.core.cuts import deal, share
-from blockscale.parallel.collectives import join_parts, merge, shared, summed
+from blockscale.parallel.collectives import join_parts, merge, shared, sharing_last, summed
 from tests.support import fresh
 from tests.support.shares import same, weight
 
@@ -32,6 +32,11 @@ def work(rank: int, folder: str) -> None:
         used = shared(alike, None) * (rank + 1)
         (total.sum() + (whole * torch.arange(5.0)).sum() + used.sum()).backward()
         found: dict[str, Any] = {"sum": (total.detach(), x.grad), "shared": alike.grad}
+        layer = torch.nn.Linear(2, 5, bias=False)
+        layer.register_forward_hook(sharing_last(2, None))
+        y = layer(torch.ones(2))
+        ((shared(y[:3], None).sum() + y[3:].sum()) * (rank + 1)).backward()
+        found["turned"] = layer.weight.grad
         found |= {"whole": (whole.detach(), own.grad), "parts": parts(rank)}
         found["plain"] = summed(torch.ones(2) * rank, None), shared(torch.ones(2), None)
         torch.save(found, f"{folder}/{rank}.pt")
@@ -80,3 +85,9 @@ def test_parts_of_other_sizes_are_gathered(found: list[dict[str, Any]]) -> None:
 
 def test_scales_over_processes_are_those_of_one(found: list[dict[str, Any]]) -> None:
     assert all(each["parts"] for each in found)
+
+
+def test_gradients_to_outputs_that_no_layer_takes(found: list[dict[str, Any]]) -> None:
+    """Of a whole layer, some of whose outputs a column-wise layer shares and some nothing does."""
+    for each in found:
+        assert torch.equal(each["turned"], torch.full((5, 2), 6.0))

@@ -96,6 +96,20 @@ def bert() -> Any:
     return transformers.BertModel(config)
 
 
+def deepseek() -> Any:
+    """With latent attention: keys of all heads come from one layer, which is whole."""
+    import transformers
+
+    config = transformers.DeepseekV2Config(
+        vocab_size=96, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
+        n_shared_experts=1, num_experts_per_tok=2, kv_lora_rank=32, q_lora_rank=None,
+        qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, first_k_dense_replace=1,
+        max_position_embeddings=32, n_group=1, topk_group=1,
+    )  # fmt: skip
+    return transformers.DeepseekV2ForCausalLM(config)
+
+
 GPT2 = {"*.c_fc": "colwise", "*.mlp.c_proj": "rowwise", "*.wte": "embedding_rowwise"}
 BERT = {
     "*.self.query": "colwise", "*.self.key": "colwise", "*.self.value": "colwise",
@@ -107,6 +121,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "qwen3_moe": (moe, "auto"),
     "gpt2": (gpt2, GPT2),
     "bert": (bert, BERT),
+    "deepseek_v2": (deepseek, "auto"),
 }
 
 
@@ -190,7 +205,16 @@ def models(mesh: Any) -> dict[Any, Tensor]:
         bs.parallel.shard_(model, mesh, MODELS[kind][1])
         with torch.no_grad():
             found[kind, recipe] = model(ids())[0]
+        if kind == "deepseek_v2":
+            found[kind, recipe, "gradient"] = of_norm(model)
     return found
+
+
+def of_norm(model: Any) -> Tensor:
+    """The gradient to what stands before latent attention."""
+    norm = model.model.layers[0].input_layernorm.weight.requires_grad_(True)
+    model(ids())[0].square().mean().backward()
+    return norm.grad
 
 
 def refused(rank: int, mesh: Any) -> dict[str, str]:
@@ -203,6 +227,7 @@ def refused(rank: int, mesh: Any) -> dict[str, str]:
     calls = {
         "others": lambda: bs.parallel.shard_(other, mesh, PAIR),
         "style": lambda: bs.parallel.shard_(pair("mxfp4"), mesh, {"0": "columns"}),
+        "latent": lambda: bs.parallel.shard_(pair("mxfp4"), mesh, {"0": "mla_kv_a_proj"}),
         "nothing": lambda: bs.parallel.shard_(pair("mxfp4"), mesh, PAIR | {"7": "rowwise"}),
         "no plan": lambda: bs.parallel.shard_(pair("mxfp4"), mesh),
         "twice": lambda: bs.parallel.shard_(cut, mesh, PAIR),
@@ -333,6 +358,12 @@ def test_models(of_models: list[dict[Any, Tensor]], kind: str, recipe: str) -> N
         y = of(kind, recipe)(ids())[0]
     for each in of_models:
         torch.testing.assert_close(each[kind, recipe], y, rtol=1e-4, atol=2e-5)
+    if kind == "deepseek_v2":
+        gradient = of_norm(of(kind, recipe))
+        for each in of_models:
+            torch.testing.assert_close(
+                each[kind, recipe, "gradient"], gradient, rtol=1e-3, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize(
@@ -343,12 +374,13 @@ def test_models(of_models: list[dict[Any, Tensor]], kind: str, recipe: str) -> N
         ({"a": "rowwise"}, "a.weight", (64, 66), "cannot be 'rowwise': .* a cut at 33 of"),
         ({"a": "rowwise_rep"}, "a.weight", (64, 66), "'a.weight' cannot be 'rowwise_split_input'"),
         ({"a": "replicate"}, "a.weight", (64, 66), ""),
+        ({"a": "mla_kv_a_proj"}, "a.weight", (64, 66), ""),
         ({"b": "rowwise"}, "a.weight", (64, 66), ""),
         ({"a": "packed_colwise"}, "a.weight", (64, 66), "it is no stack of experts"),
         ({"a": "moe_tp_experts", "a.up": "packed_colwise"}, "a.up", (2, 64, 64), ""),
         ({"a.up": "packed_colwise"}, "a.up", (2, 63, 64), "63 rows cannot be divided into 2"),
         ({"a.up": "embedding_rowwise"}, "a.up", (2, 64, 64), "a quantized parameter, no layer"),
-        ({"a": "mla_kv_a_proj"}, "a.weight", (64, 64), "unknown style 'mla_kv_a_proj'; choose"),
+        ({"a": "packed_rowwise"}, "a.weight", (64, 64), "unknown style 'packed_rowwise'; choose"),
     ],
 )  # fmt: skip
 def test_plans_are_refused_before_there_are_weights(
@@ -362,6 +394,7 @@ def test_plans_are_refused_before_there_are_weights(
 WORDS = {
     "others": "processes 0 and 1 of the mesh have other models, formats or plans",
     "style": "unknown style 'columns'; choose from colwise",
+    "latent": "'0' cannot be 'mla_kv_a_proj': the model's config has no qk_rope_head_dim",
     "nothing": "the plan's '7' matches no layer of the model",
     "no plan": "Sequential has no plan of its own (tp_plan): pass one",
     "twice": "each process has a part of 2 of the model's weights, such as '0.weight'",
