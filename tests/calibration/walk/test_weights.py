@@ -18,7 +18,6 @@ from blockscale.calibration.walk.weights import (
     Stream,
     quantized_so_far,
     standing_in,
-    streamed,
 )
 from blockscale.core.work import Progress
 from blockscale.layers.layer import QLayer
@@ -147,11 +146,6 @@ def test_matrices_of_no_layer_are_quantized_too() -> None:
     assert same_state(loaded, model)
     assert "0.matrix.codes" in model.state_dict()
     assert torch.equal(loaded(batches[0]), model(batches[0]))
-
-
-def test_without_a_source_nobody_settles() -> None:
-    with streamed(nn.Linear(2, 2), None, None) as settler:
-        assert settler is None
 
 
 # Weights that are read one block at a time.
