@@ -34,11 +34,11 @@ from blockscale.ops.attention import cached_attention
 SHARED, HEADS, FEATURES, RECENT = 8, 32, 128, 16
 FORMATS = "int8_token,e4m3:token:fp32,int4:group32:fp16,mxfp4,nvfp4_token,mxfp8"
 _L2 = 120e6  # bytes, twice an H200's
-_SETTINGS = [
+_SETTINGS = [  # tokens of a warp's step, warps, stages; programs
     (t, p, w, s)
-    for t, w, s in ((16, 4, 3), (32, 4, 3), (64, 4, 3), (32, 4, 2), (32, 8, 3), (16, 8, 3))
-    for p in (132, 264, 396)
-]  # fmt: skip
+    for t, w, s in ((32, 4, 3), (32, 2, 3), (32, 1, 3), (16, 4, 3), (32, 4, 4), (32, 8, 3))
+    for p in (132, 264, 528)
+]
 
 
 def both(batch: int, tokens: int, seed: int) -> list[Tensor]:
@@ -102,15 +102,13 @@ def choices(query: Tensor, caches: list[list[Operand]], recent: list[Tensor], sc
     """The best of what programs may be, best first."""
     from triton.runtime.errors import OutOfResources
 
-    from blockscale.kernels.cuda.cached_attention import attention, usual
+    from blockscale.kernels.cuda.cached_attention import PartSettings, attention
 
     found = []
     batch, shared, tokens, _ = caches[0][0].shape
     for t, programs, warps, stages in _SETTINGS:
-        s = usual(tokens, RECENT, batch * shared, programs)._replace(
-            tokens=t, warps=warps, stages=stages
-        )
-        s = s._replace(steps=max(1, -(-s.steps * 128 // (t * warps))))
+        each = -(-tokens * batch * shared // programs)
+        s = PartSettings(t, max(1, -(-each // (t * warps))), warps, stages)
         calls = [
             partial(attention, query, *c, (recent[0], recent[1]), None, scale, s) for c in caches
         ]

@@ -236,3 +236,12 @@ def few_queries(arguments: tuple[Any, ...]) -> bool:
         n in (1, size) for n, size in zip(mask.shape, scores, strict=True)
     )
     return fits and mask.dtype in _MASKS
+
+
+def added_scores(mask: Tensor | None, scores: tuple[int, ...]) -> Tensor | None:
+    """What a mask adds to scores [batch, heads, rows, keys], float32, as a view of that shape."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+    return mask.to(torch.float32).expand(scores)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.integrations.transformers import from_checkpoint
 from tests.clients.programs import install
 from tests.clients.vllm import (
     COUNT,
@@ -80,6 +81,40 @@ def test_a_calibrated_model_with_transforms(installed: Path, tmp_path: Path) -> 
     quantized.save_pretrained(tmp_path / "ours")
     expected = expected_tokens(quantized, PROMPTS, COUNT)
     assert greedy(tmp_path / "ours", PROMPTS, COUNT, installed) == expected
+
+
+@pytest.mark.parametrize(
+    ("producer", "fmt"),
+    [("awq", "uint4:group64:fp16:asym"), ("gptq", "uint4:group64:fp16:asym"),
+     ("gguf", "int8:group32:fp16:full")],
+)  # fmt: skip
+def test_a_checkpoint_of_another_producer(
+    producer: str, fmt: str, installed: Path, tmp_path: Path
+) -> None:
+    """Read by from_checkpoint, saved with its codes, and served."""
+    skip = ["lm_head", "model.embed_tokens"] if producer != "gguf" else []
+    directory, _ = served("Llama", bs.Recipe(fmt, skip=skip), tmp_path)
+    other = tmp_path / ("other.gguf" if producer == "gguf" else "other")
+    bs.export.convert_checkpoint(directory, other, producer)
+    here = from_checkpoint(other).eval()
+    here.save_pretrained(tmp_path / "saved")
+    expected = expected_tokens(here, PROMPTS, COUNT)
+    assert greedy(tmp_path / "saved", PROMPTS, COUNT, installed) == expected
+
+
+def test_a_float_directory_is_quantized_as_it_is_served(installed: Path, tmp_path: Path) -> None:
+    """With the numbers of `blockscale quantize`, once: the copy stays in vLLM's cache."""
+    recipe = bs.Recipe("mxfp4", skip=["*.o_proj"])
+    _, here = served("Qwen2", recipe, tmp_path)
+    expected = expected_tokens(here, PROMPTS, COUNT)
+    config = {"quant_method": "blockscale", "recipe": recipe.to_dict()}
+    options = {"quantization": "blockscale", "hf_overrides": {"quantization_config": config}}
+    assert greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options) == expected
+    copies = list((tmp_path / "float-cache" / "blockscale").iterdir())
+    assert len(copies) == 1
+    before = copies[0].stat().st_mtime_ns
+    assert greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options) == expected
+    assert [(each, each.stat().st_mtime_ns) for each in copies] == [(copies[0], before)]
 
 
 def test_compiled(installed: Path, tmp_path: Path) -> None:

@@ -91,9 +91,10 @@ _GREEDY = """
 import json, os, sys
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
                "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-from vllm import LLM, SamplingParams
-
 directory, prompts, count, options = sys.argv[1:]
+if "hf_overrides" in options:  # where what is quantized by vLLM is kept
+    os.environ["VLLM_CACHE_ROOT"] = directory + "-cache"
+from vllm import LLM, SamplingParams
 llm = LLM(directory, skip_tokenizer_init=True, max_model_len=128, enable_prefix_caching=False,
           max_num_seqs=4, **json.loads(options))
 settings = SamplingParams(max_tokens=int(count), temperature=0, detokenize=False, ignore_eos=True)

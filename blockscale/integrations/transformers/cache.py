@@ -19,7 +19,12 @@ from blockscale.core.parse import parse
 from blockscale.core.presets import cache_preset
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
-from blockscale.integrations.transformers.cached_states import CachedStates, Held, power_of, turned
+from blockscale.integrations.transformers.cached_states import (
+    CachedStates,
+    LayerStates,
+    power_of,
+    turned,
+)
 from blockscale.layers.before.rotate import walsh_hadamard
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
@@ -90,7 +95,7 @@ class QuantizedLayer(DynamicLayer):
         if self.keys_per == "channel" or torch.compiler.is_compiling():
             return [torch.cat([of(), now], dim=-2) for of, now in zip(past, recent, strict=True)]
         pairs = zip((keys, values), recent, past, (self.rotated, None), strict=True)
-        return [CachedStates(Held(q.operand, now, of, how)) for q, now, of, how in pairs]
+        return [CachedStates(LayerStates(q.operand, now, of, how)) for q, now, of, how in pairs]
 
     def _per_channel(self, index: int) -> bool:
         return index == 0 and self.keys_per == "channel"

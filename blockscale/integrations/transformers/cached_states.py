@@ -32,7 +32,7 @@ def turned(states: Tensor, size: int) -> Tensor:
     return walsh_hadamard(states.float(), size) * 2.0 ** -(power_of(size) // 2)
 
 
-class Held(NamedTuple):
+class LayerStates(NamedTuple):
     """Keys or values of a layer.
 
     past: the tokens before, in codes; recent: floats [batch, heads, recent tokens, features]
@@ -58,7 +58,7 @@ class CachedStates(Tensor):
     repeats: how often each head is seen, side by side; apart: in a dimension of its own behind it
     """
 
-    held: "Held"
+    held: "LayerStates"
     past: Operand
     recent: Tensor
     rotated: int | None
@@ -66,7 +66,7 @@ class CachedStates(Tensor):
     apart: bool
 
     @staticmethod
-    def __new__(cls, held: "Held", repeats: int = 1, apart: bool = False) -> "CachedStates":
+    def __new__(cls, held: "LayerStates", repeats: int = 1, apart: bool = False) -> "CachedStates":
         past, recent = held.past, held.recent
         batch, heads, tokens, features = recent.shape
         seen = (heads, repeats) if apart else (heads * repeats,)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# ruff: noqa: ARG002, ARG003 - the signatures are vLLM's
+# ruff: noqa: ARG002 - the signatures are vLLM's
 """The quantization method "blockscale" of vLLM, in the classes that vLLM 0.32 asks for.
 
 vLLM builds a float model and asks the method for each layer. Ours reads the layer's weights from
@@ -11,11 +11,13 @@ has several of the model's (q_proj, k_proj, v_proj).
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from vllm import envs
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -38,7 +40,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.config import METHOD
-from blockscale.integrations.vllm.served import Part, Served
+from blockscale.integrations.vllm.served import Part, Served, quantized_copy
 from blockscale.ops.embedding import embedding
 from blockscale.ops.linear import linear
 
@@ -62,8 +64,9 @@ class Taken:
 class BlockscaleMethod(QuantizationConfig):
     """Which of our methods a layer gets: those whose weights the directory holds quantized."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
         super().__init__()
+        self.config = config or {}
         self.served: Served | None = None
         self._counts: Counter[str] = Counter()
 
@@ -83,17 +86,24 @@ class BlockscaleMethod(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BlockscaleMethod":
-        return cls()
+        return cls(config)
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
-        """Look at the directory: its headers say the format of each tensor."""
-        self.served = Served(open_stored_model(model_name))
+        """Look at the directory: its headers say the format of each tensor. One in float is
+        quantized first, by the recipe that `hf_overrides` gives."""
+        stored = open_stored_model(model_name)
+        if not stored.metadata.tensors and self.config.get("recipe"):
+            folder = Path(envs.VLLM_CACHE_ROOT) / METHOD
+            _log.info("blockscale: %s in float is quantized into %s", model_name, folder)
+            stored = quantized_copy(model_name, self.config, folder)
+        self.served = Served(stored)
         if not self.served.stored.metadata.tensors:
             raise ValueError(
                 f"{model_name} holds no tensor that blockscale quantized: `blockscale quantize "
-                f"{model_name} OUT --recipe …` makes a directory that does"
+                f"{model_name} OUT --recipe …` makes a directory that does, or pass --quantization "
+                f"blockscale and --hf-overrides with a quantization_config that has a recipe"
             )
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:

@@ -7,9 +7,10 @@ scales differ are never given one. Nothing of this file knows a server.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from blockscale.core.cuts import cut, placements
 from blockscale.core.pack import inputs_first
 from blockscale.core.reference import QParams
+from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.load import quantized_layer, read_quantized
-from blockscale.files.stored_model import OpenFiles, StoredModel
+from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
+from blockscale.integrations.config import RecipeConfig
 from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
 from blockscale.layers.layer import QLayer
 from blockscale.layers.linear import QLinear, QTransposedLinear
@@ -214,8 +217,24 @@ class Served:
                 f"server computes itself, such as {', '.join(left[:3])}: quantize the model with "
                 f"Recipe(skip={skip})"
             )
-        names = set(self.stored.files) - self.stored.plain()
+        names = {*self.stored.files, *self.taken} - self.stored.plain()
+        names |= {name for name, to in self.stored.metadata.aliases.items() if to in self.taken}
         return names | {server for server, name in self.name.items() if name in names}
+
+
+def quantized_copy(source: str, config: Mapping[str, Any], folder: Path) -> StoredModel:
+    """A directory in float, quantized by the recipe of a `quantization_config` into `folder`, where
+    it stays for the next start. The name there is the digest of recipe, seed and files.
+
+    Raises ValueError for a config without a recipe, and what quantize_directory raises.
+    """
+    by = RecipeConfig.from_dict(dict(config))
+    options: dict[str, Any] = {"strict": by.strict, "seed": by.seed or 0}
+    goal = folder / plan_directory(source, folder / "model", by.recipe, **options).digest
+    if not goal.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        quantize_directory(source, goal, by.recipe, **options)
+    return open_stored_model(goal)
 
 
 def _spellings(name: str) -> Iterable[str]:

@@ -17,7 +17,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, known, native, threads
 from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.numbers import supports_families
-from blockscale.kernels.operand import few_queries, in_order, listed, new
+from blockscale.kernels.operand import added_scores, few_queries, in_order, listed, new
 from blockscale.kernels.registry import kernel
 
 # Operands and results of fused ops as the C++ takes them: rows of floats, or of codes.
@@ -301,7 +301,7 @@ def sdpa(
     batch, heads, rows, depth = q.shape
     keys, width = v.shape[-2:]
     strides = [each.stride()[:3] for each in (q, k, v)]
-    added = _added(mask, (batch, heads, rows, keys))
+    added = added_scores(mask, (batch, heads, rows, keys))
     strides.append((0, 0, 0, 0) if added is None else added.stride())
     result = FusedResult(y, (*shape_of(query)[:-1], width))
     _native.attention(
@@ -318,16 +318,6 @@ def _floats(value: Value) -> Tensor:
     x: Tensor = dequantize(value.operand, torch.float32) if value.fmt else value.data
     x = x if x.ndim == 4 else x[None]
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _added(mask: Tensor | None, scores: Shape) -> Tensor | None:
-    """What is added to scores [batch, heads, rows, keys], as a view of that shape."""
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool:
-        unseen = torch.full((), -torch.inf)
-        mask = torch.where(mask, torch.zeros(()), unseen)
-    return mask.to(torch.float32).expand(scores)
 
 
 # Attention of few queries over a cache in codes.
@@ -370,7 +360,7 @@ def cached_attention(
         codes.append(n.checked_codes(_as_table(each.codes), table))
         parts.append(n.checked_parts(table, _as_table(each.scale), zero_point, outer, more=more))
     floats = [in_order(x.to(torch.float32)) for x in (query, recent_keys, recent_values)]
-    added = _added(mask, (batch, heads, new, tokens + recent))
+    added = added_scores(mask, (batch, heads, new, tokens + recent))
     if added is not None:  # rows of a head of keys: those of each head of the query after another
         added = added.reshape(batch, shared, rows, tokens + recent)
     y = torch.empty((batch, heads, new, width))

@@ -39,8 +39,17 @@ from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.device.element import decode
-from blockscale.kernels.cuda.device.numerics import INTERPRETED, narrow, widen, widen_part
+from blockscale.kernels.cuda.device.element import decode, hardware
+from blockscale.kernels.cuda.device.numerics import (
+    FLT_MAX_BITS,
+    INTERPRETED,
+    NAN_BITS,
+    constant,
+    float_of,
+    narrow,
+    widen,
+    widen_part,
+)
 from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.order import PARTS, leading
@@ -50,11 +59,11 @@ from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import Spec, known, spec
-from blockscale.kernels.operand import few_queries
+from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
-_PROGRAMS = 264  # that an H200's 132 processors run at once
+_PROGRAMS = 132  # an H200's processors
 
 
 @dataclass(frozen=True)
@@ -115,20 +124,33 @@ def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
 
 @triton.jit
 def steps_of(scale, outer, outer_stride, token, there, R: tl.constexpr):
-    """The steps of the blocks of tokens [..], float32 [.., blocks]; 0 of blocks beyond."""
+    """The steps of blocks, float32 [WARPS, blocks, BT], of tokens [WARPS, BT]; 0 of blocks beyond.
+
+    Threads compute them again, so few instructions do: a product of two levels may become 0."""
     numbers: tl.constexpr = R.spec
     block = tl.arange(0, R.blocks)
-    exists = there[:, :, None] & (block < R.count)[None, None, :]
-    at = token[:, :, None] * R.count + block[None, None, :]
+    exists = there[:, None, :] & (block < R.count)[None, :, None]
+    at = token[:, None, :] * R.count + block[None, :, None]
     stored = tl.load(scale + at, mask=exists, other=0)
-    if numbers.scale == "e8m0" or numbers.scale == "two_level":
-        stored = stored.to(tl.int32)
+    if numbers.scale == "e8m0" and numbers.fraction_bits == 0:
+        bits = tl.maximum(stored.to(tl.int32) << 23, 0x00400000)
+        step = float_of(tl.where(stored == 255, NAN_BITS, bits))
+    elif numbers.scale == "e8m0":
+        step = step_of(stored.to(tl.int32), 1.0, numbers)
+    elif numbers.scale == "two_level":
+        inner: tl.constexpr = numbers.inner
+        kind: tl.constexpr = hardware(inner, "nearest_even")
+        if kind is not None:
+            value = stored.to(kind, bitcast=True).to(tl.float32)
+        else:
+            value = decode(stored.to(tl.int32), inner)
+        above = tl.load(outer + token * outer_stride, mask=there, other=0.0)[:, None, :]
+        most = constant(value, FLT_MAX_BITS)
+        step = tl.minimum(value * above, most, propagate_nan=tl.PropagateNan.ALL)
+        step = tl.maximum(step, 0.0 - most, propagate_nan=tl.PropagateNan.ALL)
     else:
-        stored = widen_part(stored)
-    above = 1.0
-    if numbers.scale == "two_level":
-        above = tl.load(outer + token * outer_stride, mask=there, other=0.0)[:, :, None]
-    return tl.where(exists, step_of(stored, above, numbers), 0.0)
+        step = widen_part(stored)
+    return tl.where(exists, step, 0.0)
 
 
 @triton.jit
@@ -136,63 +158,54 @@ def query_planes(
     query, rows, depth, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, WK: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
-    """What planes of keys meet: bfloat16 [WARPS, words, blocks * M], the parts of each in turn."""
-    column = tl.arange(0, K.blocks * M)
+    """What planes of keys meet: bfloat16 [WARPS, blocks * M, words], the parts of each in turn."""
+    place = tl.arange(0, K.blocks * M)
     word = tl.arange(0, WK)
-    row, block = column % M, column // M
-    mine = (word // K.span)[:, None] == block[None, :]
-    mask = mine & (row < rows)[None, :] & (word < K.words)[:, None]
+    row, block = place % M, place // M
+    mine = block[:, None] == (word // K.span)[None, :]
+    mask = mine & (row < rows)[:, None] & (word < K.words)[None, :]
     planes = ()
     count: tl.constexpr = K.planes
     for i in tl.static_range(count):
-        at = query + row[None, :] * depth + (word * count + i)[:, None]
+        at = query + row[:, None] * depth + (word * count + i)[None, :]
         rest = widen(tl.load(at, mask=mask, other=0.0))
         for part in tl.static_range(PARTS):
             head, rest = leading(rest, part == 0)
-            planes += (tl.broadcast_to(head[None, :, :], (WARPS, WK, K.blocks * M)),)
+            planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)
     return planes
 
 
 @triton.jit
 def added_to(scores, added, added_token, row, token, there, rows, M: tl.constexpr):
-    """Scores [.., M] of tokens [..] with what is added to them; -inf of tokens that are not there.
-
-    row: int64 [M], where `added` has each row
-    """
+    """Scores [.., M, tokens] with what is added to them, each row from `row` [M] on; -inf of tokens
+    that are not there."""
     if added is not None:
-        mask = there[:, :, None] & (tl.arange(0, M) < rows)[None, None, :]
-        at = added + row[None, None, :] + token[:, :, None] * added_token
+        mask = there[:, None, :] & (tl.arange(0, M) < rows)[None, :, None]
+        at = added + row[None, :, None] + token[:, None, :] * added_token
         scores += tl.load(at, mask=mask, other=0.0)
-    return tl.where(there[:, :, None], scores, float("-inf"))
+    return tl.where(there[:, None, :], scores, float("-inf"))
 
 
 @triton.jit
 def finite(top):
-    """The largest score, 0 where nothing is seen."""
+    """The largest score, or 0 of nothing."""
     return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit
-def words_of(codes, at, there, R: tl.constexpr, W: tl.constexpr):
-    """The words of tokens, int32 [WARPS, BT, W]. at: int64, the place of each among all"""
-    word = tl.arange(0, W)
-    mask = there[:, :, None] & (word < R.words)[None, None, :]
-    return tl.load(codes + at[:, :, None] * R.words + word[None, None, :], mask=mask, other=0)
-
-
-@triton.jit
 def scores_of(
-    planes, against, by, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr,
-    WARPS: tl.constexpr, BT: tl.constexpr,
+    word, against, by, K: tl.constexpr, TYPES_K: tl.constexpr, PARTS: tl.constexpr,
+    M: tl.constexpr, WARPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Keys times queries, float32 [WARPS, BT, M]. by: steps of the keys' blocks"""
-    scores = tl.zeros((WARPS, BT, K.blocks * M), tl.float32)
+    """Queries times keys, float32 [WARPS, M, BT]. word: of keys; by: steps of their blocks"""
+    planes = planes_of(word, K, TYPES_K)
+    scores = tl.zeros((WARPS, K.blocks * M, BT), tl.float32)
     count: tl.constexpr = K.planes
     for i in tl.static_range(count):
         for p in tl.static_range(PARTS):
-            scores = dot(planes[i], against[i * PARTS + p], scores)
+            scores = dot(against[i * PARTS + p], planes[i], scores)
     if K.blocks > 1:
-        scores = tl.sum(tl.reshape(scores, (WARPS, BT, K.blocks, M)) * by[:, :, :, None], 2)
+        scores = tl.sum(tl.reshape(scores, (WARPS, K.blocks, M, BT)) * by[:, :, None, :], 1)
     else:
         scores *= by
     return scores
@@ -210,19 +223,18 @@ def more_values(
     found, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr,
     WARPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Sums of each plane times `less`, and with powers [WARPS, BT, M] times values added."""
+    """Sums of each plane times `less`, and with powers [WARPS, M, BT] times values added."""
     count: tl.constexpr = V.planes
-    rest = tl.reshape(power[:, :, None, :] * by[:, :, :, None], (WARPS, BT, V.blocks * M))
+    rest = tl.reshape(power[:, None, :, :] * by[:, :, None, :], (WARPS, V.blocks * M, BT))
     now = ()
     for i in tl.static_range(count):
         now += (found[i] * less,)
     for _ in tl.static_range(POWERS):
         first = narrow(rest, tl.bfloat16)
         rest = rest - widen(first)
-        turned = tl.trans(first, 0, 2, 1)
         more = ()
         for i in tl.static_range(count):
-            more += (dot(turned, planes[i], now[i]),)
+            more += (dot(first, planes[i], now[i]),)
         now = more
     return now
 
@@ -250,33 +262,33 @@ def of_codes(
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Largest scores and sums of powers [M] of a part in codes; its sums go to memory.
-
-    Each warp has tokens of its own, and meets the others at the end.
-    """
-    top = tl.zeros((WARPS, M), tl.float32) + float("-inf")
+    """Largest scores and sums of powers [M] of a part in codes, whose warps meet at the end."""
     total = tl.zeros((WARPS, M), tl.float32)
+    top = total + float("-inf")
     against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
     found = ()
     count: tl.constexpr = V.planes
     for _ in tl.static_range(count):
         found += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
+    rk, rv = tl.arange(0, WK)[None, :, None], tl.arange(0, WV)[None, None, :]
     for step in range(steps):
         token = start + step * (WARPS * BT) + mine
         there = token < tokens
         at = head * tokens + token
-        planes = planes_of(words_of(keys, at, there, K, WK), K, TYPES_K)
+        mask = there[:, None, :] & (rk < K.words)
+        word = tl.load(keys + at[:, None, :] * K.words + rk, mask=mask, other=0)
         by = steps_of(key_scale, key_outer, key_outer_stride, at, there, K)
-        scores = scores_of(planes, against, by, K, PARTS, M, WARPS, BT) * scaling
+        scores = scores_of(word, against, by, K, TYPES_K, PARTS, M, WARPS, BT) * scaling
         scores = added_to(scores, added, added_token, above, token, there, rows, M)
-        before, top = top, tl.maximum(top, tl.max(scores, 1))
-        power = tl.exp(scores - finite(top)[:, None, :])
+        before, top = top, tl.maximum(top, tl.max(scores, 2))
+        power = tl.exp(scores - finite(top)[:, :, None])
         less = tl.exp(before - finite(top))
-        total = total * less + tl.sum(power, 1)
-        planes = planes_of(words_of(values, at, there, V, WV), V, TYPES_V)
+        total = total * less + tl.sum(power, 2)
+        mask = there[:, :, None] & (rv < V.words)
+        word = tl.load(values + at[:, :, None] * V.words + rv, mask=mask, other=0)
+        planes, less = planes_of(word, V, TYPES_V), by_rows(less, V, M, WARPS)
         by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
-        less = by_rows(less, V, M, WARPS)
         found = more_values(found, power, less, planes, by, V, POWERS, M, WARPS, BT)
     highest = tl.max(top, 0)
     less = tl.exp(top - finite(highest)[None, :])
@@ -305,10 +317,10 @@ def of_floats(
         mask=(m < rows)[None, :] & (rd < depth)[:, None], other=0.0,
     ))  # fmt: skip
     scores = tl.dot(key, asked, input_precision="ieee") * scaling
-    scores = tl.reshape(scores, (1, BR, M))
     place = (tokens + token)[None, :]
+    scores = tl.reshape(tl.trans(scores), (1, M, BR))
     scores = added_to(scores, added, added_token, above, place, there[None, :], rows, M)
-    scores = tl.reshape(scores, (BR, M))
+    scores = tl.trans(tl.reshape(scores, (M, BR)))
     if added is None:
         seen = token[:, None] <= (recent - new + m % new)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
@@ -397,11 +409,14 @@ class PartSettings(NamedTuple):
     stages: int
 
 
-def usual(tokens: int, recent: int, heads: int, programs: int = _PROGRAMS) -> PartSettings:
-    """Parts of so many steps that all programs run at once on an H200; the same on other GPUs, so
-    that sums have one order."""
-    left = max(programs - heads * cdiv(recent, _RECENT), programs // 2)
-    return PartSettings(32, max(1, cdiv(tokens * heads, left * 128)), 4, 3)
+def usual(tokens: int, recent: int, heads: int) -> PartSettings:
+    """Parts for as many programs as an H200 has processors, which begin and end once, or of eight
+    steps and more for twice as many; the same on other GPUs, so that sums have one order."""
+    few, many = (
+        max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
+        for each in (_PROGRAMS, 2 * _PROGRAMS)
+    )
+    return PartSettings(32, many if many >= 8 else few, 4, 3)
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
@@ -450,12 +465,12 @@ def attention(
     sums = query.new_empty((every, parts, rows, width), dtype=torch.float32)
     tops, totals = (query.new_empty((2, every, parts, rows), dtype=torch.float32)).unbind()
     m = max(power_of_2(rows), cdiv(16, min(k.blocks, v.blocks)))
-    added = _added(mask, (batch, heads, new, tokens + later))
+    added = added_scores(mask, (batch, heads, new, tokens + later))
     strides = (0,) * 4 if added is None else added.stride()
     direct(attend)[(parts, every)](
         query, *_memory(keys), *_memory(values), *recent, added, sums, tops, totals,
         tokens, later, rows, new, depth, width, scaling, shared, code_parts, parts, s.steps,
-        _outer_stride(keys), _outer_stride(values), *strides,
+        *(int(o.outer is not None and o.outer.numel() > 1) for o in (keys, values)), *strides,
         K=k, V=v, TYPES_K=(tl.bfloat16,) * k.planes, TYPES_V=(tl.bfloat16,) * v.planes,
         PARTS=PARTS[query.dtype], POWERS=3 if query.dtype is torch.float32 else 2, M=m, BT=s.tokens,
         BR=_RECENT, WK=max(16, power_of_2(k.words)), WV=max(16, power_of_2(v.words)),
@@ -475,26 +490,7 @@ def _memory(whole: Operand) -> tuple[Tensor, Tensor, Tensor | None]:
     not fit the format."""
     stored = form(whole.fmt)
     codes = stored.checked_codes(whole.codes, whole.shape)
-    stored.checked_parts(
-        torch.Size(whole.shape),
-        whole.scale,
-        whole.zero_point,
-        whole.outer,
-        codes.device,
-        whole.more,
-    )
+    parts = (whole.scale, whole.zero_point, whole.outer, codes.device, whole.more)
+    stored.checked_parts(torch.Size(whole.shape), *parts)
     outer = None if whole.outer is None else whole.outer.contiguous()
     return codes.contiguous().view(torch.int32), whole.scale.contiguous(), outer
-
-
-def _outer_stride(whole: Operand) -> int:
-    return 0 if whole.outer is None or whole.outer.numel() == 1 else 1
-
-
-def _added(mask: Tensor | None, scores: tuple[int, ...]) -> Tensor | None:
-    """What is added to scores [batch, heads, new, tokens], as a view of that shape."""
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, float("-inf"))
-    return mask.to(torch.float32).expand(scores)

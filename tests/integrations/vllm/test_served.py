@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 import blockscale as bs
 from blockscale.files import stored_model
 from blockscale.files.stored_model import open_stored_model
-from blockscale.integrations.vllm.served import Part, Served
+from blockscale.integrations.vllm.served import Part, Served, quantized_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ATTENTION = "model.layers.0.self_attn"
@@ -228,3 +228,28 @@ def test_experts_of_which_some_are_float(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="some experts are quantized and others are not"):
         served.experts(place, 4, projections)
     assert served.experts("model.layers.1.mlp.experts", 4, projections) is None
+
+
+def test_a_float_directory_is_quantized_once(tmp_path: Path) -> None:
+    """With the bytes of quantize_directory; another recipe has a folder of its own; the server
+    leaves out the float weights that were taken, as it calls them, and no others."""
+    directory(llama(), "mxfp4", tmp_path)
+    cache = tmp_path / "cache"
+    stored = quantized_copy(str(tmp_path / "float"), {"recipe": "mxfp4"}, cache)
+    written = [folder / "model.safetensors" for folder in (stored.path, tmp_path / "ours")]
+    assert written[0].read_bytes() == written[1].read_bytes()
+    before = written[0].stat().st_mtime_ns
+    again = quantized_copy(str(tmp_path / "float"), {"recipe": "mxfp4"}, cache)
+    assert (again.path, written[0].stat().st_mtime_ns) == (stored.path, before)
+    other = quantized_copy(str(tmp_path / "float"), {"recipe": "int4", "seed": 1}, cache)
+    assert other.path.parent == stored.path.parent == cache
+    assert other.path != stored.path
+    with pytest.raises(ValueError, match="quantization_config has no recipe"):
+        quantized_copy(str(tmp_path / "float"), {"quant_method": "blockscale"}, cache)
+    served = Served(stored)
+    served.rename(lambda name: name.replace("model.layers", "theirs"))
+    for name in list(stored.metadata.tensors):
+        served.weight(name, torch.float32)
+    left_out = served.read_names()
+    assert {"theirs.0.mlp.up_proj.weight", "lm_head.weight"} <= left_out
+    assert not {name for name in left_out if name.endswith("norm.weight")}
