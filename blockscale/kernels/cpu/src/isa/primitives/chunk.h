@@ -210,7 +210,6 @@ inline void dequantize_chunk(const Task& t, const Chunk& c, const BlockScales& s
 
 #if defined(__AVX512F__)
 // The stages from x on, fused. False if this is for the plain loops.
-template <bool VALUES>
 inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     if (t.job != Job::codes && t.job != Job::values) return false;
     if (!wide_serves(t.spec, c.column, t.grid.block_columns)) return false;
@@ -223,7 +222,7 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
     WideChunk w{static_cast<const char*>(t.x) + c.first * bytes, t.dtype, c.column, c.n,
                 t.grid.block_columns, drawn ? u : nullptr, s.factors.multiply,
                 t.ahead * bytes, {s.factors.by, s.steps, s.zero_points, s.offsets}, direct, t.finite};
-    if (!VALUES && t.job == Job::codes) {
+    if (t.job == Job::codes) {
         alignas(64) uint8_t codes[2 * kChunk + 64];
         wide_codes_of(t.spec, w, t.table, t.of_words, codes);
         store_patterns(t, c, codes);
@@ -236,13 +235,10 @@ inline bool run_wide(const Task& t, const Chunk& c, const BlockScales& s) {
 }
 #endif
 
-// VALUES: the job is `values` and no other, for units that ask for nothing else.
-template <bool VALUES = false>
 inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
-    if constexpr (!VALUES)
-        if (t.job == Job::dequantized) return dequantize_chunk(t, c, s);
+    if (t.job == Job::dequantized) return dequantize_chunk(t, c, s);
 #if defined(__AVX512F__)
-    if (run_wide<VALUES>(t, c, s)) return;
+    if (run_wide(t, c, s)) return;
 #endif
     alignas(64) float buffer[kChunk], moved[kChunk], y[kChunk], z_buffer[kChunk];
     const float* z = expand_zero_points(t.grid, s.zero_points, c, z_buffer);
@@ -266,13 +262,11 @@ inline void run_chunk(const Task& t, const Chunk& c, const BlockScales& s) {
         uniform(t.seed, c.first, c.n, buffer);  // x is not needed any more
         u = buffer;
     }
-    if constexpr (!VALUES) {
-        switch (t.job) {
-            case Job::codes: return store_codes(t, c, y, z, u);
-            case Job::masked: return store_masked(t, c, y, z);
-            case Job::values:
-            case Job::dequantized: break;
-        }
+    switch (t.job) {
+        case Job::codes: return store_codes(t, c, y, z, u);
+        case Job::masked: return store_masked(t, c, y, z);
+        case Job::values:
+        case Job::dequantized: break;
     }
     alignas(64) float values[kChunk];
     snap(t.spec, y, z, u, c.n, values);

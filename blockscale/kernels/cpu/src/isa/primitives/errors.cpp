@@ -69,7 +69,7 @@ bool block_errors(const Spec& spec, const Layout& layout, const void* x, Dtype d
         const float* from = widen(x, dtype, row * g.columns + column, n, wide);
         Task t{.spec = spec, .grid = {1, 1, n, 1, 1, size}, .job = Job::values, .x = from,
                .dtype = Dtype::fp32, .to = values};
-        run_chunk<true>(t, {0, 0, n}, {steps, by, spec.asym ? zeros.get() : nullptr, moved ? offsets.get() : nullptr});
+        run_chunk(t, {0, 0, n}, {steps, by, spec.asym ? zeros.get() : nullptr, moved ? offsets.get() : nullptr});
         add_up(from, values, n, size, errors + at);
     });
     return true;
