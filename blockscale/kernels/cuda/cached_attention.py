@@ -114,7 +114,7 @@ def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
         element: tl.constexpr = R.spec.element
         for i in tl.static_range(count):
             value = narrow(decode(word >> (i * element.bits), element), tl.bfloat16)
-            planes += (value,)
+            planes += (value,)  # type: ignore[assignment]
     else:
         planes = tl.inline_asm_elementwise(
             R.decode, R.registers, [word], dtype=DTYPES, is_pure=True, pack=2
@@ -171,7 +171,7 @@ def query_planes(
         rest = widen(tl.load(at, mask=mask, other=0.0))
         for part in tl.static_range(PARTS):
             head, rest = leading(rest, part == 0)
-            planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)
+            planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)  # type: ignore[assignment]
     return planes
 
 
@@ -228,13 +228,13 @@ def more_values(
     rest = tl.reshape(power[:, None, :, :] * by[:, :, None, :], (WARPS, V.blocks * M, BT))
     now = ()
     for i in tl.static_range(count):
-        now += (found[i] * less,)
+        now += (found[i] * less,)  # type: ignore[assignment]
     for _ in tl.static_range(POWERS):
         first = narrow(rest, tl.bfloat16)
         rest = rest - widen(first)
         more = ()
         for i in tl.static_range(count):
-            more += (dot(first, planes[i], now[i]),)
+            more += (dot(first, planes[i], now[i]),)  # type: ignore[assignment]
         now = more
     return now
 
@@ -269,7 +269,7 @@ def of_codes(
     found = ()
     count: tl.constexpr = V.planes
     for _ in tl.static_range(count):
-        found += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)
+        found += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)  # type: ignore[assignment]
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
     rk, rv = tl.arange(0, WK)[None, :, None], tl.arange(0, WV)[None, None, :]
     for step in range(steps):
