@@ -60,7 +60,7 @@ def take_part(layer: Any, adapter: str) -> None:
     rows = isinstance(base, RowwiseLinear | RowwiseFloat)
     if not linear or (at.whole_io and not rows):
         return  # its outputs are whole on every process, as its inputs are
-    dropout = layer.lora_dropout[adapter]
+    dropout: Any = layer.lora_dropout[adapter]
     if isinstance(dropout, nn.Dropout) and (not rows or at.whole_io):
         dropout.__class__ = DropoutOfShared
         dropout.at = at
