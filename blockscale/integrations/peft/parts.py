@@ -61,11 +61,11 @@ def take_part(layer: Any, adapter: str) -> None:
     if not linear or (at.whole_io and not rows):
         return  # its outputs are whole on every process, as its inputs are
     dropout: Any = layer.lora_dropout[adapter]
-    if isinstance(dropout, nn.Dropout) and (not rows or at.whole_io):
-        dropout.__class__ = DropoutOfShared
-        dropout.at = at
     down, up = layer.lora_A[adapter], layer.lora_B[adapter]
     down.dropped = isinstance(dropout, nn.Dropout)
+    if down.dropped and (not rows or at.whole_io):
+        dropout.__class__ = DropoutOfShared
+        dropout.at = at
     down.__class__ = RowwiseDown if rows else ColwiseDown
     down.at = up.at = at
     if not rows:
