@@ -121,9 +121,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         "all": every expert sees every token of its layer while the model is calibrated, at the
         cost of its product with each (blockscale.calibration.all_tokens).
     bias: "correct": the mean of each layer's error over the batches is taken out of its bias, in a
-        pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). Convolutions without a
-        bias get one; linear layers without one stay so, and the ledger says it. "keep": biases
-        stay as they are, also where the recipe would correct them.
+        pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). "keep": it stays.
 
     Returns the Ledger. Raises TypeError and ValueError for arguments that do not fit, and a model
     that is sharded or dispatched; RuntimeError where processes end with other codes, or another

@@ -160,8 +160,7 @@ def prepare(
     """
     recipe, notes = Recipe.read(recipe).uncalibrated(_TRAINED) if qat else (Recipe.read(recipe), ())
     own = observer or ("moving_average" if qat else None)
-    recipe, kept = _with_own_biases(recipe)
-    recipe, methods = read_methods(recipe, own, weight, transform)
+    recipe, methods, kept = _methods(recipe, own, weight, transform)
     methods.check_profiles(recipe, PROFILED if qat else "")
     _check_training(qat, plain=weight in (None, "absmax") and transform is None)
     check_rotatable(methods.transform, _EXPORTED)
@@ -186,16 +185,20 @@ def prepare(
 _TRAINED = "training chooses in its place"
 
 
-def _with_own_biases(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe without corrected biases, and a sentence for the ledger if it asks for them."""
+def _methods(
+    recipe: Recipe, observer: Any, weight: Any, transform: Any
+) -> tuple[Recipe, Methods, tuple[str, ...]]:
+    """As `read_methods`, without corrected biases, and a sentence for the ledger if the recipe
+    asks for them."""
     if recipe.calibration is None or recipe.calibration.bias != CORRECT:
-        return recipe, ()
+        return *read_methods(recipe, observer, weight, transform), ()
     told = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
     note = (
         f"{told} corrects biases, which takes a run of the quantized model: a prepared graph keeps "
         "its own. Call bs.calibrate(model, batches, recipe) on the model, then export it"
     )
-    return replace(recipe, calibration=replace(recipe.calibration, bias=None)), (note,)
+    recipe = replace(recipe, calibration=replace(recipe.calibration, bias=None))
+    return *read_methods(recipe, observer, weight, transform), (note,)
 
 
 def _check_training(qat: bool, plain: bool) -> None:
