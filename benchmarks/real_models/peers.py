@@ -34,7 +34,8 @@ def _torchao(model: nn.Module, scales: str) -> nn.Module:
 
     made = copy.deepcopy(model)
     config = IntxWeightOnlyConfig(
-        weight_dtype=torch.int4, granularity=PerGroup(32), scale_dtype=torch.float16,
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        granularity=PerGroup(32), scale_dtype=torch.float16,
         intx_choose_qparams_algorithm=scales,
     )  # fmt: skip
     quantize_(made, config)
