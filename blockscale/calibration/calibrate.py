@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.all_tokens import ALL, all_tokens, check_statistics
 from blockscale.calibration.batches import Batches, device_of
 from blockscale.calibration.bias import check_bias, correct_biases, corrected
 from blockscale.calibration.block_calls import BlockAlgorithm
@@ -28,6 +27,7 @@ from blockscale.calibration.experts import (
     unstacked,
 )
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
+from blockscale.calibration.mixing import ALL, all_tokens
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.ranks import Ranks
 from blockscale.calibration.rotated import check_rotatable, rotated
@@ -116,10 +116,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         that it says are padding stay out of observers, statistics and errors where a layer's input
         is [batch, tokens, features]; the ledger says how many, and which layers see them. None or
         False: all tokens count.
-    experts: tokens that an expert's own statistics need. Those that saw fewer are filled up to as
-        many with the statistics of all experts of their layer; the ledger names them. 0: none are.
-        "all": every expert sees every token of its layer while the model is calibrated, at the
-        cost of its product with each (blockscale.calibration.all_tokens).
+    experts: tokens that an expert's own statistics need; those that saw fewer are filled up with
+        those of all of their layer, which the ledger says. 0: none; "all": each sees every token.
     bias: "correct": the mean of each layer's error over the batches is taken out of its bias, in a
         pass of the quantized model (Nagel et al. 2019, arXiv 1906.04721). "keep": it stays.
 
@@ -129,16 +127,13 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     is as it was before.
     """
     data = Data(batches, strict, progress, _read(sequential), budget, blocks, resume,
-                seed=seed, padding=Padding(padding).key, minimum=_least(experts),
-                every=experts == ALL)  # fmt: skip
+                seed=seed, padding=Padding(padding).key, **_of_experts(experts))  # fmt: skip
     own: Any = getattr(model, "calibrate_from", None)
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
         return _prepared(own, data, recipe, observer, weight, transform, bias)
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(recipe, observer, weight, transform, bias, source)
-    if data.every:
-        check_statistics(methods.algorithm)
     corrects = corrected(recipe, bias)
     check_bias(corrects, batches, source, group, methods.algorithm if sequential else None)
     methods.check_profiles(recipe)
@@ -161,15 +156,15 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     return ledger
 
 
-def _least(experts: int | str) -> int:
+def _of_experts(experts: int | str) -> dict[str, Any]:
     if experts == ALL:
-        return 0
+        return {"every": True}
     if isinstance(experts, bool) or not isinstance(experts, int) or experts < 0:
         raise ValueError(
             "experts must be the least number of tokens that an expert's own statistics need, a "
             f"whole number >= 0, or 'all', got {experts!r}"
         )
-    return experts
+    return {"minimum": experts}
 
 
 def _read(sequential: bool | str) -> bool | str:
@@ -222,7 +217,7 @@ def _quantized(
     with unstacked(model, planned if data.settler is None else [], recipe) as stacks:
         every = [*plans, *(layer for stack in stacks for layer in stack.layers)]
         layers = [plan for plan in every if isinstance(plan, Plan)] if data.every else []
-        with all_tokens(model, layers):
+        with all_tokens(model, layers, methods.algorithm):
             session = chosen(model, every, methods, data)
     same_modules(modules, model)
     tell_lists(session)

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from blockscale.calibration.all_tokens import TOLD
 from blockscale.calibration.matrices import Matrices, read_as_before, read_as_views
-from blockscale.calibration.mixing import sets_of
+from blockscale.calibration.mixing import TOLD, sets_of
 from blockscale.calibration.session import Session, told_changed
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.ledger import Entry

@@ -11,7 +11,6 @@ from torch import nn
 
 from blockscale.calibration import algorithms, observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
-from blockscale.calibration.all_tokens import ALL
 from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.choose import (
@@ -22,7 +21,7 @@ from blockscale.calibration.choose import (
     statistics_bytes,
 )
 from blockscale.calibration.find_blocks import LayerBlock, blocks_of
-from blockscale.calibration.mixing import Mixing, place_of
+from blockscale.calibration.mixing import ALL, Mixing, place_of
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.places import share
 from blockscale.calibration.ranks import ALONE, Ranks
@@ -60,7 +59,7 @@ class Data(NamedTuple):
     padding: str | bool | None = MASK
     ranks: Ranks = ALONE
     minimum: int = 0  # tokens that an expert's own statistics need
-    every: bool = False  # whether all experts see all tokens (all_tokens)
+    every: bool = False  # whether all experts see all tokens (mixing.all_tokens)
 
 
 def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:

@@ -142,10 +142,11 @@ def read_quantized(
         return QBias(parts["codes"], parts["scale"], fmt, dtype)
     weight = QWeight(_read_qtensor(source, stored), info.shape, dtype, info.layout)
     if text := source.metadata.formats(stored).get("input"):  # of a stack of experts
-        weight.set_input(StackInput(parse(text)))
-        if parts := source.quantizer_parts(f"{stored}.input"):
-            tensors = source.read(list(parts.values()))
-            weight.input.restore({part: tensors[name] for part, name in parts.items()})
+        by = StackInput(parse(text))
+        if places := source.quantizer_parts(f"{stored}.input"):
+            tensors = source.read(list(places.values()))
+            by.restore({part: tensors[name] for part, name in places.items()})
+        weight.set_input(by)
     return weight
 
 

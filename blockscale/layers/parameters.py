@@ -146,7 +146,7 @@ def _check_one_format(name: str, count: int, recipe: Recipe) -> None:
             )
 
 
-def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[str, str]:
+def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[str, Any]:
     """What the ledger says of inputs and outputs that have a format and stay in float."""
     if experts:
         told = "output left in float: the products of experts are not called one by one"

@@ -17,7 +17,7 @@ from blockscale.core.reference import QParams, step_of
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers, Scaled
-from blockscale.layers.weight_source import Rows, Source, traced
+from blockscale.layers.weight_source import RowFormat, Source, traced
 from blockscale.layers.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
 from blockscale.ops.caller_parts import checked_parts
@@ -74,9 +74,9 @@ class QWeight(Scaled):
         return self._modules.get("input")  # type: ignore[return-value]
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> RowFormat | None:
         """The same, as products with what was read take it."""
-        return None if self.input is None else Rows(self.input, self.name)
+        return None if self.input is None else RowFormat(self.input, self.name)
 
     def set_input(self, by: "StackInput") -> None:
         """Quantize the rows that meet this stack, from now on."""
@@ -378,7 +378,7 @@ class StackInput(QInput):
         """The given parts of some of the matrices."""
         held = {name: part for name, part in self.present().items() if part is not None}
         some = {name: part[which] for name, part in held.items()}
-        return QParams(**{"scale": None} | some) if some else None  # type: ignore[arg-type]
+        return QParams(**{"scale": None} | some) if some else None
 
 
 def _of_rank(part: Tensor, rank: int) -> Tensor:

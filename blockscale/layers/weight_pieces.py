@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.core import stacks
 from blockscale.core.operand import UNQUANTIZED, Operand
 from blockscale.core.pack import of_joined_stack
-from blockscale.layers.weight_source import ReadTensor, Rows
+from blockscale.layers.weight_source import ReadTensor, RowFormat
 from blockscale.ops import grouped_linear
 from blockscale.ops.grouped_linear import waits
 from blockscale.ops.primitives import dequantize
@@ -40,7 +40,7 @@ def _stack(weight: Any, x: Any) -> Operand | None:
 def _grouped_mm(
     x: Any, weight: Any, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """Rows of x [rows, k], sorted by matrix; `offs` says where those of each end."""
+    """RowFormat of x [rows, k], sorted by matrix; `offs` says where those of each end."""
     whole = _stack(weight, x)
     plain = bias is None and out_dtype in (None, x.dtype) and x.ndim == 2
     if whole is None or offs is None or not plain or _cannot_wait(x, whole):
@@ -48,7 +48,7 @@ def _grouped_mm(
     return sorted_product(x, whole, offs, weight.source.rows)
 
 
-def sorted_product(x: Tensor, whole: Operand, ends: Any, rows: Rows | None) -> Tensor | None:
+def sorted_product(x: Tensor, whole: Operand, ends: Any, rows: RowFormat | None) -> Tensor | None:
     """`grouped_linear` of x [rows, k] and a stack [E, n, k] -> [rows, n], x quantized as `rows`
     says. None where only the stack's floats will do."""
     by = UNQUANTIZED if rows is None else rows.of_each(x)

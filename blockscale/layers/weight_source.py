@@ -38,7 +38,7 @@ class Source:
     dense: Callable[[], Tensor]
     owner: Any = None
     value: Tensor | None = None
-    rows: "Rows | None" = None
+    rows: "RowFormat | None" = None
 
     def floats(self) -> Tensor:
         """The dequantized tensor, computed at the first call; its strides are the ReadTensor's."""
@@ -48,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowFormat:
     """How rows are quantized that are multiplied by a stack that was read, or by a part of it.
 
     quantizer: of the whole stack (layers.store.StackInput); name: of the stack
@@ -59,7 +59,7 @@ class Rows:
     name: str
     numbers: range | None = None
 
-    def of(self, numbers: range) -> "Rows":
+    def of(self, numbers: range) -> "RowFormat":
         """Of some of these matrices, counted from the first of these."""
         return replace(
             self, numbers=numbers if self.numbers is None else self.numbers[_as(numbers)]

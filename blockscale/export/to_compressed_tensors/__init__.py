@@ -126,7 +126,8 @@ def _schemes(
     refused = [f"{name}: {reason}" for name, reason in without.items()]
     for name, (q, by) in stacks.items():
         try:
-            schemes[name] = scheme(q.format, by and by.format, static=by is not None and by.static)
+            fmt, static = (None, False) if by is None else (by.format, by.static)
+            schemes[name] = scheme(q.format, fmt, static)
         except UnsupportedError as error:
             refused.append(f"{name}: {error}")
     for name, layer in layers.items():
