@@ -141,7 +141,8 @@ class QTensor:
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         elif isinstance(device, Tensor | QTensor):
-            device, dtype = device.device, device.dtype
+            dtype = device.dtype
+            device = device.device
         if dtype not in (None, self.dtype):
             raise TypeError(
                 f"a QTensor can move to a device, not to {dtype}: for another dtype use "
