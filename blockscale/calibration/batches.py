@@ -179,8 +179,8 @@ class BatchBar(Progress):
             return f"{self._doing}: {self._done} {self._unit}"
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = "━" * filled + " " * (_WIDTH - filled)
-        told = f"{self._doing} [{bar}] {self._done} of {self._total} {self._unit}"
-        return ", ".join(filter(None, [told, self._left()]))
+        text = f"{self._doing} [{bar}] {self._done} of {self._total} {self._unit}"
+        return ", ".join(filter(None, [text, self._left()]))
 
     def _left(self) -> str:
         """How long the rest takes, if it goes on as it did; nothing at the ends."""
@@ -236,9 +236,9 @@ class Coverage:
             if seen.rows == 0 and not self._unknown(name, some)
         )
 
-    def _unknown(self, name: str, known: set[int]) -> bool:
+    def _unknown(self, name: str, numbers: set[int]) -> bool:
         stack = self._stacks.get(name)
-        return stack is not None and bool(stack.unseen) and id(stack) not in known
+        return stack is not None and bool(stack.unseen) and id(stack) not in numbers
 
     def counter(self, plan: Plan) -> Callback:
         """A callback for `watch` that counts what the layer sees."""
@@ -296,13 +296,13 @@ def coverage(
     batches that are none.
     """
     plans = [p for p in plan_layers(model, Recipe.read(recipe)) if isinstance(p, Plan)]
-    counted, told = Coverage(), listener(progress)
+    counted, watcher = Coverage(), listener(progress)
     try:
-        data = Batches(batches, 1, "", told)
+        data = Batches(batches, 1, "", watcher)
         callbacks = {plan.module: counted.counter(plan) for plan in plans}
         with inference(model), watch(callbacks):
             data.run(model)
     finally:
-        told.close()
+        watcher.close()
     counted.batches = data.count
     return counted

@@ -76,16 +76,16 @@ def correct_biases(
 ) -> None:
     """Change the biases of a model that has just been quantized; the session's details and notes
     say of which layers, and why not of others."""
-    found = [error for plan in session.layers for error in _error(model, plan, session)]
-    if not found:
+    results = [error for plan in session.layers for error in _error(model, plan, session)]
+    if not results:
         return
     masks = Padding(padding, model)
-    told: dict[nn.Module, Callback] = {
-        error.layer: masks.told(error.plan, error, []) for error in found
+    callbacks: dict[nn.Module, Callback] = {
+        error.layer: masks.without(error.plan, error, []) for error in results
     }
-    with inference(model), watch(told):
+    with inference(model), watch(callbacks):
         Batches(batches, 1, _WHY, Progress()).run(model, masks)
-    for error in found:
+    for error in results:
         mean = error.mean()
         if mean is None:
             session.notes[error.plan.name].append(
@@ -94,9 +94,9 @@ def correct_biases(
             continue
         own = error.layer.bias
         like = error.layer.weight if own is None else own
-        kept = torch.zeros_like(mean) if own is None else own.detach().to(torch.float64)
-        made = nn.Parameter((kept + mean).to(like.dtype), own is None or own.requires_grad)
-        error.layer.register_parameter("bias", made)
+        rest = torch.zeros_like(mean) if own is None else own.detach().to(torch.float64)
+        parameter = nn.Parameter((rest + mean).to(like.dtype), own is None or own.requires_grad)
+        error.layer.register_parameter("bias", parameter)
         session.details[error.plan.name].append("bias corrected")
 
 
@@ -133,8 +133,8 @@ class _Error:
     rows: int = 0
 
     def __call__(self, x: Tensor, y: Any) -> None:
-        wanted = self.plan.module.forward(x)  # not its hooks, which are a user's
-        lost = (wanted.to(torch.float64) - y.to(torch.float64)).movedim(self.dim, -1)
+        target = self.plan.module.forward(x)  # not its hooks, which are a user's
+        lost = (target.to(torch.float64) - y.to(torch.float64)).movedim(self.dim, -1)
         lost = lost.reshape(-1, lost.shape[-1])
         total = lost.sum(0)
         self.total = total if self.total is None else self.total + total

@@ -169,11 +169,11 @@ class NestedTensors(NamedTuple):
         """A value taken apart; key(place, tensor): keeps a tensor. Caches of keys and values are
         left out: a block that is called a second time would find what it wrote the first time."""
         leaves, spec = pytree.tree_flatten(value, is_leaf=is_cache)
-        kept = [
+        rest = [
             key(i, leaf) if isinstance(leaf, Tensor) else None if is_cache(leaf) else leaf
             for i, leaf in enumerate(leaves)
         ]
-        return cls(tuple(kept), spec)
+        return cls(tuple(rest), spec)
 
     def put_together(self, tensor: Callable[[Key], Any]) -> Any:
         """The value again; tensor(key): what stands for a Key."""
@@ -230,8 +230,8 @@ def as_call(value: Any) -> BlockCall:
 def digest(tensor: Tensor) -> Hashable:
     """The same for tensors of equal bits, shape, dtype and device."""
     flat = tensor.detach().contiguous().flatten().view(torch.uint8).cpu()
-    told = hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).hexdigest()
-    return told, tuple(tensor.shape), tensor.dtype, tensor.device
+    text = hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).hexdigest()
+    return text, tuple(tensor.shape), tensor.dtype, tensor.device
 
 
 def ghost(shape: Shape) -> Tensor:

@@ -43,11 +43,11 @@ class Lane:
         model: nn.Module,
         blocks: Sequence[LayerBlock],
         batches: Sequence[Any],
-        kept: TensorStore,
+        store: TensorStore,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.model, self.blocks, self.batches = model, blocks, batches
-        self.kept, self.around = kept, around
+        self.kept, self.around = store, around
         self.numbers = {block.module: i for i, block in enumerate(blocks)}
         self.done: set[int] = set()
         self.ready: Callable[[LayerBlock], None] = lambda _: None  # before a block runs
@@ -63,12 +63,12 @@ class Lane:
         self._live: dict[int, list[Tensor]] = {}  # what a block gave inside the running model
         self.notes: list[tuple[str, str]] = []  # a block, and what is noted of it
 
-    def expect(self, calls: Mapping[int, list[NestedTensors]], made: set[Key]) -> None:
+    def expect(self, calls: Mapping[int, list[NestedTensors]], keys: set[Key]) -> None:
         """These blocks are called so next. made: tensors that were kept for it, needed or not."""
         for i, parts in calls.items():
             self._calls[i] = parts
             self._uses.update(key for each in parts for key in each.kept)
-        for key in made - self._uses.keys():
+        for key in keys - self._uses.keys():
             self.kept.drop(key)
         self._forget()
 
@@ -78,9 +78,9 @@ class Lane:
 
         def tensor(key: Key) -> Tensor:
             if key not in seen:
-                kept = self.kept.get(key)
+                value = self.kept.get(key)
                 alone = key.block < 0 and self._uses[key] > 1
-                seen[key] = kept if alone or self.kept.on_disk(key) else kept.clone()
+                seen[key] = value if alone or self.kept.on_disk(key) else value.clone()
             return seen[key]
 
         return as_call(self._calls[i][b].put_together(tensor))
@@ -101,7 +101,7 @@ class Lane:
         """The same for one batch."""
         block = self.blocks[i]
         args, kwargs = self.call_of(i, b)
-        given = [(t, version(t)) for t in tensors((args, kwargs))]
+        members = [(t, version(t)) for t in tensors((args, kwargs))]
         try:
             with self.padding.during(self.batches[b]):
                 gave = block.module(*args, **kwargs)
@@ -109,7 +109,7 @@ class Lane:
             why = f"{block.name} called by itself raised {type(error).__name__}: {error}"
             raise NotWalkableError(block.chain, why) from error
         self._check(i, b, gave)
-        if any(version(t) != old and self._is_kept(i, b, t) for t, old in given):
+        if any(version(t) != old and self._is_kept(i, b, t) for t, old in members):
             why = f"{block.name} changes a shared argument in place"
             raise NotWalkableError(block.chain, why)
         if keep:
@@ -121,10 +121,10 @@ class Lane:
 
     def target(self, i: int, b: int) -> Tensor:
         """The first tensor of what block i gave for batch b."""
-        found = first_tensor(self._gave[i][b].put_together(self.kept.get))
-        if found is None:
+        result = first_tensor(self._gave[i][b].put_together(self.kept.get))
+        if result is None:
             raise NotWalkableError(self.blocks[i].chain, f"{self.blocks[i].name} returns no tensor")
-        return found
+        return result
 
     def finish(self, i: int) -> bool:
         """Block i is done: drop what nobody needs any more. Whether the next calls hold: False if
@@ -132,17 +132,17 @@ class Lane:
         self.done.add(i)
         for parts in self._calls.pop(i, []):
             self._uses.subtract(parts.kept)
-        said = {key: shape for key, shape in self._said.items() if key.block == i}
-        told = all(self._shapes.get(key) == said[key] for key in said if self._uses[key] > 0)
-        told = all(self.ranks.together(lambda: told))
-        for key in said:
+        shapes = {key: shape for key, shape in self._said.items() if key.block == i}
+        is_same = all(self._shapes.get(key) == shapes[key] for key in shapes if self._uses[key] > 0)
+        is_same = all(self.ranks.together(lambda: is_same))
+        for key in shapes:
             del self._said[key]
-        if not told:
+        if not is_same:
             self._calls.clear()
             self._uses.clear()
             self._said.clear()
         self._forget()
-        return told
+        return is_same
 
     def _is_kept(self, i: int, b: int, tensor: Tensor) -> bool:
         keys = self._calls[i][b].kept

@@ -38,13 +38,13 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
     Raises NotWalkableError where batches go through different blocks.
     """
     every: list[dict[int, NestedTensors]] = []
-    made: set[Key] = set()
+    keys: set[Key] = set()
 
     def one(b: int) -> None:
         recorder = _Recorder(lane, b, verify=verify and b == 0)
         recorder.run()
         every.append(recorder.found)
-        made.update(recorder.made)
+        keys.update(recorder.made)
 
     lane.ranks.each(len(lane.batches), one)
     orders = [order for own in lane.ranks.together(lambda: [*map(list, every)]) for order in own]
@@ -58,7 +58,7 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
             break
         count += 1
     sequence = list(every[0])[:count]
-    lane.expect({i: [found[i] for found in every] for i in sequence}, made)
+    lane.expect({i: [result[i] for result in every] for i in sequence}, keys)
     return sequence
 
 
@@ -123,8 +123,8 @@ class _Recorder:
         return self._ghosts(i)
 
     def _key(self, tensor: Tensor) -> Key:
-        known, version_, key = self._known.get(id(tensor), (None, 0, None))
-        if known is tensor and version_ == version(tensor) and key is not None:
+        entry, version_, key = self._known.get(id(tensor), (None, 0, None))
+        if entry is tensor and version_ == version(tensor) and key is not None:
             return key
         if self._haunted and holds_nan(tensor):
             raise _DerivedError
@@ -148,9 +148,9 @@ class _Recorder:
         self._haunted = True
         # the model may write into what a block that is done gave: it has done so before
         done = i in self.lane.done
-        made = {key: ghost(shape) for key, shape in shapes.items()}
-        made = {key: x.clone() if done else x for key, x in made.items()}
-        return parts.put_together(lambda key: self._own(key, made[key]))
+        by_name = {key: ghost(shape) for key, shape in shapes.items()}
+        by_name = {key: x.clone() if done else x for key, x in by_name.items()}
+        return parts.put_together(lambda key: self._own(key, by_name[key]))
 
     def _own(self, key: Key, tensor: Tensor) -> Tensor:
         self._known[id(tensor)] = tensor, version(tensor), key

@@ -226,7 +226,7 @@ def _quantized(
         told |= streamed_stacks(model, planned)
     ledger = apply(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
-        made=session.made, built=session.built,
+        qweights=session.made, built=session.built,
     )  # fmt: skip
     if corrects:
         correct_biases(model, session, data.batches, data.padding)

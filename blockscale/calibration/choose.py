@@ -99,27 +99,27 @@ def tell_untransformed(
 
 
 def transform_layers(
-    session: Session, transform: Transform, group: Sequence[Plan], known: Mapping[str, InputStats]
+    session: Session, transform: Transform, group: Sequence[Plan], stats: Mapping[str, InputStats]
 ) -> None:
     """What these layers' inputs go through first, from the statistics of those that saw data."""
 
     def choose() -> None:
         for plan in group:
             if session.ranks.owns(plan.name):
-                _transform_layer(session, transform, plan, known.get(plan.name))
+                _transform_layer(session, transform, plan, stats.get(plan.name))
 
     share(session, group, choose)
 
 
 def _transform_layer(
-    session: Session, transform: Transform, plan: Plan, known: InputStats | None
+    session: Session, transform: Transform, plan: Plan, stats: InputStats | None
 ) -> None:
-    if known is None:
+    if stats is None:
         why = "not transformed: it saw no data"
         session.details[plan.name].append(f"{transform.name}: {why}")
         return
     before, done = transform.prepare(
-        weight_of(plan), plan.format, plan.scheme.input, known, plan.name
+        weight_of(plan), plan.format, plan.scheme.input, stats, plan.name
     )
     session.places[plan.name].before = cast("Before | None", before)
     session.details[plan.name] += [f"{transform.name}: {each}" for each in done]

@@ -114,9 +114,9 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         layers = [layer.to_dict() for layer in self.layers]
-        found = {"batches": self.batches, "output": self.output.to_dict(), "layers": layers}
+        data = {"batches": self.batches, "output": self.output.to_dict(), "layers": layers}
         routed = [vars(each) for each in self.routers]
-        return found | ({"routers": routed} if routed else {})
+        return data | ({"routers": routed} if routed else {})
 
     def to_json(self) -> str:
         """The comparison as JSON text."""
@@ -206,17 +206,17 @@ def compare(
     """
     for model in (model_float, model_quantized):
         check_model(model, "bs.compare")
-    told, count = listener(progress), 0
+    watcher, count = listener(progress), 0
     try:
         with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
             differences = LayerDifferences(first, second, budget)
             with inference(first, second):
-                for batch in Batches(batches, 1, "", told):
+                for batch in Batches(batches, 1, "", watcher):
                     a, b = differences.run(batch)
                     differences.add_outputs(a, b)
                     count += 1
     finally:
-        told.close()
+        watcher.close()
     return differences.result(count)
 
 
@@ -244,7 +244,7 @@ class LayerDifferences:
     def result(self, batches: int) -> Comparison:
         """All that was measured, the layer with the lowest isolated SQNR first."""
         compared = tuple(layer.result() for layer in self._layers)
-        routed = tuple(found for pair in self._routers if (found := pair.result()) is not None)
+        routed = tuple(match_ for pair in self._routers if (match_ := pair.result()) is not None)
         return Comparison(compared, self._output.result(), batches, routed).sorted()
 
 
@@ -357,8 +357,8 @@ def _one_batch(
 class _Room:
     """Holds outputs of float layers as long as there is room; a layer is held wholly or not."""
 
-    def __init__(self, budget: float, wanted: set[str]):
-        self._free, self._wanted = budget, wanted
+    def __init__(self, budget: float, names: set[str]):
+        self._free, self._wanted = budget, names
         self._in: defaultdict[str, bool] = defaultdict(lambda: self._free > 0)
         self.left: set[str] = set()  # layers to be held in another run
 

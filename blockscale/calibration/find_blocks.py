@@ -80,11 +80,11 @@ def find_blocks(
     matches nothing, or blocks inside of each other.
     """
     names = {plan.name: plan for plan in plans}
-    found = _matching(model, pattern) if pattern is not None else _repeated(model, names)
-    blocks, taken = [], set()
-    for chain, name in found:
-        inside = [p for p in plans if p.name not in taken and any(_in(n, name) for n in p.names)]
-        taken |= {plan.name for plan in inside}
+    result = _matching(model, pattern) if pattern is not None else _repeated(model, names)
+    blocks, values = [], set()
+    for chain, name in result:
+        inside = [p for p in plans if p.name not in values and any(_in(n, name) for n in p.names)]
+        values |= {plan.name for plan in inside}
         blocks.append(LayerBlock(name, chain, model.get_submodule(name), tuple(inside)))
     return blocks
 
@@ -95,23 +95,23 @@ def _in(name: str, block: str) -> bool:
 
 def _matching(model: nn.Module, pattern: str) -> list[tuple[str, str]]:
     steps = pattern.split(".")
-    found = []
+    results = []
     for name, _ in model.named_modules():
         own = name.split(".")
         if len(own) == len(steps) and all(map(fnmatchcase, own, steps)):
-            found.append((name.rpartition(".")[0], name))
-    if not found:
+            results.append((name.rpartition(".")[0], name))
+    if not results:
         raise ValueError(
             f"blocks={pattern!r} matches no module: write a pattern of full module names, "
             "such as 'model.layers.*'"
         )
-    return found
+    return results
 
 
 def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    results: list[tuple[str, str]] = []
     for chain, module in model.named_modules():
-        if any(_in(chain, block) or chain == block for _, block in found):
+        if any(_in(chain, block) or chain == block for _, block in results):
             continue
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
             continue
@@ -121,21 +121,21 @@ def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]
         if len(blocks) != len(module) or len({type(each) for each in module}) > 1:
             continue  # a block that stands there twice, or blocks of several kinds
         if all(b not in names and any(_in(name, b) for name in names) for b in blocks):
-            found += [(chain, block) for block in blocks]
-    return found
+            results += [(chain, block) for block in blocks]
+    return results
 
 
 def blocks_of(
-    model: nn.Module, plans: Sequence[Plan], wanted: bool | str, *, by_block: bool
+    model: nn.Module, plans: Sequence[Plan], target: bool | str, *, by_block: bool
 ) -> list[LayerBlock]:
     """The blocks to be walked. For an algorithm that chooses for blocks (by_block), a model in
     which there are none is one block itself.
 
     Raises ValueError for a pattern that matches nothing.
     """
-    found: list[LayerBlock] = []
-    if wanted is not False:
-        found = find_blocks(model, plans, None if wanted is True else wanted)
-    if by_block and not found:
-        found = [LayerBlock("", "", model, tuple(plans))]
-    return found
+    blocks: list[LayerBlock] = []
+    if target is not False:
+        blocks = find_blocks(model, plans, None if target is True else target)
+    if by_block and not blocks:
+        blocks = [LayerBlock("", "", model, tuple(plans))]
+    return blocks

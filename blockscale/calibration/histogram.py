@@ -244,8 +244,8 @@ class Points(NamedTuple):
 
     def mean_squared_error(self, low: Tensor, high: Tensor, fmt: Format) -> float:
         """What a format under this range [scale's shape] does to them, all blocks together."""
-        left = round_trips(self.value, low[None], high[None], fmt)[0]
-        error = (left.double() - self.value).square_().mul_(self.mass).sum()
+        rest = round_trips(self.value, low[None], high[None], fmt)[0]
+        error = (rest.double() - self.value).square_().mul_(self.mass).sum()
         return float(error / self.mass.sum())
 
 

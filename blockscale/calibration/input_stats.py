@@ -92,7 +92,7 @@ def _reaching_outputs(conv: Any, x: Tensor, size: Sequence[int]) -> Tensor:
     apart = x.new_zeros(x.shape[0], *spread)
     apart[(slice(None), *(slice(None, None, s) for s in conv.stride))] = x
     ends = zip(spread, spans, conv.padding, size[-dims:] or usual, strict=True)
-    around = [(span - p, wanted - n + p) for n, span, p, wanted in ends]  # below 0: cut off
+    around = [(span - p, target - n + p) for n, span, p, target in ends]  # below 0: cut off
     padded = F.pad(apart, [edge for pair in reversed(around) for edge in pair])
     rows = _windows(padded, conv.kernel_size, (1,) * dims, conv.dilation)
     return rows.unflatten(1, conv.kernel_size).flip(list(range(1, dims + 1))).flatten(1)
@@ -202,11 +202,11 @@ class InputStatsCollector:
     def add(self, x: Tensor) -> None:
         """x [rows, k] float32, at most a few thousand rows."""
         finite = x.isfinite().all(-1)
-        kept = int(finite.sum())
-        if kept < x.shape[0]:
-            self.skipped += x.shape[0] - kept
+        rest = int(finite.sum())
+        if rest < x.shape[0]:
+            self.skipped += x.shape[0] - rest
             x = x[finite]
-        if kept == 0:
+        if rest == 0:
             return
         size = x.abs()
         self._amax = torch.maximum(self._amax, size.amax(0))
@@ -214,7 +214,7 @@ class InputStatsCollector:
         with float32_inside(x):
             self._gram += x.T @ x
         self._keep(x)
-        self.rows += kept
+        self.rows += rest
 
     def _keep(self, x: Tensor) -> None:
         """Reservoir sampling (Vitter 1985, algorithm R): row i takes a random place below i + 1."""
@@ -250,8 +250,8 @@ def product_of(x: Tensor) -> Gram:
         product = _symmetric(x)
         if bool(product.diagonal().isfinite().all()):  # so x is: a square is never below 0
             return Gram(product, len(x), 0)
-        kept = x[x.isfinite().all(-1)]
-        return Gram(_symmetric(kept), len(kept), len(x) - len(kept))
+        rest = x[x.isfinite().all(-1)]
+        return Gram(_symmetric(rest), len(rest), len(x) - len(rest))
 
 
 def _symmetric(x: Tensor) -> Tensor:
@@ -259,12 +259,12 @@ def _symmetric(x: Tensor) -> Tensor:
     k = x.shape[1]
     if k < 2 * _STRIP or not x.is_cpu:
         return x.T @ x
-    found = x.new_empty(k, k)
+    result = x.new_empty(k, k)
     for first in range(0, k, _STRIP):
         some = slice(first, min(first + _STRIP, k))
         strip = x[:, some].T @ x[:, first:]
-        found[first:, some], found[some, first:] = strip.T, strip
-    return found
+        result[first:, some], result[some, first:] = strip.T, strip
+    return result
 
 
 class GramCollector:
@@ -305,22 +305,22 @@ class DriftCollector:
         """Bytes needed for `features`, that of one piece's own sums included."""
         return features * features * (8 + 4) + 2 * PIECE * features * 4
 
-    def add(self, quantized: Tensor, wanted: Tensor) -> None:
+    def add(self, quantized: Tensor, tensor: Tensor) -> None:
         """Rows Xq and Xf [rows, k] float32 of the same tokens; those that hold a NaN or an infinity
         on either side are left out. Raises ValueError for other shapes."""
-        if quantized.shape != wanted.shape or quantized.shape[-1:] != self._sum.shape[:1]:
+        if quantized.shape != tensor.shape or quantized.shape[-1:] != self._sum.shape[:1]:
             raise ValueError(
                 f"expected rows of {self._sum.shape[0]} features in both models, found "
-                f"{tuple(quantized.shape)} and {tuple(wanted.shape)}"
+                f"{tuple(quantized.shape)} and {tuple(tensor.shape)}"
             )
-        finite = quantized.isfinite().all(-1) & wanted.isfinite().all(-1)
-        kept = int(finite.sum())
-        if kept < len(finite):
-            self.skipped += len(finite) - kept
-            quantized, wanted = quantized[finite], wanted[finite]
+        finite = quantized.isfinite().all(-1) & tensor.isfinite().all(-1)
+        rest = int(finite.sum())
+        if rest < len(finite):
+            self.skipped += len(finite) - rest
+            quantized, tensor = quantized[finite], tensor[finite]
         with float32_inside(quantized):
-            self._sum += quantized.T @ (wanted - quantized)
-        self.rows += kept
+            self._sum += quantized.T @ (tensor - quantized)
+        self.rows += rest
 
     def result(self) -> Tensor | None:
         """The drift [k, k] float64; None if nothing was seen."""
@@ -361,11 +361,11 @@ class LastProducts:
 
 def _added(products: Iterable[Gram]) -> Gram | None:
     """One product of all; their float32 sums are added up in float64."""
-    found: Gram | None = None
+    gram: Gram | None = None
     for each in products:
-        if found is None:
-            found = each
+        if gram is None:
+            gram = each
         else:
-            total = found.sum.double() + each.sum
-            found = Gram(total, found.rows + each.rows, found.skipped + each.skipped)
-    return found
+            total = gram.sum.double() + each.sum
+            gram = Gram(total, gram.rows + each.rows, gram.skipped + each.skipped)
+    return gram

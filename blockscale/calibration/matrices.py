@@ -88,9 +88,9 @@ class Matrices:
         ys = []
         for e, rows in enumerate(x):
             routed = rows.detach().ne(0).any(-1)
-            given = self.product(e, rows[routed])
-            y = given.new_zeros(len(rows), self.outputs)
-            ys.append(y.index_put((routed.nonzero()[:, 0],), given))
+            inputs = self.product(e, rows[routed])
+            y = inputs.new_zeros(len(rows), self.outputs)
+            ys.append(y.index_put((routed.nonzero()[:, 0],), inputs))
         return torch.stack(ys) if ys else x.new_zeros(0, x.shape[1], self.outputs)
 
 
@@ -141,12 +141,12 @@ class StackView(Tensor):
 
     @classmethod
     def of(
-        cls, floats: Tensor, stack: Matrices, chosen: int | Tensor | None, *, turned: bool
+        cls, floats: Tensor, stack: Matrices, choice: int | Tensor | None, *, turned: bool
     ) -> "StackView":
         """A view with these floats."""
-        made: StackView = floats.as_subclass(cls)
-        made.stack, made.chosen, made.turned = stack, chosen, turned
-        return made
+        view: StackView = floats.as_subclass(cls)
+        view.stack, view.chosen, view.turned = stack, choice, turned
+        return view
 
     def floats(self) -> Tensor:
         """As an ordinary tensor."""
@@ -207,14 +207,14 @@ def _matmul(a: Any, b: Any) -> Any:
 
 def _times(x: Tensor, view: StackView) -> Any:
     """x [..., k] times what is chosen."""
-    chosen, stack = view.chosen, view.stack
-    if isinstance(chosen, int):
-        return stack.product(chosen, x)
+    choice, stack = view.chosen, view.stack
+    if isinstance(choice, int):
+        return stack.product(choice, x)
     if x.ndim != 3 or view.ndim != 3:
         return NotImplemented
-    if chosen is None:
+    if choice is None:
         return stack.product_of_all(x) if len(x) == len(stack.keys) else NotImplemented
-    return stack.product_of_each(x, chosen.tolist())
+    return stack.product_of_each(x, choice.tolist())
 
 
 def _reversed(a: Any, b: Any) -> Any:
@@ -222,8 +222,8 @@ def _reversed(a: Any, b: Any) -> Any:
 
 
 def _grouped(x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    known = isinstance(weight, StackView) and weight.turned and weight.chosen is None
-    if not known or offs is None or x.ndim != 2 or bias is not None:
+    is_known = isinstance(weight, StackView) and weight.turned and weight.chosen is None
+    if not is_known or offs is None or x.ndim != 2 or bias is not None:
         return NotImplemented
     y = weight.stack.sorted_product(x, offs.tolist())
     return y if out_dtype is None else y.to(out_dtype)
@@ -254,8 +254,8 @@ def _unbind(view: Any, dim: int = 0) -> Any:
 
 
 def _iterate(view: Any) -> Any:
-    found = _unbind(view)
-    return found if found is NotImplemented else iter(found)
+    result = _unbind(view)
+    return result if result is NotImplemented else iter(result)
 
 
 def _transpose(view: Any, first: int = -2, second: int = -1) -> Any:

@@ -102,9 +102,12 @@ class MergeableStatistics(Buffers):
         Raises ValueError for another kind of observer, another format or another scale's shape.
         """
         if not isinstance(other, MergeableStatistics) or other._identity() != self._identity():
-            known = other._identity() if isinstance(other, MergeableStatistics) else repr(other)
+            other_identity = (
+                other._identity() if isinstance(other, MergeableStatistics) else repr(other)
+            )
             raise ValueError(
-                f"cannot merge statistics of different observers: {self._identity()} with {known}"
+                f"cannot merge statistics of different observers: {self._identity()} with "
+                f"{other_identity}"
             )
         other = copy.deepcopy(other)
         if other.shape is not None:
@@ -138,10 +141,10 @@ class MergeableStatistics(Buffers):
     def _agree(self, group: dist.ProcessGroup | None) -> None:
         """Start with the scale's shape of the processes that have data."""
         sizes = self.shape and [*self.shape, *[-1] * (_DIMS - len(self.shape))]
-        known = [zlib.crc32(self._identity().encode()), *(sizes or [_UNKNOWN] * _DIMS)]
-        largest = _reduced(torch.tensor(known, device=self.samples.device), "max", group)
-        known[1:] = sizes or [-_UNKNOWN] * _DIMS
-        smallest = _reduced(torch.tensor(known, device=self.samples.device), "min", group)
+        entries = [zlib.crc32(self._identity().encode()), *(sizes or [_UNKNOWN] * _DIMS)]
+        largest = _reduced(torch.tensor(entries, device=self.samples.device), "max", group)
+        entries[1:] = sizes or [-_UNKNOWN] * _DIMS
+        smallest = _reduced(torch.tensor(entries, device=self.samples.device), "min", group)
         if bool((largest > smallest).any()):
             raise ValueError(
                 "the processes hold different observers, or scales of different shapes; this "

@@ -173,9 +173,9 @@ class Observer(MergeableStatistics):
 
     def qparams(self) -> QParams:
         """The stored scale, its outer scale and the zero point. Raises as `range`."""
-        found = self.range()
+        result = self.range()
         with _kept():
-            return reference.qparams_from_range(*found, self.format)
+            return reference.qparams_from_range(*result, self.format)
 
 
 def _kept(*elements: int) -> AbstractContextManager[None]:

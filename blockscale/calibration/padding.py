@@ -79,7 +79,7 @@ class Padding:
         finally:
             _NOW.reset(token)
 
-    def told(self, plan: Plan, callback: Callback, details: list[str]) -> Callback:
+    def without(self, plan: Plan, callback: Callback, details: list[str]) -> Callback:
         """A callback for `watch` that tells `callback` without padding. details: of the layer."""
 
         def tell(x: Tensor, y: Any) -> None:
@@ -105,8 +105,8 @@ class Padding:
         """x [batch, tokens, ...] -> its rows; the same tensor for layers side by side."""
         of, changed, by, rows = self._last
         if x.is_inference():  # nobody could tell whether it was changed
-            found: Tensor = _rows(x, mask)
-            return found
+            tensor: Tensor = _rows(x, mask)
+            return tensor
         if of() is not x or changed != x._version or by is not mask:
             rows = _rows(x, mask)
             self._last = weakref.ref(x), x._version, mask, rows

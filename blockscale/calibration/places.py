@@ -41,25 +41,25 @@ def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
     return held, about
 
 
-def unpack(plan: Plan, session: Session, held: Mapping[str, Tensor], about: Told) -> None:
+def unpack(plan: Plan, session: Session, tensors: Mapping[str, Tensor], about: Told) -> None:
     """Put what `packed` gave for a layer in its places."""
     place, device = session.places[plan.name], plan.parameter.device
-    if parts := _of(held, f"{plan.name}.weight", device):
+    if parts := _of(tensors, f"{plan.name}.weight", device):
         codes = parts.pop("codes")
         place.weight = QTensor(codes, QParams(**parts), plan.format, about["size"])
     if "before" in about:
-        buffers = _of(held, f"{plan.name}.before", device)
+        buffers = _of(tensors, f"{plan.name}.before", device)
         place.before = before.restore(about["before"], about["features"], buffers)
     for part in ("input", "output"):
-        if parts := _of(held, f"{plan.name}.{part}", device):
+        if parts := _of(tensors, f"{plan.name}.{part}", device):
             quantizer = QInput(getattr(plan.scheme, part))
             quantizer.restore(parts)
             setattr(place, part, quantizer)
     session.details[plan.name] = about["details"]
     session.notes[plan.name] = about["notes"]
-    for known, key in ((session.tokens, "tokens"), (session.mixing.own, "own")):
+    for counts, key in ((session.tokens, "tokens"), (session.mixing.own, "own")):
         if about.get(key) is not None:
-            known[plan.name] = about[key]
+            counts[plan.name] = about[key]
 
 
 def tensors_of(q: QTensor) -> dict[str, Tensor]:
@@ -82,9 +82,9 @@ def share(session: Session, plans: Sequence[Plan], choose: Callable[[], object])
         choose()
         return {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
 
-    found = ranks.spread(own)
+    result = ranks.spread(own)
     for plan in plans:
-        unpack(plan, session, *from_bytes(found[plan.name]))
+        unpack(plan, session, *from_bytes(result[plan.name]))
 
 
 def share_codes(
@@ -96,7 +96,7 @@ def share_codes(
     as `share`."""
     if ranks.alone:
         return dict(choose())
-    found = ranks.spread(
+    result = ranks.spread(
         lambda: {
             name: to_bytes(tensors_of(q), {"size": q.size, "notes": notes})
             for name, (q, notes) in choose().items()
@@ -104,7 +104,7 @@ def share_codes(
     )
     every = {}
     for plan in plans:
-        held, about = from_bytes(found[plan.name])
+        held, about = from_bytes(result[plan.name])
         parts = {name: tensor.to(plan.parameter.device) for name, tensor in held.items()}
         codes = parts.pop("codes")
         q = QTensor(codes, QParams(**parts), plan.format, about["size"])
@@ -112,9 +112,9 @@ def share_codes(
     return every
 
 
-def to_bytes(held: Mapping[str, Tensor], about: Told) -> bytes:
+def to_bytes(tensors: Mapping[str, Tensor], about: Told) -> bytes:
     """Tensors and plain data as the bytes of a safetensors file."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in held.items()}
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     return safetensors.torch.save(plain, {"about": json.dumps(about)})
 
 
@@ -124,8 +124,8 @@ def from_bytes(
     """What `to_bytes` was given; key: under which the metadata have the rest. where: for errors."""
     length = int.from_bytes(data[:8], "little")
     header = parse_json(data[8 : 8 + length].decode(), where, finite=False)
-    told = parse_json(header["__metadata__"][key], where, finite=False)
-    return safetensors.torch.load(data), told
+    settings = parse_json(header["__metadata__"][key], where, finite=False)
+    return safetensors.torch.load(data), settings
 
 
 def _parts(qparams: QParams | None) -> dict[str, Tensor]:
@@ -136,9 +136,9 @@ def _named(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{name}/{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
 
 
-def _of(held: Mapping[str, Tensor], name: str, device: Any) -> dict[str, Tensor]:
-    found = {k.rpartition("/")[2]: v for k, v in held.items() if k.rpartition("/")[0] == name}
+def _of(tensors: Mapping[str, Tensor], name: str, device: Any) -> dict[str, Tensor]:
+    data = {k.rpartition("/")[2]: v for k, v in tensors.items() if k.rpartition("/")[0] == name}
     return {
         part: tensor if device.type == "meta" else tensor.to(device)
-        for part, tensor in found.items()
+        for part, tensor in data.items()
     }

@@ -35,7 +35,7 @@ class ElsewhereError(RuntimeError):
 class Failure(NamedTuple):
     """What one process raised, in words; and itself, where all are to raise it."""
 
-    told: str
+    text: str
     agreed: AgreedError | None
 
 
@@ -80,8 +80,8 @@ class _Outbox:
 
     def put(self, number: int, owner: int, arguments: Iterable[Any]) -> None:
         """A call for `owner`, with tensors as they are now."""
-        kept = tuple(self._kept(a) if isinstance(a, Tensor) else a for a in arguments)
-        self.calls.append(_Sent(number, owner, kept))
+        results = tuple(self._kept(a) if isinstance(a, Tensor) else a for a in arguments)
+        self.calls.append(_Sent(number, owner, results))
 
     def _kept(self, tensor: Tensor) -> _Place:
         key = None if tensor.is_inference() else (id(tensor), tensor._version)
@@ -230,12 +230,14 @@ class Ranks:
     def _deliver(self, header: _Dispatch, parcel: Tensor) -> None:
         """Call what one process has sent to this one."""
         numbers = header.needed_by(self.rank)
-        found = unpacked(parcel, [header.tensors[number] for number in numbers])
-        tensors = dict(zip(numbers, found, strict=True))
+        result = unpacked(parcel, [header.tensors[number] for number in numbers])
+        tensors = dict(zip(numbers, result, strict=True))
         for call in header.calls:
             if call.owner == self.rank:
-                given = [tensors[a.number] if isinstance(a, _Place) else a for a in call.arguments]
-                self._adds[call.number](*given)
+                members = [
+                    tensors[a.number] if isinstance(a, _Place) else a for a in call.arguments
+                ]
+                self._adds[call.number](*members)
 
     # --- all together
 
@@ -243,20 +245,20 @@ class Ranks:
         """What do() returned in each process. Raises in every process if it raised in one."""
         if self.alone:
             return [do()]
-        found: Any = None
+        value: Any = None
         error: Exception | None = None
         try:
-            found = do()
+            value = do()
         except Exception as raised:
             error = raised
-        told = self._gathered((found, _failure(error)))
-        self._raise(error, [failure for _, failure in told])
-        return [each for each, _ in told]
+        answers = self._gathered((value, _failure(error)))
+        self._raise(error, [failure for _, failure in answers])
+        return [each for each, _ in answers]
 
     def by_first(self, do: Callable[[], T]) -> T:
         """What do() returns in the first process, in every process. Raises as `together`."""
-        found: list[Any] = self.together(lambda: None if self.rank else do())
-        first: T = found[0]
+        results: list[Any] = self.together(lambda: None if self.rank else do())
+        first: T = results[0]
         return first
 
     def spread(self, own: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
@@ -264,21 +266,25 @@ class Ranks:
         in every process, if one of them received something else than the owner sent."""
         mine: dict[str, bytes] = {}
         sizes = self.together(lambda: mine.update(own()) or {n: len(b) for n, b in mine.items()})
-        found: dict[str, bytes] = {}
-        for owner, known in enumerate(sizes):
-            if known:
+        by_name: dict[str, bytes] = {}
+        for owner, tensors_there in enumerate(sizes):
+            if tensors_there:
                 blob = b"".join(mine.values()) if owner == self.rank else b""
-                found |= _apart(self._broadcast(blob, sum(known.values()), owner), known)
-        self._compare(mine, found)
-        return found
+                by_name |= _apart(
+                    self._broadcast(blob, sum(tensors_there.values()), owner), tensors_there
+                )
+        self._compare(mine, by_name)
+        return by_name
 
-    def _compare(self, mine: Mapping[str, bytes], found: Mapping[str, bytes]) -> None:
+    def _compare(self, mine: Mapping[str, bytes], digests: Mapping[str, bytes]) -> None:
         sent = {name: _digest(data) for name, data in mine.items()}
-        got = {name: _digest(data) for name, data in found.items()}
-        told = self._gathered((sent, got))
-        wanted = [(name, owner, d) for owner, (s, _) in enumerate(told) for name, d in s.items()]
-        for name, owner, digest in wanted:
-            for rank, (_, received) in enumerate(told):
+        got = {name: _digest(data) for name, data in digests.items()}
+        answers = self._gathered((sent, got))
+        targets = [
+            (name, owner, d) for owner, (s, _) in enumerate(answers) for name, d in s.items()
+        ]
+        for name, owner, digest in targets:
+            for rank, (_, received) in enumerate(answers):
                 if received.get(name) != digest:
                     raise RuntimeError(
                         f"{name}: process {rank} received other bytes than process {owner} chose "
@@ -303,24 +309,24 @@ class Ranks:
         return torch.cat(gather_messages(x, self.group, alike=True))
 
     def _gathered(self, value: Any) -> list[Any]:
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, value, self.group)
-        return told
+        members: list[Any] = [None] * self.size
+        dist.all_gather_object(members, value, self.group)
+        return members
 
     def _raise(self, error: Exception | None, failures: list[Failure | None]) -> None:
         """Raise the same in every process if there is a failure in any."""
-        known = [(rank, each) for rank, each in enumerate(failures) if each is not None]
-        if not known:
+        entries = [(rank, each) for rank, each in enumerate(failures) if each is not None]
+        if not entries:
             return
         self._adds, self._failed, self._outbox = [], None, _Outbox()
-        others = [(rank, each) for rank, each in known if each.agreed is None]
+        others = [(rank, each) for rank, each in entries if each.agreed is None]
         if not others:
-            raise known[0][1].agreed or AgreedError
+            raise entries[0][1].agreed or AgreedError
         if error is not None and not isinstance(error, AgreedError):
             raise error
         rank, failure = others[0]
         raise ElsewhereError(
-            f"process {rank} of {self.size} raised {failure.told} (this is process {self.rank}); "
+            f"process {rank} of {self.size} raised {failure.text} (this is process {self.rank}); "
             "nothing was changed in any of them"
         )
 

@@ -76,9 +76,9 @@ def stream_of(model: nn.Module, batch: Any) -> ResidualStream:
         )
     size, names = table.embedding_dim, {module: name for name, module in model.named_modules()}
     norms = {
-        module: found
+        module: result
         for module, name in names.items()
-        if (found := _norm(module, name, size)) is not None
+        if (result := _norm(module, name, size)) is not None
     }
     readers = _readers(model, batch, list(norms), head)
     for module, norm in norms.items():
@@ -134,7 +134,7 @@ def _norm(module: nn.Module, name: str, size: int) -> Norm | None:
         # what is called otherwise is no norm
         return None
     x, shift = x.to(torch.float64), 0 if bias is None else bias.detach().to(torch.float64)
-    near, found = max(8 * torch.finfo(weight.dtype).eps, 1e-4), []
+    near, results = max(8 * torch.finfo(weight.dtype).eps, 1e-4), []
     for subtracts_mean in (False, True):
         centred = x - x.mean(-1, keepdim=True) if subtracts_mean else x
         unit = centred / centred.square().mean(-1, keepdim=True).sqrt()
@@ -142,8 +142,8 @@ def _norm(module: nn.Module, name: str, size: int) -> Norm | None:
             gain = weight.to(torch.float64) + adds_one
             expected = unit * gain + shift
             off = float((got - expected).abs().max() / (1 + expected.abs().max()))
-            found.append((off, Norm(name, adds_one, subtracts_mean)))
-    off, norm = min(found, key=lambda each: each[0])
+            results.append((off, Norm(name, adds_one, subtracts_mean)))
+    off, norm = min(results, key=lambda each: each[0])
     return norm if off <= near else None
 
 
@@ -151,7 +151,7 @@ def _readers(
     model: nn.Module, batch: Any, norms: list[nn.Module], head: nn.Module
 ) -> dict[nn.Module, nn.Module]:
     """{module with parameters of its own: the norm whose output it is given}, by a run."""
-    given: dict[nn.Module, nn.Module] = {}
+    readers: dict[nn.Module, nn.Module] = {}
     outputs: dict[int, tuple[nn.Module, Tensor]] = {}  # kept alive, so that places are not reused
 
     def ran(module: nn.Module, args: Any, kwargs: Any, y: Any) -> None:
@@ -161,7 +161,7 @@ def _readers(
         for x in [*args, *kwargs.values()]:
             if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in outputs:
                 norm = outputs[x.untyped_storage().data_ptr()][0]
-                if given.setdefault(module, norm) is not norm:
+                if readers.setdefault(module, norm) is not norm:
                     raise UnrotatableError("one module reads the outputs of several norms")
 
     owning = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
@@ -171,9 +171,9 @@ def _readers(
     finally:
         for handle in handles:
             handle.remove()
-    if head not in given:
+    if head not in readers:
         raise UnrotatableError("its head does not read the output of a norm")
-    return given
+    return readers
 
 
 def _uses(  # noqa: C901 - a list of cases
@@ -181,12 +181,12 @@ def _uses(  # noqa: C901 - a list of cases
 ) -> Iterator[Use]:
     """Where the stream goes through a module's own parameters. Raises for what is not known."""
     own = dict(module.named_parameters(recurse=False))
-    known: dict[str, Use] = {}
+    uses: dict[str, Use] = {}
     transposed = type(module).__name__ == "Conv1D"  # transformers': its weight is [in, out]
     reads, writes = (-2, -1) if transposed else (-1, -2)
 
     def use(which: str, dim: int, through: Norm | None = None) -> None:
-        known[which] = Use(f"{name}.{which}", dim, through)
+        uses[which] = Use(f"{name}.{which}", dim, through)
 
     if isinstance(module, nn.Embedding):
         if module.embedding_dim == size:
@@ -200,17 +200,17 @@ def _uses(  # noqa: C901 - a list of cases
         shape = own["weight"].shape
         if norm is not None and shape[reads] == size:
             use("weight", reads, norm)
-            known |= {"bias": known["weight"]} if "bias" in own else {}
+            uses |= {"bias": uses["weight"]} if "bias" in own else {}
         elif norm is None and shape[writes] == size:
             use("weight", writes)
             if "bias" in own:
                 use("bias", -1)
     for which, parameter in own.items():
-        if which not in known and size in parameter.shape:
+        if which not in uses and size in parameter.shape:
             raise UnrotatableError(
                 f"it is not known how {name}.{which} reads or writes the residual stream"
             )
-    yield from dict.fromkeys(known.values())
+    yield from dict.fromkeys(uses.values())
 
 
 def _values(names: dict[nn.Module, str], stream: ResidualStream) -> Iterator[Use]:

@@ -53,9 +53,9 @@ class Rotated:
 
     def told(self, ledger: Ledger) -> Ledger:
         """The ledger with a word on each layer and parameter that was rotated."""
-        return replace(ledger, entries=[self._told(entry) for entry in ledger.entries])
+        return replace(ledger, entries=[self._with_note(entry) for entry in ledger.entries])
 
-    def _told(self, entry: Entry) -> Entry:
+    def _with_note(self, entry: Entry) -> Entry:
         own = (entry.name, f"{entry.name}.weight", f"{entry.name}.gate_up_proj")
         how = next((self.rotations[name] for name in own if name in self.rotations), "")
         return replace(entry, details=", ".join(filter(None, [how, entry.details])))
@@ -127,9 +127,9 @@ def _rotate(  # noqa: PLR0913 - the model and what is to be known of it
 ) -> dict[str, str]:
     """Each process of a group rotates its model, and checks that on its own first batch; the first
     of them learns, from the batches of all."""
-    known: list[Any] = []
-    ranks.together(lambda: known.extend((stream_of(model, batch), logits(model, batch))))
-    stream, expected = known
+    entries: list[Any] = []
+    ranks.together(lambda: entries.extend((stream_of(model, batch), logits(model, batch))))
+    stream, expected = entries
     rotation = orthogonal(stream.size, transform.seed, keeps_mean=stream.keeps_mean)
     heads = {size: orthogonal(size, transform.seed + 1) for size in head_sizes(stream)}
     names = dict.fromkeys(name for name, _ in turned(model, stream, rotation, heads))
@@ -147,13 +147,13 @@ def _rotate(  # noqa: PLR0913 - the model and what is to be known of it
         best = rotation @ more.to(rotation)
         ranks.together(lambda: turn(best))
     how = "; ".join([f"{transform.name}: the residual stream is rotated", *notes])
-    told = {use.parameter: how for use in stream.uses}
+    data = {use.parameter: how for use in stream.uses}
     for parameter, note in stream.notes.items():
-        told[parameter] = "; ".join([told.get(parameter, transform.name), note])
+        data[parameter] = "; ".join([data.get(parameter, transform.name), note])
     if stream.tied:
         _untie(model)
-        told[f"{stream.head}.weight"] += "; no longer tied to the token embedding"
-    return told
+        data[f"{stream.head}.weight"] += "; no longer tied to the token embedding"
+    return data
 
 
 def _all_of(batches: Iterable[Any], ranks: Ranks) -> Iterable[Any]:
@@ -171,18 +171,18 @@ def logits(model: nn.Module, batch: Any) -> Tensor:
     return logits_of(call(model, batch))
 
 
-def logits_of(given: Any) -> Tensor:
+def logits_of(value: Any) -> Tensor:
     """`logits` of what a model gave, or its first tensor."""
-    found = first_tensor(getattr(given, "logits", given))
-    if found is None:
-        raise UnrotatableError(f"it returns {kind_of(given)}, not logits")
-    return found
+    result = first_tensor(getattr(value, "logits", value))
+    if result is None:
+        raise UnrotatableError(f"it returns {kind_of(value)}, not logits")
+    return result
 
 
-def put(model: nn.Module, made: Iterable[tuple[str, Tensor]]) -> None:
+def put(model: nn.Module, members: Iterable[tuple[str, Tensor]]) -> None:
     """New parameters in the places of those of these names, in their dtypes."""
     new = {}
-    for name, tensor in made:
+    for name, tensor in members:
         old = model.get_parameter(name)
         new[name] = nn.Parameter(tensor.to(old.device, old.dtype), old.requires_grad)
     put_back(model, new)

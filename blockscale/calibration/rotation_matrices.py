@@ -83,10 +83,10 @@ def hadamard(n: int) -> Tensor | None:
     odd, power = n, 0
     while odd % 2 == 0:
         odd, power = odd // 2, power + 1
-    for taken in range(power + 1):
-        order = odd << taken
-        if order <= max(SMALL, 2) and (found := _paley(order)) is not None:
-            return torch.kron(_sylvester(1 << (power - taken)), found)
+    for names in range(power + 1):
+        order = odd << names
+        if order <= max(SMALL, 2) and (result := _paley(order)) is not None:
+            return torch.kron(_sylvester(1 << (power - names)), result)
     return None
 
 
@@ -102,9 +102,9 @@ def orthogonal(n: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
     if keeps_mean:
         return _keeping_mean(n, seed)
     size = next(d for d in range(n, 0, -1) if n % d == 0 and hadamard(d) is not None)
-    found = hadamard(size)
-    assert found is not None
-    rotation = found / size**0.5
+    result = hadamard(size)
+    assert result is not None
+    rotation = result / size**0.5
     if size < n:
         rotation = torch.kron(_random(n // size, seed + 1), rotation)
     return random_signs(n, seed).to(torch.float64)[:, None] * rotation
@@ -132,11 +132,11 @@ def _random(n: int, seed: int) -> Tensor:
 
 
 def _sylvester(n: int) -> Tensor:
-    made = torch.ones(1, 1, dtype=torch.float64)
+    result = torch.ones(1, 1, dtype=torch.float64)
     two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
-    while made.shape[0] < n:
-        made = torch.kron(two, made)
-    return made
+    while result.shape[0] < n:
+        result = torch.kron(two, result)
+    return result
 
 
 def _paley(order: int) -> Tensor | None:

@@ -75,12 +75,12 @@ class RouterPair:
 
 def _chosen(output: Any) -> list[Tensor]:
     """The experts that a router's result names: its last integers."""
-    found = [
+    results = [
         each
         for each in pytree.tree_leaves(output)
         if isinstance(each, Tensor) and each.ndim > 1 and _integer(each)
     ]
-    return [found[-1].detach().clone()] if found else []
+    return [results[-1].detach().clone()] if results else []
 
 
 def _integer(x: Tensor) -> bool:
@@ -116,14 +116,14 @@ def watched(pairs: Sequence[RouterPair], *, quantized: bool) -> Iterator[None]:
             pair.forget()
 
 
-def told_of_routers(found: Sequence[RouterComparison]) -> list[str]:
+def told_of_routers(comparisons: Sequence[RouterComparison]) -> list[str]:
     """A line on all routers, and which one agrees least."""
-    if not found:
+    if not comparisons:
         return []
-    choices = sum(each.tokens * each.top for each in found)
-    same = sum(each.choices * each.tokens * each.top for each in found) / choices
-    least = min(found, key=lambda each: each.choices)
+    choices = sum(each.tokens * each.top for each in comparisons)
+    same = sum(each.choices * each.tokens * each.top for each in comparisons) / choices
+    least = min(comparisons, key=lambda each: each.choices)
     return [
-        f"routers: {100 * same:.2f} % of the experts that {len(found)} routers choose are those "
-        f"of the float model; least {least.name}, {100 * least.choices:.2f} %"
+        f"routers: {100 * same:.2f} % of the experts that {len(comparisons)} routers choose are "
+        f"those of the float model; least {least.name}, {100 * least.choices:.2f} %"
     ]

@@ -69,7 +69,9 @@ class Session:
         self.named = {plan.name: plan for plan in self.layers}
         self.places = supplied(plans, observed=observed)
         self.coverage: Coverage | None = None
-        self.details: dict[str, list[str]] = {plan.name: list(plan.told) for plan in self.layers}
+        self.details: dict[str, list[str]] = {
+            plan.name: list(plan.choice_notes) for plan in self.layers
+        }
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
         self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
@@ -130,13 +132,13 @@ class Session:
         for name in names:
             calls, rows = zip(*(seen[name] for seen, _ in every), strict=True)
             counted.layers[name] = Seen(sum(calls), sum(rows))
-            said = [told[name] for _, told in every if name in told][:1]
-            self.details[name] += [note for note in said if note not in self.details[name]]
+            text = [told[name] for _, told in every if name in told][:1]
+            self.details[name] += [note for note in text if note not in self.details[name]]
 
     def without_padding(self, plan: Plan, callback: Callback) -> Callback:
         """A callback of this layer that sees no padding."""
         alone = self.ranks.alone  # otherwise `merge` tells what was noted in any process
-        return self.padding.told(plan, callback, self.details[plan.name] if alone else [])
+        return self.padding.without(plan, callback, self.details[plan.name] if alone else [])
 
     def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
@@ -208,12 +210,12 @@ class Session:
         return sized(self.ranks.at_owner(plan.name, add))
 
     def observing(
-        self, wanted: Sequence[tuple[Plan, str]], spec: Spec
+        self, targets: Sequence[tuple[Plan, str]], spec: Spec
     ) -> tuple[dict[str, Callback], list[Observing]]:
         """What has to be told of these layers' inputs and outputs, and who looks at it."""
         observers: list[Observing] = []
         callbacks: dict[str, Callback] = {}
-        for plan, part in wanted:
+        for plan, part in targets:
             observer = observer_of(spec, getattr(plan.scheme, part)).to(plan.parameter.device)
             observers.append((plan, part, observer))
             look = self._looking(plan, part, observer)

@@ -313,11 +313,11 @@ class Blocks:
         if self._empty:
             return (none := torch.zeros_like(power, dtype=torch.int64)), none
         size = self._values.abs()
-        chosen = self._finite
+        choice = self._finite
         if above is not None:
-            chosen = chosen & (size > self._per_block(above))
-        total = torch.where(chosen, in_units(size, self._per_block(power)), 0).sum(self._dims)
-        return total.reshape(self.shape), chosen.sum(self._dims).reshape(self.shape)
+            choice = choice & (size > self._per_block(above))
+        total = torch.where(choice, in_units(size, self._per_block(power)), 0).sum(self._dims)
+        return total.reshape(self.shape), choice.sum(self._dims).reshape(self.shape)
 
     def sum(self) -> Tensor:
         """The sum of each block, by halves: the same additions in the same order on every device.

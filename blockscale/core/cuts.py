@@ -159,9 +159,11 @@ def line_of(fmt: Format, shape: tuple[int, ...], dim: int) -> CutLine:
             "through every block: quantize in blocks of rows, such as 'group64'"
         )
     if not fmt.block.flat or prod(shape[:dim]) != 1:
-        told = "runs over the flattened tensor" if fmt.block.flat else "has scales over such blocks"
+        reason = (
+            "runs over the flattened tensor" if fmt.block.flat else "has scales over such blocks"
+        )
         raise ValueError(
-            f"{fmt}: it {told}, and a cut along dimension {dim} of {shape} goes through "
+            f"{fmt}: it {reason}, and a cut along dimension {dim} of {shape} goes through "
             f"the blocks: cut along dimension 0, or quantize in groups, such as 'group64'"
         )
     flattened = _above_flat(fmt)

@@ -148,8 +148,8 @@ def offset(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
     low, step: as in `choose`.
     """
     lowest = fmt.element.limits(fmt.wide)[0]
-    found = low - step * lowest + 0.0  # of 0 and -0 neither is the smaller: b is never -0
-    return torch.where(found.isnan(), 0.0, found).clamp(-FLT_MAX, FLT_MAX)
+    result = low - step * lowest + 0.0  # of 0 and -0 neither is the smaller: b is never -0
+    return torch.where(result.isnan(), 0.0, result).clamp(-FLT_MAX, FLT_MAX)
 
 
 def expand_offset(
@@ -167,20 +167,20 @@ def expand_offset(
 _WHOLE = (Integer, Ternary, Binary)  # elements whose codes are their values
 
 
-def why_no_sums(taken: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
+def why_no_sums(names: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
     """Why sums of products of these formats have no step for each output; None if they have.
 
     taken: of the layer's input; shape: of its stored weight, [n, k].
     """
-    if taken is None:
+    if names is None:
         return "its input has no format, so its sums have no step: set one like 'int8:tensor:fp32'"
-    if reason := why_no_integers(taken):
-        return f"its input is {taken}, {reason}"
+    if reason := why_no_integers(names):
+        return f"its input is {names}, {reason}"
     if reason := why_no_weights(weight):
         return f"its weight is {weight}, {reason}"
     several = "the sum of one output would have several steps: use the block"
-    if taken.block.name != "tensor":
-        return f"its input is {taken}, {several} 'tensor'"
+    if names.block.name != "tensor":
+        return f"its input is {names}, {several} 'tensor'"
     if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
         return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
     return None

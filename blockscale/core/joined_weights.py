@@ -77,18 +77,18 @@ def groups(names: Iterable[str], fused: Fused = True) -> list[tuple[str, ...]]:
     children: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         children.setdefault(name.rpartition(".")[0], []).append(name)
-    found = []
+    results = []
     for siblings in children.values():
-        left = siblings
+        rest = siblings
         for pattern in () if fused is True else fused:
-            found.append(tuple(name for name in left if rules.matches(pattern, name)))
-            left = [name for name in left if name not in found[-1]]
+            results.append(tuple(name for name in rest if rules.matches(pattern, name)))
+            rest = [name for name in rest if name not in results[-1]]
         for group in KNOWN:
-            some = tuple(name for name in left if name.rpartition(".")[2] in group)
+            some = tuple(name for name in rest if name.rpartition(".")[2] in group)
             if len(some) > 1:
-                found.append(some)
-                left = [name for name in left if name not in some]
-    return [group for group in found if len(group) > 1]
+                results.append(some)
+                rest = [name for name in rest if name not in some]
+    return [group for group in results if len(group) > 1]
 
 
 def shares(fmt: Format | None, shape: Sequence[int], parts: int = 1) -> str:

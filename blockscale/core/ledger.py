@@ -47,7 +47,7 @@ class Entry:
         return ", ".join(label + display_name(text) for label, text in parts.items() if text)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The formats and how, or else the reason, in one short text."""
         return "; ".join(filter(None, [self.formats, self.details, self.here])) or self.reason
 
@@ -150,7 +150,7 @@ class Ledger:
 
     def __str__(self) -> str:
         """A plain table, one line an entry, totals last."""
-        rows = [(e.status, shown(e.name), e.kind, shown(e.told, TEXT)) for e in self.entries]
+        rows = [(e.status, shown(e.name), e.kind, shown(e.summary, TEXT)) for e in self.entries]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines = [
             "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]])

@@ -56,8 +56,8 @@ def check_layout(layout: str) -> None:
     """Raise ValueError unless there is such a layout."""
     count = layout.rpartition(":")[2]
     number = int(count) if count.isascii() and count.isdigit() else 0
-    known = [*LAYOUTS, *[grouped_layout(number)] * (number > 1), *[stack_layout(number)][:number]]
-    if layout not in known:
+    entries = [*LAYOUTS, *[grouped_layout(number)] * (number > 1), *[stack_layout(number)][:number]]
+    if layout not in entries:
         raise ValueError(
             f"unknown layout {layout!r}; choose from {', '.join(LAYOUTS)} and, with G groups, "
             f"{_GROUPED}:G, with E matrices {_STACK}:E"
@@ -136,8 +136,8 @@ def stored_bytes(tensor: Tensor) -> int:
     if tensor.layout is torch.strided:
         return tensor.nbytes
     if tensor.layout is torch.sparse_coo:
-        found = tensor.detach().coalesce()
-        return found.values().nbytes + found.indices().nbytes
+        result = tensor.detach().coalesce()
+        return result.values().nbytes + result.indices().nbytes
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         places = tensor.crow_indices().nbytes + tensor.col_indices().nbytes
     else:
@@ -170,8 +170,8 @@ def _overlaps(bits: int) -> list[list[tuple[int, int]]]:
     ]
 
 
-def _shift(x: Tensor, left: int) -> Tensor:
-    return x << left if left >= 0 else x >> -left
+def _shift(x: Tensor, number: int) -> Tensor:
+    return x << number if number >= 0 else x >> -number
 
 
 def pack(codes: Tensor, element: Element) -> Tensor:
@@ -187,8 +187,8 @@ def pack(codes: Tensor, element: Element) -> Tensor:
     columns = []
     for overlap in overlaps:
         byte = torch.zeros_like(patterns[..., 0])
-        for i, left in overlap:
-            byte = byte | _shift(patterns[..., i], left)
+        for i, rest in overlap:
+            byte = byte | _shift(patterns[..., i], rest)
         columns.append(byte if bits < 8 else (byte & 0xFF).to(torch.uint8))
     packed = torch.stack(columns, -1).flatten(-2)
     return packed.narrow(-1, 0, packed_size(element, k)).contiguous()
@@ -209,9 +209,9 @@ def unpack(packed: Tensor, element: Element, shape: torch.Size | tuple[int, ...]
     for i in range(group):
         code = torch.zeros_like(stream[..., 0])
         for byte, overlap in enumerate(overlaps):
-            for j, left in overlap:
+            for j, rest in overlap:
                 if j == i:
-                    code = code | _shift(stream[..., byte], -left)
+                    code = code | _shift(stream[..., byte], -rest)
         columns.append(code & (2**bits - 1))
     patterns = torch.stack(columns, -1).flatten(-2).narrow(-1, 0, k)
     return element.from_bits(patterns).reshape(shape)

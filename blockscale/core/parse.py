@@ -149,8 +149,8 @@ def _parse(text: str) -> Format:
     if bfp := re.fullmatch(r"bfp([0-9]{1,9})(?:x([1-9][0-9]{0,9}))?", text):
         return _bfp(text, int(bfp[1]), int(bfp[2] or 64))
     for pattern, read in ((_HARDWARE_BFP, _hardware_bfp), (_HARDWARE_MX, _hardware_mx)):
-        if found := re.fullmatch(pattern, text):
-            return read(found)
+        if match := re.fullmatch(pattern, text):
+            return read(match)
     if ":" not in text:
         close = nearest_names(text) if len(text) <= _HINTED else []
         hint = f"did you mean {', '.join(close)}? " if close else ""
@@ -256,13 +256,13 @@ def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
     levels = text.removesuffix(f"/{GIVEN}")
-    given, ruled = levels != text, levels.removesuffix(f"/{FOUR_SIX}")
+    is_given, ruled = levels != text, levels.removesuffix(f"/{FOUR_SIX}")
     rule, levels = FOUR_SIX if ruled != levels else "", ruled.removesuffix("/inv")
     inverse = levels != ruled
     if levels in SHORT_INNER:
-        return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, given, rule)
+        return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, is_given, rule)
     if levels.startswith("(") and levels.endswith(")"):
-        return TwoLevel(spell(levels[1:-1]), inverse, given, rule)
+        return TwoLevel(spell(levels[1:-1]), inverse, is_given, rule)
     if re.fullmatch(r"ue[0-9]+m[0-9]+(?:r[0-9]+)?", text):
         return CodeScale(read_element(text))
     kind, slash, rule = text.partition("/")
@@ -275,8 +275,10 @@ def _read_scale(text: str) -> Scale:
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3
     if rule not in (*RULES, GIVEN):
-        known = ", ".join((*RULES, GIVEN))
-        raise ValueError(f"scale {quoted(text)}: unknown rule {quoted(rule)}; choose from {known}")
+        choices = ", ".join((*RULES, GIVEN))
+        raise ValueError(
+            f"scale {quoted(text)}: unknown rule {quoted(rule)}; choose from {choices}"
+        )
     return PowerOfTwo(rule, kind == "e8m0")
 
 
@@ -292,39 +294,39 @@ def _bfp(text: str, bits: int, size: int) -> Format:
     return spell(f"int{bits}:group{size}:e8m0/floor")
 
 
-def _hardware_bfp(found: re.Match[str]) -> Format:
+def _hardware_bfp(match: re.Match[str]) -> Format:
     """`BFP[8|8]{64,-1}(SN)`: mantissa bits, exponent bits, block and its dimension, symmetric (S)
     or not (_ or N), rounding."""
-    text = found[0]
-    if found["exponent"] != "8":
+    text = match[0]
+    if match["exponent"] != "8":
         raise ValueError(
-            f"{quoted(text)}: a shared exponent must have 8 bits, got {found['exponent']}"
+            f"{quoted(text)}: a shared exponent must have 8 bits, got {match['exponent']}"
         )
-    rounding = _HARDWARE_ROUNDINGS[found["mode"] or "N"]
-    options = ":full" * (found["span"] in ("_", "N"))
+    rounding = _HARDWARE_ROUNDINGS[match["mode"] or "N"]
+    options = ":full" * (match["span"] in ("_", "N"))
     options += f":{rounding}" * (rounding != "nearest_even")
-    _check_mantissa(text, int(found["bits"]))
-    return spell(f"int{found['bits']}:{_hardware_block(found)}:e8m0/floor{options}")
+    _check_mantissa(text, int(match["bits"]))
+    return spell(f"int{match['bits']}:{_hardware_block(match)}:e8m0/floor{options}")
 
 
-def _hardware_mx(found: re.Match[str]) -> Format:
+def _hardware_mx(match: re.Match[str]) -> Format:
     """`MXFP8[E4M3]{32}` and `MXINT8{32}`: bits, exponent and mantissa bits, block."""
-    text, e, m = found[0], found["e"], found["m"]
-    if found["integer"]:
-        return spell(f"int{found['integer']}:{_hardware_block(found)}:e8m0/floor")
+    text, e, m = match[0], match["e"], match["m"]
+    if match["integer"]:
+        return spell(f"int{match['integer']}:{_hardware_block(match)}:e8m0/floor")
     bits = 1 + int(e) + int(m)
-    if bits != int(found["bits"]):
+    if bits != int(match["bits"]):
         raise ValueError(
             f"{quoted(text)}: a sign, {e} exponent and {m} mantissa bits make {bits} bits, "
-            f"got {found['bits']}"
+            f"got {match['bits']}"
         )
-    return spell(f"e{e}m{m}:{_hardware_block(found)}:e8m0/floor")
+    return spell(f"e{e}m{m}:{_hardware_block(match)}:e8m0/floor")
 
 
-def _hardware_block(found: re.Match[str]) -> str:
-    if int(found["size"]) < 1:
-        raise ValueError(f"{quoted(found[0])}: a block must have at least 1 element")
-    return f"group{int(found['size'])}" + (f"@{found['dim']}" if found["dim"] else "")
+def _hardware_block(match: re.Match[str]) -> str:
+    if int(match["size"]) < 1:
+        raise ValueError(f"{quoted(match[0])}: a block must have at least 1 element")
+    return f"group{int(match['size'])}" + (f"@{match['dim']}" if match["dim"] else "")
 
 
 def formats() -> dict[str, Format]:

@@ -105,8 +105,8 @@ class Recipe:
         calibration: Calibration | Mapping[str, Any] | None = None,
         preset: str | None = None,
     ):
-        given = {"weight": weight, "input": input, "output": output, "bias": bias}
-        default = read_parts(given, Scheme())
+        arguments = {"weight": weight, "input": input, "output": output, "bias": bias}
+        default = read_parts(arguments, Scheme())
         if profile is not None:
             default = _with_profile(default, profile)
         if isinstance(skip, str):
@@ -203,9 +203,9 @@ class Recipe:
 
         What stands in its preset is not named: it is for any model.
         """
-        names, known = list(names), own_patterns(self.preset)
+        names, patterns = list(names), own_patterns(self.preset)
         every = (*self.skip, *self.rules, *(self.fused if isinstance(self.fused, tuple) else ()))
-        own = tuple(p for p in every if p not in known)
+        own = tuple(p for p in every if p not in patterns)
         return tuple(p for p in own if not any(matches(p, name) for name in names))
 
     def uncalibrated(self, instead: str = _ROUNDED) -> tuple["Recipe", tuple[str, ...]]:
@@ -216,8 +216,8 @@ class Recipe:
         """
         if self.calibration is None:
             return self, ()
-        told = "the recipe" if self.preset is None else f"preset {self.preset}"
-        note = f"{told} asks for a calibration ({self.calibration}) that did not happen: {instead}"
+        who = "the recipe" if self.preset is None else f"preset {self.preset}"
+        note = f"{who} asks for a calibration ({self.calibration}) that did not happen: {instead}"
         return replace(self, calibration=None), (note,)
 
     def to_dict(self) -> dict[str, Any]:
@@ -228,14 +228,14 @@ class Recipe:
         }
         extra = {"rules": rules, "skip": list(self.skip)}
         default = {part: text for part, text in self._spell(self.default).items() if text}
-        told = default | {key: value for key, value in extra.items() if value}
+        data = default | {key: value for key, value in extra.items() if value}
         if self.preset is not None:
-            told = {"preset": self.preset} | told
+            data = {"preset": self.preset} | data
         if self.calibration is not None:
-            told |= {"calibration": self.calibration.to_dict()}
+            data |= {"calibration": self.calibration.to_dict()}
         if self.fused is True:  # release 0.1.0 knows no such key, and can read it then
-            return told
-        return told | {"fused": list(self.fused) if self.fused else False}
+            return data
+        return data | {"fused": list(self.fused) if self.fused else False}
 
     def _spell(self, scheme: Scheme) -> dict[str, str | None]:
         """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
@@ -257,12 +257,12 @@ class Recipe:
         {"preset": NAME} without a format is what the preset is today; "skip" and "rules" come
         before its own. With formats it is those, and NAME says where they came from.
         """
-        known = {*PARTS, "rules", "skip", "fused", "calibration", "preset"}
+        names = {*PARTS, "rules", "skip", "fused", "calibration", "preset"}
         if not isinstance(data, Mapping):
             raise ValueError(f"a recipe must be a JSON object, found {kind_of(data)}")
-        if unknown := sorted(set(data) - known):
+        if unknown := sorted(set(data) - names):
             raise ValueError(
-                f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(known))}"
+                f"unknown recipe key {unknown[0]!r}; choose from {', '.join(sorted(names))}"
             )
         if "preset" in data and not set(data) & set(PARTS):
             data = _of_preset(data)
@@ -287,8 +287,8 @@ class Recipe:
         if isinstance(source, Mapping):
             return cls.from_dict(source)
         if not isinstance(source, str | Path):
-            told = kind_of(source)
-            raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, found {told}")
+            kind = kind_of(source)
+            raise TypeError(f"expected a Recipe, a format, a mapping or a JSON file, found {kind}")
         text = str(source).strip()
         if text.startswith("{"):
             return cls.from_json(text)
@@ -341,10 +341,10 @@ def _of_preset(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_profile(default: Scheme, profile: Profile) -> Scheme:
     """The default with a profile, whose format its weight has."""
-    made = read_parts({"weight": profile}, default)
-    if default.weight not in (None, made.weight):
+    result = read_parts({"weight": profile}, default)
+    if default.weight not in (None, result.weight):
         raise ValueError(
-            f"the format of profile {profile} is {made.weight}, and weight is "
+            f"the format of profile {profile} is {result.weight}, and weight is "
             f"{default.weight}: pass only one of the two, or profile=None"
         )
-    return made
+    return result

@@ -75,7 +75,7 @@ def widen(x: Tensor) -> Tensor:
 def choose_qparams(x: Tensor, fmt: Format) -> QParams:
     """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
     if not fmt.element.learned:
-        return settled(x, chosen := ranges(x, fmt), qparams_from_range(*chosen, fmt), fmt)
+        return settled(x, choice := ranges(x, fmt), qparams_from_range(*choice, fmt), fmt)
     qparams = _of_ranges(*ranges(x, fmt), fmt)
     book = clusters.learn(in_steps(x, qparams, fmt), 2**fmt.bits)
     return qparams._replace(book=book.to(x.device))
@@ -152,7 +152,7 @@ def lost(x: Tensor, values: Tensor, fmt: Format) -> Tensor:
 
 
 def settled(
-    x: Tensor, found: Ranges, qparams: QParams, fmt: Format, errors: Errors = block_errors
+    x: Tensor, ranges: Ranges, qparams: QParams, fmt: Format, errors: Errors = block_errors
 ) -> QParams:
     """What x's ranges chose -> the same where they decide; of blocks that compare two scales, or
     the two grids that the signs of one scale mean, the better one (docs/numerics.md, 3.5).
@@ -162,18 +162,18 @@ def settled(
     if not fmt.compares:
         return qparams
     plain, wide = fmt.plain.deterministic, widen(x)
-    other = qparams._replace(scale=_other_scale(found, qparams, fmt))
+    other = qparams._replace(scale=_other_scale(ranges, qparams, fmt))
     better = errors(wide, other, plain) < errors(wide, qparams, plain)
     return qparams._replace(scale=torch.where(better, other.scale, qparams.scale))
 
 
-def _other_scale(found: Ranges, qparams: QParams, fmt: Format) -> Tensor:
+def _other_scale(ranges: Ranges, qparams: QParams, fmt: Format) -> Tensor:
     """The scale that a block of a format which compares has besides that of its range."""
     if fmt.element.by_sign:
         return negated(qparams.scale, fmt)
     assert isinstance(fmt.scale, TwoLevel)
-    a = numerator(found.low, found.high, fmt)
-    return fmt.scale.wider(a, fmt.levels, found.poisoned, qparams.outer)
+    a = numerator(ranges.low, ranges.high, fmt)
+    return fmt.scale.wider(a, fmt.levels, ranges.poisoned, qparams.outer)
 
 
 def negated(scale: Tensor, fmt: Format) -> Tensor:

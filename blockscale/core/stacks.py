@@ -109,20 +109,20 @@ def _kept(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any
     if codes.is_inference() or torch.compiler.is_compiling():
         return make(whole)
     beside = (*whole[1:4], *more)
-    known: Any = _KEPT.get(codes)  # type: ignore[no-untyped-call]
-    if known is None or not _same(known[0], (codes.data_ptr(), whole.fmt), beside):
+    value: Any = _KEPT.get(codes)  # type: ignore[no-untyped-call]
+    if value is None or not _same(value[0], (codes.data_ptr(), whole.fmt), beside):
         refs = tuple(None if part is None else ref(part) for part in beside)
-        known = _KEPT[codes] = ((codes.data_ptr(), whole.fmt), refs), {}
-    cuts: dict[int | str, Any] = known[1]
+        value = _KEPT[codes] = ((codes.data_ptr(), whole.fmt), refs), {}
+    cuts: dict[int | str, Any] = value[1]
     if key not in cuts:
         cuts[key] = make(_detached(whole))
     return cuts[key]
 
 
-def _same(known: Any, place: tuple[int, str], beside: Sequence[Tensor | None]) -> bool:
+def _same(value: Any, place: tuple[int, str], beside: Sequence[Tensor | None]) -> bool:
     """Whether cuts were made of these very tensors."""
-    refs = known[1]
-    return known[0] == place and all(
+    refs = value[1]
+    return value[0] == place and all(
         part is None if each is None else each() is part
         for each, part in zip(refs, beside, strict=True)
     )
@@ -138,8 +138,8 @@ def matrix(whole: Operand, index: int) -> Operand | None:
 
     None where a number belongs to several of the matrices, but not to all.
     """
-    found: Operand | None = _kept(whole, index, lambda whole: _matrix(whole, index))
-    return found
+    operand: Operand | None = _kept(whole, index, lambda whole: _matrix(whole, index))
+    return operand
 
 
 def _matrix(whole: Operand, index: int) -> Operand | None:
@@ -190,33 +190,33 @@ def parts(one: Operand) -> tuple[Operand, ...]:
     height = _stack_height(one.fmt, n, k)
     if n % height or not 1 < n // height <= MOST_PARTS:
         return (one,)
-    found: tuple[Operand, ...] = _kept(one, _PARTS, lambda one: _parts(one, height))
-    return found
+    operands: tuple[Operand, ...] = _kept(one, _PARTS, lambda one: _parts(one, height))
+    return operands
 
 
 def _parts(one: Operand, height: int) -> tuple[Operand, ...]:
-    found = []
+    results = []
     for start in range(0, one.shape[0], height):
         rows = rows_of(one, start, start + height)
         if rows is None:
             return (one,)
-        found.append(rows._replace(fmt=of_matrix(rows.format, rows.shape).spelling))
-    return tuple(found)
+        results.append(rows._replace(fmt=of_matrix(rows.format, rows.shape).spelling))
+    return tuple(results)
 
 
 @lru_cache(1024)
 def _stack_height(spelling: str, n: int, k: int) -> int:
     """How many whole rows share a number that not all share; n where there is none."""
     fmt = parse(spelling)
-    found = []
+    results = []
     if _several_dims(fmt.block):
         high, wide = fmt.block.sizes_for(2)
-        found += [high] if wide in (WHOLE, k) else []
+        results += [high] if wide in (WHOLE, k) else []
     if isinstance(fmt.scale, TwoLevel) and _several_dims(fmt.scale.inner.block):
         rows, columns = fmt.block.scale_shape((n, k))
         high, wide = fmt.scale.inner.block.sizes_for(2)
-        found += [high * n // rows] if wide in (WHOLE, columns) and n % rows == 0 else []
-    return max((height for height in found if 1 < height < n), default=n or 1)
+        results += [high * n // rows] if wide in (WHOLE, columns) and n % rows == 0 else []
+    return max((height for height in results if 1 < height < n), default=n or 1)
 
 
 def _several_dims(block: Block) -> bool:

@@ -173,8 +173,8 @@ def convert_decomposed(model: fx.GraphModule, backend_config: Any) -> fx.GraphMo
     """An observed model of torch.ao's prepare_fx in ops of quantized_decomposed."""
     with needed():
         from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx as convert
-    made: fx.GraphModule = convert(model, backend_config=backend_config)
-    return made
+    module: fx.GraphModule = convert(model, backend_config=backend_config)
+    return module
 
 
 def calculate_qparams() -> Any:

@@ -28,8 +28,8 @@ def shown(name: object, longest: int = SHOWN) -> str:
     if len(text) <= longest and text.isprintable():
         return text
     if len(text) > longest:
-        left = longest // 2
-        return f"{_escaped(text[:left])} … ({len(text):,} characters) … {_escaped(text[-left:])}"
+        rest = longest // 2
+        return f"{_escaped(text[:rest])} … ({len(text):,} characters) … {_escaped(text[-rest:])}"
     return _escaped(text)
 
 
@@ -155,26 +155,26 @@ def parse_json(
         raise FileError(f"{what} has {len(text):,} characters, at most {most:,} are read")
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        found = json.loads(
+        data = json.loads(
             decoded,
             object_pairs_hook=_once if once else None,
             parse_constant=_refuse if finite else None,
             parse_float=_finite if finite else None,
             parse_int=integer,
         )
-        _check_depth(found)
+        _check_depth(data)
     except RecursionError:
         raise FileError(f"{what} is nested too deeply: at most {DEEPEST} levels") from None
     except ValueError as error:
         raise FileError(f"{what} is not JSON: {error}") from None
-    return found
+    return data
 
 
-def json_object(found: Any, what: object) -> dict[str, Any]:
+def json_object(value: Any, what: object) -> dict[str, Any]:
     """What was read, if it is an object. Raises FileError for anything else."""
-    if not isinstance(found, dict):
-        raise FileError(f"{what} holds {kind_of(found)}, expected a JSON object")
-    return found
+    if not isinstance(value, dict):
+        raise FileError(f"{what} holds {kind_of(value)}, expected a JSON object")
+    return value
 
 
 def set_aside(path: Path) -> Path:
@@ -191,12 +191,12 @@ def set_aside(path: Path) -> Path:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {quoted(twice)} appears twice")
-    return found
+    return by_name
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -210,9 +210,9 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_depth(found: Any) -> None:
+def _check_depth(value: Any) -> None:
     """Raise ValueError for what is too deep, and for half a character, which no file can name."""
-    level: list[Any] = [found]  # all that is inside of as many brackets
+    level: list[Any] = [value]  # all that is inside of as many brackets
     for _ in range(DEEPEST + 1):
         inner = [each for each in level if isinstance(each, dict | list)]
         _check_text(each for each in level if isinstance(each, str))

@@ -48,10 +48,10 @@ class _Name:
         """The positions whose character matches `one`; for a place, those that it is at."""
         if (one, place) not in self._masks:
             if place:
-                found = [i for i in range(len(self.text) + 1) if one.match(self.text, i)]
+                results = [i for i in range(len(self.text) + 1) if one.match(self.text, i)]
             else:
-                found = [each.start() for each in one.finditer(self.text)]
-            self._masks[one, place] = sum(1 << i for i in found)
+                results = [each.start() for each in one.finditer(self.text)]
+            self._masks[one, place] = sum(1 << i for i in results)
         return self._masks[one, place]
 
     def count(self) -> None:
@@ -146,11 +146,11 @@ def _part(kind: Any, value: Any, flags: int) -> Move:
         return _look(value, kind is kinds.ASSERT, flags)
     if kind is kinds.FAILURE:
         return _any_of([])
-    told = {
+    setting = {
         kinds.GROUPREF: "a reference to a group", kinds.GROUPREF_EXISTS: "a condition",
         kinds.ATOMIC_GROUP: "an atomic group", kinds.POSSESSIVE_REPEAT: "a possessive repeat",
     }.get(kind, str(kind))  # fmt: skip
-    raise ValueError(f"it has {told}, which could make matching take forever: write it without")
+    raise ValueError(f"it has {setting}, which could make matching take forever: write it without")
 
 
 def _character(kind: Any, value: Any, flags: int) -> re.Pattern[str]:
@@ -224,7 +224,7 @@ def _run(part: tuple[Any, Any], flags: int) -> Move | None:
     return move
 
 
-def _look(value: tuple[int, Any], wanted: bool, flags: int) -> Move:
+def _look(value: tuple[int, Any], is_set: bool, flags: int) -> Move:
     """Look-ahead and look-behind: positions stay where the inside matches beside them, or not."""
     direction, inside = value
     behind = inside.getwidth()[0] if direction < 0 else 0
@@ -235,11 +235,11 @@ def _look(value: tuple[int, Any], wanted: bool, flags: int) -> Move:
         for place in range(behind, len(name.text) + 1):
             if at >> place & 1:
                 name.count()
-                found = look(name, 1 << (place - behind))
-                matches = found >> place & 1 if direction < 0 else found
-                after |= (bool(matches) is wanted) << place
+                result = look(name, 1 << (place - behind))
+                matches = result >> place & 1 if direction < 0 else result
+                after |= (bool(matches) is is_set) << place
         before_any = (1 << behind) - 1  # places with too little before them: nothing matches
-        return after if wanted else after | (at & before_any)
+        return after if is_set else after | (at & before_any)
 
     return move
 

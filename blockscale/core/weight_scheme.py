@@ -49,27 +49,27 @@ class Scheme:
     @property
     def spelled(self) -> dict[str, str | None]:
         """{"weight": its text, ...} of every part; a weight's may name a profile."""
-        told = {part: None if fmt is None else str(fmt) for part, fmt in self.formats.items()}
-        return told if self.profile is None else told | {"weight": spelled(self.profile)}
+        data = {part: None if fmt is None else str(fmt) for part, fmt in self.formats.items()}
+        return data if self.profile is None else data | {"weight": spelled(self.profile)}
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         """What the ledger says of how the codes of its weight are chosen; perhaps empty."""
         if self.profile is None:
             return ""
-        told = f"weight by profile {self.profile} {self.profile.version}".rstrip()
-        return f"{told}: {self.since}" if self.since else told
+        text = f"weight by profile {self.profile} {self.profile.version}".rstrip()
+        return f"{text}: {self.since}" if self.since else text
 
     def of_weight(self, dtype: torch.dtype, shape: Sequence[int]) -> "Scheme":
         """The same for a weight of this dtype, in which some producers store scales, and of this
         shape as it is stored, for whose rows some have another type."""
         if self.profile is None:
             return self
-        chosen, since = for_rows(self.profile, shape), self.since
-        if chosen is not self.profile:
+        choice, since = for_rows(self.profile, shape), self.since
+        if choice is not self.profile:
             multiple = self.profile.multiple
             since = f"rows of {shape[-1]} do not divide into blocks of {multiple} ({self.profile})"
-        return replace(self, weight=chosen.result(dtype), profile=chosen, since=since)
+        return replace(self, weight=choice.result(dtype), profile=choice, since=since)
 
 
 def for_rows(profile: Profile, shape: Sequence[int]) -> Profile:
@@ -81,32 +81,32 @@ def for_rows(profile: Profile, shape: Sequence[int]) -> Profile:
     return profile if shape[-1] % other.multiple else other
 
 
-def read_parts(given: Mapping[str, object], before: Scheme) -> Scheme:
+def read_parts(data: Mapping[str, object], before: Scheme) -> Scheme:
     """`before` with some of "weight", "input", "output" and "bias" replaced.
 
     Raises ValueError for texts that do not parse, and profiles where only formats can be.
     """
-    for part, text in given.items():
-        made: Any
+    for part, text in data.items():
+        value: Any
         if part != "weight":
             _refuse_profile(part, text)
-            made = {part: _read(part, text)}
-            before = replace(before, **made)
+            value = {part: _read(part, text)}
+            before = replace(before, **value)
         elif isinstance(text, Profile) or names_profile(text):
             profile = text if isinstance(text, Profile) else read_profile(str(text))
             spelled(profile)  # raises where no text can name it
             before = replace(before, weight=profile.format, profile=profile)
         else:
-            made = _read(part, text)
-            before = replace(before, weight=made, profile=None)
+            value = _read(part, text)
+            before = replace(before, weight=value, profile=None)
     return before
 
 
 def _refuse_profile(part: str, text: object) -> None:
     if isinstance(text, Profile) or names_profile(text):
-        told = spelled(text) if isinstance(text, Profile) else str(text).strip()
+        name = spelled(text) if isinstance(text, Profile) else str(text).strip()
         raise ValueError(
-            f"{part}: {told!r}: profiles are only for weights, and {part} takes a format: "
+            f"{part}: {name!r}: profiles are only for weights, and {part} takes a format: "
             f"write the format without {PREFIX!r}, or use the profile for weight"
         )
 
@@ -184,20 +184,20 @@ def read_profile(text: str) -> Profile:
     return profile(f"{name}{colon}{block}", version if at else None)
 
 
-def spelled(given: Profile) -> str:
+def spelled(profile: Profile) -> str:
     """What `read_profile` reads back, with the version.
 
     Raises ValueError for a profile that is not found by its name, which no text can stand for.
     """
-    plain, colon, block = str(given).partition(":")
-    text = f"{PREFIX}{plain}{f'@{given.version}' if given.version else ''}{colon}{block}"
+    plain, colon, block = str(profile).partition(":")
+    text = f"{PREFIX}{plain}{f'@{profile.version}' if profile.version else ''}{colon}{block}"
     try:
-        known = read_profile(text)
+        own = read_profile(text)
     except ValueError:
-        known = None
-    if known != given:
+        own = None
+    if own != profile:
         raise ValueError(
-            f"bs.profile does not know the profile {given}, so a recipe cannot name it: "
+            f"bs.profile does not know the profile {profile}, so a recipe cannot name it: "
             "quantize the weights with bs.quantize and pass them as `weights` of bs.quantize_"
         )
     return text

@@ -127,17 +127,17 @@ def plans_for(model: nn.Module, recipe: Recipe) -> list[Decision]:
 
 def without_slow(plans: Sequence[Decision]) -> list[Decision]:
     """The same, but that layers stay in float which would not be sure to be faster here."""
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for plan in plans:
         slow = ""
         if isinstance(plan, Plan):
             read = "" if plan.scheme.input is None else str(plan.scheme.input)
             slow = plan.kind.slow_once(plan.module, read, str(plan.format))
         if isinstance(plan, Plan) and slow:
-            found.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
+            decisions.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
         else:
-            found.append(plan)
-    return found
+            decisions.append(plan)
+    return decisions
 
 
 def apply(
@@ -149,7 +149,7 @@ def apply(
     strict: bool = False,
     seed: int | None = None,
     parameters: bool = True,
-    made: Mapping[str, QWeight] | None = None,
+    qweights: Mapping[str, QWeight] | None = None,
     built: Mapping[str, tuple[QLayer, Entry]] | None = None,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
@@ -168,17 +168,19 @@ def apply(
     layers, entries = _layers(plans, places, seed, built or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
     inputs = inputs_of_stacks(ours, places)
-    made = made or {}
-    tops = parameter_tops(ours, made)
-    held = {n.name: quantized(n, seed, made.get(n.name), tops.get(n.name)) for n in ours}
+    qweights = qweights or {}
+    tops = parameter_tops(ours, qweights)
+    own_parts = {n.name: quantized(n, seed, qweights.get(n.name), tops.get(n.name)) for n in ours}
     for name, by in inputs.items():
-        held[name][0].set_input(by)
-    _change(model, layers, ours, [weight for weight, _ in held.values()])
+        own_parts[name][0].set_input(by)
+    _change(model, layers, ours, [weight for weight, _ in own_parts.values()])
     tell_names(model)
     let_embeddings_be_resized(model)
     sent_by_no_forward(model)
     announce(model, recipe)
-    others = [held[each.name][1] if each.name in held else each for each in entries_of(planned)]
+    others = [
+        own_parts[each.name][1] if each.name in own_parts else each for each in entries_of(planned)
+    ]
     return ledger_of(plans, others, recipe, entries)
 
 
@@ -197,8 +199,8 @@ def _layers(
         if isinstance(plan, Plan):
             if plan.name not in built:
                 settle_top(plan, named, places)
-            made = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
-            layer, entries[plan.name] = made
+            result = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
+            layer, entries[plan.name] = result
             weights.setdefault(id(plan.parameter), layer.qweight)
             if plan.name in built:  # they were built in evaluation mode
                 layer.train(plan.module.training)
@@ -220,13 +222,13 @@ def _agreeing(
 def _change(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
-    held: Sequence[ParameterPlan],
+    plans: Sequence[ParameterPlan],
     weights: Sequence[QWeight],
 ) -> None:
     """Put in layers and parameters, all or none."""
     old = swap(model, layers)
     try:
-        put(model, held, weights)
+        put(model, plans, weights)
     except BaseException:
         swap(model, old)
         raise
@@ -246,8 +248,8 @@ def check(
     places: what is supplied; the float weight of a layer whose codes are says nothing
     """
     if strict:
-        given = {name for name, place in (places or {}).items() if place.weight is not None}
-        odd = {entry.name: entry for entry in broken(plans, planned, given)}
+        names = {name for name, place in (places or {}).items() if place.weight is not None}
+        odd = {entry.name: entry for entry in broken(plans, planned, names)}
         others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
         ledger_of(plans, others, recipe, odd).raise_if_skipped()
 
@@ -269,12 +271,12 @@ def broken(
     ]
     plans += [each for each in planned if isinstance(each, ParameterPlan)]
     for plan in plans:
-        told = "" if plan.name in supplied else told_of_odd(plan.parameter.detach())
+        problem = "" if plan.name in supplied else told_of_odd(plan.parameter.detach())
         bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
         if bias is not None and (of_bias := told_of_odd(bias.detach())):
-            told = "; ".join(filter(None, [told, of_bias.replace("weights", "biases")]))
-        if told:
-            yield replace(plan.entry, status="skipped", reason=told)
+            problem = "; ".join(filter(None, [problem, of_bias.replace("weights", "biases")]))
+        if problem:
+            yield replace(plan.entry, status="skipped", reason=problem)
 
 
 def read_recipe(
@@ -291,9 +293,9 @@ def read_recipe(
     if not isinstance(source, Profile):
         recipe = Recipe.read(source)
         for name in weights or ():
-            if (chosen := recipe.decide(name)[0].profile) is not None:
+            if (choice := recipe.decide(name)[0].profile) is not None:
                 raise ValueError(
-                    f"weights[{name!r}]: the recipe's profile {chosen} chooses the codes of "
+                    f"weights[{name!r}]: the recipe's profile {choice} chooses the codes of "
                     "this layer: leave these out, or set their format for the layer"
                 )
         return recipe, weights
@@ -318,14 +320,14 @@ def profiled(model: nn.Module, profile: Profile) -> tuple[Recipe, dict[str, QTen
         plans = plan_layers(plain, Recipe(weight=profile.format))
         layers = [plan for plan in plans if isinstance(plan, Plan)]
         owned = {id(parameter) for plan in plans for parameter in plan.owned}
-        chosen = {plan.name: _chosen(plan, profile) for plan in layers}
-        weights = {p.name: _coded(p, chosen[p.name]) for p in layers if p.owns_weight}
+        by_name = {plan.name: _chosen(plan, profile) for plan in layers}
+        weights = {p.name: _coded(p, by_name[p.name]) for p in layers if p.owns_weight}
         others = [
             name
             for name, parameter in plain.named_parameters()
             if id(parameter) not in owned and parameter.ndim > 1
         ]
-    formats = {plan.name: chosen[plan.name].result(plan.parameter.dtype) for plan in layers}
+    formats = {plan.name: by_name[plan.name].result(plan.parameter.dtype) for plan in layers}
     rules = {name: fmt for name, fmt in formats.items() if fmt != profile.format}
     return Recipe(weight=profile.format, rules=rules, skip=others), weights
 
@@ -388,8 +390,8 @@ def _of_every_name(decision: Decision, entry: Entry) -> Iterator[Entry]:
     name that the layer has in the model."""
     yield entry
     if isinstance(decision, Plan) and decision.bias_left:
-        kind, told = f"bias of {entry.kind}", f"bias left in float: {decision.bias_left}"
-        yield Entry(f"{entry.name}.bias", kind, "skipped", reason=told)
+        kind, text = f"bias of {entry.kind}", f"bias left in float: {decision.bias_left}"
+        yield Entry(f"{entry.name}.bias", kind, "skipped", reason=text)
     same = f"the same layer as {decision.name}"
     again = replace(entry, reason=same, notes=(), elements=0, bytes_before=0, bytes_after=0)
     for name in decision.names[1:]:
@@ -398,15 +400,15 @@ def _of_every_name(decision: Decision, entry: Entry) -> Iterator[Entry]:
 
 def disagreeing(outers: Mapping[str, Tensor | None]) -> dict[str, str]:
     """{name: what is to be noted} of weights that share an outer scale and do not have the same."""
-    found = {name: outer for name, outer in outers.items() if outer is not None}
-    first = next(iter(found.values()), None)
-    if first is None or all(_same(first, outer) for outer in found.values()):
+    data = {name: outer for name, outer in outers.items() if outer is not None}
+    first = next(iter(data.values()), None)
+    if first is None or all(_same(first, outer) for outer in data.values()):
         return {}
-    told = (
+    text = (
         "its outer scale differs from that of {}, whose codes were passed in: servers that "
         "join them keep only one"
     )
-    return {name: told.format(", ".join(n for n in found if n != name)) for name in found}
+    return {name: text.format(", ".join(n for n in data if n != name)) for name in data}
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -52,11 +52,11 @@ class Supplied:
     top: Tensor | None = None
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         """What the ledger says of it."""
-        said = [f"static {part}" for part in ("input", "output") if getattr(self, part)]
-        said += [f"{self.before.fmt} before it"] if self.before else []
-        return ", ".join(said)
+        results = [f"static {part}" for part in ("input", "output") if getattr(self, part)]
+        results += [f"{self.before.fmt} before it"] if self.before else []
+        return ", ".join(results)
 
 
 def supplied(
@@ -77,13 +77,13 @@ def supplied(
     layers = [plan for plan in plans if isinstance(plan, Plan)]
     places = {plan.name: Supplied() for plan in layers}
     named: set[tuple[str, str]] = set()
-    for option, given in (
+    for option, inputs in (
         ("input_scales", input_scales),
         ("output_scales", output_scales),
         ("weights", weights),
         ("before", before),
     ):
-        for name, value in (given or {}).items():
+        for name, value in (inputs or {}).items():
             plan = _taker(layers, option, name)
             if (option, plan.name) in named:
                 raise ValueError(
@@ -181,14 +181,14 @@ def _supply(place: Supplied, plan: Plan, option: str, value: object) -> None:
         place.output = _static(plan, "output", value)
 
 
-def _static(plan: Plan, part: str, given: object) -> QInput:
+def _static(plan: Plan, part: str, value: object) -> QInput:
     """The static quantizer of a layer's "input" or "output": a scale, perhaps with zero points and
     offsets.
 
     Raises ValueError for a scale that does not fit the layer.
     """
     quantizer = QInput(getattr(plan.scheme, part))
-    scale, zero_point, offset, *_ = (*(given if isinstance(given, tuple) else (given,)), None, None)
+    scale, zero_point, offset, *_ = (*(value if isinstance(value, tuple) else (value,)), None, None)
     quantizer.set_scale(scale, zero_point, plan.features(part), offset)
     return quantizer
 
@@ -230,8 +230,8 @@ def settle_top(plan: Plan, plans: Mapping[str, Plan], places: Mapping[str, Suppl
     """
     if not plan.joined or places[plan.name].top is not None:
         return
-    known = [plans[name] for name in plan.joined if name in plans]
-    group = [each for each in known if places[each.name].weight is None]
+    entries = [plans[name] for name in plan.joined if name in plans]
+    group = [each for each in entries if places[each.name].weight is None]
     if plan.name not in [each.name for each in group] or len(group) < 2:
         return
     top = largest([top_of(each, places[each.name]) for each in group])
@@ -240,11 +240,11 @@ def settle_top(plan: Plan, plans: Mapping[str, Plan], places: Mapping[str, Suppl
 
 
 def parameter_tops(
-    plans: Sequence[ParameterPlan], made: Mapping[str, object] | None = None
+    plans: Sequence[ParameterPlan], data: Mapping[str, object] | None = None
 ) -> dict[str, Tensor]:
     """{name: its top} of parameters that share their outer scale, but for those that are `made`."""
     tops: dict[str, Tensor] = {}
-    left = {each.name: each for each in plans if each.joined and each.name not in (made or {})}
+    left = {each.name: each for each in plans if each.joined and each.name not in (data or {})}
     for plan in left.values():
         if plan.name not in tops:
             group = [left[name] for name in plan.joined if name in left]
@@ -357,7 +357,7 @@ def build(
         input="" if layer.input is None else layer.input.fmt,
         output="" if layer.output is None else layer.output.fmt,
         reason="; ".join(reasons),
-        details=", ".join(filter(None, [*plan.told, place.told])),
+        details=", ".join(filter(None, [*plan.choice_notes, place.note])),
         here=layer.slow(),
         bias="" if layer.quantized_bias is None else layer.quantized_bias.fmt,
         notes=(*plan.entry.notes, *notes),

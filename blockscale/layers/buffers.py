@@ -144,16 +144,16 @@ class Buffers(nn.Module):
                 f"a weight in {self.fmt} is held as parameters (bs.parallel.as_parameters_), which "
                 "FSDP2 shards: let accelerate offload the model as bs.quantize_ gave it"
             )
-        held = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        own_parts = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         if not self.offloads:
-            for name, buffer in held.items():
+            for name, buffer in own_parts.items():
                 if buffer.device.type == "meta":
                     self._buffers[name] = hook.weights_map[name].to(hook.execution_device)
         elif not hook.offload_buffers:
             if isinstance(hook.weights_map, dict):  # made by the hook, of parameters alone
-                real = {name: buffer for name, buffer in held.items() if not buffer.is_meta}
+                real = {name: buffer for name, buffer in own_parts.items() if not buffer.is_meta}
                 hook.weights_map |= {name: buffer.to("cpu") for name, buffer in real.items()}
-            self._buffers.update({name: buffer.to("meta") for name, buffer in held.items()})
+            self._buffers.update({name: buffer.to("meta") for name, buffer in own_parts.items()})
         hook.offload_buffers = self.offloads
         self._keeper = hook if self.offloads else None
 
@@ -163,9 +163,9 @@ class Buffers(nn.Module):
             return self._in_use()
         if self._keeper is None:
             return self._buffers
-        kept, device = self._keeper.weights_map, self._keeper.execution_device
+        rest, device = self._keeper.weights_map, self._keeper.execution_device
         return {
-            name: kept[name].to(device) if buffer is not None and buffer.is_meta else buffer
+            name: rest[name].to(device) if buffer is not None and buffer.is_meta else buffer
             for name, buffer in self._buffers.items()
         }
 

@@ -43,8 +43,8 @@ class Computed(NamedTuple):
 def computed_in(module: nn.Module) -> list[Computed]:
     """The tensors that a module computes before each call, with the values that they have in
     evaluation; none for other modules, and none where two evaluations differ."""
-    found = [*_parametrized(module), *_hooked(module)]
-    return found if _steady(found, module) else []
+    results = [*_parametrized(module), *_hooked(module)]
+    return results if _steady(results, module) else []
 
 
 def computes(module: nn.Module) -> bool:
@@ -55,31 +55,31 @@ def computes(module: nn.Module) -> bool:
     return any(isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod) for hook in hooks)
 
 
-def plain(module: nn.Module, found: list[Computed]) -> nn.Module:
+def plain(module: nn.Module, computed_tensors: list[Computed]) -> nn.Module:
     """The same module with these tensors as parameters; `module` stays as it is.
 
     Its other tensors, children and hooks are the module's own.
     """
     kind: Any = parametrize.type_before_parametrizations(module)
-    made: Any = kind.__new__(kind)
-    made.__dict__.update(module.__dict__)
+    value: Any = kind.__new__(kind)
+    value.__dict__.update(module.__dict__)
     for part in _COPIED:
-        made.__dict__[part] = getattr(module, part).copy()
-    made._modules.pop("parametrizations", None)
-    for tensor in found:
-        made.__dict__.pop(tensor.name, None)
+        value.__dict__[part] = getattr(module, part).copy()
+    value._modules.pop("parametrizations", None)
+    for tensor in computed_tensors:
+        value.__dict__.pop(tensor.name, None)
         for name in tensor.parts:
-            made._parameters.pop(name, None)
-            made._buffers.pop(name, None)
+            value._parameters.pop(name, None)
+            value._buffers.pop(name, None)
         if tensor.hook is not None:
-            made._forward_pre_hooks.pop(tensor.hook)
-        made._parameters[tensor.name] = nn.Parameter(
+            value._forward_pre_hooks.pop(tensor.hook)
+        value._parameters[tensor.name] = nn.Parameter(
             tensor.value, tensor.value.is_floating_point() and _trains(module)
         )
-    _forget_norms(made)
-    if isinstance(made, nn.RNNBase):
-        made._init_flat_weights()
-    return made  # type: ignore[no-any-return]
+    _forget_norms(value)
+    if isinstance(value, nn.RNNBase):
+        value._init_flat_weights()
+    return value  # type: ignore[no-any-return]
 
 
 def _trains(module: nn.Module) -> bool:
@@ -132,12 +132,12 @@ def _pruning(hook: BasePruningMethod) -> str:
     return f"pruning ({', '.join(names)})"
 
 
-def _steady(found: list[Computed], module: nn.Module) -> bool:
+def _steady(computed_tensors: list[Computed], module: nn.Module) -> bool:
     """Whether computing them again gives the same: a random one must go on being computed."""
-    again = [*_parametrized(module), *_hooked(module)] if found else []
+    again = [*_parametrized(module), *_hooked(module)] if computed_tensors else []
     return all(
         a.value.device.type == "meta" or torch.equal(a.value.nan_to_num(), b.value.nan_to_num())
-        for a, b in zip(found, again, strict=True)
+        for a, b in zip(computed_tensors, again, strict=True)
     )
 
 
@@ -186,9 +186,9 @@ class Folding:
 
     def told(self, ledger: Ledger) -> Ledger:
         """The ledger with a word on each folded layer, and the bytes that its parts had."""
-        return replace(ledger, entries=[self._told(each) for each in ledger.entries])
+        return replace(ledger, entries=[self._with_note(each) for each in ledger.entries])
 
-    def _told(self, entry: Entry) -> Entry:
+    def _with_note(self, entry: Entry) -> Entry:
         for fold in self.folds:
             if entry.status == "quantized" and (tensors := fold.named(entry.name)):
                 how = [f"{each.how} folded into the {each.name}" for each in tensors]
@@ -215,7 +215,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 @contextmanager
 def folded(
-    model: nn.Module, wanted: Recipe | Callable[[str], bool], *, stay: bool = False
+    model: nn.Module, target: Recipe | Callable[[str], bool], *, stay: bool = False
 ) -> Iterator[Folding]:
     """As long as this lasts, layers that compute their weight have it as a parameter.
 
@@ -223,9 +223,9 @@ def folded(
     stay: whether those that were not quantized stay folded afterwards. Otherwise they are what they
         were, hooks and parts and all; so is the whole model if anything was raised.
     """
-    if isinstance(wanted, Recipe):
-        wanted = _quantized_by(wanted)
-    folding = Folding(list(_folds(model, wanted)))
+    if isinstance(target, Recipe):
+        target = _quantized_by(target)
+    folding = Folding(list(_folds(model, target)))
     for fold in folding.folds:
         _put(model, fold.names, fold.stand_in)
     try:
@@ -254,15 +254,15 @@ def _quantized_by(recipe: Recipe) -> Callable[[str], bool]:
     return lambda name: recipe.decide(name)[0].weight is not None
 
 
-def _folds(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[Fold]:
+def _folds(model: nn.Module, target: Callable[[str], bool]) -> Iterator[Fold]:
     places: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name and computes(module):
             places.setdefault(module, []).append(name)
     for module, names in places.items():
-        if all(map(wanted, names)) and (found := computed_in(module)):
-            made = plain(module, found)
-            yield Fold(tuple(names), module, made, type(made), found)
+        if all(map(target, names)) and (result := computed_in(module)):
+            output = plain(module, result)
+            yield Fold(tuple(names), module, output, type(output), result)
 
 
 def _keep_handles(fold: Fold, layer: nn.Module) -> None:

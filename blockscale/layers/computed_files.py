@@ -79,13 +79,15 @@ def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, StoredComputed]:
     lists: dict[str, set[str]] = {}
     for name, match in inside.items():
         lists.setdefault(match[0], set()).add(name)
-    found: dict[str, StoredComputed] = {}
+    computed_tensors: dict[str, StoredComputed] = {}
     for name, how, parts in [*_parametrized(lists), *_hooked(shapes.keys() - inside.keys())]:
         if dims := _dims(how, *(shapes[part] for part in parts)):
-            found[name] = StoredComputed(name, how, parts, dims)
-    known = {part for each in found.values() for part in each.parts}
-    unknown = {match[1] or "" for name, match in inside.items() if name not in known}
-    return {name: each for name, each in sorted(found.items()) if each.owner not in unknown}
+            computed_tensors[name] = StoredComputed(name, how, parts, dims)
+    values = {part for each in computed_tensors.values() for part in each.parts}
+    unknown = {match[1] or "" for name, match in inside.items() if name not in values}
+    return {
+        name: each for name, each in sorted(computed_tensors.items()) if each.owner not in unknown
+    }
 
 
 def _parametrized(lists: Mapping[str, set[str]]) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -108,7 +108,7 @@ class QConv(Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
-        given, single = x, x.ndim == len(self.kernel_size) + 1
+        inputs, single = x, x.ndim == len(self.kernel_size) + 1
         x = self.prepared(self.batched(x))
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
@@ -116,7 +116,7 @@ class QConv(Convolution):
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        return self.laid_out(self.finished(y)[0] if single else self.finished(y), given)
+        return self.laid_out(self.finished(y)[0] if single else self.finished(y), inputs)
 
 
 def _slow(place: Tensor, shape: Sequence[int], groups: int, input_fmt: str, weight_fmt: str) -> str:
@@ -178,12 +178,12 @@ class QConvTranspose(Convolution):
             others.
         """
         added = added_sizes(self, x, output_size)
-        given, single = x, x.ndim == len(self.kernel_size) + 1
+        inputs, single = x, x.ndim == len(self.kernel_size) + 1
         x = self.prepared(self.batched(x))
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), list(self.padding), added, list(self.dilation), self.groups)
         y = conv_transpose(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        return self.laid_out(self.finished(y)[0] if single else self.finished(y), given)
+        return self.laid_out(self.finished(y)[0] if single else self.finished(y), inputs)
 
     def like(self, x: Tensor, y: Tensor) -> Tensor:
         """As QLayer's, with y's size, which the call may have asked for."""
@@ -195,6 +195,6 @@ def added_sizes(like: Any, x: Tensor, output_size: Sizes | None) -> list[int]:
 
     like: the layer, float or quantized.
     """
-    asked = None if output_size is None else list(output_size)
+    request = None if output_size is None else list(output_size)
     settings = like.stride, like.padding, like.kernel_size, len(like.kernel_size), like.dilation
-    return list(ConvTransposeNd._output_padding(like, x, asked, *settings))
+    return list(ConvTransposeNd._output_padding(like, x, request, *settings))

@@ -88,20 +88,20 @@ class Outcome(NamedTuple):
 
 def decide(weight: Weight, recipe: Recipe) -> Outcome:
     """What a recipe makes of a tensor by itself, whatever it shares with others."""
-    chosen = [(_scheme(weight, name, recipe), recipe.decide(name)[1]) for name in weight.names]
-    scheme, pattern = chosen[0]
+    results = [(_scheme(weight, name, recipe), recipe.decide(name)[1]) for name in weight.names]
+    scheme, pattern = results[0]
     stays = weight.stays or (VECTOR if weight.role != "layer" and len(weight.shape) < 2 else "")
     if stays:
         return Outcome("kept", stays)
-    if any(other != scheme for other, _ in chosen):
+    if any(other != scheme for other, _ in results):
         what = "layer" if weight.role == "layer" else "parameter"
-        told = f"share one {what}, and the recipe treats them differently"
-        return Outcome("skipped", f"{', '.join(weight.names)} {told}")
+        text = f"share one {what}, and the recipe treats them differently"
+        return Outcome("skipped", f"{', '.join(weight.names)} {text}")
     if not scheme:
         why = "the recipe has no format for its weight"
         return Outcome("kept", f"pattern {pattern!r} of the recipe" if pattern else why)
-    if pattern is None and (kept := weight.unless_named or _kept(weight)):
-        return Outcome("kept", kept)
+    if pattern is None and (rest := weight.unless_named or _kept(weight)):
+        return Outcome("kept", rest)
     try:
         return _quantized(weight, scheme)
     except ValueError as error:
@@ -250,16 +250,16 @@ def codes_of(outcome: Outcome, layout: str) -> CodesKey | None:
     return CodesKey(str(outcome.format), layout, outcome.scheme.profile)
 
 
-def why_tied(layer: str, wanted: Mapping[str, CodesKey | None], others: Sequence[str] = ()) -> str:
+def why_tied(layer: str, keys: Mapping[str, CodesKey | None], others: Sequence[str] = ()) -> str:
     """Why a layer whose weight others use as well stays in float; empty if it is quantized, or
     stays so by itself.
 
     wanted: {each layer that has the weight: what it wants, None where it stays in float}
     others: parameters that are the same weight, of modules that are no layers
     """
-    if wanted[layer] is None or (not others and len(set(wanted.values())) == 1):
+    if keys[layer] is None or (not others and len(set(keys.values())) == 1):
         return ""
-    ties = [*others, *(name for name in wanted if name != layer)]
+    ties = [*others, *(name for name in keys if name != layer)]
     return f"its weight is tied to {', '.join(ties)}, which cannot share its codes"
 
 

@@ -39,45 +39,45 @@ def check_model(model: object, called: str) -> None:
     )
 
 
-def _found(given: object) -> str:
+def _found(item: object) -> str:
     """What it is, in words."""
-    if given is None or isinstance(given, str):
-        return repr(given)
-    if isinstance(given, type):
-        return f"the class {given.__name__}"
-    if isinstance(given, torch.jit.ScriptModule):
-        return f"a TorchScript program ({type(given).__name__})"
-    if isinstance(given, Mapping):
-        tensors = sum(isinstance(value, Tensor) for value in given.values())
-        return f"a state_dict of {tensors} tensors" if tensors else kind_of(given)
-    if isinstance(given, Tensor):
-        return f"a tensor of shape {tuple(given.shape)}"
-    name = getattr(given, "__name__", "")
-    if callable(given) and name:
+    if item is None or isinstance(item, str):
+        return repr(item)
+    if isinstance(item, type):
+        return f"the class {item.__name__}"
+    if isinstance(item, torch.jit.ScriptModule):
+        return f"a TorchScript program ({type(item).__name__})"
+    if isinstance(item, Mapping):
+        tensors = sum(isinstance(value, Tensor) for value in item.values())
+        return f"a state_dict of {tensors} tensors" if tensors else kind_of(item)
+    if isinstance(item, Tensor):
+        return f"a tensor of shape {tuple(item.shape)}"
+    name = getattr(item, "__name__", "")
+    if callable(item) and name:
         return f"the function {name}"
-    return kind_of(given)
+    return kind_of(item)
 
 
-def _advice(given: object) -> str:
+def _advice(value: object) -> str:
     """What to do instead."""
-    if given is None:
+    if value is None:
         return "did a function that makes the model forget to return it?"
-    if isinstance(given, type):
-        return f"make a model of it, such as {given.__name__}(...), and pass that"
-    if isinstance(given, str | os.PathLike):
-        return _of_text(os.fspath(given))
-    if isinstance(given, Mapping) and any(isinstance(each, Tensor) for each in given.values()):
+    if isinstance(value, type):
+        return f"make a model of it, such as {value.__name__}(...), and pass that"
+    if isinstance(value, str | os.PathLike):
+        return _of_text(os.fspath(value))
+    if isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in value.values()):
         return f"{_STATE}; single tensors go to bs.quantize(tensor, format)"
-    owner = getattr(given, "__self__", None)
+    owner = getattr(value, "__self__", None)
     if isinstance(owner, nn.Module):
         return f"pass the model whose method it is, {kind_of(owner)}"
-    known = (told for kind, told in _INSTEAD.items() if isinstance(given, kind))
+    advice = (note for kind, note in _INSTEAD.items() if isinstance(value, kind))
     inside = (  # of a pipeline, a trainer, an engine
         f"pass its model: .{attribute}"
         for attribute in ("model", "module")
-        if isinstance(getattr(given, attribute, None), nn.Module)
+        if isinstance(getattr(value, attribute, None), nn.Module)
     )
-    return next(iter([*known, *inside, "pass the nn.Module that holds the layers"]))
+    return next(iter([*advice, *inside, "pass the nn.Module that holds the layers"]))
 
 
 _INSTEAD: dict[Any, str] = {
@@ -153,15 +153,15 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
     Codes and scales are not copied: no forward writes them.
     """
-    kept = [(m, dict(m._buffers)) for m in model.modules() if not isinstance(m, Buffers)]
-    values = [(b, b.detach().clone()) for _, own in kept for b in own.values() if b is not None]
+    rest = [(m, dict(m._buffers)) for m in model.modules() if not isinstance(m, Buffers)]
+    values = [(b, b.detach().clone()) for _, own in rest for b in own.values() if b is not None]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in values:
                 buffer.copy_(value)
-        for module, own in kept:
+        for module, own in rest:
             module._buffers.clear()
             module._buffers.update(own)
 
@@ -192,8 +192,8 @@ def replacing(model: nn.Module, called: str) -> Iterator[None]:
         if parameter is not None
     ]
     yield
-    left = {id(parameter) for parameter in model.parameters()}
-    gone = [each for each in before if id(each[2]) not in left]
+    values = {id(parameter) for parameter in model.parameters()}
+    gone = [each for each in before if id(each[2]) not in values]
     for name, module, parameter in gone:
         _replaced[parameter] = (name, weakref.ref(module), called)
     if gone:
@@ -284,18 +284,18 @@ def tried(model: nn.Module, sample: Any) -> Iterator[None]:
     error = _run(model, sample)
     if error is None:
         return
-    told = _told(model, error)
+    message = _told(model, error)
     before.restore()
     if (same := _run(model, sample)) is not None:
-        told = (
+        message = (
             "the float model fails as well: does the sample match its inputs? As for batches "
             "of bs.calibrate, a "
         )
-        told += "tuple holds positional arguments and a mapping holds keyword arguments"
+        message += "tuple holds positional arguments and a mapping holds keyword arguments"
         error = same
     raise RuntimeError(
         f"the quantized model does not run on the sample, and nothing was changed: "
-        f"{type(error).__name__}: {error}; {told}"
+        f"{type(error).__name__}: {error}; {message}"
     ) from error
 
 

@@ -144,21 +144,21 @@ _classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}  #
 
 
 def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    known = _classes.get((of, names))
-    if known is not None:
-        return known
+    entry = _classes.get((of, names))
+    if entry is not None:
+        return entry
     body: dict[str, Any] = {name: _read(name) for name in names}
     body |= {"held_names": names, "float_class": of, "__module__": of.__module__}
     body |= {"__qualname__": of.__qualname__, "__doc__": of.__doc__}
     lists = (Recurrent,) if issubclass(of, nn.RNNBase) else going_through(of)
-    made: type[nn.Module] = type(of.__name__, (CodesHolder, *lists, of), body)
-    return _classes.setdefault((of, names), made)
+    result: type[nn.Module] = type(of.__name__, (CodesHolder, *lists, of), body)
+    return _classes.setdefault((of, names), result)
 
 
 def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """A module of that class without state, for pickle and copies."""
-    made: nn.Module = of.__new__(_class_of(of, names))
-    return made
+    module: nn.Module = of.__new__(_class_of(of, names))
+    return module
 
 
 # Containers that have a quantized parameter of their own: it is no child to be called.

@@ -39,8 +39,8 @@ _answers: WeakKeyDictionary[type, type[QLayer] | None] = WeakKeyDictionary()
 def _replacement(kind: type) -> type[QLayer] | None:
     """The quantized layer for float layers of exactly this class, or None."""
     if kind not in _answers:
-        asked = (file.replacement(kind) for file in _files())
-        _answers[kind] = next((each for each in asked if each is not None), None)
+        request = (file.replacement(kind) for file in _files())
+        _answers[kind] = next((each for each in request if each is not None), None)
     return _answers[kind]
 
 
@@ -82,11 +82,11 @@ def parent_of(kind: type) -> type[nn.Module] | None:
 
 def same_meaning(kind: type) -> bool:
     """Whether a class is known to compute what its parent does in other words."""
-    known = any(
+    is_known = any(
         kind.__name__ == name and kind.__module__.startswith(module)
         for module, name in _SPELLED_OTHERWISE
     )
-    return known or kind in _declared
+    return is_known or kind in _declared
 
 
 def has_own_forward(kind: type, parent: type[nn.Module]) -> bool:
@@ -128,22 +128,22 @@ class KeptSubclass:
         lost = [part for part in parts if getattr(scheme, part) is not None]
         if not cls.own_forward or not lost:
             return scheme, ""
-        told = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
+        text = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
         if cls.inner.takes_input:
-            told += (
+            text += (
                 "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes the "
                 "input of the product in it, if that is a product with the weight itself"
             )
         floats: dict[str, Any] = dict.fromkeys(lost)
-        return replace(scheme, **floats), told
+        return replace(scheme, **floats), text
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:
         """Why this float layer cannot be replaced, or None."""
-        if taken := _taken(cls, module):
+        if names := _taken(cls, module):
             return (
                 f"{cls.float_class.__name__} is a subclass with attributes that quantized "
-                f"layers need for themselves: {', '.join(taken)}"
+                f"layers need for themselves: {', '.join(names)}"
             )
         return cls.inner.refuses(module)
 
@@ -156,13 +156,13 @@ class KeptSubclass:
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
         """The same layer with a quantized weight: its attributes and children are the module's."""
         plain = cls.inner.from_float(module, weight, cls.usable(scheme)[0])
-        made = cls.__new__(cls)
+        result = cls.__new__(cls)
         state = plain.__dict__ | module.__dict__
         for kind in _STATE:
             own = {n: v for n, v in getattr(module, kind).items() if n not in ("weight", "bias")}
             state[kind] = getattr(plain, kind) | own
-        made.__dict__.update(state)
-        return made  # type: ignore[return-value]
+        result.__dict__.update(state)
+        return result  # type: ignore[return-value]
 
 
 def quantized_subclass(kind: type, inner: type[QLayer] | None) -> type[QLayer] | None:
@@ -187,9 +187,9 @@ _classes: dict[tuple[type, type], type[QLayer]] = {}  # of which a program has f
 
 
 def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
-    known = _classes.get((kind, inner))
-    if known is not None:
-        return known
+    entry = _classes.get((kind, inner))
+    if entry is not None:
+        return entry
     parent = parent_of(kind)
     assert parent is not None
     own = has_own_forward(kind, parent)
@@ -202,8 +202,8 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
         body["forward"] = inner.forward
     elif own and kind.forward is parent.forward:  # which calls the step that the subclass has
         body["forward"] = parent.forward
-    made: type[QLayer] = type(kind.__name__, (KeptSubclass, kind, beneath), body)
-    return _classes.setdefault((kind, inner), made)
+    result: type[QLayer] = type(kind.__name__, (KeptSubclass, kind, beneath), body)
+    return _classes.setdefault((kind, inner), result)
 
 
 def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
@@ -221,5 +221,5 @@ def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
 
 def _restored(kind: type[nn.Module], inner: type[QLayer]) -> nn.Module:
     """A module of that class without state, for pickle and copies."""
-    made = _class_of(kind, inner)
-    return made.__new__(made)
+    result = _class_of(kind, inner)
+    return result.__new__(result)

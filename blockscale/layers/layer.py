@@ -66,8 +66,8 @@ class QLayer(nn.Module):
         modules = self.__dict__["_modules"]
         if "weight" not in modules:
             raise AttributeError(f"this {type(self).__name__} has no weight yet")
-        held: QWeight = modules["weight"]
-        return held.read(modules.get("before"))
+        qweight: QWeight = modules["weight"]
+        return qweight.read(modules.get("before"))
 
     @property
     def bias(self) -> Tensor | None:
@@ -83,18 +83,18 @@ class QLayer(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight", "bias") and isinstance(value, Tensor):
-            held: Any = self.__dict__["_modules"].get(name)
-            if held is not None:
-                value = self._shared(held, value)
+            item: Any = self.__dict__["_modules"].get(name)
+            if item is not None:
+                value = self._shared(item, value)
         super().__setattr__(name, value)
 
-    def _shared(self, held: Any, value: Any) -> Any:
+    def _shared(self, item: Any, value: Any) -> Any:
         """`shared`; raises RuntimeError as well where a transform changed the weight."""
-        owner = shared(held, value)
+        owner = shared(item, value)
         transformed = self.before is not None or value.source.operand is None
-        if owner is not held and held is self.qweight and transformed:
-            told = "an assignment of a weight that a transform changed"
-            raise written(told, self.qweight.source())
+        if owner is not item and item is self.qweight and transformed:
+            text = "an assignment of a weight that a transform changed"
+            raise written(text, self.qweight.source())
         return owner
 
     @classmethod
@@ -191,8 +191,8 @@ class QLayer(nn.Module):
     def like(self, x: Tensor, y: Tensor) -> Tensor:
         """What it gives for the input x of a call of the float layer that gave y. No hooks run."""
         del y
-        given: Tensor = self.forward(x)
-        return given
+        tensor: Tensor = self.forward(x)
+        return tensor
 
     def finished(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""

@@ -234,8 +234,8 @@ def _resize(
     quantized = {} if new_num_tokens is None and pad_to_multiple_of is None else _ends(model)
     rows = {layer.qweight.shape[0] for layer in quantized.values()}
     multiple = pad_to_multiple_of if isinstance(pad_to_multiple_of, int) else 1
-    wanted = rows if new_num_tokens is None else {new_num_tokens}
-    if rows and {-(-each // multiple) * multiple for each in wanted} == rows:
+    target = rows if new_num_tokens is None else {new_num_tokens}
+    if rows and {-(-each // multiple) * multiple for each in target} == rows:
         quantized = {}  # the size that they have
     floats = _floats(quantized)
     old = swap(model, floats)
@@ -256,7 +256,7 @@ def _resize(
 
 def _ends(model: Any) -> dict[str, QLayer]:
     """{name: layer} of the embeddings and output embeddings that are quantized."""
-    ends = [found() for get in _ENDS if inspect.ismethod(found := getattr(model, get, None))]
+    ends = [result() for get in _ENDS if inspect.ismethod(result := getattr(model, get, None))]
     kinds = QEmbedding | QLinear
     layers = [e for e in ends if isinstance(e, kinds) and e.qweight.layout == "plain"]
     named = model.named_modules(remove_duplicate=False)
@@ -266,30 +266,30 @@ def _ends(model: Any) -> dict[str, QLayer]:
 def _floats(quantized: dict[str, QLayer]) -> dict[str, nn.Module]:
     """Float layers in place of these; those that share codes share a parameter."""
     weights: dict[int, nn.Parameter] = {}
-    made: dict[int, nn.Module] = {}
+    by_layer: dict[int, nn.Module] = {}
     for layer in quantized.values():
-        if id(layer) in made:
+        if id(layer) in by_layer:
             continue
         key = id(layer.qweight)
         if layer.before is not None or key not in weights:
             weights[key] = nn.Parameter(layer.dequantize_weight())
-        made[id(layer)] = _float(layer, weights[key])
-    return {name: made[id(layer)] for name, layer in quantized.items()}
+        by_layer[id(layer)] = _float(layer, weights[key])
+    return {name: by_layer[id(layer)] for name, layer in quantized.items()}
 
 
 def _float(layer: Any, weight: nn.Parameter) -> nn.Module:
     """A quantized table or matrix as a float layer with this weight."""
-    made: Any
+    value: Any
     if isinstance(layer, QEmbedding):
         rows, size = weight.shape
-        made = nn.Embedding(rows, size, layer.padding_idx, device="meta")
+        value = nn.Embedding(rows, size, layer.padding_idx, device="meta")
     else:
-        made = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None, device="meta")
+        value = nn.Linear(weight.shape[1], weight.shape[0], layer.bias is not None, device="meta")
         if layer.bias is not None:
-            made.bias = nn.Parameter(layer.added_bias().detach().to(weight.dtype))
-    made.weight = weight
-    QLayer.take_place_of(made, layer)  # mode and hooks
-    return made  # type: ignore[no-any-return]
+            value.bias = nn.Parameter(layer.added_bias().detach().to(weight.dtype))
+    value.weight = weight
+    QLayer.take_place_of(value, layer)  # mode and hooks
+    return value  # type: ignore[no-any-return]
 
 
 # Models that got quantized layers are announced, so that rooms further right can tell the library
@@ -342,9 +342,9 @@ class _Codes:
 def sent_by_no_forward(model: nn.Module) -> None:
     """Let DistributedDataParallel around this model, or around a module that it is put into later,
     leave codes and scales alone: they do not change."""
-    known = vars(model).get(_IGNORED)
-    if not isinstance(known, _Codes):
-        vars(model)[_IGNORED] = _Codes(model, tuple(known or ()))  # no wrapper hands it on
+    entry = vars(model).get(_IGNORED)
+    if not isinstance(entry, _Codes):
+        vars(model)[_IGNORED] = _Codes(model, tuple(entry or ()))  # no wrapper hands it on
     if not _hooked:  # the first model: importing does nothing
         register_module_module_registration_hook(_put_into)
         _hooked.append(True)

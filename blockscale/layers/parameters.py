@@ -90,8 +90,8 @@ def plan_parameters(
         if not isinstance(plan, ParameterPlan):
             return plan
         joined = groups.get(plan.name, ())
-        told = told_sharing(plan.name, joined, alone.get(plan.name, ""))
-        details = "; ".join(filter(None, [plan.entry.details, told]))
+        note = told_sharing(plan.name, joined, alone.get(plan.name, ""))
+        details = "; ".join(filter(None, [plan.entry.details, note]))
         return replace(plan, joined=joined, entry=replace(plan.entry, details=details))
 
     return [one(each) for each in planned]
@@ -149,13 +149,13 @@ def _check_one_format(name: str, count: int, recipe: Recipe) -> None:
 def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[str, Any]:
     """What the ledger says of inputs and outputs that have a format and stay in float."""
     if experts:
-        told = "output left in float: the products of experts are not called one by one"
-        return {"reason": told if scheme.output else ""}
+        text = "output left in float: the products of experts are not called one by one"
+        return {"reason": text if scheme.output else ""}
     alone = "only its weight is quantized: the layer is read, not called"
-    told = f"input left in float: {type(owner).__name__} computes with it directly"
+    text = f"input left in float: {type(owner).__name__} computes with it directly"
     return {
         "details": alone if scheme.input or scheme.output else "",
-        "reason": told if scheme.input else "",
+        "reason": text if scheme.input else "",
     }
 
 
@@ -206,7 +206,7 @@ def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
 def quantized(
     plan: ParameterPlan,
     seed: int | None,
-    made: QWeight | None = None,
+    qweight: QWeight | None = None,
     top: Tensor | None = None,
 ) -> tuple[QWeight, Entry]:
     """A parameter in codes, `made` if they are there, and its entry with what a user should know
@@ -214,7 +214,7 @@ def quantized(
 
     top: the largest numerator of all that share its outer scale (layers.assembly)
     """
-    weight, entry = (made, plan.entry) if made is not None else _coded(plan, seed, top)
+    weight, entry = (qweight, plan.entry) if qweight is not None else _coded(plan, seed, top)
     if plan.input is not None:
         weight.set_input(StackInput(plan.input))
     return weight, replace(entry, bytes_after=weight.nbytes)
@@ -328,7 +328,7 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
     These are its parameters of three dimensions, and of two where a matrix is a joined stack.
     """
     joined = joined_rows(model)
-    found = {}
+    data = {}
     for prefix, module in model.named_modules():
         for own, parameter in module._parameters.items():
             name = f"{prefix}.{own}" if prefix else own
@@ -338,10 +338,10 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
             if parameter.ndim == 3:
                 rows = 2 if layout == "transposed" else 1
                 parts = next((n for end, dim, n in joined if _ends(name, end) and dim == rows), 1)
-                found[name] = Stack(layout, parts, parts > 1)
+                data[name] = Stack(layout, parts, parts > 1)
             elif parameter.ndim == 2 and (experts := _JOINED.get(type(module).__name__)):
-                found[name] = joined_stack(own, int(getattr(module, experts)))
-    return found
+                data[name] = joined_stack(own, int(getattr(module, experts)))
+    return data
 
 
 def joined_stack(name: str, count: int) -> Stack:
@@ -364,14 +364,14 @@ def joined_rows(model: nn.Module) -> list[tuple[str, int, int]]:
 
     Empty for models that are not of transformers, whose files have their parameters as they are.
     """
-    found = []
+    results = []
     for each in _conversions(model):
         operations = getattr(each, "operations", ())
         targets, sources = each.target_patterns, each.source_patterns
         dims = [op.dim for op in operations if type(op).__name__ == "Concatenate"]
         if len(targets) == 1 and len(sources) > 1 and len(dims) == 1 and "\\" not in targets[0]:
-            found.append((targets[0].lstrip("."), int(dims[0]), len(sources)))
-    return found
+            results.append((targets[0].lstrip("."), int(dims[0]), len(sources)))
+    return results
 
 
 def _conversions(model: nn.Module) -> Iterator[Any]:

@@ -89,9 +89,9 @@ class Plan(Left):
     parts: ClassVar[int] = 1  # matrices, one below another, that its weight consists of
 
     @property
-    def told(self) -> list[str]:
+    def choice_notes(self) -> list[str]:
         """What the ledger says of how the codes of its weight are chosen."""
-        return list(filter(None, [self.scheme.told, self.told_joined]))
+        return list(filter(None, [self.scheme.note, self.told_joined]))
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -196,8 +196,8 @@ def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
         ids = weights.get(id(plan.parameter), frozenset())
         joined = tuple(name for each, name in owners.items() if each in ids)
         joined = joined if len(joined) > 1 else ()
-        told = told_sharing(plan.name, joined, alone.get(plan.name, ""))
-        return replace(plan, joined=joined, told_joined=told)
+        note = told_sharing(plan.name, joined, alone.get(plan.name, ""))
+        return replace(plan, joined=joined, told_joined=note)
 
     return [one(each) for each in decisions]
 
@@ -230,10 +230,10 @@ def settle_ties(
     for key, users in shared.items():
         ours = {f"{name}.weight" for module in users for name in layers[module]}
         others = [name for name in holders.get(key, ()) if name not in ours]
-        wanted = {layers[module][0]: _codes_of(verdicts[module]) for module in users}
+        codes = {layers[module][0]: _codes_of(verdicts[module]) for module in users}
         for module in users:
-            if told := why_tied(layers[module][0], wanted, others):
-                verdicts[module] = Outcome("skipped", told)
+            if reason := why_tied(layers[module][0], codes, others):
+                verdicts[module] = Outcome("skipped", reason)
 
 
 def _codes_of(verdict: QuantizableLayer | Outcome) -> CodesKey | None:
@@ -309,9 +309,9 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
         verdict = verdicts[module]
         if isinstance(verdict, QuantizableLayer):
             stored = stored_shape(verdict.parameter.shape, verdict.layout)
-            left = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
+            rest = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
             entry = replace(entry, notes=(verdict.note,) if verdict.note else ())
-            yield Plan(names, module, tuple(owned), entry, *verdict[:5], module in tied, left)
+            yield Plan(names, module, tuple(owned), entry, *verdict[:5], module in tied, rest)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
             yield Left(names, module, tuple(owned), entry)

@@ -142,16 +142,16 @@ def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
         return
     before = Snapshot(model)
     yield
-    found: list[Any] = [None] * dist.get_world_size(members)  # type: ignore[arg-type]
-    dist.all_gather_object(found, _digests(model), members)
-    odd = [i for i, each in enumerate(found) if each != found[0]]
+    results: list[Any] = [None] * dist.get_world_size(members)  # type: ignore[arg-type]
+    dist.all_gather_object(results, _digests(model), members)
+    odd = [i for i, each in enumerate(results) if each != results[0]]
     if odd:
         before.restore()
-        first, other = found[0], found[odd[0]]
+        first, other = results[0], results[odd[0]]
         names = [n for n in {**first, **other} if first.get(n) != other.get(n)]
-        told = "group='same', but" if members is None else "they calibrated one model, but"
+        start = "group='same', but" if members is None else "they calibrated one model, but"
         raise RuntimeError(
-            f"{told} processes 0 and {odd[0]} have made other codes or scales of "
+            f"{start} processes 0 and {odd[0]} have made other codes or scales of "
             f"the model, such as {names[0]!r}; the model is as it was before (this is process "
             f"{dist.get_rank(members)}): do all have the "  # type: ignore[arg-type]
             "same weights, batches and seed? With group='local' each gets a model of its own"
@@ -160,10 +160,10 @@ def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
 
 def _digests(model: nn.Module) -> dict[str, str]:
     """{name: digest} of all tensors in a model's state."""
-    found = {}
+    data = {}
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
             one = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
             one.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-            found[name] = one.hexdigest()
-    return found
+            data[name] = one.hexdigest()
+    return data

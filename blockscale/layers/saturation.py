@@ -217,8 +217,8 @@ def clipped(x: Tensor, qparams: QParams, fmt: Format) -> int:
     with subnormals_kept():
         for own, scale, outer in _pieces(x, qparams, fmt):
             if not _inside(scale, fmt) and bool(own.any()):  # zeros lose nothing
-                found = reference.ranges(own, fmt)
-                total += int(saturates(found.low, found.high, fmt, outer).sum())
+                result = reference.ranges(own, fmt)
+                total += int(saturates(result.low, result.high, fmt, outer).sum())
     return total
 
 

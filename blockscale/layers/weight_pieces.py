@@ -75,12 +75,12 @@ def _cannot_wait(x: Tensor, whole: Operand) -> bool:
     return _captured(x) and waits(x, whole)
 
 
-def chosen_of(weight: Any, chosen: Tensor) -> Any:
+def chosen_of(weight: Any, tensor: Tensor) -> Any:
     """weight[chosen], a matrix for each number: it keeps to codes until its floats are asked for.
 
     Then each of the matrices is dequantized once, and the others are not.
     """
-    if not isinstance(weight, ReadTensor) or weight.ndim != 3 or chosen.device != weight.device:
+    if not isinstance(weight, ReadTensor) or weight.ndim != 3 or tensor.device != weight.device:
         return None
     source = weight.source
     whole = source.operand
@@ -88,31 +88,31 @@ def chosen_of(weight: Any, chosen: Tensor) -> Any:
         return None
     if whole.shape[0] and stacks.matrix(whole, 0) is None:
         return None
-    if _cannot_wait(torch.empty(0, whole.size, dtype=source.dtype, device=chosen.device), whole):
+    if _cannot_wait(torch.empty(0, whole.size, dtype=source.dtype, device=tensor.device), whole):
         return None
 
     def floats() -> Tensor:
-        if _captured(chosen):
-            return source.floats()[chosen]
-        values = grouped_linear.values(whole, chosen, source.dtype)
+        if _captured(tensor):
+            return source.floats()[tensor]
+        values = grouped_linear.values(whole, tensor, source.dtype)
         assert values is not None  # of the same format as matrix 0
         return values.mT if source.transposed else values
 
-    shape = torch.Size((*chosen.shape, *weight.shape[1:]))
-    made = weight.view_of(shape, None, floats, transposed=False)
-    made.chosen = (whole, chosen, source.transposed)
-    return made
+    shape = torch.Size((*tensor.shape, *weight.shape[1:]))
+    result = weight.view_of(shape, None, floats, transposed=False)
+    result.chosen = (whole, tensor, source.transposed)
+    return result
 
 
 def _bmm(a: Any, b: Any) -> Any:
     """A product for each matrix: x @ weight, or weight @ x of chosen matrices."""
     if isinstance(a, ReadTensor):
-        chosen = _chosen(a, b, transposed=False)
-        y = None if chosen is None else grouped_linear.each(b.mT, *chosen, _by_rows(a))
+        choice = _chosen(a, b, transposed=False)
+        y = None if choice is None else grouped_linear.each(b.mT, *choice, _by_rows(a))
         return None if y is None else y.mT
-    chosen = _chosen(b, a, transposed=True)
-    if chosen is not None:
-        return grouped_linear.each(a, *chosen, _by_rows(b))
+    choice = _chosen(b, a, transposed=True)
+    if choice is not None:
+        return grouped_linear.each(a, *choice, _by_rows(b))
     whole = _stack(b, a)
     if whole is None:
         return None
@@ -129,10 +129,10 @@ def _by_rows(weight: Any) -> Callable[[Tensor, Operand, Tensor], Tensor | None]:
 
 def _chosen(weight: Any, x: Any, *, transposed: bool) -> tuple[Operand, Tensor] | None:
     """What `chosen_of` knew of a tensor that it gave, if x can be multiplied by its matrices."""
-    known = getattr(weight, "chosen", None) if isinstance(weight, ReadTensor) else None
-    if known is None or isinstance(x, ReadTensor) or x.dtype != weight.dtype:
+    choice = getattr(weight, "chosen", None) if isinstance(weight, ReadTensor) else None
+    if choice is None or isinstance(x, ReadTensor) or x.dtype != weight.dtype:
         return None
-    whole, chosen, turned = known
+    whole, chosen, turned = choice
     return (whole, chosen) if turned == transposed and chosen.ndim == 1 else None
 
 
@@ -213,10 +213,10 @@ def _select(weight: Any, dim: int, index: int) -> Any:
     if source.layout not in ("plain", "transposed"):
         return None
     index %= weight.shape[0]
-    chosen = stacks.matrix(source.operand, index)
-    if chosen is None:
+    choice = stacks.matrix(source.operand, index)
+    if choice is None:
         return None
-    return _cut(weight, chosen, source.shape[1:], range(index, index + 1))
+    return _cut(weight, choice, source.shape[1:], range(index, index + 1))
 
 
 def _cut(weight: Any, operand: Any, shape: torch.Size, numbers: range | None = None) -> Tensor:

@@ -106,12 +106,12 @@ class ReadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, source: Source) -> "ReadTensor":
-        made: ReadTensor = wrapper_subclass(
+        tensor: ReadTensor = wrapper_subclass(
             cls, source.shape, dtype=source.dtype, device=source.device, requires_grad=False,
             strides=None if source.value is None else source.value.stride(),
         )  # fmt: skip
-        made.source = source
-        return made
+        tensor.source = source
+        return tensor
 
     def view_of(
         self, shape: torch.Size, operand: Operand | None, dense: Callable[[], Tensor], **new: Any
@@ -137,13 +137,13 @@ def written(func: str, source: Source) -> RuntimeError:
     )
 
 
-def shared(held: Any, value: object) -> Any:
+def shared(item: Any, value: object) -> Any:
     """The codes behind a tensor that was read elsewhere, to hold them instead of `held`: as
     tie_weights does. Raises RuntimeError for other values, and for codes that do not fit."""
     owner = value.source.owner if isinstance(value, ReadTensor) else None
-    kind = type(held), held.shape, held.layout
+    kind = type(item), item.shape, item.layout
     if owner is None or kind != (type(owner), owner.shape, owner.layout):
-        raise written("an assignment", held.read().source)
+        raise written("an assignment", item.read().source)
     return owner
 
 

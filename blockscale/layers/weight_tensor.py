@@ -157,9 +157,11 @@ def _implicit(func: Any) -> bool:
 def _refuse_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not func._schema.is_mutable:
         return
-    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    arguments = (
+        dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    )
     for argument in func._schema.arguments:
-        value = given.get(argument.name)
+        value = arguments.get(argument.name)
         if argument.is_write and isinstance(value, ReadTensor):
             raise written(f"{func._schema.name.removeprefix('aten::')}", value.source)
 
@@ -241,9 +243,9 @@ def _index(weight: Any, indices: Sequence[Any]) -> Any:
     alone = len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.int64
     if not alone or not isinstance(weight, ReadTensor):
         return None
-    chosen = indices[0]  # negative ones count from the end
-    chosen = torch.where(chosen < 0, chosen + weight.shape[0], chosen)
-    return _rows_of(weight, chosen) if weight.ndim == 2 else chosen_of(weight, chosen)
+    choice = indices[0]  # negative ones count from the end
+    choice = torch.where(choice < 0, choice + weight.shape[0], choice)
+    return _rows_of(weight, choice) if weight.ndim == 2 else chosen_of(weight, choice)
 
 
 def _rows_of(weight: Any, indices: Tensor) -> Any:
@@ -382,8 +384,8 @@ _reads: "WeakKeyDictionary[Any, tuple[ref[WeightTensor], ref[Tensor]]]" = WeakKe
 def one_read(owner: Any, source: Source) -> WeightTensor:
     """The read of these codes that is still there, else a new one: two layers that share a weight
     give one tensor, as `a.weight is b.weight` asks."""
-    known, codes = _reads.get(owner, (None, None))
-    read = None if known is None else known()
+    tensor, codes = _reads.get(owner, (None, None))
+    read = None if tensor is None else tensor()
     moved = codes is None or codes() is not owner.codes
     moved |= read is not None and read.is_inference() != torch.is_inference_mode_enabled()
     if read is None or moved or read.dtype != source.dtype:

@@ -127,32 +127,32 @@ def _input(names: Sequence[str], flat: Sequence[Any]) -> tuple[str, dict[str, An
 
 def _rows_apart(names: Sequence[str], flat: Sequence[Any], in_dims: Sequence[Any]) -> bool:
     """Whether a batch of inputs has the blocks that its slices have by themselves."""
-    spelling, given = _input(names, flat)
+    spelling, inputs = _input(names, flat)
     if not spelling:
         return True
     fmt, rank = parse(spelling), flat[0].ndim - (in_dims[0] is not None)
-    if _reaches_far(fmt, given):
+    if _reaches_far(fmt, inputs):
         return False
-    if given["scale"] is not None:
+    if inputs["scale"] is not None:
         return fmt.block.name == "tensor" or fmt.block.name == "channel-1"
     return _sizes(fmt.block, rank + 1) == (1, *_sizes(fmt.block, rank))
 
 
 def _images_apart(names: Sequence[str], flat: Sequence[Any]) -> bool:
     """The same of images [slices, batch, ...], whose first two dimensions become one."""
-    spelling, given = _input(names, flat)
+    spelling, inputs = _input(names, flat)
     if not spelling:
         return True
     fmt = parse(spelling)
-    if _reaches_far(fmt, given):
+    if _reaches_far(fmt, inputs):
         return False
-    return given["scale"] is not None or _sizes(fmt.block, flat[0].ndim - 1)[0] == 1
+    return inputs["scale"] is not None or _sizes(fmt.block, flat[0].ndim - 1)[0] == 1
 
 
-def _reaches_far(fmt: Format, given: dict[str, Any]) -> bool:
+def _reaches_far(fmt: Format, data: dict[str, Any]) -> bool:
     """Whether something beside the blocks depends on the whole tensor, or they cross its rows."""
     parts = {*fmt.parts} - {"scale", "zero_point", "offset"}
-    return bool(parts or given["more"] or given["seed"] is not None or fmt.block.flat)
+    return bool(parts or data["more"] or data["seed"] is not None or fmt.block.flat)
 
 
 def _sizes(block: Block, rank: int) -> tuple[int, ...]:

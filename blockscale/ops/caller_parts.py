@@ -25,17 +25,17 @@ def format_of(fmt: Format, shape: tuple[int, ...], scale: "Tensor | QTensor | No
     """
     if not isinstance(scale, Tensor | QTensor):
         return fmt
-    found = tuple(scale.shape)
-    one = all(size == 1 for size in found)
-    if (not one or _fits(str(fmt), len(shape))) and found == _scale_shape(fmt, shape):
+    results = tuple(scale.shape)
+    one = all(size == 1 for size in results)
+    if (not one or _fits(str(fmt), len(shape))) and results == _scale_shape(fmt, shape):
         return fmt
     if one:
         return parse(_with_block(str(fmt), "tensor"))
-    if len(found) != len(shape) or any(
-        count < 1 or n % count for n, count in zip(shape, found, strict=True)
+    if len(results) != len(shape) or any(
+        count < 1 or n % count for n, count in zip(shape, results, strict=True)
     ):
         return fmt
-    return parse(_with_block(str(fmt), str(block_of(shape, found))))
+    return parse(_with_block(str(fmt), str(block_of(shape, results))))
 
 
 def plain_parts(
@@ -92,11 +92,11 @@ def checked_parts(
         if (parts.get(name) is None) == (name in expected):
             verb = f"needs {_a(name)}" if name in expected else f"has no {name}"
             raise ValueError(f"{fmt}: {verb}")
-    found = {
+    data = {
         name: checked_part(fmt, shape, name, parts.get(name), dtype, own)
         for name, (dtype, own) in expected.items()
     }
-    return QParams(**found)
+    return QParams(**data)
 
 
 def _a(name: str) -> str:
@@ -199,19 +199,19 @@ def _values(fmt: str) -> int:
 def _layout(form: Format) -> dict[str, tuple[torch.dtype, Block]]:
     """{part: its dtype, and the block that each of its entries stands for}."""
     scale, offset = form.scale, form.offset
-    found = {"scale": (scale.dtype, form.block)}
+    data = {"scale": (scale.dtype, form.block)}
     if isinstance(scale, TwoLevel):
         inner = scale.inner
-        found["outer"] = inner.scale.dtype, inner.block
+        data["outer"] = inner.scale.dtype, inner.block
         if inner.offset is not None:
-            found["scale_offset"] = inner.offset.dtype, inner.offset.block or inner.block
+            data["scale_offset"] = inner.offset.dtype, inner.offset.block or inner.block
     if form.asym:
-        found["zero_point"] = form.zero.dtype if form.zero else torch.int32, form.block
+        data["zero_point"] = form.zero.dtype if form.zero else torch.int32, form.block
     if offset is not None:
-        found["offset"] = offset.dtype, offset.block or form.block
+        data["offset"] = offset.dtype, offset.block or form.block
         if offset.inner is not None:
-            found["offset_outer"] = offset.inner.scale.dtype, offset.inner.block
-    return found
+            data["offset_outer"] = offset.inner.scale.dtype, offset.inner.block
+    return data
 
 
 def _inner(fmt: str, name: str) -> str | None:

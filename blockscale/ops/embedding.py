@@ -32,10 +32,10 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     def per_element(parts: Tensor, block: Block) -> Tensor:
         """A number for each block -> one that broadcasts with the chosen rows."""
         height, width = block.sizes_for(2)
-        chosen = parts.index_select(
+        choice = parts.index_select(
             0, torch.zeros_like(rows) if height == WHOLE else rows // height
         )
-        return repeated(chosen, width, 1, size) if width > 1 else chosen
+        return repeated(choice, width, 1, size) if width > 1 else choice
 
     steps = per_element(reference.step_of(qparams, form), form.block)
     element = form.element.with_book(qparams.book)

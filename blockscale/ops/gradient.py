@@ -59,8 +59,8 @@ def one_level(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            given = backward(ctx, *gradients)
-            return (*(None if isinstance(each, list) else each for each in given), None)
+            inputs = backward(ctx, *gradients)
+            return (*(None if isinstance(each, list) else each for each in inputs), None)
 
     def kernel(keys: Any, *flat: Any) -> Any:
         if not (torch.is_grad_enabled() and any_requires_grad(*flat)):
@@ -76,13 +76,13 @@ def tangents_of(names: Sequence[str], flat: Sequence[Any]) -> dict[str, Tensor]:
     """{name of a flat argument: its tangent}, in forward mode; for a list that of its first."""
     if forward_level() < 0 and innermost_transform() is None:
         return {}  # compiled transforms enter the level without Python's knowledge
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, arg in zip(names, flat, strict=False):
         for each in arg if isinstance(arg, list | tuple) else [arg]:
             tangent = _unpacked(each, level=0).tangent if isinstance(each, Tensor) else None
             if tangent is not None:
-                found.setdefault(name, tangent)
-    return found
+                tensors.setdefault(name, tangent)
+    return tensors
 
 
 def with_tangent(
@@ -91,9 +91,9 @@ def with_tangent(
     """The op's result with its tangent. Raises NotImplementedError where there is no rule."""
     wrong = sorted(tangents.keys() - {"x", "gradient", "bias"})
     if forward is None or wrong:
-        told = f" for {', '.join(wrong)}" if wrong else ""
+        text = f" for {', '.join(wrong)}" if wrong else ""
         raise NotImplementedError(
-            f"blockscale::{target.name} has no forward-mode derivative{told} (torch.func.jvp, "
+            f"blockscale::{target.name} has no forward-mode derivative{text} (torch.func.jvp, "
             f"jacfwd, hessian, torch.autograd.forward_ad): use reverse mode, torch.func.vjp, "
             f"jacrev or grad"
         )
@@ -127,9 +127,9 @@ def differentiable(target: Op, backward: Backward, forward: Forward | None = Non
         saved = iter(ctx.saved_tensors)
         flat = tuple(next(saved) if each is None else each[0] for each in ctx.others)
         needs = zip(names, ctx.needs_input_grad, strict=False)
-        wanted = {name for name, need in needs if need is True}  # lists of parts have a list
+        values = {name for name, need in needs if need is True}  # lists of parts have a list
         with as_chosen(ctx.choice):
-            gradients_of = backward(*gradients, wanted, *target.signature.bind(*flat))
+            gradients_of = backward(*gradients, values, *target.signature.bind(*flat))
         return tuple(
             [None] * len(each) if name.endswith("more") and each else gradients_of.get(name)
             for name, each in zip(names, flat, strict=False)
@@ -167,8 +167,8 @@ def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -
 
 def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
     """The op for autograd's eyes. It takes torch a millisecond to make: only when it is wanted."""
-    made: Callable[..., Any] = autograd_of_op(target.overload, backward, _save)
-    return made
+    result: Callable[..., Any] = autograd_of_op(target.overload, backward, _save)
+    return result
 
 
 @cache

@@ -90,7 +90,7 @@ def whole_matrix(weight: Operand, index: int) -> Operand:
 
 def _backward(
     gradient: Tensor,
-    wanted: set[str],
+    names: set[str],
     x: Tensor,
     weight: Operand,
     ends: Tensor,
@@ -98,7 +98,7 @@ def _backward(
     input: Quantizer,
 ) -> dict[str, Tensor | None]:
     to_x, to_bias = torch.zeros_like(x), None
-    if bias is not None and "bias" in wanted:
+    if bias is not None and "bias" in names:
         to_bias = torch.zeros_like(bias)
     for index, start, end in groups(ends):
         dense = dequantize(whole_matrix(weight, index), torch.float32)
@@ -147,7 +147,7 @@ def grouped(
 def each(
     x: Tensor,
     whole: Operand,
-    chosen: Tensor,
+    tensor: Tensor,
     multiply: Callable[[Tensor, Operand, Tensor], Tensor | None] = grouped,
 ) -> Tensor | None:
     """x [S, rows, k], chosen [S] -> [S, rows, n]: x[i] times matrix chosen[i]. None as `matrix`.
@@ -159,16 +159,16 @@ def each(
     (count, rows, k), n = x.shape, whole.shape[-2]
     if not count * rows:
         return x.new_zeros(count, rows, n)
-    order = chosen.argsort(stable=True)
+    order = tensor.argsort(stable=True)
     matrices = torch.arange(whole.shape[0], device=x.device)
-    ends = torch.searchsorted(chosen[order].contiguous(), matrices, right=True) * rows
+    ends = torch.searchsorted(tensor[order].contiguous(), matrices, right=True) * rows
     y = multiply(x[order].reshape(-1, k), whole, ends)
     return None if y is None else y.reshape(count, rows, n)[order.argsort()]
 
 
-def values(whole: Operand, chosen: Tensor, dtype: torch.dtype) -> Tensor | None:
+def values(whole: Operand, tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The matrices chosen [...] in floats [..., n, k], each dequantized once. None as `matrix`."""
-    several, place = torch.unique(chosen, return_inverse=True)
+    several, place = torch.unique(tensor, return_inverse=True)
     dense = []
     for index in several.tolist():
         one = matrix(whole, index)
@@ -176,5 +176,5 @@ def values(whole: Operand, chosen: Tensor, dtype: torch.dtype) -> Tensor | None:
             return None
         dense.append(dequantize(one, dtype))
     if not dense:
-        return torch.empty(*chosen.shape, *whole.shape[1:], dtype=dtype, device=whole.codes.device)
+        return torch.empty(*tensor.shape, *whole.shape[1:], dtype=dtype, device=whole.codes.device)
     return torch.stack(dense)[place]

@@ -117,12 +117,12 @@ def _plain_keys(device: str) -> frozenset[int]:
     """The dispatch keys of such tensors, inside and outside of inference mode."""
     if device == "meta":
         return frozenset()
-    found = set()
+    names = set()
     for inference in (False, True):
         # without modes: under that of fake tensors, what torch makes here is no plain tensor
         with disable_modes(), torch.inference_mode(inference):
-            found.add(dispatch_keys(torch.empty(0, device=device)).raw_repr())
-    return frozenset(found)
+            names.add(dispatch_keys(torch.empty(0, device=device)).raw_repr())
+    return frozenset(names)
 
 
 LIBRARY: Any = torch.library.Library("blockscale", "DEF")  # type: ignore[no-untyped-call]
@@ -300,21 +300,21 @@ _LARGEST = 1024  # calls of one op that are remembered
 def _remembering() -> Callable[[tuple[Any, ...], Callable[[], Any]], Any]:
     """A shape rule's results by what it was asked, for fake tensors of fixed sizes: a reference
     stands for its shapes in as many ops of torch as it has, and layers that repeat ask the same."""
-    known: dict[Any, Any] = {}
+    answers: dict[Any, Any] = {}
 
     def remembered(flat: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         key = _asked(flat)
         if key is None:
             return run()
-        if key not in known:
-            found = run()
-            told = _asked(found)
-            if told is None:  # a size that only data tell
-                return found
-            if len(known) >= _LARGEST:
-                known.clear()
-            known[key] = told
-        return _empty(known[key], next(each for each in _flat(flat) if isinstance(each, Tensor)))
+        if key not in answers:
+            result = run()
+            answer = _asked(result)
+            if answer is None:  # a size that only data tell
+                return result
+            if len(answers) >= _LARGEST:
+                answers.clear()
+            answers[key] = answer
+        return _empty(answers[key], next(each for each in _flat(flat) if isinstance(each, Tensor)))
 
     return remembered
 
@@ -348,9 +348,9 @@ class _Empty(NamedTuple):
     device: torch.device
 
 
-def _empty(told: Any, like: Tensor) -> Any:
+def _empty(item: Any, like: Tensor) -> Any:
     """What `_asked` was told, anew, of the mode that `like` is of."""
-    if isinstance(told, _Empty):
-        return like.new_empty_strided(told.shape, told.stride, dtype=told.dtype, device=told.device)
-    kind, value = told
+    if isinstance(item, _Empty):
+        return like.new_empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
+    kind, value = item
     return kind(_empty(each, like) for each in value) if kind in (tuple, list) else value

@@ -87,8 +87,8 @@ class Signature:
     @cached_property
     def fits(self) -> Callable[..., bool]:
         """A part that has its rank costs a comparison."""
-        made: Callable[..., bool] = _lambda(self._own, " and ".join(self._texts[3]), self._scope)
-        return made
+        result: Callable[..., bool] = _lambda(self._own, " and ".join(self._texts[3]), self._scope)
+        return result
 
     @cached_property
     def fitted(self) -> Tuples:
@@ -148,15 +148,15 @@ def signature(reference: Callable[..., Any], size_of: SizeOf | None) -> Signatur
 def signature_of(own: Sequence[Parameter], size_of: SizeOf | None = None) -> Signature:
     """The Signature of an op that has these parameters, annotated with types; as `signature`."""
     flat: list[Parameter] = []
-    made, taken, spelled = [], [], []  # text, for each of the op's parameters
+    results, arguments, spelled = [], [], []  # text, for each of the op's parameters
     more: list[Parameter] = []
     last = []  # what is taken for these
     for parameter in own:
         name, kind = parameter.name, parameter.annotation
         if kind not in _KINDS:
             flat.append(parameter)
-            made.append(name)
-            taken.append(name)
+            results.append(name)
+            arguments.append(name)
             spelled += [name] * (name == "fmt")
             continue
         bare = not more and kind in (Operand, Quantizer)
@@ -164,21 +164,21 @@ def signature_of(own: Sequence[Parameter], size_of: SizeOf | None = None) -> Sig
         fields = _fields(kind, name, prefix, sized=size_of is None)
         more.append(_more(f"{prefix}more"))
         flat += fields
-        made.append(_made(kind, [*fields, more[-1]], size_of))
+        results.append(_made(kind, [*fields, more[-1]], size_of))
         if kind == Values:
             last.append(f"_more_of({name})")
-            taken.append(f"*_columns({name})")
+            arguments.append(f"*_columns({name})")
             spelled.append(f"*[each.fmt for each in {name}]")
         else:
             last.append(f"{name}.more")
-            taken.append(f"*{name}[:{len(fields)}]")
+            arguments.append(f"*{name}[:{len(fields)}]")
             spelled.append(f"{name}.fmt")
     flat = _late_defaults(flat) + more
     scope = {"_size_of": size_of, "_columns": _columns, "_more_of": _more_of} | _MAKERS
     scope |= {"_of_rank": _of_rank, "_fits": _fits}
     defaults = tuple(parameter.default for parameter in own)
     required = [parameter.replace(default=Parameter.empty) for parameter in own]
-    texts = (tuple(made), (*taken, *last), tuple(spelled), *_ranked(own))
+    texts = (tuple(results), (*arguments, *last), tuple(spelled), *_ranked(own))
     return Signature(tuple(flat), defaults, tuple(required), texts, scope)
 
 
@@ -200,14 +200,14 @@ def _values(*columns: Any) -> Values:
             f"sizes, found {', '.join(str(len(column)) for column in named)}"
         )
     rest = list(more or ())
-    made = []
+    results = []
     for data, scale, zero_point, outer, fmt, size in zip(*named, strict=True):
         count = sum(name not in FIRST for name in part_names(fmt)) if rest and fmt else 0
-        made.append(Value(data, scale, zero_point, outer, fmt, size, rest[:count] or None))
+        results.append(Value(data, scale, zero_point, outer, fmt, size, rest[:count] or None))
         del rest[:count]
     if rest:
         raise ValueError(f"{len(rest)} more tensors were passed than the formats {named[4]} have")
-    return made
+    return results
 
 
 def _columns(values: Values) -> list[list[Any]]:
@@ -301,17 +301,17 @@ def _ranked(own: Sequence[Parameter]) -> tuple[tuple[str, ...], tuple[str, ...]]
     kinds = {parameter.name: parameter.annotation for parameter in own}
     fused = any(kind in (Value, Values) for kind in kinds.values())
     x = "" if fused or "x" not in kinds else "x"
-    checks, made = [], []
+    checks, results = [], []
     for name, kind in kinds.items():
-        made.append(name)
+        results.append(name)
         if kind == Values:
             checks.append(f"all(map(_fits, {name}))")
-            made[-1] = f"[_of_rank(each, each[0].ndim) for each in {name}]"
+            results[-1] = f"[_of_rank(each, each[0].ndim) for each in {name}]"
         elif rank := _rank(name, kind, x):
             checks += [f"({name}.{part} is None or {name}.{part}.ndim == {rank})" for part in PARTS]
             checks.append(f"not {name}.more")
-            made[-1] = f"_of_rank({name}, {rank})"
-    return tuple(checks or ["True"]), tuple(made)
+            results[-1] = f"_of_rank({name}, {rank})"
+    return tuple(checks or ["True"]), tuple(results)
 
 
 def _fits(value: Value) -> bool:
@@ -326,17 +326,17 @@ def _rank(name: str, kind: Any, x: str) -> str:
     return f"{x}.ndim" if kind is Quantizer and x else ""
 
 
-def _of_rank(held: Any, rank: int) -> Any:
+def _of_rank(value: Any, rank: int) -> Any:
     """An Operand, Quantizer or Value with its parts of one element in `rank` dimensions."""
-    if held.scale is None:
-        return held
-    keep = not isinstance(held, Quantizer)
-    if not isinstance(held, Quantizer) and not held.scale.ndim and rank == 1 and held.size == 1:
+    if value.scale is None:
+        return value
+    keep = not isinstance(value, Quantizer)
+    if not isinstance(value, Quantizer) and not value.scale.ndim and rank == 1 and value.size == 1:
         rank = 0  # one code, packed as a row: that of a tensor without a dimension
-    parts: dict[str, Any] = {name: _shaped(getattr(held, name), rank, keep) for name in PARTS}
-    if held.more:
-        parts["more"] = [_shaped(part, rank, keep) for part in held.more]
-    return held._replace(**parts)
+    parts: dict[str, Any] = {name: _shaped(getattr(value, name), rank, keep) for name in PARTS}
+    if value.more:
+        parts["more"] = [_shaped(part, rank, keep) for part in value.more]
+    return value._replace(**parts)
 
 
 def _shaped(part: Tensor | None, rank: int, keep: bool) -> Tensor | None:
@@ -354,9 +354,9 @@ def _kept_view(part: Tensor, rank: int) -> Tensor:
     """The same view at every call, because what kernels keep beside a weight is that of its very
     tensors (blockscale.kernels.resident)."""
     key = id(part), rank
-    kept = _views.get(key)
-    if kept is not None and kept[0]() is part and kept[1].data_ptr() == part.data_ptr():
-        return kept[1]
+    value = _views.get(key)
+    if value is not None and value[0]() is part and value[1].data_ptr() == part.data_ptr():
+        return value[1]
 
     def forget(gone: Any) -> None:
         if key in _views and _views[key][0] is gone:

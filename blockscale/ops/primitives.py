@@ -50,8 +50,8 @@ def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
 def block_errors(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """As core.reference.block_errors, by a kernel of x's device where there is one. No torch op:
     those that choose scales call it."""
-    found = find("block_errors", (fmt.spelling,), x.device.type, (), composed=True)
-    run = reference.block_errors if found is None else found.run
+    result = find("block_errors", (fmt.spelling,), x.device.type, (), composed=True)
+    run = reference.block_errors if result is None else result.run
     errors: Tensor = run(x, qparams, fmt)
     return errors
 
@@ -119,9 +119,9 @@ def _given_or_chosen(x: Tensor, by: Quantizer) -> QParams:
 
 
 def _backward(
-    gradient: Tensor, wanted: set[str], x: Tensor, by: Quantizer
+    gradient: Tensor, names: set[str], x: Tensor, by: Quantizer
 ) -> dict[str, Tensor | None]:
-    if wanted & {"scale", "outer"}:
+    if names & {"scale", "outer"}:
         raise RuntimeError(
             "blockscale::fake_quantize has no gradient for a scale: detach it (a learned "
             "scale needs bs.prepare_qat)"
@@ -135,18 +135,18 @@ def _forward(tangents: dict[str, Tensor], x: Tensor, by: Quantizer) -> Tensor:
 
 
 def _backward_through(
-    gradient: Tensor, wanted: set[str], given: Tensor, x: Tensor, by: Quantizer
+    gradient: Tensor, names: set[str], tensor: Tensor, x: Tensor, by: Quantizer
 ) -> dict[str, Tensor | None]:
     """Of straight_through: linear in the gradient it is given, flat in x."""
-    del wanted, given
+    del names, tensor
     return {"gradient": straight_through(gradient, x, by)}
 
 
 def _forward_through(
     tangents: dict[str, Tensor], gradient: Tensor, x: Tensor, by: Quantizer
 ) -> Tensor:
-    given = tangents.get("gradient")
-    return torch.zeros_like(gradient) if given is None else straight_through(given, x, by)
+    value = tangents.get("gradient")
+    return torch.zeros_like(gradient) if value is None else straight_through(value, x, by)
 
 
 differentiable(fake_quantize, _backward, _forward)
@@ -154,14 +154,14 @@ differentiable(straight_through, _backward_through, _forward_through)
 
 
 def _backward_dequantize(
-    gradient: Tensor, wanted: set[str], packed: Operand, dtype: torch.dtype
+    gradient: Tensor, names: set[str], packed: Operand, dtype: torch.dtype
 ) -> dict[str, Tensor | None]:
     """The gradient of the scales, by the reference: values are codes times scales."""
     scales = {"scale": packed.scale, "outer": packed.outer}
     leaves = {
         name: scale.detach()
         for name, scale in scales.items()
-        if name in wanted and scale is not None
+        if name in names and scale is not None
     }
 
     def values(leaves: dict[str, Tensor]) -> Tensor:

@@ -24,7 +24,7 @@ class Rounded(NamedTuple):
     errors: Tensor
 
 
-def round_columns(wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer) -> Rounded:
+def round_columns(tensor: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer) -> Rounded:
     """Round row j of `wanted`, then take its error times coupling[j, l] from each later row l.
 
     A row here is a column of a weight [n, k], so that neighbours in memory can be rounded at once.
@@ -38,22 +38,22 @@ def round_columns(wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Qua
     All arithmetic but rounding is float64, each product and each difference rounded by itself:
     kernels give these bits.
     """
-    args = wanted, base, coupling, by
-    device = wanted.device.type
+    args = tensor, base, coupling, by
+    device = tensor.device.type
     kernel = find("round_columns", (by.fmt,), device, args)
     run = run_reference(_reference, device, args) if kernel is None else kernel.run(*args)
     return Rounded(*run)
 
 
 def _reference(
-    wanted: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
+    tensor: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
 ) -> tuple[Tensor, Tensor, Tensor]:
     fmt, qparams = by.format, by.qparams
     assert qparams is not None
-    pending = wanted.clone()
-    codes = torch.empty(wanted.shape, dtype=fmt.element.code_dtype, device=wanted.device)
-    values, errors = torch.empty_like(wanted, dtype=torch.float32), torch.empty_like(wanted)
-    for j in range(wanted.shape[0]):
+    pending = tensor.clone()
+    codes = torch.empty(tensor.shape, dtype=fmt.element.code_dtype, device=tensor.device)
+    values, errors = torch.empty_like(tensor, dtype=torch.float32), torch.empty_like(tensor)
+    for j in range(tensor.shape[0]):
         own = slice(j, j + 1)
         part = _row(qparams, own)
         codes[own] = reference.quantize(pending[own].float(), part, fmt)

@@ -196,8 +196,10 @@ class QTensor:
 
 
 def _product(a: QTensor | Tensor, b: QTensor | Tensor) -> Tensor:
-    given = [Value(*each.operand) if isinstance(each, QTensor) else Value(each) for each in (a, b)]
-    [y] = matmul(*given)
+    members = [
+        Value(*each.operand) if isinstance(each, QTensor) else Value(each) for each in (a, b)
+    ]
+    [y] = matmul(*members)
     return y
 
 

@@ -109,9 +109,9 @@ class _Averaging:
         slices = x.new_zeros(size * width, dtype=torch.float32)
         slices[: x.numel()] = x
         slices = slices.view(size, 1, width)
-        known, left = self._left.get(bucket, (None, None))
-        if left is not None and known == key:
-            slices += left
+        shape_of_bucket, rest = self._left.get(bucket, (None, None))
+        if rest is not None and shape_of_bucket == key:
+            slices += rest
         sent = [self._quantized(each) for each in slices]
         like = [(part.shape, part.dtype) for part in _parts(sent[0])]
         parcels = [packed(_parts(q)) for q in sent]
@@ -124,9 +124,9 @@ class _Averaging:
         messages = gather_messages(packed(_parts(own)), self.group, alike=True)
         means = [_of_parts(unpacked(m, like), self.fmt, width).dequantize() for m in messages]
         if self._feedback:
-            left = slices - torch.stack([q.dequantize() for q in sent])
-            left[rank] += size * (total - means[rank])  # the next mean has 1 / size of it
-            self._left[bucket] = key, left
+            rest = slices - torch.stack([q.dequantize() for q in sent])
+            rest[rank] += size * (total - means[rank])  # the next mean has 1 / size of it
+            self._left[bucket] = key, rest
         return torch.cat(means, -1).flatten()[: x.numel()].to(x.dtype)
 
     def _quantized(self, x: Tensor) -> QTensor:

@@ -62,12 +62,12 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 def unpacked(message: Tensor, like: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
     """The tensors of these shapes and dtypes that a message was packed from, in memory of their
     own: products give the same bits only for operands that are aligned alike."""
-    found, start = [], 0
+    results, start = [], 0
     for shape, dtype in like:
         size = torch.Size(shape).numel() * dtype.itemsize
-        found.append(message[start : start + size].clone().view(dtype).view(tuple(shape)))
+        results.append(message[start : start + size].clone().view(dtype).view(tuple(shape)))
         start += aligned(shape, dtype)
-    return found
+    return results
 
 
 def aligned(shape: Sequence[int], dtype: torch.dtype) -> int:

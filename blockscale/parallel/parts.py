@@ -89,8 +89,8 @@ def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[Q
     """
     q = weight.tensor
     check_pieces(q.format, tuple(q.shape), dim, parts, dist.get_world_size(group))
-    if dim == len(q.shape) - 1 and (told := _refuses_parts_of_rows(weight, group)):
-        raise ValueError(told)
+    if dim == len(q.shape) - 1 and (reason := _refuses_parts_of_rows(weight, group)):
+        raise ValueError(reason)
     at = place(group, q.shape[dim] // parts)
     n = at.places[-1]
     some = [q.narrow(dim, i * n + at.start, at.length) for i in range(parts)]
@@ -99,14 +99,14 @@ def pieces_of(weight: QWeight, dim: int, parts: int, group: Any) -> tuple[list[Q
 
 def cut_weight(weight: QWeight, dim: int, parts: int, group: Any) -> None:
     """Let a weight be this process's part of it, in memory of its own. Raises as `pieces_of`."""
-    some, told = pieces_of(weight, dim, parts, group)
+    some, note = pieces_of(weight, dim, parts, group)
     by = weight.input
     if by is not None and by.static and dim == 0 and len(weight.tensor.shape) == 3:
         at = place(group, weight.tensor.shape[0])
         by.restore({
             name: at.of(part, 0).clone() for name, part in by.present().items() if part is not None
         })  # fmt: skip
-    weight.become_part(_joined(some, dim), told)
+    weight.become_part(_joined(some, dim), note)
 
 
 def _refuses_parts_of_rows(weight: QWeight, group: Any) -> str:
@@ -137,9 +137,9 @@ def _joined(parts: list[QTensor], dim: int) -> QTensor:
 
     names = ("codes", *first.format.parts)
     tensors = [dict(zip(names, (p.packed, *_stored(p)), strict=True)) for p in parts]
-    made = {name: whole(name, [each[name] for each in tensors]) for name in names}
+    by_name = {name: whole(name, [each[name] for each in tensors]) for name in names}
     size = sum(p.size for p in parts) if dim == len(first.shape) - 1 else first.size
-    return from_parts(first.format, size, made)
+    return from_parts(first.format, size, by_name)
 
 
 def _stored(q: QTensor) -> list[Tensor]:
@@ -360,8 +360,8 @@ def refuses_float(what: Any, style: str) -> str:
         return f"{shape[dim]} rows cannot be divided into {parts} equal parts" if odd else ""
     if type(what) is nn.Linear and style in _FLOATS:
         return ""
-    told = f"it is in float and no nn.Linear ({type(what).__name__}), which could be cut there"
-    return f"{told}: quantize it, too, or leave it and its pair out of the plan"
+    text = f"it is in float and no nn.Linear ({type(what).__name__}), which could be cut there"
+    return f"{text}: quantize it, too, or leave it and its pair out of the plan"
 
 
 def put_float(what: Any, style: str, group: Any) -> None:

@@ -103,7 +103,7 @@ def grouped(ledger: Ledger) -> list[Group]:
     """The entries in groups, in the ledger's order."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in ledger:
-        key = (entry.status, family(entry.name), entry.kind, entry.told)
+        key = (entry.status, family(entry.name), entry.kind, entry.summary)
         groups.setdefault(key, []).append(entry)
     return [
         Group(

@@ -114,10 +114,10 @@ def test_the_table() -> None:
 
 def test_details_follow_the_formats() -> None:
     entry = Entry("a", "Linear", "quantized", "int8", input="fp8", details="static input by mse")
-    assert entry.told == "int8, input fp8; static input by mse"
-    assert str(Ledger([entry])).splitlines()[0].endswith(entry.told)
+    assert entry.summary == "int8, input fp8; static input by mse"
+    assert str(Ledger([entry])).splitlines()[0].endswith(entry.summary)
     assert "details" in Ledger([entry]).to_json()
-    assert B.told == "LSTM has no quantized form"
+    assert B.summary == "LSTM has no quantized form"
 
 
 def test_names_from_files_are_printable():

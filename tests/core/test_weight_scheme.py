@@ -90,7 +90,7 @@ def test_refused_by_the_rule_that_has_it() -> None:
 def test_scales_in_the_dtype_of_the_weight() -> None:
     scheme = read_parts({"weight": "profile:quanto.qint8"}, Scheme())
     assert str(scheme.of_weight(torch.bfloat16, (8, 64)).weight) == "int8:channel0:bf16:full"
-    assert scheme.told == "weight by profile quanto.qint8 0.2.7" and Scheme().told == ""
+    assert scheme.note == "weight by profile quanto.qint8 0.2.7" and Scheme().note == ""
     assert Scheme().of_weight(torch.bfloat16, (8, 64)) == Scheme()
 
 
@@ -112,7 +112,7 @@ def test_rows_that_are_no_whole_blocks(name: str) -> None:
     other = scheme.of_weight(torch.float32, (8, 384))
     assert other.weight == bs.profile(f"gguf.{LLAMA_QUANTIZE[name]}").format
     why = f"rows of 384 do not divide into blocks of 256 (gguf.{name})"
-    assert other.told == f"weight by profile gguf.{LLAMA_QUANTIZE[name]} 0.19.0: {why}"
+    assert other.note == f"weight by profile gguf.{LLAMA_QUANTIZE[name]} 0.19.0: {why}"
     assert scheme.of_weight(torch.float32, (8, 512)) == scheme
 
 

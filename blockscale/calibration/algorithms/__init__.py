@@ -107,17 +107,17 @@ def _classes(methods: tuple[str, ...]) -> dict[str, type[Any]]:
 
 def _find(spec: object, what: str, methods: tuple[str, ...], more: tuple[str, ...]) -> object:
     classes = _classes(methods)
-    known = ", ".join([*more, *classes])
+    choices = ", ".join([*more, *classes])
     if not isinstance(spec, str):
         able = any(callable(getattr(spec, method, None)) for method in methods)
         if isinstance(spec, type) or not able:
             raise ValueError(
-                f"{spec!r} is not a {what}: pass an instance, or one of the names {known}"
+                f"{spec!r} is not a {what}: pass an instance, or one of the names {choices}"
             )
         return spec
     name, colon, setting = spec.partition(":")
     if name not in classes:
-        raise ValueError(f"unknown {what} {name!r}; choose from {known}")
+        raise ValueError(f"unknown {what} {name!r}; choose from {choices}")
     return classes[name](_number(setting)) if colon else classes[name]()
 
 

@@ -93,18 +93,18 @@ def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]
 
     The format returned is `fmt`, its scale's own blocks of one element: it reads such outer scales.
     """
-    chosen = primitives.from_list(primitives.choose_qparams(weight, str(fmt)), fmt)
-    single, outer = spread_outer(chosen, fmt)
-    return single, chosen, outer
+    choice = primitives.from_list(primitives.choose_qparams(weight, str(fmt)), fmt)
+    single, outer = spread_outer(choice, fmt)
+    return single, choice, outer
 
 
-def spread_outer(chosen: QParams, fmt: Format) -> tuple[Format, Tensor | None]:
+def spread_outer(qparams: QParams, fmt: Format) -> tuple[Format, Tensor | None]:
     """The outer scale among these parts, one per block, and the format that reads it."""
-    if chosen.outer is None or not isinstance(fmt.scale, TwoLevel):
+    if qparams.outer is None or not isinstance(fmt.scale, TwoLevel):
         return fmt, None
     inner = fmt.scale.inner
-    shape = chosen.scale.shape
-    outer = inner.block.expand(chosen.outer, shape).expand(shape).contiguous()
+    shape = qparams.scale.shape
+    outer = inner.block.expand(qparams.outer, shape).expand(shape).contiguous()
     single = replace(inner, block=read_block("group1"))
     return replace(fmt, scale=replace(fmt.scale, inner=single)), outer
 
@@ -199,15 +199,15 @@ def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
 
     Scales that a learned table belongs to stay what the whole weight chooses.
     """
-    single, chosen, outer = spread(x, fmt)
+    single, choice, outer = spread(x, fmt)
     if fmt.element.learned:
-        return chosen
+        return choice
     elements = _PART if x.device.type == "cpu" else _PART_ELSEWHERE
     for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block, elements):
-        known = None if outer is None else outer[of_scale].contiguous()
-        best = search(x[of_weight].contiguous(), single, known, of_weight[1])
-        put(best, chosen, of_scale)
-    return chosen
+        outer_part = None if outer is None else outer[of_scale].contiguous()
+        best = search(x[of_weight].contiguous(), single, outer_part, of_weight[1])
+        put(best, choice, of_scale)
+    return choice
 
 
 def put(part: QParams, whole: QParams, at: tuple[slice, slice]) -> None:

@@ -136,8 +136,8 @@ class GPTQ:
                 f"{dead} of {len(h)} inputs were always 0: their columns are rounded to nearest"
             ]
         target, missing = self._target(x, h, drift, layer)
-        found, more = self._chosen(x, target, fmt, h, layer)
-        return found, notes + missing + more
+        result, more = self._chosen(x, target, fmt, h, layer)
+        return result, notes + missing + more
 
     def _quantize_flat(
         self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str, drift: Tensor | None

@@ -143,8 +143,8 @@ class OutputError:
         ratio = least / without
         if not ratio < 1 - SAME:
             return None, [f"not transformed: the error of its output would be {ratio:.3g} times"]
-        told, before = candidates[errors.index(least)]
-        return before, [f"{told} (error of its output {ratio:.3g} times)"]
+        least_error, before = candidates[errors.index(least)]
+        return before, [f"{least_error} (error of its output {ratio:.3g} times)"]
 
 
 def by_nearest(fmt: Format) -> Format:

@@ -101,8 +101,8 @@ class HQQ:
         rest = t - shrink(t - v, self.p, beta)
         of_rest, of_v = (block_sums(v * each, fmt.block) for each in (rest, v))
         ratio = torch.where((of_v > 0) & (of_rest > 0), of_rest / of_v, 1.0)
-        wanted = (step * ratio).clamp(max=FLT_MAX)
-        fitted = now._replace(scale=nearest_scale(wanted, now.outer, fmt))
+        target = (step * ratio).clamp(max=FLT_MAX)
+        fitted = now._replace(scale=nearest_scale(target, now.outer, fmt))
         if now.zero_point is None and now.offset is None:
             return fitted
         ratio = reference.step_of(fitted, fmt) / step

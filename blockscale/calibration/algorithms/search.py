@@ -87,7 +87,7 @@ class Columns:
 
     def choose_all(self, weight: Tensor) -> None:
         """Choose every scale from the weight [n, k] float32 as it is."""
-        for block in (i for i, chosen in enumerate(self.chosen) if not chosen):
+        for block in (i for i, choice in enumerate(self.chosen) if not choice):
             self.choose(block, weight[:, self.columns_of(block)])
 
     def put(self, block: int, qparams: QParams) -> None:
@@ -117,24 +117,24 @@ class Columns:
     def round(
         self,
         columns: Tensor | slice,
-        wanted: Tensor,
+        tensor: Tensor,
         base: Tensor | None = None,
         coupling: Tensor | None = None,
     ) -> Rounded:
         """Round columns [c, n] float64 as `round_columns` does; codes and values are kept."""
         if coupling is None:
-            coupling = wanted.new_zeros(len(wanted), len(wanted))
-        found = round_columns(wanted, base, coupling, self.rounding_of(columns))
-        self._codes[columns], self.values[columns] = found.codes, found.values
-        return found
+            coupling = tensor.new_zeros(len(tensor), len(tensor))
+        result = round_columns(tensor, base, coupling, self.rounding_of(columns))
+        self._codes[columns], self.values[columns] = result.codes, result.values
+        return result
 
     def revalue(self, columns: slice) -> Tensor:
         """The same codes under scales that were changed: their values [c, n] float32, kept too."""
         by = self.rounding_of(columns)
         assert by.qparams is not None
-        found = reference.dequantize(self._codes[columns], by.qparams, by.format, torch.float32)
-        self.values[columns] = found
-        return found
+        result = reference.dequantize(self._codes[columns], by.qparams, by.format, torch.float32)
+        self.values[columns] = result
+        return result
 
     def finished(self) -> QTensor:
         """All codes with their scales."""
@@ -144,8 +144,8 @@ class Columns:
     def _at(self, of: Callable[[Tensor], Tensor]) -> QParams:
         """`of` each part that belongs to blocks, the outer scale spread; a table stays whole."""
         parts = self._qparams._replace(outer=self._outer, book=None)
-        found = QParams(*(None if p is None else of(p) for p in parts))  # type: ignore[arg-type]
-        return found._replace(book=self._qparams.book)
+        qparams = QParams(*(None if p is None else of(p) for p in parts))  # type: ignore[arg-type]
+        return qparams._replace(book=self._qparams.book)
 
 
 def _indices(n: int, size: int, device: torch.device) -> Tensor:
@@ -183,8 +183,8 @@ def feed_back(columns: Columns, target: Tensor, factor: Tensor, order: Tensor, b
             last += 1
         some = slice(first, last)
         own = coupling[some, some].contiguous()
-        found = columns.round(order[some], pending[some], None, own)
-        pending[last:].addmm_(coupling[some, last:].T, found.errors, alpha=-1)
+        result = columns.round(order[some], pending[some], None, own)
+        pending[last:].addmm_(coupling[some, last:].T, result.errors, alpha=-1)
         first = last
 
 
@@ -271,11 +271,11 @@ def descend(
                 some = slice(first, min(first + _BATCH, part.stop))
                 here = slice(some.start - part.start, some.stop - part.start)
                 base = columns.values[some].double()
-                wanted = base + near[here] / h.diagonal()[some, None]
-                found = columns.round(some, wanted, base, coupling[some, some].contiguous())
-                errors[here] += found.errors
+                goal = base + near[here] / h.diagonal()[some, None]
+                result = columns.round(some, goal, base, coupling[some, some].contiguous())
+                errors[here] += result.errors
                 if some.stop < part.stop:
-                    near += own[:, here] @ found.errors
+                    near += own[:, here] @ result.errors
             rest.addmm_(h[:, part], errors)
         if bool((columns.values == before).all()):
             break
@@ -309,9 +309,9 @@ def _fit(
     costs = own[here, here]
     of_error = _of_blocks((v * near[here]).sum(0), columns)
     of_v = _of_blocks(torch.mm(costs, v).mul_(v).sum(0), columns)
-    wanted = step + step * (of_error / of_v)
-    wanted = torch.where((of_v > 0) & (wanted * step > 0), wanted, step).clamp(-FLT_MAX, FLT_MAX)
-    new = old._replace(scale=nearest_scale(wanted.float()[:, None], old.outer, fmt))
+    target = step + step * (of_error / of_v)
+    target = torch.where((of_v > 0) & (target * step > 0), target, step).clamp(-FLT_MAX, FLT_MAX)
+    new = old._replace(scale=nearest_scale(target.float()[:, None], old.outer, fmt))
     less = 1 - reference.step_of(new, fmt)[:, 0].double() / step  # of v is what values lose by it
     change = less * (2 * of_error + less * of_v)
     columns.put(block, select((change < 0)[:, None], new, old))
@@ -372,14 +372,14 @@ class Search:
             importance, notes = grams.importance_of(gram, x.shape[1], layer)
         qparams = best_scales(x, rows, importance, self.power)
         if gram is None or importance is None or not self.sweeps or rows.block.flat:
-            found = quantized(x, qparams, rows)
+            result = quantized(x, qparams, rows)
         else:
             h, _ = without_dead(grams.checked(gram, x.shape[1], layer))
-            found = self._descended(x, rows, qparams, h)
+            result = self._descended(x, rows, qparams, h)
         if rows is fmt:
-            return found, notes
-        parts = in_blocks_of(found.qparams, fmt, x.shape)
-        return QTensor(found.packed, parts, fmt, found.size), notes
+            return result, notes
+        parts = in_blocks_of(result.qparams, fmt, x.shape)
+        return QTensor(result.packed, parts, fmt, result.size), notes
 
     def _descended(self, x: Tensor, fmt: Format, qparams: QParams, h: Tensor) -> QTensor:
         """What coordinate descent makes of plain rounding under these scales."""

@@ -136,11 +136,11 @@ class SignRound:
         start: dict[str, QTensor] = {}
         for name, each in _starts(self.start, weights, task).items():
             start[name], notes[name] = each
-        found: Codes = start
+        codes: Codes = start
         if _has_rows(task):
-            found, told = self._learned(task, weights, start)
+            codes, told = self._learned(task, weights, start)
             notes = {name: [*each, *told] for name, each in notes.items()}
-        return {name: (found[name], notes[name]) for name in weights}
+        return {name: (codes[name], notes[name]) for name in weights}
 
     def quantize_model(self, task: BlockTask, start: Codes) -> dict[str, tuple[QTensor, list[str]]]:
         """The same for a whole model as one block, all of whose layers have codes to begin with;
@@ -228,10 +228,10 @@ def _may_be_half(task: BlockTask) -> bool:
     device = task.plans[0].parameter.device.type
     if device == "cuda":
         return few and torch.cuda.is_bf16_supported()
-    known: Mapping[str, object] = getattr(
+    data: Mapping[str, object] = getattr(
         torch.cpu, "get_capabilities", dict
     )()  # not in all versions of torch
-    return few and device == "cpu" and bool(known.get("avx512_bf16"))
+    return few and device == "cpu" and bool(data.get("avx512_bf16"))
 
 
 def samples_of(stage: Stage, task: BlockTask) -> Samples:

@@ -92,9 +92,9 @@ def _descend(  # noqa: PLR0913 - a loop's state
         rate = settings.rate * (1 - step / settings.steps)
         rotation, momentum = cayley(rotation, momentum, rate, keeps_mean=stream.keeps_mean)
         if (step + 1) % every == 0 or step + 1 == settings.steps:
-            found = total(rotation)
-            if found < least:
-                best, least = rotation, found
+            result = total(rotation)
+            if result < least:
+                best, least = rotation, result
     return best, least
 
 
@@ -125,13 +125,13 @@ def cayley(
     return moved, skew @ rotation / 2
 
 
-def divergence(found: Tensor, target: Tensor) -> Tensor:
+def divergence(tensor: Tensor, target: Tensor) -> Tensor:
     """The mean Kullback-Leibler divergence of logits from the target's [..., classes]; NaN in the
     target is padding."""
     if bool((odd := target.isnan().any(-1)).any()):
-        found, target = found[~odd], target[~odd]
-    found, target = found.float().log_softmax(-1), target.float().log_softmax(-1)
-    return (target.exp() * (target - found)).sum(-1).mean()
+        tensor, target = tensor[~odd], target[~odd]
+    tensor, target = tensor.float().log_softmax(-1), target.float().log_softmax(-1)
+    return (target.exp() * (target - tensor)).sum(-1).mean()
 
 
 class _Quantized:
@@ -152,12 +152,12 @@ class _Quantized:
     def __call__(self, rotation: Tensor, batch: Any) -> Tensor:
         parameters = {}
         for name, tensor in turned(self.model, self.stream, rotation, self.heads):
-            made = tensor.to(self.model.get_parameter(name).dtype)
+            result = tensor.to(self.model.get_parameter(name).dtype)
             plan = self.weights.get(name)
             if plan is not None:
-                stored = fake_quantize(to_stored(made, plan.layout), _by_nearest(plan.format))
-                made = from_stored(stored, plan.layout, made.shape)
-            parameters[name] = made
+                stored = fake_quantize(to_stored(result, plan.layout), _by_nearest(plan.format))
+                result = from_stored(stored, plan.layout, result.shape)
+            parameters[name] = result
         for name, plan in self.weights.items():
             if name not in parameters:
                 stored = to_stored(plan.parameter.detach(), plan.layout)

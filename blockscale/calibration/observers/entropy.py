@@ -59,9 +59,9 @@ class Entropy(Histogram):
         step = max(1, _CHUNK // bins.value.numel())
         divergences = []
         for start in range(0, len(places), step):
-            chosen = slice(start, start + step)
-            left = histogram.round_trips(values, low[chosen], high[chosen], self.format)
-            divergences.append(divergence(bins, left, places[chosen], self._levels))
+            choice = slice(start, start + step)
+            rest = histogram.round_trips(values, low[choice], high[choice], self.format)
+            divergences.append(divergence(bins, rest, places[choice], self._levels))
         all_seen = divergences[0][0]  # the threshold that clips nothing is always allowed
         all_seen.clamp_(max=torch.finfo(torch.float64).max)
         best = torch.cat(divergences).argmin(0).reshape(1, *self.low.shape)  # the first of equals
@@ -73,7 +73,7 @@ class Entropy(Histogram):
         return int(2 ** (self.format.bits - (self.format.element.signed and self.sides == 1)))
 
 
-def divergence(bins: Bins, left: Tensor, places: Tensor, levels: int) -> Tensor:
+def divergence(bins: Bins, tensor: Tensor, places: Tensor, levels: int) -> Tensor:
     """KL(P || Q) [c, blocks] float64 for thresholds at the lower edges of bins `places` [c].
 
     left: what the format makes of the bins' values under each threshold [c, blocks, n].
@@ -83,10 +83,10 @@ def divergence(bins: Bins, left: Tensor, places: Tensor, levels: int) -> Tensor:
     mass = bins.mass * inside
     full = mass > 0
     p = mass + _beyond(bins, inside, full)
-    q = _spread(mass, bins.width * full, _codes(bins, left))
-    known = p / p.sum(-1, keepdim=True)
-    told = q / q.sum(-1, keepdim=True)
-    terms = torch.where(full, known * (known / told).log(), 0.0)
+    q = _spread(mass, bins.width * full, _codes(bins, tensor))
+    weight = p / p.sum(-1, keepdim=True)
+    estimate = q / q.sum(-1, keepdim=True)
+    terms = torch.where(full, weight * (weight / estimate).log(), 0.0)
     return torch.where(full.sum(-1) >= levels, terms.sum(-1), torch.inf)
 
 
@@ -102,10 +102,10 @@ def _beyond(bins: Bins, inside: Tensor, full: Tensor) -> Tensor:
     return above * (order == last) + below * (order == first)
 
 
-def _codes(bins: Bins, left: Tensor) -> Tensor:
+def _codes(bins: Bins, tensor: Tensor) -> Tensor:
     """A number for each run of bins with one code [c, blocks, n] int64; bin 0 is on its own."""
-    zero = (bins.place == 0).expand(left.shape)
-    change = (left[..., 1:] != left[..., :-1]) | zero[..., 1:] | zero[..., :-1]
+    zero = (bins.place == 0).expand(tensor.shape)
+    change = (tensor[..., 1:] != tensor[..., :-1]) | zero[..., 1:] | zero[..., :-1]
     return torch.cat([torch.zeros_like(change[..., :1]), change], -1).cumsum(-1)
 
 

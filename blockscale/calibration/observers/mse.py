@@ -97,8 +97,8 @@ class MSEObserver(Histogram):
         step = max(1, _CHUNK // values.numel())
         errors = []
         for start in range(0, len(low), step):
-            chosen = slice(start, start + step)
-            left = histogram.round_trips(values, low[chosen], high[chosen], self.format)
-            error = (left.double() - values) / unit
+            choice = slice(start, start + step)
+            rest = histogram.round_trips(values, low[choice], high[choice], self.format)
+            error = (rest.double() - values) / unit
             errors.append((error.square_() * bins.mass).sum(-1))
         return torch.cat(errors)

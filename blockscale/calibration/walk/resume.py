@@ -41,9 +41,9 @@ class Finished:
     def _begin(self, run: str) -> set[str]:
         """The names of what is there. Raises ResumeError where that is of another run."""
         self.path.mkdir(parents=True, exist_ok=True)
-        known = self.path / _RUN
-        if known.exists():
-            if json_object(read_json(known), known).get("run") != run:
+        record_file = self.path / _RUN
+        if record_file.exists():
+            if json_object(read_json(record_file), record_file).get("run") != run:
                 raise ResumeError(
                     f"{self.path} holds blocks of another run (another recipe, algorithm, "
                     "model, or other batches): choose another directory, or delete this one"
@@ -53,7 +53,7 @@ class Finished:
                 f"{self.path} is not empty, and holds no earlier run: choose another directory"
             )
         else:
-            self._write(known, json.dumps({"run": run}).encode())
+            self._write(record_file, json.dumps({"run": run}).encode())
         return {path.name for path in self.path.iterdir()}
 
     def __contains__(self, i: int) -> bool:
@@ -61,31 +61,33 @@ class Finished:
 
     def save(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Keep all that was chosen for these layers of block i."""
-        held: dict[str, Tensor] = {}
-        told = {}
+        tensors: dict[str, Tensor] = {}
+        data = {}
         for plan in plans:
-            own, told[plan.name] = packed(plan, session)
-            held |= own
+            own, data[plan.name] = packed(plan, session)
+            tensors |= own
         place = self._place(i)
         self._ranks.by_first(
-            lambda: self._write(place, safetensors.torch.save(held, {"layers": json.dumps(told)}))
+            lambda: self._write(
+                place, safetensors.torch.save(tensors, {"layers": json.dumps(data)})
+            )
         )
         self._there.add(place.name)
 
     def load(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Put what was chosen in its places."""
         place = self._place(i)
-        held, told = from_bytes(self._read(place), "layers", place)
+        held, details = from_bytes(self._read(place), "layers", place)
         for plan in plans:
-            unpack(plan, session, held, told[plan.name])
+            unpack(plan, session, held, details[plan.name])
 
     def _read(self, place: Path) -> bytes:
         """A file's bytes, in every process."""
         if self._ranks.alone:
             return place.read_bytes()
         first = self._ranks.rank == 0
-        found = self._ranks.spread(lambda: {place.name: place.read_bytes()} if first else {})
-        return found[place.name]
+        result = self._ranks.spread(lambda: {place.name: place.read_bytes()} if first else {})
+        return result[place.name]
 
     @staticmethod
     def _was_begun(path: Path) -> bool:
@@ -128,8 +130,8 @@ def digests_of(batches: Sequence[Any], ranks: Ranks = ALONE) -> list[str]:
     """A text for each batch of all processes, in the order of one process."""
 
     def text(batch: Any) -> str:
-        known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
-        return "".join(f"{digest(tensor.cpu())}" for tensor in tensors(known))
+        content = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
+        return "".join(f"{digest(tensor.cpu())}" for tensor in tensors(content))
 
     each = ranks.together(lambda: [text(batch) for batch in batches])
     return [each[i % ranks.size][i // ranks.size] for i in range(sum(map(len, each)))]

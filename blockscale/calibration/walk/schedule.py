@@ -34,10 +34,10 @@ def walked(
     around the blocks are, which the ledger says.
     """
     reasons: list[str] = []
-    left = list(blocks)
-    while left:
+    results = list(blocks)
+    while results:
         session = start()
-        walk = Walk(session, left, batches, methods, options)
+        walk = Walk(session, results, batches, methods, options)
         try:
             with inference(session.model):
                 walk.run()
@@ -45,7 +45,7 @@ def walked(
             reasons.append(
                 f"{error.chain or 'the model'} cannot be calibrated block by block: {error}"
             )
-            left = [block for block in left if block.chain != error.chain]
+            results = [block for block in results if block.chain != error.chain]
             continue
         return session, reasons
     return None, reasons
@@ -90,26 +90,26 @@ def choose_whole(
         targets: list[Any] = []
 
         def one(b: int) -> None:
-            given: Any = first_given(model(*calls[b].args, **calls[b].kwargs))
-            targets.append(session.padding.blank(given, batches[b]))
+            value: Any = first_given(model(*calls[b].args, **calls[b].kwargs))
+            targets.append(session.padding.blank(value, batches[b]))
 
         session.ranks.each(len(calls), one)
         task = BlockTask(
             "the model", model, own, session.places, calls, targets,
             seed=options.seed, ranks=session.ranks,
         )  # fmt: skip
-        made = algorithm.quantize_model(task, start)
-    share(session, own, partial(_take, session, own, start, made))
+        result = algorithm.quantize_model(task, start)
+    share(session, own, partial(_take, session, own, start, result))
 
 
 def _take(
     session: Session,
     plans: Sequence[Plan],
     start: Mapping[str, QTensor],
-    made: Mapping[str, tuple[QTensor, list[str]]],
+    stacks: Mapping[str, tuple[QTensor, list[str]]],
 ) -> None:
     for plan in plans:
-        q, notes = made[plan.name]
+        q, notes = stacks[plan.name]
         if q is not start[plan.name]:
             session.details[plan.name].append("then refined by the output of the whole model")
         session.places[plan.name].weight = fitting(plan, q)

@@ -56,10 +56,10 @@ class FloatInputs:
         finally:
             self._float_runs = False
 
-    def beside(self, plan: Plan, told: Callback | None) -> Callback | None:
+    def beside(self, plan: Plan, callback: Callback | None) -> Callback | None:
         """The callback of a layer that gathers, and tells `told` what the quantized model does."""
         gathers = plan.name in self._collectors
-        if told is None and not gathers:
+        if callback is None and not gathers:
             return None
 
         def tell(x: Tensor, y: Any) -> None:
@@ -69,8 +69,8 @@ class FloatInputs:
                 return
             if gathers:
                 self._add(plan, x, y)
-            if told is not None:
-                told(x, y)
+            if callback is not None:
+                callback(x, y)
 
         return tell
 
@@ -79,21 +79,21 @@ class FloatInputs:
         each other as from zero are of other rows. An expert may get other tokens than in the float
         model: those that both models sent to it are compared."""
         held, x = self._held[plan.name], x.detach()
-        wanted = held.pop(0) if held else None
-        if wanted is not None and place_of(plan) is not None:
-            x, wanted = matched(x, wanted)
-        if wanted is None or wanted.shape != x.shape or _apart(x, wanted):
+        target = held.pop(0) if held else None
+        if target is not None and place_of(plan) is not None:
+            x, target = matched(x, target)
+        if target is None or target.shape != x.shape or _apart(x, target):
             self._unlike[plan.name] += 1
             return
         size = tuple(y.shape) if isinstance(y, Tensor) else ()
-        self._adds[plan.name](x, wanted, size)
+        self._adds[plan.name](x, target, size)
 
     def _adder(self, plan: Plan) -> Callable[[Tensor, Tensor, Size], None]:
         """What adds the inputs of a call in both models."""
         before, into = self._session.places[plan.name].before, self._collectors[plan.name]
 
-        def add(x: Tensor, wanted: Tensor, size: Size) -> None:
-            both = (rows_of(plan, each, before, size) for each in (x, wanted))
+        def add(x: Tensor, tensor: Tensor, size: Size) -> None:
+            both = (rows_of(plan, each, before, size) for each in (x, tensor))
             for quantized, of_float in zip(*both, strict=True):
                 into.add(quantized, of_float)
 
@@ -109,14 +109,14 @@ class FloatInputs:
                     "left out"
                 )
                 self._session.details[name].append(f"drift: {note}")
-        found = {name: each.result() for name, each in self._collectors.items()}
+        data = {name: each.result() for name, each in self._collectors.items()}
         self._collectors, self._adds, self._held = {}, {}, {}
-        return {name: drift for name, drift in found.items() if drift is not None}
+        return {name: drift for name, drift in data.items() if drift is not None}
 
 
-def _apart(x: Tensor, wanted: Tensor) -> bool:
-    far = (wanted.float() - x.float()).square().sum()
-    return bool(far > wanted.float().square().sum())  # False where either is NaN
+def _apart(x: Tensor, tensor: Tensor) -> bool:
+    far = (tensor.float() - x.float()).square().sum()
+    return bool(far > tensor.float().square().sum())  # False where either is NaN
 
 
 # What is looked at while a block runs over all batches: statistics, observers, coverage.
@@ -143,13 +143,13 @@ class Looker:
         """One run. plans: all that are called in it; floats: that gathers in it, too."""
         watched, new = {}, [p.name for p in plans if p.name not in self.counted.layers]
         for plan in plans:
-            told = callbacks.get(plan.name)
+            value = callbacks.get(plan.name)
             if plan.name not in self.counted.layers:
-                told = each_of(self.counter(plan), told)
+                value = each_of(self.counter(plan), value)
             if floats is not None:
-                told = floats.beside(plan, told)
-            if told is not None:
-                watched[plan.module] = self.session.without_padding(plan, told)
+                value = floats.beside(plan, value)
+            if value is not None:
+                watched[plan.module] = self.session.without_padding(plan, value)
         with watch(watched):
             run()
         if new:
@@ -175,10 +175,10 @@ class Looker:
         return unseen
 
     def statistics(
-        self, plans: Sequence[Plan], wanted: Sequence[Plan], run: Run
+        self, plans: Sequence[Plan], members: Sequence[Plan], run: Run
     ) -> Iterator[tuple[list[Plan], dict[str, InputStats]]]:
         """What is known of the inputs of `wanted`, in groups that the budget allows."""
-        for group in groups(wanted, statistics_bytes, self.budget):
+        for group in groups(members, statistics_bytes, self.budget):
             callbacks, collectors = self.session.gathering(group)
             self.look(plans, callbacks, run)
             yield group, self.session.gathered(collectors)
@@ -196,8 +196,8 @@ class Looker:
         items += [(plan, "gram") for plan in weighed]
         grams: dict[str, Tensor] = {}
         for group in groups(items, self._nbytes, self.budget / (1 if floats is None else 2)):
-            wanted = [(plan, part) for plan, part in group if part != "gram"]
-            learning, observers = self.session.observing(wanted, self.observer)
+            targets = [(plan, part) for plan, part in group if part != "gram"]
+            learning, observers = self.session.observing(targets, self.observer)
             some = [plan for plan, part in group if part == "gram"]
             weighing, collectors = self.session.weighing(some)
             both = dict(learning)
@@ -206,7 +206,7 @@ class Looker:
             if floats is not None:
                 floats.begin(some)
             self.look(plans, both, run, floats)
-            observed = [plan for plan, _ in wanted]
+            observed = [plan for plan, _ in targets]
             share(self.session, observed, lambda: self.session.observed(observers))  # noqa: B023
             grams |= self.session.weighed(collectors)
             if floats is not None:

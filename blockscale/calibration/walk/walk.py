@@ -66,13 +66,13 @@ class Walk:
             tell_untransformed(self.session, self.transform, [fit])
         runs = self._runs()
         self._start(runs)
-        with TensorStore(self.budget) as kept:
-            self._open_lanes(kept)
+        with TensorStore(self.budget) as rest:
+            self._open_lanes(rest)
             while sequence := self._next(verify=runs < 3):
                 for i in sequence:
                     self._do(i)
-                    told = [lane.finish(i) for lane in self.lanes]
-                    if not all(told):
+                    lines = [lane.finish(i) for lane in self.lanes]
+                    if not all(lines):
                         break  # other shapes: the calls of what comes next are recorded anew
             self._rest()
         first = {block.name: block.plans[0].name for block in self.blocks}
@@ -98,14 +98,14 @@ class Walk:
         if self.settler is not None:
             self.settler.stream.load("", outside=tuple(block.name for block in self.blocks))
 
-    def _open_lanes(self, kept: TensorStore) -> None:
+    def _open_lanes(self, store: TensorStore) -> None:
         """The main lane is the one whose grams count; the float one may be another, or the same."""
         model = self.session.model
         float_too = not self.sequential or self._knows_float()
-        self.main = Lane(model, self.blocks, self.batches, kept, self._around)
+        self.main = Lane(model, self.blocks, self.batches, store, self._around)
         self.float = self.main
         if self.sequential and float_too:
-            self.float = Lane(model, self.blocks, self.batches, kept)
+            self.float = Lane(model, self.blocks, self.batches, store)
         self.lanes = [self.float] if self.float is self.main else [self.float, self.main]
         for lane in self.lanes:
             lane.padding, lane.ranks = self.session.padding, self.ranks
@@ -139,11 +139,11 @@ class Walk:
         if len(self.main.done) == len(self.blocks):
             return []
         with watch({plan.module: self._meet for plan in self.outside}):
-            found = [record(lane, verify=verify and lane is self.lanes[0]) for lane in self.lanes]
-        if any(each != found[0] for each in found):
-            block = self.blocks[found[0][0]] if found[0] else self.blocks[0]
+            results = [record(lane, verify=verify and lane is self.lanes[0]) for lane in self.lanes]
+        if any(each != results[0] for each in results):
+            block = self.blocks[results[0][0]] if results[0] else self.blocks[0]
             raise NotWalkableError(block.chain, "the quantized model goes through other blocks")
-        return found[0]
+        return results[0]
 
     def _meet(self, x: Tensor, y: Any) -> None:
         """A layer outside is called whose weight is not chosen yet."""
@@ -157,20 +157,20 @@ class Walk:
         if self.settler is not None:
             for block in unseen:
                 self.settler.load(block)
-        left = [plan for block in unseen for plan in block.plans]
-        left += self.outside
-        if left:
-            self._choose_outside(left)
+        rest = [plan for block in unseen for plan in block.plans]
+        rest += self.outside
+        if rest:
+            self._choose_outside(rest)
         order = {plan.name: i for i, plan in enumerate(self.session.layers)}
         layers = self.looker.counted.layers
         self.looker.counted.layers = dict(sorted(layers.items(), key=lambda each: order[each[0]]))
 
     def _choose_outside(self, plans: Sequence[Plan]) -> None:
         """Layers outside of blocks: the model around the blocks is run for them."""
-        for group, known in self.looker.statistics(
+        for group, statistics in self.looker.statistics(
             plans, self._fit(plans), lambda: run_around(self.float)
         ):
-            self.weights.transform_layers(group, known)
+            self.weights.transform_layers(group, statistics)
         for part in self._parts(plans, one_by_one=bool(self.sequential)):
             run = self._run_around_both
             grams = self.looker.observe(part, self._weighed(part), run, self.floats)
@@ -211,8 +211,10 @@ class Walk:
         """What is chosen for the layers of one block."""
         plans, model = self.blocks[i].plans, self.session.model
         fit = self._fit(plans)
-        for group, known in self.looker.statistics(plans, fit, lambda: self._run(self.float, i)):
-            self.weights.transform_layers(group, known)
+        for group, statistics in self.looker.statistics(
+            plans, fit, lambda: self._run(self.float, i)
+        ):
+            self.weights.transform_layers(group, statistics)
         if self.weights.by_block and not self.float.keeps(i):
             self.looker.look(plans, {}, lambda: self._run(self.float, i))
         layers: dict[str, QLayer] = {}

@@ -54,8 +54,8 @@ class Stream:
     def load(self, *inside: str, outside: tuple[str, ...] = ()) -> None:
         """Read what the modules of these names have ("" for all), and not what `outside` have."""
         for name, tensor in list(_named(self.model)):
-            wanted = any(_in(name, each) for each in inside)
-            if tensor.is_meta and wanted and not any(_in(name, each) for each in outside):
+            target = any(_in(name, each) for each in inside)
+            if tensor.is_meta and target and not any(_in(name, each) for each in outside):
                 self._load(tensor)
 
     def unload(self, tensors: list[Tensor]) -> None:
@@ -69,29 +69,29 @@ class Stream:
         self.unload([tensor for tensor, _ in list(self._meta.values())])
 
     def _load(self, tensor: Tensor) -> None:
-        found = None
+        result = None
         for name in self._names[id(tensor)]:
             try:
-                found = self._read(name)
+                result = self._read(name)
                 break
             except KeyError:
                 continue
-        if found is None:
+        if result is None:
             raise ValueError(
                 f"the source has no {self._names[id(tensor)][0]!r}, which is on the meta "
                 "device: a buffer that no file holds (a table of positions) must be made on "
                 "a real device"
             )
-        if found.shape != tensor.shape:
+        if result.shape != tensor.shape:
             raise ValueError(
                 f"{self._names[id(tensor)][0]}: expected {tuple(tensor.shape)}, the source has "
-                f"{tuple(found.shape)}"
+                f"{tuple(result.shape)}"
             )
-        found = found.detach().to(self.device, tensor.dtype)
+        result = result.detach().to(self.device, tensor.dtype)
         if isinstance(tensor, nn.Parameter):
-            found = nn.Parameter(found, requires_grad=tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, found)
-        self._meta[id(tensor)] = tensor, found
+            result = nn.Parameter(result, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, result)
+        self._meta[id(tensor)] = tensor, result
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -210,17 +210,17 @@ def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
             stored = stored if place.before is None else place.before.to_weight(stored)
             settle_top(plan, session.named, session.places)
             q = coded(stored, by_nearest(plan.format), None, place.top)[0]
-        kept = {
+        formats = {
             part: fmt
             for part in ("input", "output")
             if (fmt := getattr(plan.scheme, part)) is not None
             and (not fmt.block.static or getattr(place, part) is not None)
         }
-        scheme = replace(plan.scheme, **{"input": None, "output": None, "bias": None} | kept)
+        scheme = replace(plan.scheme, **{"input": None, "output": None, "bias": None} | formats)
         parameter = plan.parameter
         weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
         layer = plan.kind.from_float(plan.module, weight, scheme)
-        for part in kept:
+        for part in formats:
             if (quantizer := getattr(place, part)) is not None:
                 setattr(layer, part, quantizer.to(parameter.device))
         if place.before is not None:
@@ -272,10 +272,10 @@ class Weights:
         self.steps: int = getattr(algorithm, "steps", 0) if self.by_block else 0
         self._progress, self._seed = options.progress, options.seed
 
-    def transform_layers(self, group: Sequence[Plan], known: Mapping[str, InputStats]) -> None:
+    def transform_layers(self, group: Sequence[Plan], stats: Mapping[str, InputStats]) -> None:
         """What the inputs of a group go through first."""
         if self.transform is not None:
-            transform_layers(self.session, self.transform, group, known)
+            transform_layers(self.session, self.transform, group, stats)
 
     def choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
         """The codes of layers one by one. A block algorithm leaves them to plain rounding."""
@@ -307,16 +307,16 @@ class Weights:
             block.name, block.module, own, places, calls, targets, grams, self._seed, steps,
             self.session.ranks,
         )  # fmt: skip
-        made = self.algorithm.quantize_block(task)
+        result = self.algorithm.quantize_block(task)
         steps.close()
         for plan in own:
-            if plan.name not in made:
+            if plan.name not in result:
                 raise ValueError(f"{self.algorithm.name} returned no weight for {plan.name}")
-        share(self.session, own, lambda: self._take(own, made))
+        share(self.session, own, lambda: self._take(own, result))
 
-    def _take(self, plans: Sequence[Plan], made: Mapping[str, tuple[QTensor, list[str]]]) -> None:
+    def _take(self, plans: Sequence[Plan], stacks: Mapping[str, tuple[QTensor, list[str]]]) -> None:
         for plan in plans:
-            q, notes = made[plan.name]
+            q, notes = stacks[plan.name]
             self.session.places[plan.name].weight = fitting(plan, q)
             self.session.details[plan.name].append(f"weight by {self.algorithm.name}")
             self.session.notes[plan.name] += notes
@@ -331,8 +331,8 @@ class Steps(Progress):
     """The steps that a block algorithm takes for one block: `count` of them are told in all, also
     where it takes fewer, such as none for a block without calls, or more."""
 
-    def __init__(self, count: int, told: Progress):
-        self._left, self._told = count, told
+    def __init__(self, count: int, progress: Progress):
+        self._left, self._told = count, progress
 
     def advance(self, name: str = "", amount: int = 1) -> None:
         amount = min(amount, self._left)

@@ -79,11 +79,8 @@ def convert(  # noqa: PLR0913 - one argument an option
         )  # fmt: skip
     seconds = time.monotonic() - began
     if as_json:
-        print(
-            json.dumps(
-                conversion.to_dict() | {"seconds": seconds, "written": not dry_run}, indent=2
-            )
-        )
+        data = conversion.to_dict() | {"seconds": seconds, "written": not dry_run}
+        print(json.dumps(data, indent=2))
     elif not quiet:
         print(conversion_table(conversion, compared=not dry_run))
         if dry_run:

@@ -101,20 +101,18 @@ def quantize(  # noqa: PLR0913 - one argument an option
     """
     if dry_run and not is_first():
         return
-    full_recipe = _recipe(recipe, skip or [])
+    whole = _recipe(recipe, skip or [])
     began = time.monotonic()
     if model.suffix == ".onnx":
         run = FileOptions(calibrate=calibrate, strict=strict, overwrite=force > 0, dry_run=dry_run)
         _check_for_file(weight)
-        _show_done(_of_file(model, out, full_recipe, run), out, as_json, quiet, began, dry_run)
+        _show_done(_of_file(model, out, whole, run), out, as_json, quiet, began, dry_run)
         return
     if calibrate is not None:
         if dry_run:
             raise ValueError("--dry-run shows what is decided without data: leave out --calibrate")
         how = Calibrating(calibrate, tokens, sequences, strict, seed, weight)
-        report = calibrated_directory(
-            model, out, full_recipe, how, force=force, quiet=quiet or as_json
-        )
+        report = calibrated_directory(model, out, whole, how, force=force, quiet=quiet or as_json)
         if is_first():
             _show_done(report, out, as_json, quiet, began)
         return
@@ -122,7 +120,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
         raise ValueError("--weight is chosen from data: name a text by --calibrate")
     options = RunOptions(force=force, strict=strict, seed=seed)
     if dry_run:
-        plan = plan_directory(model, out, full_recipe, strict=strict, seed=seed)
+        plan = plan_directory(model, out, whole, strict=strict, seed=seed)
         check_output(out, plan, force)
         _show(plan.ledger, as_json, quiet, {"bytes_written": plan.size})
         if not as_json and not quiet:
@@ -130,7 +128,7 @@ def quantize(  # noqa: PLR0913 - one argument an option
         return
     with Bar(quiet or not is_first()) as bar, warnings.catch_warnings(), stopped_softly():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown below
-        ledger = _run(model, out, full_recipe, options, bar)
+        ledger = _run(model, out, whole, options, bar)
     if ledger is not None:  # else rank 0 shows it
         _show_run(ledger, out, as_json, quiet, time.monotonic() - began, bar.speed)
 

@@ -65,12 +65,12 @@ def _optimal(places: np.ndarray, sums: np.ndarray, count: int) -> np.ndarray:
     total = (sums - sums[0]).astype(np.float64)
     gain = np.full(points + 1, -np.inf)
     gain[0] = 0.0
-    chosen = np.zeros((count + 1, points + 1), dtype=np.int64)
+    choice = np.zeros((count + 1, points + 1), dtype=np.int64)
     for cluster in range(1, count + 1):
-        gain, chosen[cluster] = _layer(gain, size, total, cluster)
+        gain, choice[cluster] = _layer(gain, size, total, cluster)
     cuts = [points]
     for cluster in range(count, 0, -1):
-        cuts.append(int(chosen[cluster, cuts[-1]]))
+        cuts.append(int(choice[cluster, cuts[-1]]))
     return np.array(cuts[::-1])
 
 

@@ -23,5 +23,5 @@ def read_element(name: str) -> Element:
         element: Element | None = family.read(name)
         if element is not None:
             return element
-    known = "; ".join(family.SPELLINGS for family in FAMILIES)
-    raise ValueError(f"unknown element {quoted(name)}; choose from {known}")
+    choices = "; ".join(family.SPELLINGS for family in FAMILIES)
+    raise ValueError(f"unknown element {quoted(name)}; choose from {choices}")

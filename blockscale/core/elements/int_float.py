@@ -41,9 +41,9 @@ class IntFloat(Element):
     @cached_property
     def floats(self) -> Element:
         """The grid of scales above 0."""
-        found = read_minifloat("e2m1")
-        assert found is not None
-        return found
+        result = read_minifloat("e2m1")
+        assert result is not None
+        return result
 
     @cached_property
     def integers(self) -> Codebook:

@@ -19,16 +19,16 @@ def profile(name: str, version: str | None = None) -> Profile:
     if not isinstance(name, str):
         raise TypeError(f"expected the name of a profile, found {kind_of(name)}")
     plain, colon, block = name.partition(":")
-    known = _known()
-    if plain not in known:
-        close = difflib.get_close_matches(plain, known, 3, 0.6)
+    by_name = _known()
+    if plain not in by_name:
+        close = difflib.get_close_matches(plain, by_name, 3, 0.6)
         hint = f"did you mean {', '.join(close)}? " if close else ""
-        raise ValueError(f"unknown profile {plain!r}: {hint}choose from {', '.join(known)}")
-    found = [each for each in known[plain] if version is None or _is(each.version, version)]
-    if not found:
-        versions = ", ".join(each.version or "no version" for each in known[plain])
+        raise ValueError(f"unknown profile {plain!r}: {hint}choose from {', '.join(by_name)}")
+    results = [each for each in by_name[plain] if version is None or _is(each.version, version)]
+    if not results:
+        versions = ", ".join(each.version or "no version" for each in by_name[plain])
         raise ValueError(f"unknown version {version!r} of profile {plain}; choose from {versions}")
-    return found[0].with_block(block) if colon else found[0]
+    return results[0].with_block(block) if colon else results[0]
 
 
 def names() -> tuple[str, ...]:
@@ -36,17 +36,17 @@ def names() -> tuple[str, ...]:
     return tuple(_known())
 
 
-def _is(version: str, wanted: str) -> bool:
-    return version == wanted or version.startswith(f"{wanted}.")
+def _is(version: str, text: str) -> bool:
+    return version == text or version.startswith(f"{text}.")
 
 
 @cache
 def _known() -> dict[str, list[Profile]]:
-    known: dict[str, list[Profile]] = {}
+    profiles: dict[str, list[Profile]] = {}
     for module in import_all(producers.__name__, producers.__path__):
         own = module.__name__.rpartition(".")[2]
         for each in module.PROFILES:
             if not each.name.startswith(f"{own}."):
                 raise ValueError(f"profile {each.name}: names in {own}.py must begin with {own!r}")
-            known.setdefault(each.name, []).append(each)
-    return known
+            profiles.setdefault(each.name, []).append(each)
+    return profiles

@@ -78,8 +78,8 @@ def _at_least(size: Tensor, profile: Profile, dtype: torch.dtype) -> Tensor:
     own = dtype if profile.scale_arithmetic == "input" else torch.float32
     if profile.least is None:
         return size
-    given = profile.least
-    least = torch.finfo(own).smallest_normal if isinstance(given, str) else given
+    inputs = profile.least
+    least = torch.finfo(own).smallest_normal if isinstance(inputs, str) else inputs
     smallest = torch.full((), least, dtype=own, device=size.device).to(torch.float32)
     return torch.maximum(size, smallest)
 
@@ -183,19 +183,19 @@ def _two_level(
     return ChosenScales(qparams, each.reciprocal() / scale.values(codes))
 
 
-def encode(x: Tensor, chosen: ChosenScales, profile: Profile, fmt: Format) -> Tensor:
+def encode(x: Tensor, scales: ChosenScales, profile: Profile, fmt: Format) -> Tensor:
     """x [...] and its scales -> codes [...] of the element's code_dtype."""
     fl = rounder(profile.code_arithmetic, x.dtype)
     wide = reference.widen(x)
-    divisor = fmt.block.expand(chosen.divisor, x.shape)
+    divisor = fmt.block.expand(scales.divisor, x.shape)
     y = fl(wide * divisor if profile.reciprocal else wide / divisor)
-    zero = integer_scales.expand(chosen.qparams.zero_point, fmt, x.shape)
+    zero = integer_scales.expand(scales.qparams.zero_point, fmt, x.shape)
     element, search = fmt.element, profile.search
     if search == "half_up_add":
         codes = _half_up_add(y, zero, fmt)
     elif search == "first_nearest":
-        table, kept = first_of_equals(element)
-        codes = torch.tensor(kept, device=x.device)[table.encode(y, _ROUND, None, False).long()]
+        table, rest = first_of_equals(element)
+        codes = torch.tensor(rest, device=x.device)[table.encode(y, _ROUND, None, False).long()]
         codes = codes.to(element.code_dtype)
     else:
         rounding = DETERMINISTIC[fmt.rounding if search == "format" else search]
@@ -223,11 +223,11 @@ def first_of_equals(element: Element) -> tuple[Codebook, tuple[int, ...]]:
     -0 is 0, and where two values are as near, the one nearer to 0 is taken.
     """
     values = element.decode(element.from_bits(torch.arange(2**element.bits))).tolist()
-    kept: dict[float, int] = {}
+    places: dict[float, int] = {}
     for code, value in enumerate(values):
         if abs(value) < float("inf"):
-            kept.setdefault(value, code)  # -0.0 == 0.0
-    return Codebook(element.name, tuple(kept), "zero"), tuple(kept.values())
+            places.setdefault(value, code)  # -0.0 == 0.0
+    return Codebook(element.name, tuple(places), "zero"), tuple(places.values())
 
 
 @cache
@@ -257,8 +257,8 @@ def quantize(x: Tensor, profile: Profile) -> tuple[Tensor, QParams, Format]:
         return reference.quantize(x, qparams, fmt), qparams, fmt
     if profile.encoder is not None:
         return (*_encoded(x, profile.encoder, fmt), fmt)
-    chosen = choose(x, profile, fmt)
-    return encode(x, chosen, profile, fmt), chosen.qparams, fmt
+    choice = choose(x, profile, fmt)
+    return encode(x, choice, profile, fmt), choice.qparams, fmt
 
 
 def _encoded(x: Tensor, encoder: Encoder, fmt: Format) -> tuple[Tensor, QParams]:
@@ -269,8 +269,8 @@ def _encoded(x: Tensor, encoder: Encoder, fmt: Format) -> tuple[Tensor, QParams]
         return encoder(x, fmt)
     blocks = Blocks(wide, fmt.block)
     low, high = (fmt.block.expand(end, x.shape) for end in blocks.range(bare=True))
-    known = torch.where(finite, wide, torch.where(wide > 0, high, low))
-    codes, qparams = encoder(known.masked_fill(wide.isnan(), 0.0).to(x.dtype), fmt)
+    finite_values = torch.where(finite, wide, torch.where(wide > 0, high, low))
+    codes, qparams = encoder(finite_values.masked_fill(wide.isnan(), 0.0).to(x.dtype), fmt)
     if fmt.element.nan_code is not None:
         codes = torch.where(wide.isnan(), fmt.element.nan_code, codes).to(codes.dtype)
     if not fmt.scale.poisons:

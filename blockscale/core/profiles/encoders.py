@@ -117,17 +117,19 @@ def by_super_block(
     blocks = widen(x).reshape(-1, size)
     step = _CHUNK * SUPER // size
     pieces = (blocks[start : start + step] for start in range(0, len(blocks), step))
-    made = [encode(piece.T.contiguous(), fmt) for piece in pieces]
-    if not made:
+    results = [encode(piece.T.contiguous(), fmt) for piece in pieces]
+    if not results:
         empty = torch.zeros(0, dtype=torch.int32, device=x.device)
-        made = [EncodedBlocks(empty.reshape(size, 0), empty, empty, empty, empty)]
+        results = [EncodedBlocks(empty.reshape(size, 0), empty, empty, empty, empty)]
     shapes = fmt.stored(x.shape)
-    codes = torch.cat([each.codes.T for each in made]).reshape(x.shape).to(fmt.element.code_dtype)
+    codes = (
+        torch.cat([each.codes.T for each in results]).reshape(x.shape).to(fmt.element.code_dtype)
+    )
     inner = fmt.scale.inner.element
     mask = 2**inner.bits - 1
     beside = {}
     for part, (dtype, shape) in shapes.items():
-        whole = torch.cat([getattr(each, part).reshape(-1) for each in made])
+        whole = torch.cat([getattr(each, part).reshape(-1) for each in results])
         beside[part] = (whole & mask if dtype == torch.uint8 else whole).to(dtype).reshape(shape)
     return codes, QParams(**beside)
 

@@ -151,8 +151,8 @@ def _fitted(x: Tensor, weights: Tensor, codes: Tensor, totals: tuple[Tensor, Ten
     return Range(torch.where(d > 0, scale, torch.nan), low, codes, low)
 
 
-def _error(x: Tensor, weights: Tensor, made: Range, trials: Trials) -> Tensor:
-    off = made.scale * made.codes + made.low - x
+def _error(x: Tensor, weights: Tensor, result: Range, trials: Trials) -> Tensor:
+    off = result.scale * result.codes + result.low - x
     return ordered_sum(weights * (off.abs() if trials.absolute else off * off))
 
 
@@ -309,10 +309,10 @@ def mxfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
 def nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     """NVFP4: e4m3 of largest / 6 by the bits below, half up; the outer scale is 1."""
     blocks = _blocks(x, fmt)
-    wanted = _largest(blocks) / torch.full_like(blocks[0], 6.0)
-    bits = wanted.clamp(max=448.0).view(torch.int32)
+    target = _largest(blocks) / torch.full_like(blocks[0], 6.0)
+    bits = target.clamp(max=448.0).view(torch.int32)
     normal = (bits >> 20) - (120 << 3) + (bits >> 19 & 1)
-    small = (wanted * 512.0 + 0.5).trunc().clamp(max=7.0).int()
+    small = (target * 512.0 + 0.5).trunc().clamp(max=7.0).int()
     normal = torch.where(normal >= 15 << 3, 0x7E, normal)  # from 248 on it is 448
     code = torch.where(bits < 121 << 23, small, normal)
     step = fmt.scale.values(code.to(torch.uint8))  # type: ignore[union-attr]
@@ -323,7 +323,7 @@ def nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
 
 def _nearest(blocks: Tensor, step: Tensor, fmt: Format) -> Tensor:
     """The code of the nearest value, of two the first by code; 0 under a step of 0."""
-    table, kept = first_of_equals(fmt.element)
+    table, rest = first_of_equals(fmt.element)
     places = table.encode(blocks / step, nearest_even, None, False).long()
-    codes = torch.tensor(kept, device=blocks.device)[places]
+    codes = torch.tensor(rest, device=blocks.device)[places]
     return torch.where(step == 0, 0, codes)

@@ -102,18 +102,18 @@ class Profile:
             "sign": SIGNS,
             "search": SEARCHES,
         }
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
+        for field, options in choices.items():
+            if getattr(self, field) not in options:
                 self._refuse(
-                    f"unknown {field} {getattr(self, field)!r}; choose from {', '.join(known)}"
+                    f"unknown {field} {getattr(self, field)!r}; choose from {', '.join(options)}"
                 )
         if isinstance(self.least, str) and self.least != "normal":
             self._refuse(f"least must be 'normal', a number or None, got {self.least!r}")
         if self.encoder is not None:
             rules = [name for name in _DEFAULTS if name not in ("encoder", "scale_type")]
-            if told := [name for name in rules if getattr(self, name) != _DEFAULTS[name]]:
+            if lines := [name for name in rules if getattr(self, name) != _DEFAULTS[name]]:
                 self._refuse(
-                    f"its encoder chooses scales and codes, so {told[0]} has no effect: leave "
+                    f"its encoder chooses scales and codes, so {lines[0]} has no effect: leave "
                     "it out"
                 )
         elif not self.contract:
@@ -164,8 +164,10 @@ class Profile:
         if block == self.format.block:
             return self
         if not block.name.startswith(self.blocks or "-"):
-            known = f"it also has {', '.join(self.blocks)}" if self.blocks else "it has no other"
-            self._refuse(f"its block must be {self.format.block}, {known}, got {block}")
+            blocks_text = (
+                f"it also has {', '.join(self.blocks)}" if self.blocks else "it has no other"
+            )
+            self._refuse(f"its block must be {self.format.block}, {blocks_text}, got {block}")
         plain = self.name.partition(":")[0]
         return replace(self, name=f"{plain}:{block}", format=replace(self.format, block=block))
 

@@ -56,8 +56,8 @@ class ONNX(Checkpoint):
         file = next(path.glob(f"*{_SUFFIX}")) if path.is_dir() else path
         model = read_model(file)
         self._files = Files()
-        self.metadata: dict[str, Any] = dict(model.told)
-        self.evidence += f": IR version {model.told['ir_version']}, opset {model.opset}"
+        self.metadata: dict[str, Any] = dict(model.properties)
+        self.evidence += f": IR version {model.properties['ir_version']}, opset {model.opset}"
         self.warnings += too_new(model)
         check_apart({name: each.place for name, each in model.tensors.items()})
         result = find_weights(model)

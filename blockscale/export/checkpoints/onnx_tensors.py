@@ -50,17 +50,17 @@ class Model:
     """What an ONNX file holds.
 
     tensors: initializers, and what Constant nodes give, by name; nodes: in the file's order
-    told: what it says about itself, such as its producer
+    properties: what it says about itself, such as its producer
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    told: dict[str, object] = field(default_factory=dict)
+    properties: dict[str, object] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
         """The version of the standard operators; 0 if the file says none."""
-        value = self.told.get("opset.ai.onnx", 0)
+        value = self.properties.get("opset.ai.onnx", 0)
         return value if isinstance(value, int) else 0
 
     @property
@@ -91,7 +91,7 @@ class _Reading:
         if len(graphs) != 1 or not opsets:
             raise DamagedError("it has no ONNX graph and opset")
         graph = protobuf.fields(graphs[0], self._budget)
-        result = Model(told=self._told(outer, opsets))
+        result = Model(properties=self._properties(outer, opsets))
         for each in protobuf.messages(graph, 5):
             self._add(result, self._tensor(each))
         if protobuf.messages(graph, 15):
@@ -104,7 +104,7 @@ class _Reading:
                 result.nodes.append(read)
         return result
 
-    def _told(self, outer: protobuf.Fields, opsets: list[memoryview]) -> dict[str, object]:
+    def _properties(self, outer: protobuf.Fields, opsets: list[memoryview]) -> dict[str, object]:
         data: dict[str, object] = {"ir_version": protobuf.number(outer, 1)}
         for number, key in ((2, "producer_name"), (3, "producer_version"), (6, "doc_string")):
             if text := protobuf.text(outer, number):
@@ -153,7 +153,7 @@ class _Reading:
         if protobuf.number(result, _EXTERNAL) == 1:
             file, start, size = outside(result, self._path, name, self._budget)
             # writers may leave the length out: then it is all that the tensor needs
-            return Place(file, start, needed if size > needed and not _told(result) else size)
+            return Place(file, start, needed if size > needed and not _has_length(result) else size)
         if raw := protobuf.messages(result, _RAW):
             start = np.frombuffer(raw[-1], np.uint8).ctypes.data - self._first if raw[-1] else 0
             return Place(self._path, start, len(raw[-1]))
@@ -175,7 +175,7 @@ class _Reading:
         )
 
 
-def _told(result: protobuf.Fields) -> bool:
+def _has_length(result: protobuf.Fields) -> bool:
     """Whether an external tensor says how long it is."""
     budget = ReadBudget()
     pairs = [protobuf.fields(each, budget) for each in protobuf.messages(result, 13)]

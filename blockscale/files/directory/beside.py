@@ -31,7 +31,7 @@ class SideFile(NamedTuple):
     digest: str
 
 
-def known(path: Path) -> SideFile | None:
+def read_name(path: Path) -> SideFile | None:
     """What a name says; None for one that is none of ours."""
     if match := _OURS.fullmatch(path.name):
         return SideFile(match[2] or "work", match[1], match[3])
@@ -79,9 +79,9 @@ def free_name(path: Path) -> Path:
 def beside(target: Path) -> list[Path]:
     """What lies beside a target under a name of ours, and is for it."""
     paths = target.parent.glob(f".{escape(target.name)}.*")
-    return sorted(path for path in paths if (k := known(path)) and k.out == target.name)
+    return sorted(path for path in paths if (k := read_name(path)) and k.out == target.name)
 
 
 def waiting(target: Path) -> list[Path]:
     """What may be the target's only copy: what it was when a forced run began to replace it."""
-    return [path for path in beside(target) if (k := known(path)) and k.kind == "old"]
+    return [path for path in beside(target) if (k := read_name(path)) and k.kind == "old"]

@@ -67,7 +67,7 @@ def _decide_weight(
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
     size = sum(sized(*part).nbytes for part in info.parts().values())
-    details: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.told}
+    details: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.note}
     layer, stack = is_layer(name, kind), is_experts(name, source.shape, kind, facts)
     if layer or stack:
         scheme = scheme if layer else replace(recipe.decide(name)[0], output=None)

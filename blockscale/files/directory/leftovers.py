@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.core.untrusted import FileError
-from blockscale.files.directory.beside import beside, known
+from blockscale.files.directory.beside import beside, read_name
 from blockscale.files.directory.folder import (
     allocated,
     is_held,
@@ -63,13 +63,13 @@ def find_leftovers(path: str | Path) -> list[Leftover]:
         )
     paths = beside(target)
     if target.is_dir():
-        paths += sorted(each for each in target.iterdir() if known(each))
+        paths += sorted(each for each in target.iterdir() if read_name(each))
     return [each for path in paths if (each := _look(path)) is not None]
 
 
 def _look(path: Path) -> Leftover | None:
     """What a leftover is; None for one that is gone meanwhile."""
-    side_file = known(path)
+    side_file = read_name(path)
     assert side_file is not None, path
     try:
         status = path.lstat()
@@ -107,7 +107,7 @@ def _why_kept(path: Path, kind: str, seconds: float) -> str:
 def delete(leftover: Leftover) -> bool:
     """Delete what can be, looked at once more under its lock. Returns whether it is gone."""
     path = leftover.path
-    side_file = known(path)
+    side_file = read_name(path)
     now = _look(path)
     if side_file is None or now is None or now.keep:
         return now is None

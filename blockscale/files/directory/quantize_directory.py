@@ -23,7 +23,7 @@ from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.core.work import Progress
-from blockscale.files.directory.beside import beside, known, work_path
+from blockscale.files.directory.beside import beside, read_name, work_path
 from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import is_own, sync_folder
 from blockscale.files.directory.model_files import CONFIG, LEDGER
@@ -116,7 +116,7 @@ def told_of_full_disk(goal: Path) -> Iterator[None]:
 def _tell_leftovers(goal: Path, plan: DirectoryPlan, progress: Progress) -> None:
     """Say what lies beside the output that no run has put away, this plan's own work excepted."""
     for other in beside(goal):
-        side_file = known(other)
+        side_file = read_name(other)
         if side_file is None or other == work_path(goal, plan.digest):
             continue
         what = "left from an earlier run"

@@ -20,8 +20,8 @@ from blockscale.files.directory.beside import (
     any_digest,
     free_name,
     gone_path,
-    known,
     old_path,
+    read_name,
     waiting,
     work_path,
 )
@@ -93,7 +93,7 @@ def check_movable(target: Path, work: Path) -> None:
 
 def discard(path: Path) -> None:
     """Delete something of ours: renamed first, so that half of it never has its name."""
-    side_file = known(path)
+    side_file = read_name(path)
     assert side_file is not None, path
     if side_file.kind != "gone":
         gone = free_name(gone_path(path.with_name(side_file.out), side_file.digest))
@@ -104,7 +104,7 @@ def discard(path: Path) -> None:
 
 def is_done(old: Path) -> bool:
     """Whether an output that waits was replaced by a whole one, so that it may be deleted."""
-    side_file = known(old)
+    side_file = read_name(old)
     assert side_file is not None and side_file.kind == "old", old
     target = old.with_name(side_file.out)
     work = work_path(target, side_file.digest)
@@ -128,7 +128,7 @@ def restore(target: Path) -> bool:
             f"directories that may be it: {', '.join(map(str, aside))}; rename one to "
             f"{target.name}, or move them away"
         )
-    side_file = known(aside[0])
+    side_file = read_name(aside[0])
     assert side_file is not None
     work = work_path(target, side_file.digest)
     had = os.path.lexists(work)

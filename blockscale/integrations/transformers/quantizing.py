@@ -197,7 +197,7 @@ class Quantizing:
             if isinstance(plan, Plan) and plan.joined in self._tops:
                 places[plan.name].top = self._tops[plan.joined].to(plan.parameter.device)
         ledger = apply(
-            model, plans, self._recipe, places, strict=self._strict, seed=self._seed, made=made
+            model, plans, self._recipe, places, strict=self._strict, seed=self._seed, qweights=made
         )
         ours = {name: each for name, each in ours.items() if name in owning or name in made}
         notes = {name: tuple(told) for name, (_, told) in ours.items()}

@@ -43,8 +43,8 @@ def stored_buffers(fmt: str, features: int) -> BufferSpecs:
         buffers = kinds()[name].stored_buffers(settings if colon else None, features)
     if buffers is None:
         simple_first = sorted(kinds().values(), key=lambda each: (":" in each.SPELLINGS, each.name))
-        known = ", ".join(each.SPELLINGS for each in simple_first)
-        raise ValueError(f"unknown transform {fmt!r}; choose from {known}")
+        choices = ", ".join(each.SPELLINGS for each in simple_first)
+        raise ValueError(f"unknown transform {fmt!r}; choose from {choices}")
     return buffers
 
 

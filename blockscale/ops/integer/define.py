@@ -24,6 +24,6 @@ def integer_op(reference: Callable[..., Any]) -> Op:
         kernel = find(name, (), args[0].device.type, args, composed=True)
         return reference(*args) if kernel is None else kernel.run(*args)
 
-    made = register(name, reference, takes, returns, run)
-    INTEGER_OPS[name] = made
-    return made
+    result = register(name, reference, takes, returns, run)
+    INTEGER_OPS[name] = result
+    return result

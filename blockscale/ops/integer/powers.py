@@ -15,13 +15,13 @@ from torch import Tensor
 def digits(weight: Tensor) -> list[tuple[Tensor, int]]:
     """weight [...] integers below 2^61 -> (digits [...] of -1, 0 and 1, shift) with weight =
     sum of digits << shift: the non-adjacent form."""
-    rest, shift, found = weight.to(torch.int64), 0, []
+    rest, shift, results = weight.to(torch.int64), 0, []
     while bool(rest.any()):
         digit = torch.where(rest & 1 == 1, 2 - (rest & 3), 0)
         if bool(digit.any()):
-            found.append((digit.to(torch.int8), shift))
+            results.append((digit.to(torch.int8), shift))
         rest, shift = (rest - digit) >> 1, shift + 1
-    return found
+    return results
 
 
 def terms(weight: Tensor) -> Tensor:

@@ -52,9 +52,9 @@ def softmax(
 
     Others as `powers`. A zero point of x changes nothing.
     """
-    found = shares(powers(x, factor, right, table, None), bits)
+    result = shares(powers(x, factor, right, table, None), bits)
     shift = torch.zeros(1, dtype=torch.int32)
-    return ended(found, shift, zero, low, high, fmt)
+    return ended(result, shift, zero, low, high, fmt)
 
 
 @integer_op
@@ -88,5 +88,5 @@ def attention(
     scores = q @ k.transpose(-2, -1)
     if causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    found = shares(powers(scores, factor, right, table, seen), 8).clamp(0, 255)
-    return ended(found.to(torch.int32) @ v, shift, zero, low, high, fmt)
+    result = shares(powers(scores, factor, right, table, seen), 8).clamp(0, 255)
+    return ended(result.to(torch.int32) @ v, shift, zero, low, high, fmt)

@@ -41,7 +41,11 @@ def test_constants_and_what_the_file_says(tmp_path):
     onnx.save(model, path)
     found = read_model(path)
     assert [each.op for each in found.nodes] == ["Identity"]
-    assert (found.told["producer_name"], found.told["k"], found.opset) == ("me", "v", 21)
+    assert (found.properties["producer_name"], found.properties["k"], found.opset) == (
+        "me",
+        "v",
+        21,
+    )
     assert bs.checkpoint(path)["a"].tolist() == [0, 1, 2, 3]
 
 

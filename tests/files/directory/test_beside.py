@@ -9,8 +9,8 @@ from blockscale.files.directory.beside import (
     beside,
     free_name,
     gone_path,
-    known,
     old_path,
+    read_name,
     waiting,
     work_path,
 )
@@ -22,10 +22,10 @@ def test_names_are_read_as_they_are_made(name, tmp_path):
     digest = "0123456789abcdef"
     made = {"work": work_path, "old": old_path, "gone": gone_path}
     for kind, path in ((kind, make(target, digest)) for kind, make in made.items()):
-        assert known(path) == SideFile(kind, name, "01234567")
+        assert read_name(path) == SideFile(kind, name, "01234567")
         path.mkdir()
-        assert known(free_name(path)) == SideFile(kind, name, "01234567")
-    assert known(again_path(target)).kind == "again"
+        assert read_name(free_name(path)) == SideFile(kind, name, "01234567")
+    assert read_name(again_path(target)).kind == "again"
     (tmp_path / f".{name}x.blockscale-01234567").mkdir()  # another output's
     assert beside(target) == sorted(make(target, digest) for make in made.values())
     assert waiting(target) == [old_path(target, digest)]
@@ -35,11 +35,11 @@ def test_names_are_read_as_they_are_made(name, tmp_path):
     "name", ["out", ".out", ".out.blockscale-xyz", ".out.partial", ".out.0123456.partial", ".git"]
 )
 def test_names_of_others(name, tmp_path):
-    assert known(tmp_path / name) is None
+    assert read_name(tmp_path / name) is None
 
 
 def test_files(tmp_path):
-    assert known(tmp_path / ".a.safetensors.0123abcd.partial") == (
+    assert read_name(tmp_path / ".a.safetensors.0123abcd.partial") == (
         "partial", "a.safetensors", "0123abcd",
     )  # fmt: skip
-    assert known(tmp_path / ".out.0123abcd.new").kind == "new"
+    assert read_name(tmp_path / ".out.0123abcd.new").kind == "new"

@@ -79,7 +79,7 @@ def test_a_model_and_its_directory_get_the_producers_codes(
             assert tensor.format == q.format
             assert torch.equal(tensor.packed, q.packed.reshape(tensor.packed.shape))
         assert ledger[name].weight == told[f"{name}.weight"].weight == str(q.format)
-        assert ledger[name].details == told[f"{name}.weight"].details == scheme.told
+        assert ledger[name].details == told[f"{name}.weight"].details == scheme.note
     kept = json.loads((tmp_path / "out" / "blockscale_ledger.json").read_text())
     assert bs.Recipe.from_dict(kept["recipe"]) == RECIPE
     assert kept["recipe"]["rules"]["a"]["weight"] == "profile:gguf.q4_k@0.19.0"

@@ -37,11 +37,11 @@ class DealtSamples(Samples):
         self._ranks = ranks
         own = {ranks.number(b): tuple(target.shape) for b, target in enumerate(targets)}
         every = ranks.together(lambda: own)
-        known = dict(sorted((i, shape) for each in every for i, shape in each.items()))
+        by_name = dict(sorted((i, shape) for each in every for i, shape in each.items()))
         n = ranks.size
-        self._calls = Sequenced(len(known), lambda i: calls[i // n])  # those that are here
-        self._targets = Sequenced(len(known), lambda i: targets[i // n])
-        self._shapes = [torch.Size(shape) for shape in known.values()]
+        self._calls = Sequenced(len(by_name), lambda i: calls[i // n])  # those that are here
+        self._targets = Sequenced(len(by_name), lambda i: targets[i // n])
+        self._shapes = [torch.Size(shape) for shape in by_name.values()]
         self._sizes = [shape[0] if len(shape) > 1 else 1 for shape in self._shapes]
         self._apart = True
         self._apart = ranks.together(lambda: ranks.rank > 0 or self._comes_apart(run))[0]
@@ -96,13 +96,13 @@ class DealtSamples(Samples):
 
         def local() -> dict[int, list[bool]]:
             for i, part in self.own(rows):
-                found = torch.autograd.grad(error(part), list(values.values()), allow_unused=True)
-                gradients[i] = list(found)
+                result = torch.autograd.grad(error(part), list(values.values()), allow_unused=True)
+                gradients[i] = list(result)
             return {i: [g is not None for g in each] for i, each in gradients.items()}
 
-        reached = [known for each in self._ranks.together(local) for known in each.values()]
+        reached = [shapes for each in self._ranks.together(local) for shapes in each.values()]
         some = [any(column) for column in zip(*reached, strict=True)]
-        chosen = [value for value, any_ in zip(values.values(), some, strict=True) if any_]
+        results = [value for value, any_ in zip(values.values(), some, strict=True) if any_]
         flat = {
             i: torch.cat([
                 (torch.zeros_like(value) if g is None else g).flatten()
@@ -112,8 +112,8 @@ class DealtSamples(Samples):
             for i, each in gradients.items()
         }  # fmt: skip
         calls = sorted({i for i, _ in rows})
-        total = _summed(flat, calls, sum(value.numel() for value in chosen), self._ranks)
-        for value, part in zip(chosen, total.split([v.numel() for v in chosen]), strict=True):
+        total = _summed(flat, calls, sum(value.numel() for value in results), self._ranks)
+        for value, part in zip(results, total.split([v.numel() for v in results]), strict=True):
             value.grad = part.view(value.shape)
 
 

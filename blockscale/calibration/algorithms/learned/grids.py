@@ -50,9 +50,9 @@ class BlockRanges:
         if not self.moved:
             return self._start
         if self._ends is None:
-            wanted = self._step * self.factors[0].exp2()
-            size = wanted.abs().clamp(max=FLT_MAX)
-            scale = nearest_scale(size.copysign(wanted), self._start.outer, self._fmt)
+            target = self._step * self.factors[0].exp2()
+            size = target.abs().clamp(max=FLT_MAX)
+            scale = nearest_scale(size.copysign(target), self._start.outer, self._fmt)
             return self._start._replace(scale=scale)
         low, high = self._ends
         lower, upper = self.factors.exp2()
@@ -168,9 +168,9 @@ class TableGrid:
 
     def __init__(self, values: Tensor, codes: Tensor):
         """Values [count] float32 of codes [count]; NaN where a code means nothing."""
-        known = values.isfinite()
-        values, order = values[known].sort(stable=True)
-        self._points, self._codes = values, codes[known][order]
+        is_number = values.isfinite()
+        values, order = values[is_number].sort(stable=True)
+        self._points, self._codes = values, codes[is_number][order]
         self._middles = (self._points[1:] + self._points[:-1]) / 2
         self._gaps = self._points[1:] - self._points[:-1]
         self._inner = self._points[1:-1].contiguous()
@@ -213,7 +213,7 @@ def grid_of(fmt: Format, book: Tensor | None, device: torch.device) -> Grid:
         return Floats(element)
     if element.bits > 8:
         raise ValueError(f"{fmt}: no table of all {2**element.bits} values of {element.name}")
-    known = element.with_book(book)
+    levels = element.with_book(book)
     patterns = torch.arange(2**element.bits, dtype=torch.uint8, device=device)
-    codes = known.from_bits(patterns)
-    return TableGrid(known.decode(codes), codes)
+    codes = levels.from_bits(patterns)
+    return TableGrid(levels.decode(codes), codes)

@@ -39,11 +39,11 @@ def divergence(stage: Stage, values: Values, sample: Sample) -> Tensor:
     arXiv 1503.02531, section 2, at temperature 1.
     """
     target = sample.target.float()
-    known = target.isfinite().all(-1, keepdim=True)
-    wanted = torch.where(known, target, 0.0).log_softmax(-1)
-    away = wanted - stage.run(values, sample.call).float().log_softmax(-1)
-    each = (wanted.exp() * away).sum(-1)
-    return torch.where(known[..., 0], each, 0.0).sum()
+    weight = target.isfinite().all(-1, keepdim=True)
+    goal = torch.where(weight, target, 0.0).log_softmax(-1)
+    away = goal - stage.run(values, sample.call).float().log_softmax(-1)
+    each = (goal.exp() * away).sum(-1)
+    return torch.where(weight[..., 0], each, 0.0).sum()
 
 
 class DescentSettings(NamedTuple):

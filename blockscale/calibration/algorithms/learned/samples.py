@@ -65,7 +65,7 @@ class Samples:
         if self._held is not None:
             yield self._held.rows(of_call)
             return
-        pieces = [self._piece(i, taken) for i, taken in of_call.items()]
+        pieces = [self._piece(i, names) for i, names in of_call.items()]
         groups: list[list[tuple[Any, ...]]] = []
         for piece in pieces:
             for group in groups:
@@ -101,16 +101,16 @@ class Samples:
 
     def in_order(self, size: int, rows: Sequence[Row] | None = None) -> Iterator[list[Row]]:
         """All rows once, or these, about `size` positions at a time."""
-        taken: list[Row] = []
+        members: list[Row] = []
         count = 0
         for row in self.rows if rows is None else rows:
-            taken.append(row)
+            members.append(row)
             count += self.positions(row)
             if count >= size:
-                yield taken
-                taken, count = [], 0
-        if taken:
-            yield taken
+                yield members
+                members, count = [], 0
+        if members:
+            yield members
 
     def _hold(self) -> "_Held | None":
         """All calls as one, if they can be one and are not too large."""
@@ -144,13 +144,13 @@ class Samples:
         self._apart = True
         try:
             parts = list(self.parts([first, last]))
-            given = [row for part in parts for row in run(part.call)]
+            members = [row for part in parts for row in run(part.call)]
             alone = [run(self._calls[i])[r] for i, r in (first, last)]
         except (RuntimeError, ValueError, IndexError, TypeError):
             return False
         return all(
             a.shape == b.shape and bool((a - b).abs().mean() <= NEAR * b.abs().mean())
-            for a, b in zip(given, alone, strict=False)
+            for a, b in zip(members, alone, strict=False)
         )
 
 

@@ -29,13 +29,13 @@ class Stage:
 
     def run(self, weights: Mapping[str, Tensor], call: BlockCall) -> Tensor:
         """{plan.name: values of its weight as stored} and a call -> the block's first tensor."""
-        given = {}
+        arguments = {}
         for name, values in weights.items():
             parameter = self._plans[name].parameter
             laid = from_stored(values, self._plans[name].layout, tuple(parameter.shape))
-            given[self._names[name]] = laid.to(parameter.dtype)
+            arguments[self._names[name]] = laid.to(parameter.dtype)
         self._seen.clear()
-        y = functional_call(self._task.module, given, call.args, call.kwargs)
+        y = functional_call(self._task.module, arguments, call.args, call.kwargs)
         self._seen.clear()
         return self._first(y)
 
@@ -92,9 +92,11 @@ class Stage:
 
         def prepare(_: nn.Module, args: Any, kwargs: Any) -> Any:
             x = args[0] if args else next(iter(kwargs.values()))
-            known = self._seen.get(shared) if shared else None
-            if known is not None and known[0] is x:  # query, key and value have one input
-                y = known[1]
+            cached_input = self._seen.get(shared) if shared else None
+            if (
+                cached_input is not None and cached_input[0] is x
+            ):  # query, key and value have one input
+                y = cached_input[1]
             else:
                 y = seen_by(plan, x)
                 y = y if place.before is None else place.before(y)

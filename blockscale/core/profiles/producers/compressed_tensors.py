@@ -59,9 +59,9 @@ def _nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     inverse = top.clamp(min=torch.finfo(x.dtype).tiny).reciprocal()  # as torch divides a number
     outer = widen(inverse * (fmt.scale.largest * fmt.levels.value))
     outer = torch.where(outer.isfinite(), outer, 1.0)
-    wanted = outer * widen(size / whole(size, fmt.levels.value))
+    target = outer * widen(size / whole(size, fmt.levels.value))
     inner = fmt.scale.inner.element
-    codes = inner.encode(wanted.clamp(max=fmt.scale.largest), nearest_even, None, False)
+    codes = inner.encode(target.clamp(max=fmt.scale.largest), nearest_even, None, False)
     value = inner.decode(codes)
     least = inner.encode(whole(value, _ZERO_E4M3), nearest_even, None, False)
     codes = torch.where(value == 0, least, codes)

@@ -38,14 +38,14 @@ _ELEMENTS = {
 
 def _power(size: Tensor, of_zero: float) -> Tensor:
     """size [...] >= 0 -> floor(log2) as its dtype rounds the logarithm, of the same dtype."""
-    known = torch.where(size == 0, of_zero, size)
-    return known.double().log2().to(torch.float32).to(size.dtype).floor()
+    magnitude = torch.where(size == 0, of_zero, size)
+    return magnitude.double().log2().to(torch.float32).to(size.dtype).floor()
 
 
 def _two_to(power: Tensor) -> Tensor:
     """2^power, NaN where that is NaN, of its dtype."""
-    known = pow2(power.nan_to_num(nan=0.0).to(torch.int32))
-    return torch.where(power.isnan(), torch.nan, known).to(power.dtype)
+    power_of_two = pow2(power.nan_to_num(nan=0.0).to(torch.int32))
+    return torch.where(power.isnan(), torch.nan, power_of_two).to(power.dtype)
 
 
 def _round(steps: Tensor, mode: str) -> Tensor:

@@ -32,9 +32,9 @@ def _affine(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     scale = torch.where(below, scale, -scale)
     edge = torch.where(below, low, high)
     first = (edge / scale).round()
-    given = first != 0
-    scale = torch.where(given, edge / first, scale)
-    bias = torch.where(given, edge, 0.0)
+    is_given = first != 0
+    scale = torch.where(is_given, edge / first, scale)
+    bias = torch.where(is_given, edge, 0.0)
     codes = ((blocks - bias) / scale).round().clamp(0, levels)
     return put_back(x, fmt, codes, scale=scale, offset=bias)
 
@@ -47,10 +47,10 @@ def _nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     inner = fmt.scale.inner.element
     codes = inner.encode(size / whole(size, fmt.levels.value), nearest_even, None, False)
     step = inner.decode(codes)
-    table, kept = first_of_equals(fmt.element)
+    table, rest = first_of_equals(fmt.element)
     places = table.encode(blocks / step, nearest_even, None, False).long()
-    found = torch.where(step == 0, 0, torch.tensor(kept, device=x.device)[places])
-    return put_back(x, fmt, found, scale=codes, outer=torch.ones((), device=x.device))
+    result = torch.where(step == 0, 0, torch.tensor(rest, device=x.device)[places])
+    return put_back(x, fmt, result, scale=codes, outer=torch.ones((), device=x.device))
 
 
 def _profiles() -> Iterator[Profile]:

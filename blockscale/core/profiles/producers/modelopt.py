@@ -39,9 +39,9 @@ def _nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
 
 def _exponent(size: Tensor, largest: float) -> Tensor:
     """The byte of ceil(log2(size / largest)), 0 for zeros."""
-    wanted = size / whole(size, largest)
-    logarithm = wanted.double().log2().to(torch.float32).ceil()
-    return torch.where(wanted > 0, logarithm, -127.0).clamp(-127, 127) + 127
+    target = size / whole(size, largest)
+    logarithm = target.double().log2().to(torch.float32).ceil()
+    return torch.where(target > 0, logarithm, -127.0).clamp(-127, 127) + 127
 
 
 def _mxfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:

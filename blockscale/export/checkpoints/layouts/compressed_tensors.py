@@ -253,22 +253,19 @@ def _parts(module: str, kinds: Kinds) -> dict[str, str]:
 
 
 def _unpacked(
-    tensors: LayoutTensors,
-    name: str,
-    kinds: Kinds,
-    groups: list[tuple[list[str], Mapping[str, Any]]],
+    into: LayoutTensors, name: str, kinds: Kinds, groups: list[tuple[list[str], Mapping[str, Any]]]
 ) -> None:
     module, _, last = name.rpartition(".")
     if last in ("bitmask", "weight_bitmask", "compressed"):
         weight = _sparse(module, {"codes": name}, kinds)
-        if weight is not None and f"{module}.weight" not in tensors.weights:
-            tensors.add(f"{module}.weight", weight)
+        if weight is not None and f"{module}.weight" not in into.weights:
+            into.add(f"{module}.weight", weight)
         return
     if last != "weight":
         return
     parts = {"codes": name} | _parts(module, kinds)
     if (one := one_an_element(parts, kinds, arguments(module, groups))) is not None:
-        tensors.add(name, one)
+        into.add(name, one)
 
 
 def _sparse(module: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
