@@ -332,7 +332,8 @@ def encode_with(
     if compares(ordinary, spec, tile):
         write_signs(target, x, scale.step, dtype, spec, tile)
     elif tile.result != "scale":
-        scaling = scaling_by(scale, ordinary, tile.result, spec)
+        result: tl.constexpr = tile.result
+        scaling = scaling_by(scale, ordinary, result, spec)
         u, u_2 = 0.0, 0.0
         if spec.rounding == "stochastic" and tile.result != "gradient":
             u, u_2 = draw(x, at, target.seed, takes_pairs(dtype, tile), tile)
@@ -371,7 +372,8 @@ def errors_tile(
         scale, outer, zero, offset, seen.index, seen.present, seen.index % every, spec
     )
     x = widen(seen.x)
-    scaling = spread_scaling(scaling_by(given, False, tile.result, spec), spec, tile)
+    result: tl.constexpr = tile.result
+    scaling = spread_scaling(scaling_by(given, False, result, spec), spec, tile)
     lost = value_of(x, scaling, 0.0, False, spec).to(tl.float64) - x.to(tl.float64)
     total = tl.where(seen.mask, lost * lost, 0.0)
     for i in tl.static_range(tile.columns.bit_length() - 1):
