@@ -34,7 +34,7 @@ from blockscale.layers.computed import folded_for
 from blockscale.layers.guards import ordinary_tensors, replacing
 from blockscale.layers.held_parameters import hold
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.layer import QLayer
+from blockscale.layers.layer import QBias, QLayer
 from blockscale.layers.model import (
     announce,
     let_embeddings_be_resized,
@@ -44,7 +44,7 @@ from blockscale.layers.model import (
     unwrapped,
 )
 from blockscale.layers.processes import check_whole
-from blockscale.layers.store import QBias, QWeight, StackInput
+from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops.tensor import QTensor, from_parts
 
 

@@ -20,8 +20,7 @@ from blockscale.layers.assembly import (
     Scales,
     Supplied,
     build,
-    inputs_of_stacks,
-    parameter_tops,
+    parameters_in_codes,
     settle_top,
     supplied,
     without_dynamic,
@@ -45,9 +44,8 @@ from blockscale.layers.parameters import (
     plan_others,
     plan_parameters,
     put,
-    quantized,
 )
-from blockscale.layers.plan import Decision, Plan, plan_layers
+from blockscale.layers.plan import Decision, Plan, plan_layers, without_slow
 from blockscale.layers.processes import check_whole
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
@@ -125,21 +123,6 @@ def plans_for(model: nn.Module, recipe: Recipe) -> list[Decision]:
     return plan_layers(model, recipe)
 
 
-def without_slow(plans: Sequence[Decision]) -> list[Decision]:
-    """The same, but that layers stay in float which would not be sure to be faster here."""
-    decisions: list[Decision] = []
-    for plan in plans:
-        slow = ""
-        if isinstance(plan, Plan):
-            read = "" if plan.scheme.input is None else str(plan.scheme.input)
-            slow = plan.kind.slow_once(plan.module, read, str(plan.format))
-        if isinstance(plan, Plan) and slow:
-            decisions.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
-        else:
-            decisions.append(plan)
-    return decisions
-
-
 def apply(
     model: nn.Module,
     plans: Sequence[Decision],
@@ -167,12 +150,7 @@ def apply(
     check(plans, planned, recipe, strict=strict, places=places)
     layers, entries = _layers(plans, places, seed, built or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
-    inputs = inputs_of_stacks(ours, places)
-    qweights = qweights or {}
-    tops = parameter_tops(ours, qweights)
-    own_parts = {n.name: quantized(n, seed, qweights.get(n.name), tops.get(n.name)) for n in ours}
-    for name, by in inputs.items():
-        own_parts[name][0].set_input(by)
+    own_parts = parameters_in_codes(ours, places, qweights or {}, seed)
     _change(model, layers, ours, [weight for weight, _ in own_parts.values()])
     tell_names(model)
     let_embeddings_be_resized(model)

@@ -10,24 +10,19 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.arithmetic.precision import subnormals_kept
-from blockscale.core.arithmetic.sums import sum_steps
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import standing_rows
 from blockscale.core.ledger import Entry
 from blockscale.core.pack import stored_shape, to_stored
-from blockscale.core.recipe import BiasFormat
 from blockscale.layers.before import Before
-from blockscale.layers.layer import QLayer
-from blockscale.layers.parameters import ParameterPlan, coded
+from blockscale.layers.layer import DYNAMIC, QLayer, notes_on_bias, quantize_bias
+from blockscale.layers.parameters import ParameterPlan, coded, quantized
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd, tops_of
 from blockscale.layers.store import (
-    QBias,
     QInput,
     QWeight,
     StackInput,
-    step_of_input,
-    steps_of_outputs,
 )
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor, describe
@@ -256,10 +251,21 @@ def parameter_tops(
 # The quantized bias of a layer: integers in steps of its sums, or a format of its own.
 
 
-DYNAMIC = (
-    "the scale of its input is dynamic, so its sums have no fixed step: use a static scale "
-    "(bs.calibrate chooses it)"
-)
+def parameters_in_codes(
+    plans: Sequence[ParameterPlan],
+    places: Mapping[str, Supplied],
+    qweights: Mapping[str, QWeight],
+    seed: int | None,
+) -> dict[str, tuple[QWeight, Entry]]:
+    """{parameter of no layer: its codes and its entry}; stacks hold their given static inputs.
+
+    qweights: {parameter: its codes}, where they are there already
+    """
+    inputs, tops = inputs_of_stacks(plans, places), parameter_tops(plans, qweights)
+    parts = {n.name: quantized(n, seed, qweights.get(n.name), tops.get(n.name)) for n in plans}
+    for name, by in inputs.items():
+        parts[name][0].set_input(by)
+    return parts
 
 
 def without_dynamic(
@@ -272,54 +278,6 @@ def without_dynamic(
         else each
         for each in decisions
     ]
-
-
-def quantize_bias(layer: QLayer, fmt: BiasFormat, seed: int | None = None) -> None:
-    """Put the codes of a layer's float bias in its place.
-
-    fmt: for a SumInteger the layer needs a static input of one scale, and its final weight.
-    seed: for a format that rounds stochastically.
-    """
-    bias = _float_bias(layer)
-    if isinstance(fmt, Format):
-        layer.set_bias(QWeight.quantize(bias, fmt, seed=seed))
-        return
-    steps = steps_of_sums(layer)
-    layer.set_bias(QBias(fmt.encode(bias, steps), steps, fmt, bias.dtype))
-
-
-def notes_on_bias(layer: QLayer, fmt: BiasFormat) -> list[str]:
-    """What a user should know of a float bias that `quantize_bias` is to quantize."""
-    bias, notes = _float_bias(layer), []
-    if odd := int((~bias.isfinite()).sum()):
-        notes.append(f"{odd} of {bias.numel()} biases are NaN or infinite")
-    if isinstance(fmt, Format):
-        return notes
-    if beyond := int((bias.isfinite() & ~fmt.in_range(bias, steps_of_sums(layer))).sum()):
-        notes.append(
-            f"{beyond} of {bias.numel()} biases are more steps (input scale times weight "
-            f"scale) than {fmt} holds, and saturate: use larger scales, or leave this bias in "
-            "float"
-        )
-    return notes
-
-
-def _float_bias(layer: QLayer) -> Tensor:
-    bias = layer._parameters["bias"]
-    assert bias is not None
-    return bias.detach()
-
-
-def steps_of_sums(layer: QLayer) -> Tensor:
-    """The step of each output's sum [n] float32: the static input's times the weight's.
-
-    Raises ValueError for a dynamic input.
-    """
-    if layer.input is None or not layer.input.static:
-        raise ValueError(f"{type(layer).__name__}: {DYNAMIC}")
-    weight = layer.qweight.tensor
-    steps = steps_of_outputs(weight.dequantize(), weight.qparams, weight.format)
-    return sum_steps(step_of_input(layer.input), steps)
 
 
 # One quantized layer from its plan, and what the ledger says of it.

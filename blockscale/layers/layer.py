@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from blockscale.core.arithmetic.sums import SumInteger, sum_steps
+from blockscale.core.format import Format
 from blockscale.core.operand import UNQUANTIZED, Quantizer
 from blockscale.core.pack import stored_shape
-from blockscale.core.recipe import Scheme
+from blockscale.core.recipe import BiasFormat, Scheme
 from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before import Before
-from blockscale.layers.store import QBias, QInput, QWeight
-from blockscale.layers.weight_source import shared, written
+from blockscale.layers.buffers import Buffers
+from blockscale.layers.store import QInput, QWeight, step_of_input, steps_of_outputs
+from blockscale.layers.weight_source import Source, shared, traced, written
+from blockscale.layers.weight_tensor import one_read
 from blockscale.ops.batch_rows import check_rows
 
 _HOOKS = (
@@ -27,6 +31,47 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
+
+
+class QBias(Buffers):
+    """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
+    steps of the sums. The scale is kept because that of outputs whose weights are all zero says
+    nothing (core.arithmetic.sums.live_steps).
+
+    kind, shape, dtype: what it is in, and of the float bias
+    """
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
+    def __init__(self, codes: Tensor, scale: Tensor, kind: SumInteger, dtype: torch.dtype):
+        super().__init__()
+        self.kind, self.fmt, self.layout, self.name = kind, str(kind), "plain", ""
+        self.shape, self.dtype = codes.shape, dtype
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+
+    def read(self) -> Tensor:
+        """The bias for code that computes with it by itself, as QWeight.read gives a weight."""
+        place = (self.shape, self.dtype, self.codes.device, self.name)
+        source = Source(*place, None, "plain", False, self.dequantize, self)
+        return self.dequantize() if traced() else one_read(self, source)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers."""
+        return self.codes.nbytes + self.scale.nbytes
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The bias [n] that its layer adds, by default in the dtype that the float bias had."""
+        part: dict[str, Any] = self._buffers
+        values = self.kind.decode(part["codes"], part["scale"])
+        dtype = dtype or self.dtype
+        return values if dtype is torch.float32 else values.to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"'{self.fmt}', shape={tuple(self.shape)}"
 
 
 class QLayer(nn.Module):
@@ -240,3 +285,59 @@ class QLayer(nn.Module):
         By default in the dtype that it had.
         """
         return self.qweight.undone(self.before, dtype)
+
+
+# The bias of a layer in integers of its sums.
+
+DYNAMIC = (
+    "the scale of its input is dynamic, so its sums have no fixed step: use a static scale "
+    "(bs.calibrate chooses it)"
+)
+
+
+def quantize_bias(layer: QLayer, fmt: BiasFormat, seed: int | None = None) -> None:
+    """Put the codes of a layer's float bias in its place.
+
+    fmt: for a SumInteger the layer needs a static input of one scale, and its final weight.
+    seed: for a format that rounds stochastically.
+    """
+    bias = _float_bias(layer)
+    if isinstance(fmt, Format):
+        layer.set_bias(QWeight.quantize(bias, fmt, seed=seed))
+        return
+    steps = steps_of_sums(layer)
+    layer.set_bias(QBias(fmt.encode(bias, steps), steps, fmt, bias.dtype))
+
+
+def notes_on_bias(layer: QLayer, fmt: BiasFormat) -> list[str]:
+    """What a user should know of a float bias that `quantize_bias` is to quantize."""
+    bias, notes = _float_bias(layer), []
+    if odd := int((~bias.isfinite()).sum()):
+        notes.append(f"{odd} of {bias.numel()} biases are NaN or infinite")
+    if isinstance(fmt, Format):
+        return notes
+    if beyond := int((bias.isfinite() & ~fmt.in_range(bias, steps_of_sums(layer))).sum()):
+        notes.append(
+            f"{beyond} of {bias.numel()} biases are more steps (input scale times weight "
+            f"scale) than {fmt} holds, and saturate: use larger scales, or leave this bias in "
+            "float"
+        )
+    return notes
+
+
+def _float_bias(layer: QLayer) -> Tensor:
+    bias = layer._parameters["bias"]
+    assert bias is not None
+    return bias.detach()
+
+
+def steps_of_sums(layer: QLayer) -> Tensor:
+    """The step of each output's sum [n] float32: the static input's times the weight's.
+
+    Raises ValueError for a dynamic input.
+    """
+    if layer.input is None or not layer.input.static:
+        raise ValueError(f"{type(layer).__name__}: {DYNAMIC}")
+    weight = layer.qweight.tensor
+    steps = steps_of_outputs(weight.dequantize(), weight.qparams, weight.format)
+    return sum_steps(step_of_input(layer.input), steps)

@@ -349,3 +349,18 @@ def check_axes(name: str, scheme: Scheme, layout: str, rank: int) -> None:
                 f"channels last, [batch, {', '.join(sizes)}, channels]: for channels write "
                 f"{instead}, or tensor for one scale, if need be in a rule for {name!r}"
             )
+
+
+def without_slow(plans: Sequence[Decision]) -> list[Decision]:
+    """The same, but that layers stay in float which would not be sure to be faster here."""
+    decisions: list[Decision] = []
+    for plan in plans:
+        slow = ""
+        if isinstance(plan, Plan):
+            read = "" if plan.scheme.input is None else str(plan.scheme.input)
+            slow = plan.kind.slow_once(plan.module, read, str(plan.format))
+        if isinstance(plan, Plan) and slow:
+            decisions.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
+        else:
+            decisions.append(plan)
+    return decisions

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.arithmetic.sums import SumInteger, live_steps
+from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand, Quantizer, quantizer
 from blockscale.core.pack import from_stored, of_joined_stack, stack_layout, to_stored
 from blockscale.core.reference import QParams, step_of
 from blockscale.core.scales import TwoLevel
 from blockscale.layers.before import Before
-from blockscale.layers.buffers import Buffers, Scaled
+from blockscale.layers.buffers import Scaled
 from blockscale.layers.weight_source import RowFormat, Source, traced
 from blockscale.layers.weight_tensor import WeightTensor, one_read
 from blockscale.ops import primitives
@@ -190,47 +190,6 @@ def _traced(name: str, fmt: str) -> RuntimeError:
         f"model.get_submodule({owner!r}); m.forward = torch.compiler.disable(m.forward)), or "
         "quantize them without an input format"
     )
-
-
-class QBias(Buffers):
-    """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the
-    steps of the sums. The scale is kept because that of outputs whose weights are all zero says
-    nothing (core.arithmetic.sums.live_steps).
-
-    kind, shape, dtype: what it is in, and of the float bias
-    """
-
-    codes: Tensor
-    scale: Tensor
-    dtype: torch.dtype
-
-    def __init__(self, codes: Tensor, scale: Tensor, kind: SumInteger, dtype: torch.dtype):
-        super().__init__()
-        self.kind, self.fmt, self.layout, self.name = kind, str(kind), "plain", ""
-        self.shape, self.dtype = codes.shape, dtype
-        self.register_buffer("codes", codes)
-        self.register_buffer("scale", scale)
-
-    def read(self) -> Tensor:
-        """The bias for code that computes with it by itself, as QWeight.read gives a weight."""
-        place = (self.shape, self.dtype, self.codes.device, self.name)
-        source = Source(*place, None, "plain", False, self.dequantize, self)
-        return self.dequantize() if traced() else one_read(self, source)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the buffers."""
-        return self.codes.nbytes + self.scale.nbytes
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The bias [n] that its layer adds, by default in the dtype that the float bias had."""
-        part: dict[str, Any] = self._buffers
-        values = self.kind.decode(part["codes"], part["scale"])
-        dtype = dtype or self.dtype
-        return values if dtype is torch.float32 else values.to(dtype)
-
-    def extra_repr(self) -> str:
-        return f"'{self.fmt}', shape={tuple(self.shape)}"
 
 
 class QInput(Scaled):

@@ -7,9 +7,8 @@ from torch import nn
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.layers.apply import swap
-from blockscale.layers.assembly import notes_on_bias
 from blockscale.layers.guards import check_model, ordinary_tensors, replacing
-from blockscale.layers.layer import QLayer
+from blockscale.layers.layer import QLayer, notes_on_bias
 from blockscale.layers.model import (
     announce,
     sent_by_no_forward,

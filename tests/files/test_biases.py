@@ -15,7 +15,8 @@ import blockscale as bs
 from blockscale.export.checkpoints.comparing import compare
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import TensorInfo
-from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.layer import QBias
+from blockscale.layers.store import QWeight
 from tests.support.layers_bias import IMAGES, ROWS, STATIC, calibrated, mlp, network
 from tests.support.saved import bits, put, refused, rewrite
 

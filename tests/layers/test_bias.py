@@ -12,9 +12,10 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.arithmetic.sums import SumInteger
-from blockscale.layers.assembly import notes_on_bias, quantize_bias, steps_of_sums, without_dynamic
+from blockscale.layers.assembly import without_dynamic
+from blockscale.layers.layer import QBias, notes_on_bias, quantize_bias, steps_of_sums
 from blockscale.layers.plan import Plan, plan_layers
-from blockscale.layers.store import QBias, QWeight, step_of_input, steps_of_outputs
+from blockscale.layers.store import QWeight, step_of_input, steps_of_outputs
 from blockscale.ops.linear import linear
 from tests.support.arithmetic_sums import code_of
 from tests.support.exact import multiply, nearest

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from blockscale.layers.layer import QLayer
-from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.layer import QBias, QLayer
+from blockscale.layers.store import QWeight
 from tests.models.registry import Inputs, tensors
 
 

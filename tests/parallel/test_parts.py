@@ -9,7 +9,8 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.joined_weights import of_stack
-from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.layer import QBias
+from blockscale.layers.store import QWeight
 from blockscale.parallel import parts
 from blockscale.parallel.parts import cut_weight, pieces_of, place, refuses
 

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import blockscale as bs
 from blockscale.calibration.comparison import Comparison
 from blockscale.core.arithmetic.sums import SumInteger
+from blockscale.layers.layer import QBias
 from blockscale.layers.plan import Plan, plan_layers
-from blockscale.layers.store import QBias, QWeight
+from blockscale.layers.store import QWeight
 from blockscale.qat.constraints import BiasQuantizer, settled
 from tests.support.layers_bias import expected
 from tests.support.qat_models import Mixed, batch, cnn, train

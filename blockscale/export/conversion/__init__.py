@@ -67,8 +67,7 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
         values; without it they are an error
     floats: patterns of layers that are written as float32 with the same values
     names: "auto": as the target's programs call them; "keep": as they are in the source
-    config: a directory with the config.json and tokenizer of the original model, where the source
-        has none
+    config: a directory with the original's config.json and tokenizer, where the source has none
     shard_size: bytes of a file (by default: all of GGUF, 5 GB of others), but for a tensor that is
         larger; GGUF is then several files in the directory `target`
     force: replace what is at `target`, once the new one is complete

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from blockscale.core.arithmetic.sums import sum_steps
 from blockscale.core.recipe import Scheme
 from blockscale.core.untrusted import kind_of
-from blockscale.layers.assembly import quantize_bias
-from blockscale.layers.layer import QLayer
+from blockscale.layers.layer import QLayer, quantize_bias
 from blockscale.layers.store import QWeight, step_of_input
 from blockscale.qat.constraints import BiasQuantizer
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
