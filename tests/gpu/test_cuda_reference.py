@@ -67,7 +67,7 @@ def test_gradients_of_convolutions_are_float32(transposed):
     x, gradient = torch.randn(2, 64, 16, 16), torch.randn(2, 64, 16, 16)
     found = []
     for device in ("cpu", "cuda"):
-        own = x.to(device).requires_grad_()
+        own = x.clone().to(device).requires_grad_()
         model.to(device)(own).backward(gradient.to(device))
         found.append(own.grad.cpu())
     wanted, ours = found

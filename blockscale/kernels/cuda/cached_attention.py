@@ -410,13 +410,13 @@ class PartSettings(NamedTuple):
 
 
 def usual(tokens: int, recent: int, heads: int) -> PartSettings:
-    """Parts for as many programs as an H200 has processors, which begin and end once, or of eight
+    """Parts for as many programs as an H200 has processors, which begin and end once, or of four
     steps and more for twice as many; the same on other GPUs, so that sums have one order."""
     few, many = (
         max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
         for each in (_PROGRAMS, 2 * _PROGRAMS)
     )
-    return PartSettings(32, many if many >= 8 else few, 4, 3)
+    return PartSettings(32, many if many >= 4 else few, 4, 3)
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
