@@ -38,7 +38,11 @@ def ci(tree: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     (tree / "make").chmod(0o755)
     defaults = {"FAILS": "", "SAYS": "5 passed", "SLEEPS": "0", "NAMES": "", "ALONE": "0"}
     environment = (
-        os.environ | {"BASE": "b"} | defaults | settings | {"PATH": f"{tree}:{os.environ['PATH']}"}
+        {n: v for n, v in os.environ.items() if n != "BUDGET"}
+        | {"BASE": "b"}
+        | defaults
+        | settings
+        | {"PATH": f"{tree}:{os.environ['PATH']}"}
     )
     return subprocess.run(
         [tree / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False

@@ -43,15 +43,11 @@ def corrected(recipe: Recipe, bias: str | None) -> bool:
     return found == CORRECT
 
 
-def check_bias(
-    corrects: bool, batches: Any, source: object, group: Group, algorithm: object
-) -> None:
-    """Raise ValueError where biases cannot be corrected; nothing is changed yet.
+def correctable(batches: Any, source: object, group: Group, algorithm: object) -> bool:
+    """True; raises ValueError where biases cannot be corrected. Nothing is changed yet.
 
     algorithm: of weights, None where its layers see the inputs of the float model alone
     """
-    if not corrects:
-        return
     if source is not None:
         raise ValueError(
             "bias='correct' compares each layer with its float weights, and source= keeps those of "
@@ -69,6 +65,7 @@ def check_bias(
             "sequential=False, or bias='keep'"
         )
     Batches(batches, 2, _WHY, Progress())  # refuses what can be read only once
+    return True
 
 
 def correct_biases(

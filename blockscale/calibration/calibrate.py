@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, device_of
-from blockscale.calibration.bias import check_bias, correct_biases, corrected
+from blockscale.calibration.bias import correct_biases, correctable, corrected
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
     Said,
@@ -134,8 +134,8 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         return _prepared(own, data, recipe, observer, weight, transform, bias)
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(recipe, observer, weight, transform, bias, source)
-    corrects = corrected(recipe, bias)
-    check_bias(corrects, batches, source, group, methods.algorithm if sequential else None)
+    algorithm = methods.algorithm if sequential else None
+    corrects = _corrects(recipe, bias) and correctable(batches, source, group, algorithm)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
@@ -189,6 +189,12 @@ def _methods(
     if source is not None:
         check_rotatable(methods.transform, _STREAMED)
     return recipe, methods
+
+
+def _corrects(recipe: Recipe, bias: str | None) -> bool:
+    """Whether biases are to be corrected. Raises ValueError for another word than there are."""
+    own = recipe.calibration is not None and recipe.calibration.bias is not None
+    return (own or bias is not None) and corrected(recipe, bias)
 
 
 _STREAMED = (

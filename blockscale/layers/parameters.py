@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -133,14 +134,13 @@ def _planned(
 
 
 def _check_one_format(name: str, count: int, recipe: Recipe) -> None:
-    """Raise ValueError where a recipe names single experts of a stack."""
-    for pattern in (*recipe.skip, *recipe.layer_rules):
-        if matches(pattern, name):
-            continue
-        one = next((e for e in range(count) if matches(pattern, f"{name}.{e}")), None)
-        if one is not None:
+    """Raise ValueError where a recipe names single experts of a stack: by their number, which more
+    letters behind it would hide from the pattern, as they would not from `*0*`."""
+    patterns = [each for each in (*recipe.skip, *recipe.layer_rules) if not matches(each, name)]
+    for pattern, e in product(patterns, range(count)):
+        if matches(pattern, f"{name}.{e}") and not matches(pattern, f"{name}.{e}_"):
             raise ValueError(
-                f"the pattern {pattern!r} names expert {one} of {name}, a stack of {count}, "
+                f"the pattern {pattern!r} names expert {e} of {name}, a stack of {count}, "
                 f"and a stack has one format: name the stack, as {name!r}, or quantize a "
                 "model that has its experts in a list of modules"
             )

@@ -69,7 +69,7 @@ def test_bytes_of_primitives():
     assert moved("dequantize", fmt, shape, torch.bfloat16, 1) == x // 2 + codes + scales
     assert moved("fake_quantize", fmt, shape, torch.float32, 1) == 2 * x
     assert moved("fake_quantize", fmt, shape, torch.float32, 2) == 3 * x
-    with pytest.raises(ValueError, match="no primitive 'transpose'"):
+    with pytest.raises(ValueError, match="unknown primitive 'transpose'; choose from quantize"):
         moved("transpose", fmt, shape, torch.float32, 1)
 
 

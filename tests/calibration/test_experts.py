@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.layers.layer import QLayer
+from blockscale.layers.store import all_held
 from tests.support.mixtures import (
     EXPERTS,
     K,
@@ -167,6 +168,9 @@ def test_a_rule_for_one_expert_of_a_stack() -> None:
     with pytest.raises(ValueError, match=r"'0.up.2' names expert 2 of 0.up, a stack of 4, and a"):
         bs.quantize_(floats, recipe)
     assert isinstance(floats[0].up, nn.Parameter)
+    with pytest.warns(UserWarning, match="of the recipe matches nothing"):
+        bs.quantize_(floats, bs.Recipe("mxfp4", skip=["*1*"]))  # which says nothing of experts
+    assert {name for name, _ in all_held(floats)} == {"0.up", "0.down"}
 
 
 def test_a_list_that_changes_between_calls() -> None:

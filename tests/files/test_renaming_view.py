@@ -2,6 +2,7 @@
 """What else than weights moves: formats of inputs, static scales, other names of one tensor."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import blockscale as bs
 from blockscale.files.load import renamed
 from blockscale.files.metadata import DIGEST, KEY, FileError, Metadata, TensorInfo, _digest
 from blockscale.files.stored_model import open_stored_model
+from blockscale.layers.store import all_held
 from tests.support.renaming_hub import build, save
 from tests.support.renaming_oracle import differing
 
@@ -54,16 +56,17 @@ def test_layers_with_inputs_and_static_scales(tmp_path):
     assert found.get_submodule(layer).input.static
 
 
-def test_inputs_of_experts_are_told(tmp_path):
+def test_inputs_of_experts(tmp_path):
     model = build("mixtral")
     recipe = bs.Recipe("mxfp4", "mxfp8")
     bs.quantize_directory(save(model, tmp_path / "float"), tmp_path / "quantized", recipe)
-    with pytest.warns(UserWarning, match="input and output are not applied: .* and 6 more"):
+    with warnings.catch_warnings(action="error"):
         found = bs.load(build("mixtral", 1), tmp_path / "quantized")
-    assert (
-        found.get_submodule("model.layers.0.self_attn.q_proj").input.fmt
-        == "e4m3:group32:e8m0/floor"
-    )
+    mxfp8 = "e4m3:group32:e8m0/floor"
+    assert found.get_submodule("model.layers.0.self_attn.q_proj").input.fmt == mxfp8
+    stacks = {name: weight.input.fmt for name, weight in all_held(found)}
+    assert set(stacks.values()) == {mxfp8}
+    assert "model.layers.0.mlp.experts.gate_up_proj" in stacks
 
 
 def test_a_part_that_is_missing(tmp_path):

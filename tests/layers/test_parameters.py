@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.layers import apply, parameters
+from blockscale.layers import assembly, parameters
 from blockscale.layers.layer import QLayer
 from blockscale.layers.store import all_held
 
@@ -133,7 +133,7 @@ def test_nothing_has_changed_when_something_fails(
             raise MemoryError("planted")
         return real(*args)
 
-    module = parameters if broken == "hold" else apply
+    module = parameters if broken == "hold" else assembly
     monkeypatch.setattr(module, broken, fails)
     with pytest.raises(MemoryError):
         quiet(model, "mxfp8")

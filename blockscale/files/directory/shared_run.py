@@ -188,6 +188,7 @@ class SharedRun:
         self._work(work.path, work.journal, shown)
         for rank in range(1, ranks.world):
             ranks.hear(f"done/{rank}", rank, shown.look)
+        shown.look()  # what was written since the last wait, or where none had to wait
         work.join_journals()
         for shard in shards:
             if work.journal.digest(shard.name) is None:

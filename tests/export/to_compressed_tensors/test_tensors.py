@@ -85,7 +85,7 @@ def test_their_values_are_ours(fmt, weight):
 
 
 def test_codes_for_static_inputs_are_stored_plain():
-    linear = layer("int8_channel", text="uint8")
+    linear = layer("int8_channel", given="uint8")
     found = scheme(linear.weight.format, linear.input.format, static=True)
     tensors, _ = layer_tensors(linear, found)
     assert found.layout == "int-quantized"

@@ -77,7 +77,7 @@ def test_the_ledger_and_the_metadata(tmp_path):
     assert (info.format, info.shape) == ("e2m1:group32:e8m0/floor", (6, 4, 3, 3))
     assert (info.dtype, info.layout) == ("bfloat16", "channels_last")
     assert metadata.layers["layers.1.proj"] == {"input": "int8:token:fp32"}
-    assert "experts" not in metadata.layers
+    assert metadata.layers["experts"] == {"input": "int8:token:fp32"}
     written = json.loads((tmp_path / "out" / "blockscale_ledger.json").read_text())
     assert written["entries"] == json.loads(ledger.to_json())["entries"]
     assert written["recipe"] == recipe.to_dict()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.layers.held_parameters import all_held
+from blockscale.layers.store import all_held
 from tests.layers.experts.families import FAMILIES, build, logits
 
 pytest.importorskip("transformers")
