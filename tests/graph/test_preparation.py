@@ -80,6 +80,7 @@ def test_edges_see_one_pass_where_layers_need_several():
     assert int(edge.observer.samples) == sum(5 * len(batch[0]) for batch in batches)
 
 
+@pytest.mark.filterwarnings(r"ignore:(?s)blockscale.\n  0. scales of its weight were set again")
 @pytest.mark.parametrize("learn", [None, pytest.param("steps", marks=pytest.mark.slow)])
 def test_training_on_digits(learn):
     """An own training run: accuracy, the switch of modes, and converted equals prepared."""
