@@ -19,8 +19,6 @@ from blockscale.calibration.input_stats import Callback, watch
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.session import Session
 from blockscale.core.pack import of_convolution
-from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted import quoted
 from blockscale.core.work import Progress
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
@@ -28,19 +26,6 @@ from blockscale.layers.processes import Group
 
 CORRECT, KEEP = "correct", "keep"
 _WHY = "bias='correct' runs the quantized model once more"
-
-
-def corrected(recipe: Recipe, bias: str | None) -> bool:
-    """Whether biases are to be corrected: what was asked for, else what the recipe says.
-
-    Raises ValueError for another word.
-    """
-    own = recipe.calibration.bias if recipe.calibration is not None else None
-    found = own if bias is None else bias
-    if found not in (CORRECT, KEEP, None):
-        words = f"{CORRECT!r}, {KEEP!r}, None"
-        raise ValueError(f"unknown bias {quoted(str(found))}; choose from {words}")
-    return found == CORRECT
 
 
 def correctable(batches: Any, source: object, group: Group, algorithm: object) -> bool:

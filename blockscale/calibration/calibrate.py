@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from blockscale.calibration import observers
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.batches import Batches, device_of
-from blockscale.calibration.bias import correct_biases, correctable, corrected
+from blockscale.calibration.bias import CORRECT, KEEP, correct_biases, correctable
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
     Said,
@@ -38,6 +38,7 @@ from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
+from blockscale.core.untrusted import quoted
 from blockscale.core.work import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
@@ -192,9 +193,16 @@ def _methods(
 
 
 def _corrects(recipe: Recipe, bias: str | None) -> bool:
-    """Whether biases are to be corrected. Raises ValueError for another word than there are."""
-    own = recipe.calibration is not None and recipe.calibration.bias is not None
-    return (own or bias is not None) and corrected(recipe, bias)
+    """Whether biases are to be corrected: what was asked for, else what the recipe says.
+
+    Raises ValueError for another word.
+    """
+    own = recipe.calibration.bias if recipe.calibration is not None else None
+    choice = own if bias is None else bias
+    if choice not in (CORRECT, KEEP, None):
+        words = f"{CORRECT!r}, {KEEP!r}, None"
+        raise ValueError(f"unknown bias {quoted(str(choice))}; choose from {words}")
+    return choice == CORRECT
 
 
 _STREAMED = (
