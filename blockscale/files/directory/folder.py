@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Folders beside an output: made for this user alone, locked, measured and deleted."""
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 from blockscale.core.untrusted import FileError
 
 LOCK = "lock"
+# What `flock` says on a file system without locks: NFS without lockd, Lustre without -o flock.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -92,8 +96,9 @@ def sync_folder(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a folder of our own, which is made if it is not there.
 
-    The lock goes with the process, however it ends. Raises FileError where another has it, and for
-    a folder that is a link, another user's, or writable for others.
+    The lock goes with the process, however it ends. Where the disk has no locks, a warning says
+    that nothing keeps another run away. Raises FileError where another process has the lock, and
+    for a folder that is a link, another user's, or writable for others.
     """
     lock = _lock(path)
     try:
@@ -154,9 +159,15 @@ def _lock(path: Path) -> int:
             raise FileError(
                 f"another process is writing {path}: wait for it, or write to another directory"
             ) from None
-        except BaseException:
-            os.close(lock)
-            raise
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(lock)
+                raise
+            warnings.warn(
+                f"the disk of {path} has no locks ({os.strerror(error.errno)}), so nothing keeps "
+                "another run of this command away: start no second one before this one ends",
+                stacklevel=2,
+            )
         # the process that held it may have finished and removed the folder
         with suppress(FileNotFoundError):
             if (path / LOCK).stat().st_ino == os.fstat(lock).st_ino:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Folders of our own: locks, sizes, mounts, deleting."""
 
+import errno
+import fcntl
 import os
 
 import pytest
@@ -43,6 +45,29 @@ def test_locks(tmp_path):
     with pytest.raises(OSError, match="lock"), locked(work):
         pass
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_without_locks(tmp_path, monkeypatch, code):
+    """It is written to, with a warning; what may be at work is never deleted."""
+
+    def flock(file, how):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    work = tmp_path / "work"
+    with pytest.warns(UserWarning, match="has no locks .*: start no second one"), locked(work):
+        assert is_held(work)
+    assert (work / "lock").is_file()
+
+
+def test_a_lock_that_fails_otherwise_is_an_error(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="the disk is broken"), locked(tmp_path / "work"):
+        pass
 
 
 def test_removing(tmp_path):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Several processes write the bytes of one, and what goes wrong in one is an error in all."""
 
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -169,3 +171,49 @@ def test_torchrun(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
     again = subprocess.run(run, capture_output=True, text=True, cwd=fresh.ROOT)
     assert again.returncode and "exists: choose another output" in again.stderr
+
+
+HOST = """
+import errno, fcntl, os, runpy, socket
+def flock(file, how):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+fcntl.flock = flock
+socket.gethostname = lambda: "host" + os.environ["GROUP_RANK"]
+runpy.run_module("blockscale", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_over_a_disk_without_locks(tmp_path: Path) -> None:
+    """A torchrun of two processes on each, and one folder whose disk cannot lock, as NFS."""
+    model = write_model(tmp_path / "model", tensors(), 3)
+    with warnings.catch_warnings(action="ignore"):
+        quantize_directory(model, tmp_path / "one", "nvfp4")
+    (tmp_path / "host.py").write_text(HOST)
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--nnodes",
+        "2",
+    ]
+    start += ["--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint"]
+    run = [str(tmp_path / "host.py"), "quantize", str(model), str(tmp_path / "out"), "-r", "nvfp4"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    hosts = [
+        subprocess.Popen(
+            [*start, place, *run], stdout=-1, stderr=-1, text=True, cwd=fresh.ROOT,
+            env=os.environ | {"PYTHONPATH": str(fresh.ROOT)},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [host.communicate(timeout=300) for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    assert sum(out.count("wrote ") for out, _ in said) == 1
+    assert sum(err.count("has no locks (No locks available)") for _, err in said) == 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "one")
+    assert [path.name for path in beside(tmp_path / "out")] == []
