@@ -25,8 +25,6 @@ DEPTH, WIDTH, WK, WV: powers of two of depth, width and words
 Grid: parts in codes, then those of recent tokens, BR each; heads of keys in all.
 """
 
-from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -35,144 +33,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockscale.core.block import WHOLE
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
-from blockscale.core.parse import parse
-from blockscale.kernels.cuda.device.element import decode, hardware
-from blockscale.kernels.cuda.device.numerics import (
-    FLT_MAX_BITS,
-    INTERPRETED,
-    NAN_BITS,
-    constant,
-    float_of,
-    narrow,
-    widen,
-    widen_part,
-)
-from blockscale.kernels.cuda.device.scale import step_of
-from blockscale.kernels.cuda.matmul import ptx
-from blockscale.kernels.cuda.matmul.order import PARTS, leading
-from blockscale.kernels.cuda.matmul.reading import WORD, is_bfloat16
+from blockscale.kernels.cuda.device.numerics import narrow, widen
+from blockscale.kernels.cuda.matmul.order import PARTS
 from blockscale.kernels.cuda.matmul.tile import dot
 from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
-from blockscale.kernels.cuda.spec import Spec, known, spec
+from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.cuda.token_reading import planes_of, query_planes, reading, steps_of
 from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
 _PROGRAMS = 132  # an H200's processors
-
-
-@dataclass(frozen=True)
-class TokenReading:
-    """How tokens in codes are read. Frozen and hashable: Triton compiles once for each.
-
-    planes: codes in a word; words: of a token; span: words of a block; blocks: of a token, and
-    as a power of two; decode, registers: PTX of two words
-    """
-
-    spec: Spec
-    planes: int
-    words: int
-    span: int
-    count: int
-    blocks: int
-    decode: str
-    registers: str
-
-
-@cache
-def reading(spelling: str, size: int) -> TokenReading | None:
-    """How to read tokens of `size` codes; None where codes are no bfloat16 or do not lie in words,
-    or blocks are of several tokens or no whole words."""
-    fmt = parse(spelling)
-    if fmt.asym or fmt.offset is not None or fmt.block.flat or fmt.block.strided:
-        return None
-    *above, width = fmt.block.sizes_for(4)
-    width = size if width == WHOLE or width > size else width
-    if tuple(above) != (1, 1, 1) or fmt.bits not in (2, 4, 8):
-        return None
-    planes = WORD // fmt.bits
-    if not is_bfloat16(fmt) or not size or size % planes or width % planes or size % width:
-        return None
-    numbers, count = spec(spelling), size // width
-    return TokenReading(
-        numbers, planes, size // planes, width // planes, count, power_of_2(count),
-        ptx.decode_words(numbers.element), ptx.constraints(planes, 2),
-    )  # fmt: skip
-
-
-@triton.jit
-def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
-    """Words [.., ..] -> for each plane their values, bfloat16 [.., ..]."""
-    if INTERPRETED:
-        planes = ()
-        count: tl.constexpr = R.planes
-        element: tl.constexpr = R.spec.element
-        for i in tl.static_range(count):
-            value = narrow(decode(word >> (i * element.bits), element), tl.bfloat16)
-            planes += (value,)  # type: ignore[assignment]
-    else:
-        planes = tl.inline_asm_elementwise(
-            R.decode, R.registers, [word], dtype=DTYPES, is_pure=True, pack=2
-        )
-    return planes
-
-
-@triton.jit
-def steps_of(scale, outer, outer_stride, token, there, R: tl.constexpr):
-    """The steps of blocks, float32 [WARPS, blocks, BT], of tokens [WARPS, BT]; 0 of blocks beyond.
-
-    Threads compute them again, so few instructions do: a product of two levels may become 0."""
-    numbers: tl.constexpr = R.spec
-    block = tl.arange(0, R.blocks)
-    exists = there[:, None, :] & (block < R.count)[None, :, None]
-    at = token[:, None, :] * R.count + block[None, :, None]
-    stored = tl.load(scale + at, mask=exists, other=0)
-    if numbers.scale == "e8m0" and numbers.fraction_bits == 0:
-        bits = tl.maximum(stored.to(tl.int32) << 23, 0x00400000)
-        step = float_of(tl.where(stored == 255, NAN_BITS, bits))
-    elif numbers.scale == "e8m0":
-        step = step_of(stored.to(tl.int32), 1.0, numbers)
-    elif numbers.scale == "two_level":
-        inner: tl.constexpr = numbers.inner
-        kind: tl.constexpr = hardware(inner, "nearest_even")
-        if kind is not None:
-            value = stored.to(kind, bitcast=True).to(tl.float32)
-        else:
-            value = decode(stored.to(tl.int32), inner)
-        above = tl.load(outer + token * outer_stride, mask=there, other=0.0)[:, None, :]
-        most = constant(value, FLT_MAX_BITS)
-        step = tl.minimum(value * above, most, propagate_nan=tl.PropagateNan.ALL)
-        step = tl.maximum(step, 0.0 - most, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        step = widen_part(stored)
-    return tl.where(exists, step, 0.0)
-
-
-@triton.jit
-def query_planes(
-    query, rows, depth, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, WK: tl.constexpr,
-    WARPS: tl.constexpr,
-):  # fmt: skip
-    """What planes of keys meet: bfloat16 [WARPS, blocks * M, words], the parts of each in turn."""
-    place = tl.arange(0, K.blocks * M)
-    word = tl.arange(0, WK)
-    row, block = place % M, place // M
-    mine = block[:, None] == (word // K.span)[None, :]
-    mask = mine & (row < rows)[:, None] & (word < K.words)[None, :]
-    planes = ()
-    count: tl.constexpr = K.planes
-    for i in tl.static_range(count):
-        at = query + row[:, None] * depth + (word * count + i)[None, :]
-        rest = widen(tl.load(at, mask=mask, other=0.0))
-        for part in tl.static_range(PARTS):
-            head, rest = leading(rest, part == 0)
-            planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)  # type: ignore[assignment]
-    return planes
 
 
 @triton.jit

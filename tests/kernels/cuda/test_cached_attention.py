@@ -10,13 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import blockscale as bs
 from blockscale.core.operand import Operand
-from blockscale.kernels.cuda.cached_attention import (
-    PartSettings,
-    _supports,
-    attention,
-    reading,
-    usual,
-)
+from blockscale.kernels.cuda.cached_attention import PartSettings, _supports, attention, usual
+from blockscale.kernels.cuda.token_reading import reading
 from tests.support.caches import cached, close, exact
 from tests.support.cuda_equal import DEVICE
 
