@@ -139,19 +139,21 @@ class Direct:
     """A Triton or Gluon kernel: direct(kernel)[grid](…) does what kernel[grid](…) does.
 
     What Triton compiled is remembered by all that it looked at: dtypes of tensors that begin at
-    multiples of 16 bytes, and every other argument's value. Arguments that are neither numbers,
-    texts nor tuples of such count by identity, and are kept, so that no other can have theirs.
+    multiples of 16 bytes, and every other argument's value; of whole numbers that the kernel is not
+    specialized for, how wide they are. Arguments that are neither numbers, texts nor tuples of such
+    count by identity, and are kept, so that no other can have theirs.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
+        self.any_value = _unspecialized(kernel)
         self.compiled: dict[Any, tuple[Any, Any]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return partial(self._start, grid)
 
     def _start(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
-        key = None if interpreting() else _kind(arguments, named)
+        key = None if interpreting() else _kind(arguments, named, self.any_value)
         compiled, _ = self.compiled.get(key, (None, None)) if key else (None, None)
         rest = [named[name] for name in self.kernel.arg_names[len(arguments) :]]
         whole = (*grid, 1, 1)[:3]
@@ -168,11 +170,27 @@ class Direct:
             watch.by.launched(compiled if key else None, whole, (*arguments, *rest))
 
 
-def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells calls of a kernel apart; None where a tensor begins elsewhere."""
+def _unspecialized(kernel: Any) -> frozenset[int]:
+    """The places of the arguments whose values Triton does not look at: do_not_specialize."""
+    names = getattr(kernel, "do_not_specialize", None)
+    if names is None:  # the interpreter's
+        names = getattr(kernel, "kwargs", {}).get("do_not_specialize") or ()
+    places = {name: place for place, name in enumerate(kernel.arg_names)}
+    return frozenset(places.get(each, each) for each in names)
+
+
+def _kind(
+    arguments: tuple[Any, ...], named: dict[str, Any], any_value: frozenset[int] = frozenset()
+) -> tuple[Any, ...] | None:
+    """What tells calls of a kernel apart; None where a tensor begins elsewhere.
+
+    any_value: which arguments are whole numbers whose values say nothing
+    """
     kind: list[Any] = [torch.cuda.current_device()]
-    for each in (*arguments, *named.values()):
-        if isinstance(each, Tensor):
+    for number, each in enumerate((*arguments, *named.values())):
+        if type(each) is int and number in any_value and number < len(arguments):
+            kind.append("i32" if -(1 << 31) <= each < 1 << 31 else "i64")
+        elif isinstance(each, Tensor):
             if each.data_ptr() % 16:
                 return None
             kind.append(each.dtype)

@@ -205,6 +205,19 @@ def test_what_triton_would_look_at_is_looked_at(kernel: Kernel, change: dict[str
     assert len(kernel.compiled) == 2
 
 
+def test_values_that_triton_does_not_look_at(kernel: Kernel) -> None:
+    """Another number is the same kernel's, a wider one is not."""
+    kernel.do_not_specialize = ["n"]  # type: ignore[attr-defined]
+    d = Direct(kernel)
+    for n in (5, 6, 16, 1, -7):
+        start(d, n=n)
+    assert len(kernel.compiled) == 1
+    assert [arguments[2] for _, arguments in kernel.direct] == [6, 16, 1, -7]
+    start(d, n=1 << 31)
+    start(d, n=6, BLOCK=32)
+    assert len(kernel.compiled) == 3
+
+
 def test_a_tensor_that_begins_elsewhere(kernel: Kernel) -> None:
     d = Direct(kernel)
     for _ in range(2):
