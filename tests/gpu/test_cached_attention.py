@@ -69,6 +69,22 @@ def test_shapes(heads: int, new: int, depth: int, width: int, masked: bool) -> N
     assert (y - exact(query, key, value, mask, None, 0.2)).abs().max() < 2e-5
 
 
+def test_steps_of_a_generation_are_compiled_once() -> None:
+    """Twenty steps, each with a recent token more."""
+    from blockscale.kernels.cuda.cached_attention import add_parts, attend
+    from blockscale.kernels.cuda.relaunch import direct
+
+    keys, values, k, v, _, _ = cached("int8_token", 640, 25)
+    query = torch.randn(2, 6, 1, 64)
+    known = []
+    for recent in range(3, 23):
+        few = [x[:, :, :recent].contiguous() for x in (k, v)]
+        mask = torch.zeros(2, 1, 1, 640 + recent)
+        ours((query, keys, values, *few, mask, 0.125))
+        known.append([len(direct(kernel).compiled) for kernel in (attend, add_parts)])
+    assert known[0] == known[-1]
+
+
 def test_generate_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of `generate` with a quantized cache, whose steps are one call a layer."""
     transformers = pytest.importorskip("transformers")

@@ -42,7 +42,18 @@ from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import known
-from blockscale.kernels.cuda.token_reading import planes_of, query_planes, reading, steps_of
+from blockscale.kernels.cuda.token_reading import (
+    TokenReading,
+    outer_of,
+    planes_of,
+    query_planes,
+    query_planes_across,
+    reading,
+    scaled,
+    scales_of_words,
+    steps_of,
+    unfolded,
+)
 from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
 
@@ -172,6 +183,79 @@ def of_codes(
 
 
 @triton.jit
+def folded_values(found, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr):
+    """As `more_values`, of values times their scales: sums [WARPS, words, M]."""
+    count: tl.constexpr = V.planes
+    now = ()
+    for i in tl.static_range(count):
+        now += (found[i] * less[:, None, :],)  # type: ignore[assignment]
+    rest = tl.permute(power, (0, 2, 1))
+    for _ in tl.static_range(POWERS):
+        first = narrow(rest, tl.bfloat16)
+        rest = rest - widen(first)
+        more = ()
+        for i in tl.static_range(count):
+            more += (dot(scaled(planes[i], by), first, now[i]),)  # type: ignore[assignment]
+        now = more
+    return now
+
+
+@triton.jit
+def of_folded(
+    query, keys, key_scale, key_outer, values, value_scale, value_outer, added, sums,
+    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
+    above, added_token, steps,
+    K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
+    PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """As `of_codes` where scales fold: tokens are the rows of products, queries their columns."""
+    total = tl.zeros((WARPS, M), tl.float32)
+    top = total + float("-inf")
+    against = query_planes_across(query, rows, depth, K, PARTS, M, WK, WARPS)
+    found = ()
+    count: tl.constexpr = V.planes
+    for _ in tl.static_range(count):
+        found += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
+    mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
+    rk, rv = tl.arange(0, WK), tl.arange(0, WV)
+    for step in range(steps):
+        token = start + step * (WARPS * BT) + mine
+        there = token < tokens
+        at = head * tokens + token
+        mask = there[:, :, None] & (rk < K.words)[None, None, :]
+        word = tl.load(keys + at[:, :, None] * K.words + rk[None, None, :], mask=mask, other=0)
+        planes = planes_of(word, K, TYPES_K)
+        by = scales_of_words(key_scale, at, there, K, WK, False)
+        scores = tl.zeros((WARPS, BT, M), tl.float32)
+        planes_in_key: tl.constexpr = K.planes
+        for i in tl.static_range(planes_in_key):
+            for p in tl.static_range(PARTS):
+                scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
+        by = outer_of(key_outer, key_outer_stride, at, there, K) * scaling
+        scores = tl.permute(scores * by[:, :, None], (0, 2, 1))
+        scores = added_to(scores, added, added_token, above, token, there, rows, M)
+        before, top = top, tl.maximum(top, tl.max(scores, 2))
+        power = tl.exp(scores - finite(top)[:, :, None])
+        less = tl.exp(before - finite(top))
+        total = total * less + tl.sum(power, 2)
+        mask = there[:, None, :] & (rv < V.words)[None, :, None]
+        word = tl.load(values + at[:, None, :] * V.words + rv[None, :, None], mask=mask, other=0)
+        planes = planes_of(word, V, TYPES_V)
+        by = scales_of_words(value_scale, at, there, V, WV, True)
+        power *= outer_of(value_outer, value_outer_stride, at, there, V)[:, None, :]
+        found = folded_values(found, power, less, planes, by, V, POWERS)
+    highest = tl.max(top, 0)
+    less = tl.exp(top - finite(highest)[None, :])
+    m = tl.arange(0, M)
+    mask = (rv < V.words)[:, None] & (m < rows)[None, :]
+    for i in tl.static_range(count):
+        at = sums + m[None, :] * width + (rv * count + i)[:, None]
+        tl.store(at, tl.sum(found[i] * less[:, None, :], 0), mask=mask)
+    return highest, tl.sum(total * less, 0)
+
+
+@triton.jit
 def of_floats(
     query, recent_keys, recent_values, added, sums, head, start, tokens, recent, rows, new, depth,
     width, scaling, above, added_token,
@@ -211,7 +295,9 @@ def of_floats(
     return top, tl.sum(power, 0)
 
 
-@triton.jit(do_not_specialize=["tokens", "recent", "code_parts", "parts", "steps"])
+@triton.jit(do_not_specialize=[
+    "tokens", "recent", "code_parts", "parts", "steps", "added_batch", "added_head", "added_row",
+])  # fmt: skip
 def attend(
     query, keys, key_scale, key_outer, values, value_scale, value_outer,
     recent_keys, recent_values, added, sums, tops, totals,
@@ -230,7 +316,8 @@ def attend(
     query += head * rows * depth
     place = (head * parts + part) * rows
     if part < code_parts:
-        top, total = of_codes(
+        of: tl.constexpr = of_folded if K.fold != "" and V.fold != "" else of_codes
+        top, total = of(
             query, keys, key_scale, key_outer, values, value_scale, value_outer, added,
             sums + place * width, head, part * (steps * WARPS * BT), tokens, rows, depth, width,
             scaling, key_outer_stride, value_outer_stride, above, added_token, steps,
@@ -332,16 +419,15 @@ def attention(
     batch, heads, new, depth = query.shape
     _, shared, tokens, _ = keys.shape
     later, width, rows = recent[0].shape[2], values.size, new * (heads // shared)
-    k, v = (reading(each.fmt, each.size) for each in (keys, values))
-    assert k is not None
-    assert v is not None  # `_supports` asked
+    k, v = both_readings(keys, values)
     code_parts = cdiv(tokens, s.tokens * s.warps * s.steps)
     parts, every = code_parts + cdiv(later, _RECENT), batch * shared
     sums = query.new_empty((every, parts, rows, width), dtype=torch.float32)
-    tops, totals = (query.new_empty((2, every, parts, rows), dtype=torch.float32)).unbind()
-    m = max(power_of_2(rows), cdiv(16, min(k.blocks, v.blocks)))
+    tops, totals = (query.new_empty((every, parts, rows), dtype=torch.float32) for _ in "tt")
+    folded = k.fold and v.fold
+    m = max(power_of_2(rows), 8 if folded else cdiv(16, min(k.blocks, v.blocks)))
     added = added_scores(mask, (batch, heads, new, tokens + later))
-    strides = (0,) * 4 if added is None else added.stride()
+    strides = [0] * 4 if added is None else strides_of(added)
     direct(attend)[(parts, every)](
         query, *_memory(keys), *_memory(values), *recent, added, sums, tops, totals,
         tokens, later, rows, new, depth, width, scaling, shared, code_parts, parts, s.steps,
@@ -358,6 +444,21 @@ def attention(
         EACH=16, WIDTH=power_of_2(width), num_warps=2, num_stages=1,
     )  # fmt: skip
     return y
+
+
+def strides_of(x: Tensor) -> list[int]:
+    """Its strides, 0 of dimensions of one: those may be anything."""
+    return [0 if n == 1 else each for n, each in zip(x.shape, x.stride(), strict=True)]
+
+
+def both_readings(keys: Operand, values: Operand) -> tuple[TokenReading, TokenReading]:
+    """How both are read: folded if both can be, else neither."""
+    readings = [reading(each.fmt, each.size) for each in (keys, values)]
+    folds = all(each is not None and each.fold for each in readings)
+    k, v = (each if each is None or folds else unfolded(each) for each in readings)
+    assert k is not None
+    assert v is not None  # `_supports` asked
+    return k, v
 
 
 def _memory(whole: Operand) -> tuple[Tensor, Tensor, Tensor | None]:

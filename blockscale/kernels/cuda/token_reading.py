@@ -2,13 +2,16 @@
 """How attention reads tokens in codes: words of a tile become planes of bfloat16, exactly, and
 stored scales the steps of blocks. The legend is at the top of cached_attention.py."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from blockscale.core.block import WHOLE
+from blockscale.core.element import ElementNumbers
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda.device.element import decode, hardware
 from blockscale.kernels.cuda.device.numerics import (
@@ -24,7 +27,7 @@ from blockscale.kernels.cuda.device.numerics import (
 from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.order import leading
-from blockscale.kernels.cuda.matmul.reading import WORD, is_bfloat16
+from blockscale.kernels.cuda.matmul.reading import SIGNIFICAND, WORD, is_bfloat16, significand
 from blockscale.kernels.cuda.relaunch import power_of_2
 from blockscale.kernels.cuda.spec import Spec, spec
 
@@ -35,6 +38,9 @@ class TokenReading:
 
     planes: codes in a word; words: of a token; span: words of a block; blocks: of a token, and
     as a power of two; decode, registers: PTX of two words
+    fold: how scales multiply the codes themselves, bfloat16 exactly: "bytes" (e8m0), "codes" (a
+        minifloat under an outer scale); "" if they meet sums
+    lift: what folded values are too small by; decode_scale: PTX of four scales
     """
 
     spec: Spec
@@ -45,6 +51,9 @@ class TokenReading:
     blocks: int
     decode: str
     registers: str
+    fold: str = ""
+    lift: float = 1.0
+    decode_scale: str = ""
 
 
 @cache
@@ -62,10 +71,52 @@ def reading(spelling: str, size: int) -> TokenReading | None:
     if not is_bfloat16(fmt) or not size or size % planes or width % planes or size % width:
         return None
     numbers, count = spec(spelling), size // width
-    return TokenReading(
+    r = TokenReading(
         numbers, planes, size // planes, width // planes, count, power_of_2(count),
         ptx.decode_words(numbers.element), ptx.constraints(planes, 2),
     )  # fmt: skip
+    fold = _fold(numbers, width // planes)
+    return replace(r, **_folded(numbers, fold)) if fold else r
+
+
+@cache
+def unfolded(of: TokenReading) -> TokenReading:
+    """The same, whose scales meet sums."""
+    return replace(of, decode=ptx.decode_words(of.spec.element), decode_scale="", fold="", lift=1.0)
+
+
+_DOWN = 64  # how far values times e8m0 are lowered, so that neither they nor scales overflow
+
+
+def _fold(numbers: Spec, span: int) -> str:
+    """As TokenReading says; for codes of fewer than 8 bits, which are not decoded by the GPU."""
+    e, inner = numbers.element, numbers.inner
+    if e.bits >= WORD // 4 or span & (span - 1):
+        return ""
+    if numbers.scale == "e8m0" and not numbers.fraction_bits and _gap(e):
+        return "bytes"
+    if numbers.scale == "two_level" and inner is not None and inner.family == "minifloat":
+        small = significand(e) + significand(inner) <= SIGNIFICAND
+        return "codes" if small and inner.bits == WORD // 4 else ""
+    return ""
+
+
+def _gap(e: ElementNumbers) -> int:
+    """The power of two that decoding leaves to the scale."""
+    return 127 - e.bias if e.family == "minifloat" else 0
+
+
+def _folded(numbers: Spec, fold: str) -> dict[str, Any]:
+    """What a TokenReading of `fold` has. Scales are lowered: with the gap they would overflow."""
+    gap = _gap(numbers.element)
+    if fold == "bytes":
+        down, scale = _DOWN, ptx.decode_exponents_below(gap - _DOWN)
+    else:
+        assert numbers.inner is not None
+        down = math.frexp(numbers.inner.high)[1] if gap else 0
+        scale = ptx.decode_bytes(numbers.inner, gap - down)
+    words = ptx.decode_words(numbers.element, 0 if gap else None)
+    return {"decode": words, "decode_scale": scale, "fold": fold, "lift": 2.0**down}
 
 
 @triton.jit
@@ -83,6 +134,71 @@ def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
             R.decode, R.registers, [word], dtype=DTYPES, is_pure=True, pack=2
         )
     return planes
+
+
+@triton.jit
+def folded_scales(stored, R: tl.constexpr):
+    """Stored scales -> what codes are multiplied by, bfloat16, divided by `lift`."""
+    if INTERPRETED:
+        if R.fold == "bytes":
+            by = step_of(stored.to(tl.int32), 1.0, R.spec)
+            by = tl.where(stored > 192, float("nan"), by)
+        else:
+            by = decode(stored.to(tl.int32), R.spec.inner)
+        by = narrow(by * (1 / R.lift), tl.bfloat16)
+    else:
+        by = tl.inline_asm_elementwise(
+            R.decode_scale, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+    return by
+
+
+@triton.jit
+def scales_of_words(scale, token, there, R: tl.constexpr, WORDS: tl.constexpr, LAST: tl.constexpr):
+    """What the words of tokens [WARPS, BT] are multiplied by, bfloat16 [WARPS, BT, words], or with
+    tokens LAST [WARPS, words, BT]: views of what is loaded, so that threads load their own."""
+    count: tl.constexpr = WORDS // R.span
+    block = tl.arange(0, count)
+    if LAST:
+        exists = there[:, None, :] & (block < R.count)[None, :, None]
+        stored = tl.load(
+            scale + token[:, None, :] * R.count + block[None, :, None], mask=exists, other=0
+        )
+        by = folded_scales(stored, R)[:, :, None, :]
+        by = tl.broadcast_to(by, (by.shape[0], count, R.span, by.shape[3]))
+        by = tl.reshape(by, (by.shape[0], WORDS, by.shape[3]))
+    else:
+        exists = there[:, :, None] & (block < R.count)[None, None, :]
+        stored = tl.load(
+            scale + token[:, :, None] * R.count + block[None, None, :], mask=exists, other=0
+        )
+        by = folded_scales(stored, R)[:, :, :, None]
+        by = tl.broadcast_to(by, (by.shape[0], by.shape[1], count, R.span))
+        by = tl.reshape(by, (by.shape[0], by.shape[1], WORDS))
+    return by
+
+
+@triton.jit
+def scaled(plane, by):
+    """The products of bfloat16, exact here, two at a time."""
+    if INTERPRETED:
+        product = narrow(widen(plane) * widen(by), tl.bfloat16)
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [plane, by], dtype=tl.bfloat16, is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    return product
+
+
+@triton.jit
+def outer_of(outer, outer_stride, token, there, R: tl.constexpr):
+    """What sums of folded values are multiplied by, float32 [WARPS, BT]."""
+    if R.fold == "codes":
+        by = tl.load(outer + token * outer_stride, mask=there, other=0.0) * R.lift
+    else:
+        by = tl.zeros_like(token).to(tl.float32) + R.lift
+    return by
 
 
 @triton.jit
@@ -135,4 +251,23 @@ def query_planes(
         for part in tl.static_range(PARTS):
             head, rest = leading(rest, part == 0)
             planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)  # type: ignore[assignment]
+    return planes
+
+
+@triton.jit
+def query_planes_across(
+    query, rows, depth, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, WK: tl.constexpr,
+    WARPS: tl.constexpr,
+):  # fmt: skip
+    """What planes of folded keys meet: bfloat16 [WARPS, words, M], the parts of each in turn."""
+    row, word = tl.arange(0, M), tl.arange(0, WK)
+    mask = (row < rows)[None, :] & (word < K.words)[:, None]
+    planes = ()
+    count: tl.constexpr = K.planes
+    for i in tl.static_range(count):
+        at = query + row[None, :] * depth + (word * count + i)[:, None]
+        rest = widen(tl.load(at, mask=mask, other=0.0))
+        for part in tl.static_range(PARTS):
+            head, rest = leading(rest, part == 0)
+            planes += (tl.broadcast_to(head[None, :, :], (WARPS, WK, M)),)  # type: ignore[assignment]
     return planes

@@ -10,13 +10,22 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import blockscale as bs
 from blockscale.core.operand import Operand
-from blockscale.kernels.cuda.cached_attention import PartSettings, _supports, attention, usual
+from blockscale.kernels.cuda import relaunch
+from blockscale.kernels.cuda.cached_attention import (
+    PartSettings,
+    _supports,
+    add_parts,
+    attend,
+    attention,
+    usual,
+)
 from blockscale.kernels.cuda.token_reading import reading
 from tests.support.caches import cached, close, exact
 from tests.support.cuda_equal import DEVICE
 
 FORMATS = ("int8_token", "int4:group32:fp32", "mxfp4", "nvfp4_token", "mxfp8", "e4m3:token:fp32",
-           "int8:group64:fp16", "int2:group32:fp32")  # fmt: skip
+           "int8:group64:fp16", "int2:group32:fp32", "int4:group8:(e4m3:token:fp32)",
+           "e2m1:group16:(e5m2:token:fp32)")  # fmt: skip
 SMALL = PartSettings(16, 2, 1, 2)  # parts of 32 tokens
 
 
@@ -163,3 +172,27 @@ def test_the_op_takes_it() -> None:
         y = cached_attention(*call)
     expected = attention(*call[:3], call[3:5], None, 0.125, usual(24, 1, 2))
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_steps_of_a_generation_are_one_kernel(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty steps, each with a recent token more and a mask that is longer: compiled once."""
+    monkeypatch.setattr(relaunch, "_known", {})
+    monkeypatch.setattr(relaunch, "interpreting", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    keys, values, k, v, _, _ = cached("int8:group8:fp32", 20, 23, batch=1, depth=16, width=16)
+    query = torch.randn(1, 6, 1, 16)  # three of a head: sums of a part begin anywhere
+    starts = []
+    for kernel in (attend, add_parts):  # as they are, but that nothing runs
+        monkeypatch.setattr(
+            type(kernel), "__getitem__", lambda *_: lambda *a, **_n: starts.append(a)
+        )
+    for recent in range(3, 23):
+        few = [x[:, :, :recent].contiguous() for x in (k, v)]
+        mask = torch.zeros(1, 1, 1, 20 + recent) if masked else None
+        ours(query, keys, values, *few, mask, 0.125)
+    assert len(starts) == 40 and len({len(each) for each in starts}) == 2
+    for kernel in (attend, add_parts):
+        assert len(relaunch.direct(kernel).compiled) == 1, kernel

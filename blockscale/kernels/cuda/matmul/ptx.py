@@ -255,6 +255,22 @@ def decode_small_exponents(lift: int) -> str:
     return program(lines)
 
 
+def decode_exponents_below(lift: int) -> str:
+    """Four e8m0 bytes -> two registers of bfloat16, 2^(byte - 127 + lift), lift >= 0; from 255 -
+    lift on they are infinite, then NaN."""
+    lines = ["prmt.b32 l, $2, 0, 0x4140;", "prmt.b32 h, $2, 0, 0x4342;"]
+    for out, source in (("$0", "l"), ("$1", "h")):
+        lines += [
+            f"add.u32 t, {source}, {both(lift)};",
+            "and.b32 u, t, 0x01000100;",
+            "shr.u32 u, u, 2;",
+            "shl.b32 t, t, 7;",
+            "mul.lo.u32 u, u, 0x1FF;",
+            f"or.b32 {out}, t, u;",
+        ]
+    return program(lines)
+
+
 def decode_exponents(fraction_bits: int) -> str:
     """Four e8m0 bytes -> two registers of bfloat16, 2^(byte - 127 - fraction_bits); 255 is NaN.
 
