@@ -29,8 +29,10 @@ def built() -> str:
     fresh = _BUILT.exists() and _BUILT.stat().st_mtime >= _SOURCE.stat().st_mtime
     if not fresh and compiler:
         _BUILT.parent.mkdir(parents=True, exist_ok=True)
-        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(_BUILT), str(_SOURCE), "-ldl"]
+        partial = _BUILT.with_suffix(f".{os.getpid()}")  # campaigns may start side by side
+        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(partial), str(_SOURCE), "-ldl"]
         subprocess.run(command, check=True)
+        partial.replace(_BUILT)
     return str(_BUILT) if _BUILT.exists() else ""
 
 
