@@ -7,6 +7,7 @@ block scales that also grow (an e2m1 block filled to 4 instead of 6) Cook et al.
 2025.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ from blockscale.ops.tensor import QTensor
 
 _OCTAVE = 16  # candidates from one factor to its half
 _POLISHES = 2
+_AT_ONCE = 1 << 17  # elements of candidates that are looked at in one call: they fit a core's cache
+_AT_ONCE_ELSEWHERE = 1 << 23  # where a launch costs more than a pass over memory
 
 
 class MSE:
@@ -117,16 +120,29 @@ def search(
     best = plain_scales(x, fmt, outer)
     least = count.of(best)
     middle = low / 2 + high / 2 if fmt.offset is not None else torch.zeros_like(low)
-    for factor in factors(fmt, spacing):
+    for some in _together(factors(fmt, spacing), x, fmt):
         lower, higher = (
-            (middle + (end - middle) * factor).clamp(-FLT_MAX, FLT_MAX) for end in (low, high)
+            torch.cat([(middle + (end - middle) * f).clamp(-FLT_MAX, FLT_MAX) for f in some])
+            for end in (low, high)
         )
-        candidate = choose_scales(lower, higher, fmt, outer)
+        outers = None if outer is None else outer.repeat(len(some), 1)
+        candidate = choose_scales(lower, higher, fmt, outers)
         best, least = count.better(_neighbours(candidate, fmt), best, least)
     for _ in range(0 if isinstance(fmt.scale, PowerOfTwo) else _POLISHES):
         polished = _polish(x, best, fmt, importance)
         best, least = count.better(_neighbours(polished, fmt), best, least)
     return best
+
+
+def _together(factors: list[float], x: Tensor, fmt: Format) -> Iterator[list[float]]:
+    """The factors whose candidates are looked at in one call, one below another. Blocks that span
+    rows are looked at one by one."""
+    count = 1
+    if not fmt.block.flat and fmt.block.sizes_for(2)[0] == 1:
+        elements = _AT_ONCE if x.is_cpu else _AT_ONCE_ELSEWHERE
+        count = max(1, elements // max(1, x.numel()))
+    for first in range(0, len(factors), count):
+        yield factors[first : first + count]
 
 
 class Errors(NamedTuple):
@@ -138,8 +154,13 @@ class Errors(NamedTuple):
     power: float = 2.0
 
     def of(self, qparams: QParams) -> Tensor:
-        """The error of each block; float64, so that none vanishes."""
-        error = round_trip(self.x, qparams, self.fmt).double() - self.x
+        """The error of each block; float64, so that none vanishes.
+
+        The scales may be those of several candidates, one below another.
+        """
+        times = len(qparams.scale) // max(1, self.fmt.block.scale_shape(tuple(self.x.shape))[0])
+        x = self.x.repeat(times, 1) if times > 1 else self.x
+        error = round_trip(x, qparams, self.fmt).double() - x
         error = error.square_() if self.power == 2 else error.abs_().pow_(self.power)
         if self.importance is not None:
             error *= self.importance
@@ -148,12 +169,21 @@ class Errors(NamedTuple):
     def better(
         self, candidates: list[QParams], best: QParams, least: Tensor
     ) -> tuple[QParams, Tensor]:
-        """The better of the best so far and further candidates, block by block."""
-        for each in candidates:
-            error = self.of(each)
-            best = select(error < least, each, best)
-            least = torch.minimum(error, least)
-        return best, least
+        """The better of the best so far and further candidates, block by block; the first of those
+        that are equal. Each candidate may be several, one below another."""
+        size = len(least)
+        if len(candidates) == 1 and len(candidates[0].scale) == size:
+            error = self.of(candidates[0])
+            return select(error < least, candidates[0], best), torch.minimum(error, least)
+
+        def by_number(parts: list[Tensor]) -> Tensor:
+            return torch.stack([part.unflatten(0, (-1, size)) for part in parts], 1).flatten(0, 1)
+
+        errors = by_number([self.of(each) for each in candidates]).nan_to_num(nan=torch.inf)
+        error, which = errors.min(0)
+        parts = zip(*candidates, strict=True)
+        new = [None if p[0] is None else by_number(p).gather(0, which[None])[0] for p in parts]
+        return select(error < least, QParams(*new), best), torch.minimum(error, least)
 
 
 def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scales of least squared error: brute force finds none better, and no block gets worse."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -229,3 +231,30 @@ def test_brute_force_over_bytes_and_zero_points() -> None:
     assert (found >= best).all()
     assert (found == best).mean() >= 0.86
     assert found.sum() <= 1.05 * best.sum()
+
+
+@pytest.mark.parametrize(
+    "fmt", ["int4:group8:fp16", "nvfp4", "uint3:group12:bf16:asym", "int4:group12:fp32:signed"]
+)
+def test_candidates_in_one_call_are_those_one_by_one(
+    fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, also where two are equally good: zeros and single values make many ties."""
+    x = torch.randn(20, 36)
+    x[:4], x[4:8, ::3] = 0.0, 0.25
+    counts = torch.rand(36, dtype=torch.float64)
+    calls = 0
+
+    def counted(*args: Any) -> QParams:
+        nonlocal calls
+        calls += 1
+        return block_scales.choose_scales(*args)
+
+    monkeypatch.setattr(mse, "choose_scales", counted)
+    found = mse.best_scales(x, bs.parse(fmt), counts)
+    together, calls = calls, 0
+    monkeypatch.setattr(mse, "_AT_ONCE", 1)
+    expected = mse.best_scales(x, bs.parse(fmt), counts)
+    assert (together, calls) == (1, len(mse.factors(bs.parse(fmt))))
+    for part, wanted in zip(found, expected, strict=True):
+        assert (part is None and wanted is None) or torch.equal(part, wanted)
