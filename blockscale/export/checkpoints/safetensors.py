@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """safetensors files: ours, and those of other producers as layouts/ knows them."""
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -18,6 +19,7 @@ from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.layouts import Weight, find_weights
 from blockscale.files.header import begins
 from blockscale.files.metadata import FileError, Metadata
+from blockscale.files.slabs.rows import OpenStoredModel
 from blockscale.files.stored_model import INDEX, StoredModel, open_stored_model
 from blockscale.files.stream import Reader
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
@@ -53,10 +55,12 @@ class Safetensors(Checkpoint):
     def __init__(self, path: Path, evidence: str):
         super().__init__(path, evidence)
         self._source = source = open_stored_model(path)
+        self._files = OpenStoredModel(source)
+        weakref.finalize(self, self._files.close)  # who does not close it lets go of it at least
         plain = source.plain()
         self.config = read_configuration(path, sorted(set(source.files.values())))
         kinds = {name: source.kinds[name] for name in sorted(plain)}
-        result = find_weights(kinds, self.config, source.read)
+        result = find_weights(kinds, self.config, self._tensors)
         self.producers, self.warnings = result.producers, result.warnings
         self._weights, self._inputs = result.weights, result.inputs
         if result.evidence:
@@ -76,6 +80,14 @@ class Safetensors(Checkpoint):
         for name in sorted(plain - result.beside):
             self.stored[name] = self._plain(name)
 
+    def close(self) -> None:
+        """Give the files back."""
+        self._files.close()
+
+    def _tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The stored tensors of these names; each file stays open for the next."""
+        return {name: self._files.reader(name).tensor(name) for name in names}
+
     @property
     def unquantized(self) -> StoredModel | None:
         quantized = any(each.format or each.unread for each in self.stored.values())
@@ -91,7 +103,7 @@ class Safetensors(Checkpoint):
 
     def input_parts(self, layer: str) -> Mapping[str, Tensor]:
         result = self._inputs[layer]
-        tensors = self._source.read(list(result.parts.values()))
+        tensors = self._tensors(result.parts.values())
         return result.decode({role: tensors[place] for role, place in result.parts.items()})
 
     def rounds(self, name: str) -> bool:
@@ -119,9 +131,9 @@ class Safetensors(Checkpoint):
         if (one := self._weights.get(name)) is not None:
             return self._decode(name, one)
         if name not in self._source.metadata.tensors:
-            return self._source.read([name])[name]
+            return self._tensors([name])[name]
         parts = self._source.parts_of(name)
-        tensors = self._source.read(list(parts.values()))
+        tensors = self._tensors(parts.values())
         own_parts = {part: tensors[place] for part, place in parts.items()}
         fmt = read_bias(self._source.metadata.tensors[name].format)
         if isinstance(fmt, SumInteger):
@@ -131,7 +143,7 @@ class Safetensors(Checkpoint):
     def _parts(self, weight: Weight, but: str = "") -> dict[str, Tensor]:
         """Its stored tensors by their roles; one of them is not read, but on the meta device."""
         read = {role: place for role, place in weight.parts.items() if role != but}
-        tensors = self._source.read(list(read.values()))
+        tensors = self._tensors(read.values())
         parts = {role: tensors[place] for role, place in read.items()}
         if but:
             dtype, shape = self._source.kinds[weight.parts[but]]

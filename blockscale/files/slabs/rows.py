@@ -2,7 +2,6 @@
 """Tensors of a file, a slab at a time, in the layout that they have when they are quantized."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +15,7 @@ from blockscale.core.pack import from_stored, inputs_first, stored_shape, to_sto
 from blockscale.core.parse import parse
 from blockscale.core.recipe import read_bias
 from blockscale.core.reference import QParams
+from blockscale.core.work import Closing
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.slabs.cutting import (
     Cuts,
@@ -163,13 +163,19 @@ class BiasRows:
         return self._kind.decode(codes, scale)
 
 
-class OpenStoredModel(ExitStack):
-    """A stored model whose files are opened when they are first asked for, and closed together."""
+class OpenStoredModel(Closing):
+    """A stored model whose files are opened when they are first asked for, and closed together;
+    who asks after that opens them again. Several threads may ask."""
 
     def __init__(self, source: StoredModel):
-        super().__init__()
         self._source = source
         self._readers: dict[Path, Reader] = {}
+        self._lock = Lock()
+
+    def close(self) -> None:
+        """Give the files back."""
+        while self._readers:
+            self._readers.popitem()[1].close()
 
     def rows(self, name: str, layout: str) -> Rows:
         """A tensor, quantized or not, seen in a layout."""
@@ -190,9 +196,10 @@ class OpenStoredModel(ExitStack):
     def reader(self, stored: str) -> Reader:
         """The file in which a tensor is stored, open."""
         path = self._source.files[stored]
-        if path not in self._readers:
-            self._readers[path] = self.enter_context(Reader(path))
-        return self._readers[path]
+        with self._lock:
+            if path not in self._readers:
+                self._readers[path] = Reader(path)
+            return self._readers[path]
 
 
 # A stored stack [E, k, n] seen as [E, n, k], a matrix at a time.

@@ -12,6 +12,8 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.checkpoints.safetensors import read_configuration
 from blockscale.files.metadata import FileError
+from blockscale.files.slabs import rows
+from blockscale.files.stream import Reader
 
 
 def model() -> nn.Sequential:
@@ -32,6 +34,34 @@ def test_ours(fmt: str, tmp_path: Path) -> None:
         assert torch.equal(q.dequantize(), quantized[0].qweight.tensor.dequantize())
         assert isinstance(found["0.bias"], torch.Tensor)
         assert set(found) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_each_shard_is_opened_once_for_all_of_its_tensors(tmp_path: Path, monkeypatch) -> None:
+    tensors = {f"{i}.weight": torch.full((4, 4), float(i)) for i in range(6)}
+    for first in (0, 3):
+        part = {name: tensors[name] for name in list(tensors)[first : first + 3]}
+        save_file(part, tmp_path / f"model-{first}.safetensors")
+    opens: list[str] = []
+    closes: list[str] = []
+
+    class Counted(Reader):
+        def __init__(self, path: Path):
+            super().__init__(path)
+            opens.append(path.name)
+
+        def close(self) -> None:
+            super().close()
+            closes.append(self.path.name)
+
+    with bs.checkpoint(tmp_path) as found:
+        monkeypatch.setattr(rows, "Reader", Counted)
+        for _ in range(2):
+            assert all(torch.equal(found[name], each) for name, each in tensors.items())
+        assert opens == ["model-0.safetensors", "model-3.safetensors"] and not closes
+    assert sorted(closes) == opens
+    assert torch.equal(found["5.weight"], tensors["5.weight"])  # opened again
+    del found  # what nobody closes is closed
+    assert len(opens) == len(closes) == 3
 
 
 def test_a_bias_of_integers(tmp_path: Path) -> None:
