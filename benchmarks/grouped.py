@@ -2,7 +2,7 @@
 """The experts of a mixture in one product (ops.grouped_linear) on a GPU.
 
     python -m benchmarks.grouped OUT.json [--formats A,B] [--tokens 1,16] [--models A,B]
-        [--seconds S]
+        [--seconds S] [--sweep] [--compile]
 
 Each case is a stack of a model's experts, tokens sent to `top` of them at random. Times are of CUDA
 graphs with 16 routings, over stacks that exceed the L2 cache, and beside them, of the same run:
@@ -11,10 +11,14 @@ grouped_mm  torch._grouped_mm with the experts in bfloat16, the same routings
 dense       one product of ours (`ops.linear`) of as much: as many rows as an expert has on the
             average, with a matrix of as many outputs as all experts have that tokens went to
 copy        a device copy of the bytes of those experts
+
+--sweep prints what each tile takes, beside what is chosen; --compile makes the kernels of a sweep
+and times nothing, so that several processes do it side by side.
 """
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +34,13 @@ from blockscale.core.joined_weights import of_stack
 from blockscale.core.operand import Operand, operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
+from blockscale.core.stacks import parts_of
 from blockscale.kernels.cuda import available
+from blockscale.kernels.cuda.grouped import StackSettings, grouped, tile_table
+from blockscale.kernels.cuda.linear import how_read
+from blockscale.kernels.cuda.matmul.fused import FusedSettings, arrangement, takes
+from blockscale.kernels.cuda.matmul.order import for_fused
+from blockscale.kernels.cuda.matmul.reading import Reading
 from blockscale.ops.grouped_linear import grouped_linear, waits
 from blockscale.ops.linear import linear
 
@@ -57,6 +67,14 @@ MODELS = {
     "qwen3-moe gate_up": Experts(128, 1536, 2048, 8, 2),
     "qwen3-moe down": Experts(128, 2048, 768, 8, 1),
 }
+TILES = (  # rows, outputs, programs that share a processor, as FusedSettings takes them
+    *((64, 64, 2), (64, 64, 3), (64, 128, 0), (128, 64, 2), (128, 128, 0), (192, 128, 0)),
+    *((256, 64, 0), (256, 128, 0)),
+)
+FEW_TILES = tuple(StackSettings(*each) for each in (
+    (16, 64, 4, 3), (16, 64, 4, 5), (16, 32, 4, 4), (16, 128, 4, 3), (16, 128, 8, 4),
+    (32, 64, 4, 3), (32, 128, 4, 4), (64, 128, 8, 3),
+))  # fmt: skip
 
 
 def routing(e: Experts, tokens: int, seed: int) -> Tensor:
@@ -121,6 +139,44 @@ def case(e: Experts, fmt: str, whole: Operand, tokens: int, floats: Tensor, copy
     }  # fmt: skip
 
 
+def tiles_of(r: Reading, e: Experts, tokens: int) -> list[StackSettings | FusedSettings]:
+    """What is worth a measurement for so many tokens."""
+    each = tokens * e.top / min(e.experts, tokens * e.top)
+    few = [s for s in FEW_TILES if s.rows <= max(4 * each, 16) and each <= 128]
+    many = [FusedSettings(*tile) for tile in TILES if tile[0] <= max(4 * each, 64) and each >= 16]
+    return [*few, *(s for s in many if takes(r, s))]
+
+
+def by_tile(whole: Operand, x: Tensor, settings: Any) -> Callable[[Tensor], Tensor]:
+    """The product with one kind of tile, of the ends of the experts."""
+    fmt = parts_of(whole).fmt
+    r = how_read(x, fmt, x.dtype)
+    return lambda ends: grouped(x, whole, ends, fmt, r, None, None, x.dtype, settings)
+
+
+def sweep(e: Experts, whole: Operand, tokens: int, compiles: bool) -> str:
+    """Microseconds of each tile, the least first, and of bringing x into order."""
+    x = torch.randn(tokens * e.top, e.k, device="cuda").bfloat16()
+    ends = [routing(e, tokens, seed) for seed in range(2 if tokens > 64 else ROUTINGS)]
+    r = how_read(x, parts_of(whole).fmt, x.dtype)
+    times: dict[str, float] = {}
+    for settings in tiles_of(r, e, tokens):
+        call, name = by_tile(whole, x, settings), ",".join(map(str, settings[:4]))
+        name = f"{'fused' if isinstance(settings, FusedSettings) else 'tile'}({name})"
+        try:
+            if compiles:
+                call(ends[0])
+            else:
+                times[name] = timed([partial(call, end) for end in ends]) * 1e6
+        except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+            print(f"{name}: {type(error).__name__} {str(error)[:200]}", flush=True)
+    if not compiles:
+        times["order"] = timed([partial(for_fused, x, *arrangement(r))]) * 1e6
+        times["table"] = timed([partial(tile_table, ends[0], x.shape[0], 128)]) * 1e6
+    each = sorted(times.items(), key=lambda pair: pair[1])
+    return "    " + " ".join(f"{name} {time:.1f}" for name, time in each)
+
+
 def told(line: dict) -> str:
     """A line of the record as it is printed, under HEADING."""
     start = f"{line['model']:18} {line['format']:20} {line['tokens']:5} {line['us']:9.1f}"
@@ -128,43 +184,64 @@ def told(line: dict) -> str:
     return f"{start} {ratios} {line['tflops']:8.0f}"
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--formats", default=FORMATS)
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seconds", type=float, default=480)
-    args = parser.parse_args()
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    return parser.parse_args()
+
+
+def measured(
+    args: argparse.Namespace, name: str, fmt: str, floats: Tensor, copy: float, deadline: float
+) -> list[dict]:
+    """The lines of one stack, which are printed as they come."""
+    e, lines = MODELS[name], []
+    whole = stack(e, fmt)
+    for tokens in map(int, args.tokens.split(",")):
+        if time.monotonic() > deadline:
+            print("out of time", flush=True)
+            break
+        if args.compile:
+            sweep(e, whole, tokens, True)
+            continue
+        try:
+            line = {"model": name} | case(e, fmt, whole, tokens, floats, copy)
+        except (triton.runtime.errors.OutOfResources, AssertionError) as error:
+            print(f"{name:18} {fmt:20} {tokens:5}  {error}", flush=True)
+            continue
+        lines.append(line)
+        print(told(line), flush=True)
+        if args.sweep:
+            print(sweep(e, whole, tokens, False), flush=True)
+    return lines
+
+
+def main() -> None:
+    args = arguments()
     assert available() is None, available()
     deadline, lines = time.monotonic() + args.seconds, []
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     copy = source.nbytes / copied(source, torch.empty_like(source)) * 2
     del source
-    print(
-        f"{torch.cuda.get_device_name(0)}: copy {copy / 1e9:.0f} GB/s, read and written", flush=True
-    )
-    print(HEADING)
+    if not args.compile:
+        print(f"{torch.cuda.get_device_name(0)}: copy {copy / 1e9:.0f} GB/s, read and written")
+        print(HEADING, flush=True)
     for name in args.models.split(","):
         e = MODELS[name]
-        floats = torch.randn(e.experts, e.n, e.k, device="cuda", dtype=torch.bfloat16)
+        kind = {"device": "cuda", "dtype": torch.bfloat16}
+        floats = torch.randn(e.experts, e.n, e.k, **kind) if not args.compile else None
         for fmt in args.formats.split(","):
-            whole = stack(e, fmt)
-            for tokens in map(int, args.tokens.split(",")):
-                if time.monotonic() > deadline:
-                    print("out of time", flush=True)
-                    break
-                try:
-                    line = {"model": name} | case(e, fmt, whole, tokens, floats, copy)
-                except (triton.runtime.errors.OutOfResources, AssertionError) as error:
-                    print(f"{name:18} {fmt:20} {tokens:5}  {error}", flush=True)
-                    continue
-                lines.append(line)
-                print(told(line), flush=True)
-            del whole
+            lines += measured(args, name, fmt, floats, copy, deadline)
         del floats
         torch.cuda.empty_cache()
-    record("grouped", lines, args.out)
+    if lines:
+        record("grouped", lines, args.out)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,20 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton")
+
 import blockscale as bs
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
+from blockscale.core.stacks import matrix, parts_of
+from blockscale.kernels.cuda.grouped import beside, grouped
+from blockscale.kernels.cuda.linear import multiplied
+from blockscale.kernels.cuda.matmul import fused, hopper
+from blockscale.kernels.cuda.matmul.choice import WayChoice
+from blockscale.kernels.cuda.matmul.fused import FusedSettings
+from blockscale.kernels.cuda.matmul.operands import Values, Weight
+from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops.grouped_linear import grouped_linear, waits
 from blockscale.ops.primitives import dequantize
 
@@ -70,8 +80,67 @@ def test_products(spelling: str, parts: int, name: str) -> None:
         assert off(y, x, whole, ends, bias) <= 1, dtype
         if spelling in STEPS:
             with bs.use("cuda", batch_invariant=True):
-                assert torch.equal(grouped_linear(*arguments), y)
-                assert torch.equal(grouped_linear.reference(*arguments), y), dtype
+                same = grouped_linear(*arguments)
+                assert torch.equal(grouped_linear.reference(*arguments), same), dtype
+            if name != "many" or dtype is not torch.bfloat16:  # else as in `test_beside_products`
+                assert torch.equal(same, y)
+
+
+FUSED = ((64, 64, 3), (128, 64, 2), (128, 128, 0), (192, 128, 0), (256, 128, 0))  # as settings
+RAGGED = {
+    "empty ones": [0, 70, 70, 71, 333, 333, 600, 600],
+    "one has all": [0, 0, 0, 0, 0, 500, 500, 500],
+    "one row each": [1, 2, 3, 4, 5, 6, 7, 8],
+    "whole tiles": [128, 256, 256, 512, 640, 640, 896, 1024],
+}
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or hopper.unusable(0) is not None,
+    reason="needs a Hopper and a Triton that the kernel was tested with",
+)
+@pytest.mark.parametrize("tile", FUSED, ids=lambda tile: "x".join(map(str, tile)))
+@pytest.mark.parametrize("spelling", [*STEPS, *SMALL, "uint4:group32:fp32:asym"])
+def test_beside_products(spelling: str, tile: tuple[int, int, int]) -> None:
+    """Codes decoded beside a Hopper's tensor cores: the bits of the same kernel with each matrix
+    alone, within the bound; rows of nobody are 0, wherever matrices end."""
+    settings, k = FusedSettings(*tile), 1152
+    whole = stack(spelling, 2, 512 if "tile" in spelling else 272, k)
+    of = parts_of(whole)
+    r = reading(of.fmt, k)
+    if not fused.takes(r, settings):
+        pytest.skip(f"{tile} is no tile for {spelling}")
+    bias = torch.randn(8, whole.codes.shape[1]).cuda().bfloat16()
+    for ends in RAGGED.values():
+        x = torch.randn(ends[-1] + 40, k).cuda().bfloat16()
+        row, at = torch.rand(x.shape[0]).cuda() + 0.5, torch.tensor(ends).cuda()
+        y = grouped(x, whole, at, of.fmt, r, row, bias, x.dtype, settings)
+        assert not y[ends[-1] :].any()
+        start, way = 0, WayChoice("fused", settings)
+        for index, end in enumerate(ends):
+            if end > start:
+                own = Values(x[start:end].clone(), row[start:end].clone())
+                one = matrix(whole, index)
+                alone = multiplied(own, Weight(*one[:4]), one.fmt, bias[index], x.dtype, way)
+                assert torch.equal(y[start:end], alone), (ends, index)
+            start = end
+
+
+def test_many_rows_go_beside_products() -> None:
+    """As it is chosen, and within the bound of sums in tensor cores."""
+    whole = stack("mxfp4")
+    x = torch.randn(2100, 512).cuda().bfloat16()
+    r = reading(parts_of(whole).fmt, 512)
+    chosen = beside(x, whole, r, x.dtype)
+    assert (chosen is None) == (hopper.unusable(0) is not None)
+    assert beside(x.half(), whole, r, torch.float16) is None
+    assert beside(x[:64], whole, r, x.dtype) is None
+    with bs.use(batch_invariant=True):
+        assert beside(x, whole, r, x.dtype) is None
+    ends, bias = ENDS["many"], torch.zeros(8, 384).cuda()
+    y = grouped_linear(x, whole, torch.tensor(ends).cuda())
+    assert off(y, x, whole, ends, bias) <= 1
+    assert not y[ends[-1] :].any()
 
 
 def test_quantized_inputs() -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Rows sorted by matrix times a stack [E, n, k] of codes: one launch for all matrices.
 
-A program has a tile of rows of one matrix, and of its outputs. Which matrix that is, it finds from
+A program has a tile of rows of one matrix, and of its outputs. Which matrix that is, is found from
 `ends` on the device, so that nothing waits for them and a CUDA graph takes any: the grid has as
-many tiles as rows can need, and those beyond do nothing. Codes are decoded as in matmul/tile.py, in
+many tiles as rows can need, and those beyond do nothing. Where matrices have many rows, a Hopper
+decodes codes beside its tensor cores, as in matmul/fused.py, by a table of the tiles. Else, and
+where a row's bits must not depend on how many there are, codes are decoded as in matmul/tile.py, in
 steps of the size of its ANY_ROWS: a row has the bits that it has alone, and those of `linear` with
 the matrix where that keeps to this order (`bs.use(batch_invariant=True)`). Blocks with float scales
 that are less than such a step are decoded in the order of k, one block at a time.
@@ -33,8 +35,17 @@ from blockscale.core.scales import TwoLevel
 from blockscale.core.stacks import Parts, check_ends, parts_of
 from blockscale.kernels.cuda.device.numerics import INTERPRETED
 from blockscale.kernels.cuda.linear import how_read, times_row
-from blockscale.kernels.cuda.matmul.finish import write
-from blockscale.kernels.cuda.matmul.operands import Codes, exact_products, kind, read
+from blockscale.kernels.cuda.matmul import fused, hopper
+from blockscale.kernels.cuda.matmul.finish import Ends, write
+from blockscale.kernels.cuda.matmul.fused import FusedSettings
+from blockscale.kernels.cuda.matmul.operands import (
+    Codes,
+    OutputFactors,
+    Weight,
+    exact_products,
+    kind,
+    read,
+)
 from blockscale.kernels.cuda.matmul.order import PARTS, by_planes, in_parts
 from blockscale.kernels.cuda.matmul.reading import SMALLEST_TILE, Reading
 from blockscale.kernels.cuda.matmul.tile import (
@@ -51,9 +62,10 @@ from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.replay import replayed
-from blockscale.kernels.registry import kernel
+from blockscale.kernels.registry import batch_invariant, kernel
 
 _PROCESSORS = 264  # programs that keep an H200 busy: below, tiles have fewer outputs
+_MANY = 48  # rows of a matrix, on the average, from which its codes are decoded beside products
 
 
 @triton.jit
@@ -73,6 +85,16 @@ def matrix_of(ends, tile, rows, count, EACH: tl.constexpr, BM: tl.constexpr):
     mine = i == matrix
     first = tl.sum(tl.where(mine, start + (tile - upto + tiles) * BM, 0), 0)
     return matrix, first, tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def write_table(ends, table, rows, count, EACH: tl.constexpr, BM: tl.constexpr):
+    """`matrix_of` each tile -> table, int32 [tiles, 3]. A program has one tile."""
+    tile = tl.program_id(0)
+    matrix, first, end = matrix_of(ends, tile, rows, count, EACH, BM)
+    tl.store(table + 3 * tile, matrix)
+    tl.store(table + 3 * tile + 1, first)
+    tl.store(table + 3 * tile + 2, end)
 
 
 @triton.jit
@@ -221,6 +243,20 @@ def usual(rows: int, n: int, count: int) -> StackSettings:
     return StackSettings(height, outputs, 8 if height > 32 and outputs == 128 else 4, 3)
 
 
+def tile_table(ends: Tensor, rows: int, height: int) -> Tensor:
+    """Of each tile of `height` rows its matrix, first row and the row after the last: [tiles, 3].
+
+    rows: of x in all
+    """
+    count = ends.shape[0]
+    tiles = most_tiles(rows, count, height)
+    table = ends.new_empty((tiles, 3), dtype=torch.int32)
+    direct(write_table)[(tiles,)](
+        ends, table, rows, count, EACH=power_of_2(count + 1), BM=height, num_warps=1
+    )
+    return table
+
+
 def most_tiles(rows: int, count: int, height: int) -> int:
     """How many tiles of `height` rows so many rows need at most, of so many matrices and nobody."""
     return rows // height + min(count + 1, rows)
@@ -246,6 +282,11 @@ class StackFactors(NamedTuple):
     values: Tensor | None
     height: int
 
+    @property
+    def apart(self) -> int:
+        """From the values of one matrix to those of the next; 0 where all have the same."""
+        return 0 if self.values is None or len(self.values) == 1 else self.values.shape[1]
+
 
 def factors_of(whole: Operand, r: Reading, fmt: str) -> StackFactors | None:
     """What of the scales of a stack is left for the sums, as operands.output_factors says of one
@@ -265,6 +306,40 @@ def factors_of(whole: Operand, r: Reading, fmt: str) -> StackFactors | None:
     return StackFactors(values, n // count) if n % count == 0 else None
 
 
+def beside(x: Tensor, whole: Operand, r: Reading, dtype: torch.dtype) -> FusedSettings | None:
+    """Tiles for decoding beside the tensor cores of a Hopper, where matrices have rows enough on
+    the average; None where that is not done."""
+    count = whole.codes.shape[0]
+    each = cdiv(x.shape[0], count)
+    short = x.dtype is dtype is torch.bfloat16  # what hides the bits that tensor cores drop
+    if not short or batch_invariant() or each < _MANY or not hopper.can_run(whole.codes[0]):
+        return None
+    choice = FusedSettings(128 if each > 64 else 64, 128)
+    return choice if fused.takes(r, choice) else None
+
+
+def with_fused(
+    x: Tensor,
+    whole: Operand,
+    ends: Tensor,
+    fmt: str,
+    r: Reading,
+    row: Tensor | None,
+    bias: Tensor | None,
+    settings: FusedSettings,
+) -> Tensor:
+    """As `grouped`, of x and a result in bfloat16, by the kernel of matmul/fused.py."""
+    count, factors, scale = whole.codes.shape[0], factors_of(whole, r, fmt), whole.scale
+    assert factors is not None
+    zero, table = whole.zero_point, tile_table(ends, x.shape[0], settings.rows)
+    each = scale.stride(0) if scale.shape[0] > 1 else 0
+    stack = fused.StackTable(table, count, each, factors.apart, factors.height)
+    flat = None if zero is None else zero.flatten(0, 1)
+    weight = Weight(whole.codes.flatten(0, 1), scale.flatten(0, 1), flat, None)
+    by = OutputFactors(factors.values, 1)
+    return fused.fused_stack(x, weight, by, stack, r, Ends(row, bias), settings)
+
+
 def grouped(
     x: Tensor,
     whole: Operand,
@@ -274,7 +349,7 @@ def grouped(
     row: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
-    settings: StackSettings | None = None,
+    settings: StackSettings | FusedSettings | None = None,
 ) -> Tensor:
     """x [rows, k] with the matrix of each row, read by `r` -> [rows, n] of dtype.
 
@@ -282,7 +357,9 @@ def grouped(
     row: float32 [rows], a factor of each row of x, or None; bias: [E, n] or None
     """
     (count, n), rows = whole.codes.shape[:2], x.shape[0]
-    s = settings or usual(rows, n, count)
+    s = settings or beside(x, whole, r, dtype) or usual(rows, n, count)
+    if isinstance(s, FusedSettings):
+        return with_fused(x, whole, ends, fmt, r, row, bias, s)
     small, parts = not in_registers(r), PARTS[x.dtype]
     ready = in_parts(x).contiguous() if small else by_planes(x, r.planes)
     words = whole.codes.shape[2] * whole.codes.itemsize // 4
@@ -291,15 +368,13 @@ def grouped(
     steps, tiles = cdiv(words, step), most_tiles(rows, count, s.rows)
     factors, scale = factors_of(whole, r, fmt), whole.scale
     assert factors is not None
-    values = factors.values
-    apart = 0 if values is None or values.shape[0] == 1 else values.shape[1]
     y = x.new_empty((rows, n), dtype=dtype)
     direct(multiply_groups)[(tiles * cdiv(n, s.outputs),)](
-        ready, codes, scale, whole.zero_point, values, row, bias, ends, y,
+        ready, codes, scale, whole.zero_point, factors.values, row, bias, ends, y,
         rows, n, words, x.shape[1], count, tiles, codes.stride(1), codes.stride(0),
         scale.stride(1) if scale.shape[1] > 1 else 0,
         scale.stride(0) if scale.shape[0] > 1 else 0, scale.shape[2],
-        apart, factors.height,
+        factors.apart, factors.height,
         R=r, DTYPES=(tl.bfloat16,) * r.planes, EACH=power_of_2(count + 1),
         BM=s.rows, BN=s.outputs, BK=step, STEPS=steps, WHOLE=words == steps * step, SMALL=small,
         PARTS=parts, num_warps=s.warps, num_stages=s.stages,
@@ -311,8 +386,10 @@ def grouped(
 
 
 def _how_exact(x: Tensor, *_: Any) -> str | None:
-    """What `how_read` decides by, beside a call's arguments."""
-    return exact_products() if x.dtype is torch.bfloat16 else None
+    """What `how_read` and `beside` decide by, beside a call's arguments."""
+    if x.dtype is not torch.bfloat16:
+        return None
+    return "rows" * batch_invariant() + (exact_products() or "")
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The op grouped_linear on CUDA: which stacks one kernel takes, their bits, tiles of any size."""
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import triton
-import triton.language as tl
-
 import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
-from blockscale.core.stacks import parts_of
+from blockscale.core.stacks import matrix, parts_of
 from blockscale.kernels.cuda.grouped import (
     StackSettings,
     _supports,
+    beside,
     factors_of,
     grouped,
-    matrix_of,
     most_tiles,
     takes,
+    tile_table,
     usual,
+    with_fused,
 )
+from blockscale.kernels.cuda.matmul import fused, hopper
+from blockscale.kernels.cuda.matmul.fused import FusedSettings
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.ops.grouped_linear import grouped_linear
 from tests.support.cuda_equal import DEVICE
@@ -83,42 +86,30 @@ def test_nothing_to_do() -> None:
     assert y.shape == (0, 12)
 
 
-@triton.jit
-def _found(ends, out, rows, count, EACH: tl.constexpr, BM: tl.constexpr):  # noqa: N803
-    tile = tl.program_id(0)
-    matrix, first, end = matrix_of(ends, tile, rows, count, EACH, BM)
-    tl.store(out + 3 * tile, matrix)
-    tl.store(out + 3 * tile + 1, first)
-    tl.store(out + 3 * tile + 2, end)
-
-
 @pytest.mark.parametrize(
     "ends", [[0, 3, 3, 40], [17, 17, 17, 17], [0, 0, 0, 0], [40, 40, 40, 40], [16, 32, 33, 34]]
 )
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_every_row_has_one_tile(ends: list[int], dtype: torch.dtype) -> None:
-    """Of its matrix, or of nobody; the grid has room for all, and what is left has none."""
+    """Of its matrix, or of nobody; there is room for all, and tiles that are left have no rows."""
     rows, height = 40, 16
-    tiles = most_tiles(rows, 4, height)
-    out = torch.full((tiles, 3), -1, dtype=torch.int32, device=DEVICE)
-    places = torch.tensor(ends, dtype=dtype, device=DEVICE)
-    _found[(tiles,)](places, out, rows, 4, EACH=8, BM=height)
+    table = tile_table(torch.tensor(ends, dtype=dtype, device=DEVICE), rows, height)
+    assert table.shape == (most_tiles(rows, 4, height), 3)
+    assert table.dtype is torch.int32
     owner = {}
-    for matrix, first, end in out.tolist():
-        if matrix <= 4:
+    for owner_of, first, end in table.tolist():
+        if owner_of <= 4:
             for row in range(first, min(first + height, end)):
                 assert row not in owner
-                owner[row] = matrix
+                owner[row] = owner_of
     expected = [sum(end <= row for end in ends) for row in range(rows)]
     assert [owner[row] for row in range(rows)] == expected
 
 
 @pytest.mark.parametrize("ends", [[50, 60, 70, 80], [-3, 2**40, 5, 1]])
 def test_ends_that_do_not_fit_are_cut_off(ends: list[int]) -> None:
-    out = torch.full((6, 3), -1, dtype=torch.int32, device=DEVICE)
-    _found[(6,)](torch.tensor(ends, device=DEVICE), out, 10, 4, EACH=8, BM=16)
-    for matrix, first, end in out.tolist():
-        assert matrix > 4 or (0 <= first <= 10 and end <= 10)
+    for owner_of, first, end in tile_table(torch.tensor(ends, device=DEVICE), 10, 16).tolist():
+        assert owner_of > 4 or (0 <= first <= 10 and end <= 10)
 
 
 def test_tiles_that_are_launched() -> None:
@@ -160,3 +151,54 @@ def test_stacks_that_it_takes() -> None:
         whole = stacked(spelling)
         of = parts_of(whole)
         assert takes(reading(of.fmt, 64), whole, of) == expected, spelling
+
+
+def test_what_a_hopper_decodes_beside_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows of each matrix in bfloat16, whose bits may depend on how many there are."""
+    monkeypatch.setattr(hopper, "can_run", lambda codes: True)
+    whole, x = stacked("mxfp4"), torch.zeros(300, 64, dtype=torch.bfloat16)
+    r = reading(parts_of(whole).fmt, 64)
+    assert beside(x, whole, r, x.dtype) == FusedSettings(128, 128)
+    assert beside(x[:180], whole, r, x.dtype) == FusedSettings(64, 128)
+    assert beside(x[:30], whole, r, x.dtype) is None
+    assert beside(x, whole, r, torch.float32) is None
+    assert beside(x.half(), whole, r, torch.float16) is None
+    small = stacked("int4:group16:fp32")  # blocks that are less than a slot
+    assert beside(x, small, reading(parts_of(small).fmt, 64), x.dtype) is None
+    with bs.use(batch_invariant=True):
+        assert beside(x, whole, r, x.dtype) is None
+
+
+@pytest.mark.parametrize(
+    ("spelling", "parts", "each", "factors", "height"),
+    [
+        ("mxfp4", 1, 24, None, 1), ("nvfp4", 2, 48, (3, 2), 6), ("int8_channel", 1, 12, (3, 12), 1),
+        ("uint4:group32:fp32:asym", 1, 24, None, 1), ("int8:tensor:fp32", 2, 2, (3, 2), 6),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_for_hopper_gets(
+    spelling: str, parts: int, each: int, factors: tuple[int, int] | None, height: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The codes, scales and factors of all matrices, one below the other, as they lie, and how far
+    one matrix's are from the next one's."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(fused, "fused_stack", lambda *every: calls.append(every))
+    whole, fmt = stacked(spelling, parts=parts), parts_of(stacked(spelling, parts=parts)).fmt
+    r, x = reading(fmt, 64), torch.randn(5, 64, device=DEVICE).bfloat16()
+    row, bias = torch.ones(5), torch.zeros(3, 12)
+    with_fused(x, whole, ENDS.to(DEVICE), fmt, r, row, bias, FusedSettings(64, 128))
+    ((given, weight, by, stack, reads, ends, settings),) = calls
+    assert (given is x, reads is r, ends.x_row is row, ends.bias is bias) == (True,) * 4
+    assert settings == FusedSettings(64, 128)
+    assert stack.table.shape == (most_tiles(5, 3, 64), 3)
+    assert (stack.matrices, stack.scale_matrix, stack.factor_height) == (3, each, height)
+    assert stack.factor_matrix == (factors[1] if factors else 0)
+    assert (by.values is None) if factors is None else by.values.shape == factors
+    for index in range(3):
+        one, rows = matrix(whole, index), weight.scale.shape[0] // 3
+        assert torch.equal(weight.codes[12 * index : 12 * index + 12], one.codes)
+        assert torch.equal(weight.scale[rows * index : rows * index + rows], one.scale)
+        assert weight.scale.data_ptr() == whole.scale.data_ptr()
+        if one.zero_point is not None:
+            assert torch.equal(weight.zero_point[rows * index :][:rows], one.zero_point)

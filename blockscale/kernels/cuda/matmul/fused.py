@@ -121,6 +121,7 @@ class Work:
     mode: see hopper.fused.multiply
     programs: that share a processor
     unroll: steps that are one piece of the program
+    grouped: whether rows of x have matrices of their own, by a table
     """
 
     reading: Reading
@@ -133,6 +134,7 @@ class Work:
     mode: int
     programs: int = 1
     unroll: int = 1
+    grouped: bool = False
 
     @property
     def six_bits(self) -> bool:
@@ -219,8 +221,8 @@ def unrolled(settings: FusedSettings, block: int) -> int:
 
 
 @cache
-def work(r: Reading, settings: FusedSettings, block: int, mode: int) -> Work:
-    """The Work of a weight and settings. block, mode: as in Work"""
+def work(r: Reading, settings: FusedSettings, block: int, mode: int, grouped: bool = False) -> Work:
+    """The Work of a weight and settings. block, mode, grouped: as in Work"""
     e, asm = r.element, ""
     if r.six_bits:
         front, back = (ptx_pairs.six_turn(e, half, bool(r.fold)) for half in range(2))
@@ -244,6 +246,7 @@ def work(r: Reading, settings: FusedSettings, block: int, mode: int) -> Work:
         mode,
         max(settings.programs, 1),
         unrolled(settings, block),
+        grouped,
     )
 
 
@@ -366,6 +369,20 @@ def add_tail(
     tl.store(to, narrow(sums, out.dtype.element_ty), mask=(rm < rows)[:, None] & (rn < n)[None, :])
 
 
+class StackTable(NamedTuple):
+    """Matrices below each other, of which the rows of x have one each: arguments of
+    hopper.fused.multiply, which are described there."""
+
+    table: Tensor | None
+    matrices: int
+    scale_matrix: int
+    factor_matrix: int
+    factor_height: int
+
+
+ONE_MATRIX = StackTable(None, 1, 0, 0, 1)
+
+
 def fused(
     x: Tensor,
     weight: Weight,
@@ -402,9 +419,35 @@ def fused(
     return y.finish(ends)
 
 
+def fused_stack(
+    x: Tensor,
+    weight: Weight,
+    factors: OutputFactors,
+    stack: StackTable,
+    r: Reading,
+    ends: Ends,
+    settings: FusedSettings,
+) -> Tensor:
+    """x [rows, k] bfloat16 with the matrix of each row -> [rows, n] bfloat16, sums in tensor cores.
+
+    weight: of all matrices, below each other; ends: the bias is [matrices, n]
+    """
+    assert stack.table is not None
+    n, step = weight.codes.shape[0] // stack.matrices, step_codes(r)
+    ready = for_fused(x, *arrangement(r))
+    block = max(r.words // STEP_WORDS, 1) if r.per_block else 0
+    unit = (block or cdiv(128, step)) * unrolled(settings, block)
+    steps = cdiv(cdiv(ready.shape[1], step), unit) * unit
+    grid = stack.table.shape[0] * cdiv(n, settings.outputs), 1
+    y = x.new_empty((x.shape[0], n))
+    c = Cut(0, grid, steps, 0, 1, steps, 1)
+    _launch(ready, weight, factors, ends, y, None, c, work(r, settings, block, 0, True), stack)
+    return y
+
+
 def _launch(
     x: Tensor, weight: Weight, factors: OutputFactors, ends: Ends, out: Tensor,
-    tail: Tensor | None, c: Cut, t: Work,
+    tail: Tensor | None, c: Cut, t: Work, stack: StackTable = ONE_MATRIX,
 ) -> None:  # fmt: skip
     """hopper.fused.multiply on x [rows, k] in order."""
     from triton.experimental.gluon.language import NVMMASharedLayout
@@ -420,8 +463,10 @@ def _launch(
         w_at = TensorDescriptor.from_tensor(words, tile, NVMMASharedLayout(64, 32, 2))
     direct(multiply)[c.grid](
         x_at, w_at, weight.scale, weight.zero_point, factors.values, ends.x_row, ends.bias, out,
-        tail, x.shape[0], words.shape[0], scale_stride(weight), weight.scale.shape[-1],
+        tail, stack.table,
+        x.shape[0], words.shape[0] // stack.matrices, scale_stride(weight), weight.scale.shape[-1],
         factors.stride, words.stride(0), words.shape[1],
         c.steps, c.whole, c.tail, c.all_steps,
+        1 if stack.table is None else stack.table.shape[0], *stack[1:],
         T=t, num_warps=t.warps, maxnreg=t.registers,
     )  # fmt: skip

@@ -16,9 +16,14 @@ factors: float32 [n] or [1] of the outputs, factor_stride apart, or None
 x_row: float32 [rows] or None; bias: [n] or None
 out: [rows, n] in the result's dtype; in mode 1 float32 partial sums [pieces, rows, n]
 parts: in mode 2 float32 partial sums [pieces, tail, T.rows, T.outputs], else None
+table: where T.grouped, of each tile of rows the matrix, the first row and the row after the last
+    (grouped.tile_table), int32 [tiles, 3]; else None
 rows: of x, counting its parts; words: of a row, word_stride from one row to the next
 steps: along k that a program sums up, T.codes codes each
 whole, tail, all_steps: of mode 2
+matrices: of a stack, which lie below each other in w_at; matrix `matrices` is nobody's rows, which
+    become zeros, and a larger one no rows. scale_matrix, factor_matrix: from the scales and factors
+    of one to the next one's; factor_height: outputs that share a factor
 T: fused_work.Work. T.mode is 0 where a program sums up the whole of k; 1 where `steps` are a piece
     of it, by the second grid axis; 2 where only the `tail` tiles from tile `whole` on are divided
     so, and the programs before have one tile each and all_steps steps
@@ -193,13 +198,16 @@ def sums_of(task, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     else:
         shares = (by_planes(task, base, T, FROM, OUT),)
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, product(T, OUT)))
-    own = gl.minimum(own, task.n - 1).to(gl.int64)
+    own = gl.minimum(own, task.n - 1)
+    if T.grouped:
+        own //= target.factor_height
+    own = own.to(gl.int64)
     SHARES: gl.constexpr = T.shares
     for i in gl.static_range(SHARES):
         sums = shares[i] * T.reading.lift
         sums = times_outputs(sums, target.factors, own, target.factor_stride)
         row = i * T.share_rows
-        written(sums, task, task.row_tile * T.rows + row, row, base, T, FROM)
+        written(sums, task, task.first_row + row, row, base, T, FROM)
 
 
 @gluon.jit
@@ -250,17 +258,24 @@ def store(values, to, rows, n, stride, first_row, first_output):
     gl.store(at, values, mask=(rm < rows)[None, :] & (rn < n)[:, None])
 
 
-@gluon.jit(do_not_specialize=["rows", "steps", "whole", "tail", "all_steps"])
-def multiply(
-    x_at, w_at, scale, zero, factors, x_row, bias, out, parts,
-    rows, n, scale_stride, count, factor_stride, word_stride, words, steps, whole, tail, all_steps,
-    T: gl.constexpr,
-):  # fmt: skip
-    """x @ weight.T of codes that are decoded beside the tensor cores; see the legend above."""
-    BM: gl.constexpr = T.rows
-    BN: gl.constexpr = T.outputs
+@gluon.jit
+def cleared(out, first_row, rows, n, first_output, T: gl.constexpr):
+    """Zeros for a tile of rows of nobody."""
     OUT: gl.constexpr = T.outputs // T.groups
-    ring = ring_of(x_at, w_at, T)
+    LINES: gl.constexpr = gl.BlockedLayout([8, 1], [OUT // 8, 256 // OUT], [1, OUT // 16], [0, 1])
+    ROWS: gl.constexpr = T.box if T.split else T.rows
+    GROUPS: gl.constexpr = T.groups
+    SHARES: gl.constexpr = T.rows // ROWS
+    zeros = gl.zeros([OUT, ROWS], out.dtype.element_ty, LINES)
+    for group in gl.static_range(GROUPS):
+        for share in gl.static_range(SHARES):
+            row, output = first_row + share * ROWS, first_output + group * OUT
+            store(zeros, out, rows, n, n, row, output)
+
+
+@gluon.jit
+def piece_of(steps, whole, tail, all_steps, T: gl.constexpr):
+    """Which tile is the program's, its first step, how many there are, and Target.cut."""
     pid = gl.program_id(0)
     first = gl.program_id(1) * steps
     cut = pid - whole
@@ -270,11 +285,41 @@ def multiply(
         else:
             first = cut // tail * steps
             pid = whole + cut % tail
-    pm, pn = place(pid, rows, n, BM, BN)
+    return pid, first, steps, cut
+
+
+@gluon.jit(do_not_specialize=["rows", "steps", "whole", "tail", "all_steps", "tiles"])
+def multiply(
+    x_at, w_at, scale, zero, factors, x_row, bias, out, parts, table,
+    rows, n, scale_stride, count, factor_stride, word_stride, words, steps, whole, tail, all_steps,
+    tiles, matrices, scale_matrix, factor_matrix, factor_height,
+    T: gl.constexpr,
+):  # fmt: skip
+    """x @ weight.T of codes that are decoded beside the tensor cores; see the legend above."""
+    BM: gl.constexpr = T.rows
+    BN: gl.constexpr = T.outputs
+    OUT: gl.constexpr = T.outputs // T.groups
+    pid, first, steps, cut = piece_of(steps, whole, tail, all_steps, T)
+    pm, pn = place(pid, tiles * BM if T.grouped else rows, n, BM, BN)
+    first_row, weight_row = pm * BM, pn * BN
+    if T.grouped:
+        matrix, first_row = gl.load(table + 3 * pm), gl.load(table + 3 * pm + 1)
+        rows = gl.load(table + 3 * pm + 2)
+        if matrix == matrices:
+            cleared(out, first_row, rows, n, weight_row, T)
+        if matrix >= matrices:
+            return
+        weight_row += matrix * n
+        which = matrix.to(gl.int64)
+        scale += which * scale_matrix
+        zero = zero if zero is None else zero + which * scale_matrix
+        factors = factors if factors is None else factors + which * factor_matrix
+        bias = bias if bias is None else bias + which * n
     memory = WeightMemory(w_at, word_stride, words, scale, zero, scale_stride, count)
-    target = Target(factors, factor_stride, x_row, bias, out, parts, cut)
-    task = TileTask(ring, memory, target, rows, n, pm, pn, first, steps)
-    source = Copies(x_at, w_at, ring, pm, pn, first, steps)
+    target = Target(factors, factor_stride, factor_height, x_row, bias, out, parts, cut)
+    ring = ring_of(x_at, w_at, T)
+    task = TileTask(ring, memory, target, rows, n, first_row, pn, first, steps)
+    source = Copies(x_at, w_at, ring, first_row, weight_row, first, steps)
     if T.groups == 1:
         gl.warp_specialize([(sums_of, (task, T, 0, OUT)), (copies, (source, T))], [1], [24])
     else:

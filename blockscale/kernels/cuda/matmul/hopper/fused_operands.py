@@ -59,6 +59,7 @@ class Target(NamedTuple):
     """Where sums go, and what finishes them.
 
     factors, factor_stride: of the outputs; x_row: of the rows of x; bias: each may be None
+    factor_height: outputs that share a factor, where T.grouped
     out: [rows, n], or partial sums
     parts: partial sums of tiles of the last wave; cut: number of the program among those of such
         tiles, negative if it has none
@@ -66,6 +67,7 @@ class Target(NamedTuple):
 
     factors: gl.tensor
     factor_stride: gl.tensor
+    factor_height: gl.tensor
     x_row: gl.tensor
     bias: gl.tensor
     out: gl.tensor
@@ -76,7 +78,8 @@ class Target(NamedTuple):
 class TileTask(NamedTuple):
     """What a program computes: its tile, and its steps.
 
-    rows, n: of x and of the weight; row_tile, output_tile: the tile's numbers
+    rows: the row of x after the last that the tile may have; n: outputs
+    first_row: the tile's first; output_tile: its number among those of outputs
     first, steps: the first step along k, and how many there are
     """
 
@@ -85,20 +88,23 @@ class TileTask(NamedTuple):
     target: Target
     rows: gl.tensor
     n: gl.tensor
-    row_tile: gl.tensor
+    first_row: gl.tensor
     output_tile: gl.tensor
     first: gl.tensor
     steps: gl.tensor
 
 
 class Copies(NamedTuple):
-    """What the warp of the copies needs: descriptors of x and of words; the rest as TileTask."""
+    """What the warp of the copies needs: descriptors of x and of words; the rest as TileTask.
+
+    weight_row: the tile's first row of the weight
+    """
 
     x: gl.tensor
     weight: gl.tensor
     ring: Ring
-    row_tile: gl.tensor
-    output_tile: gl.tensor
+    first_row: gl.tensor
+    weight_row: gl.tensor
     first: gl.tensor
     steps: gl.tensor
 
@@ -214,9 +220,9 @@ def copies(source, T: gl.constexpr):
         else:
             mbarrier.expect(bar, T.rows * K * 2 + T.outputs * WORDS * 4)
             tile = ring.w_tiles.index(stage)
-            corner = [source.output_tile * T.outputs, at * WORDS]
+            corner = [source.weight_row, at * WORDS]
             tma.async_copy_global_to_shared(source.weight, corner, bar, tile)
-        row = source.row_tile * T.rows
+        row = source.first_row
         if T.split:
             for i in gl.static_range(SHARES):
                 tile = ring.x_tiles.index(stage * SHARES + i)

@@ -22,17 +22,24 @@ from blockscale.kernels.cuda.matmul.reading import reading
 
 target = GPUTarget("cuda", 90, 32)
 backend = make_backend(target)
-for fmt, outputs, programs, block in (
-    ("int8:channel0:fp32", 64, 4, 0), ("int4:group128:fp32", 128, 0, 2), ("mxfp8", 128, 0, 1)
+for fmt, outputs, programs, block, grouped in (
+    ("int8:channel0:fp32", 64, 4, 0, False), ("int4:group128:fp32", 128, 0, 2, False),
+    ("mxfp8", 128, 0, 1, False), ("mxfp4", 128, 0, 0, True),
+    ("int4:group128:fp32", 128, 0, 2, True), ("uint4:group32:fp32:asym", 128, 0, 1, True),
 ):
-    t = work(reading(str(parse(fmt)), 8192), FusedSettings(16, outputs, programs), block, 0)
+    settings = FusedSettings(64 if grouped else 16, outputs, programs)
+    t = work(reading(str(parse(fmt)), 8192), settings, block, 0, grouped)
     names = multiply.arg_names
     kinds = dict.fromkeys(names, "i32")
-    kinds |= dict.fromkeys(("zero", "factors", "x_row", "bias", "parts", "T"), "constexpr")
+    kinds |= dict.fromkeys(("zero", "factors", "x_row", "bias", "parts", "T", "table"), "constexpr")
     x, w = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(64, 32, 2)
     kinds["x_at"] = f"tensordesc<bf16[{t.box}, {t.codes}],{x!r}>"
     kinds["w_at"] = f"tensordesc<i32[{outputs}, 16],{w!r}>"
-    kinds |= {"scale": "*fp32", "out": "*bf16"}
+    kinds |= {"scale": "*u8" if t.reading.fold else "*fp32", "out": "*bf16"}
+    if grouped:
+        kinds |= {"table": "*i32", "bias": "*bf16"}
+    if t.reading.zero:
+        kinds["zero"] = "*i32"
     fixed = {(i,): t if n == "T" else None for i, n in enumerate(names) if kinds[n] == "constexpr"}
     options = backend.parse_options({"num_warps": t.warps})
     context = ir.context()
@@ -56,6 +63,6 @@ def test_no_barrier_is_made_that_nobody_waits_for() -> None:
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
     )
     rows = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
-    assert [groups for groups, _, _ in rows] == [1, 2, 2]
+    assert [groups for groups, *_ in rows] == [1, 2, 2, 1, 2, 2]
     for groups, stages, barriers in rows:
         assert barriers == 2 * stages + (2 if groups == 2 else 0)
