@@ -209,6 +209,8 @@ def measured(
             break
         if args.compile:
             sweep(e, whole, tokens, True)
+            touched = min(e.experts, tokens * e.top)
+            dense_call(e, fmt, tokens * e.top, touched, 1)[0]()
             continue
         try:
             line = {"model": name} | case(e, fmt, whole, tokens, floats, copy)
