@@ -95,6 +95,8 @@ CASES = [
     Case("int4 group32 awq gptq", INT4, None, {"transform": "awq", "weight": "gptq"}),
     Case("int4 group32 asym awq gptq", f"u{INT4}:asym", None,
          {"transform": "awq", "weight": "gptq"}),
+    Case("int4 group16 asym awq gptq", "uint4:group16:fp16:asym", None,
+         {"transform": "awq", "weight": "gptq"}),
     Case("int4 group128 gptq", "int4:group64:fp16", None, {"weight": "gptq"}),
     Case("nvfp4", "nvfp4"),
     Case("nvfp4 gptq", "nvfp4", None, {"weight": "gptq"}),
