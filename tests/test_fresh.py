@@ -61,6 +61,27 @@ def test_one_that_has_imported_ours() -> None:
     assert fresh.run(code, ready=fresh.WITH_OURS).stdout == "True False\n"
 
 
+def test_more_is_imported_in_forks_of_one_process() -> None:
+    code = "import os, sys; print(os.getsid(0), *sorted({*sys.modules} & {'here', 'there'}))"
+    here, there = (f"import sys; sys.modules[{name!r}] = sys" for name in ("here", "there"))
+    ways = (*fresh.TORCH, here), (*fresh.TORCH, here, there), (*fresh.TORCH, there), fresh.TORCH
+    found = [fresh.run(code, ready=way).stdout.split() for way in (*ways, ways[0])]
+    assert [each[1:] for each in found] == [["here"], ["here", "there"], ["there"], [], ["here"]]
+    assert len({each[0] for each in found}) == 1
+
+
+def test_what_cannot_be_imported_is_an_error_and_the_next_program_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fresh, "_server", None)  # not the one that has imported torch
+    running = fresh.begin("while True: pass", ready=("",))
+    with pytest.raises(RuntimeError, match="the process that tests fork has ended: it says why"):
+        fresh.run("print(1)", ready=("", "1 / 0"))
+    with pytest.raises(RuntimeError, match="the process that tests fork has ended"):
+        running.end()
+    assert fresh.run("print(1)", ready=("",), check=True).stdout == "1\n"
+
+
 def test_warnings() -> None:
     code = "import warnings; warnings.warn('careful')"
     assert "careful" in fresh.run(code).stderr
@@ -102,6 +123,12 @@ def waits_for_rank_1(rank: int, folder: str) -> None:
 def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=rf"exit code 1\n(.*\n)*AssertionError: of {tmp_path}"):
         fresh.ranks(waits_for_rank_1, tmp_path, 2)
+
+
+def test_its_process() -> None:
+    job = fresh.begin("import os; print(os.getpid())\nwhile True: pass")
+    os.kill(job.pid(), signal.SIGTERM)
+    assert job.end().returncode == -signal.SIGTERM
 
 
 def test_stopped() -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A fresh Python for each test that needs one, without the second that importing torch takes.
 
-One process, started when the first test asks, imports torch and nothing else; another one torch,
-its compiler and blockscale, for programs that are about something else (`ready=WITH_OURS`). Each
-program runs in a fork: what it prints and how it ends is its own, and neither it nor the tests'
-process sees what the other imported. Settings that are read before torch is (OMP_NUM_THREADS,
-LD_PRELOAD, what the allocator takes) need a Python of their own:
-`subprocess.run([sys.executable, ...])`.
+One process, started when the first test asks, imports torch and nothing else; a fork of it torch's
+compiler and blockscale, for programs that are about something else (`ready=WITH_OURS`), and one of
+that transformers (`WITH_TRANSFORMERS`). Each program runs in a fork: what it prints and how it ends
+is its own, and neither it nor the tests' process sees what the other imported. Settings that are
+read before torch is (OMP_NUM_THREADS, LD_PRELOAD, what the allocator takes) need a Python of their
+own: `subprocess.run([sys.executable, ...])`.
 """
 
 import atexit
@@ -23,22 +23,31 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# What a server has done. Torch imports its compiler, two seconds, where a program exports, trains
-# or shards, and what shards need late; tests of several processes are modules that import pytest.
-TORCH = "import torch"
-WITH_OURS = """
+# What has been done where a program begins, each in a fork of the one before. Torch imports its
+# compiler, two seconds, where a program exports, trains or shards, and what shards need late; tests
+# of several processes are modules that import pytest.
+TORCH = ("import torch",)
+WITH_OURS = (
+    *TORCH,
+    """
 import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.export._trace
 import torch.distributed.checkpoint.state_dict, torch.distributed.tensor.parallel
 import blockscale, pytest
-"""
+""",
+)
+WITH_TRANSFORMERS = (
+    *WITH_OURS,
+    """
+import accelerate, peft, transformers
+transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM
+""",
+)
 
 # Each job is a line of JSON; the fork that waits for it says "ID is PID" and, when that has ended,
 # "ID EXITCODE SECONDS".
 _SERVER = """
-import atexit, json, os, signal, sys, time, traceback, types, warnings
+import atexit, gc, json, os, signal, sys, time, traceback, types, warnings
 os.setsid()  # a group of its own, which ends with it
-exec(sys.argv[1], {})
-os.write(1, f"0 0 {time.process_time()}\\n".encode())
 
 def begin(job):
     # the tests may run where interrupts are ignored, as in the background of a shell
@@ -74,11 +83,11 @@ def begin(job):
     sys.stderr.flush()
     os._exit(code)
 
-for line in sys.stdin:
-    job = json.loads(line)
-    if os.fork():
-        os.wait()  # the fork below ends as soon as it has one of its own
-        continue
+def fork_for(job):
+    waiting = os.fork()
+    if waiting:
+        os.waitpid(waiting, 0)  # it ends as soon as it has a fork of its own
+        return
     if os.fork():
         os._exit(0)
     child = os.fork()
@@ -91,10 +100,37 @@ for line in sys.stdin:
     answer = f"{job['id']} {os.waitstatus_to_exitcode(status)} {seconds}\\n"
     os.write(1, answer.encode())
     os._exit(0)
-os.killpg(0, signal.SIGKILL)  # what still runs when the tests have ended, however they did
+
+def serve(ready, lines):
+    exec(ready, {})
+    gc.freeze()  # forks need not look at it, nor copy it
+    os.write(1, f"0 0 {time.process_time()}\\n".encode())
+    further = {}  # what else is to be done first -> where a fork that has done it reads its jobs
+    for line in lines:
+        job = json.loads(line)
+        if not job["ready"]:
+            fork_for(job)
+            continue
+        first = job["ready"].pop(0)
+        if first not in further:
+            reader, writer = os.pipe()
+            if not os.fork():
+                os.close(writer)
+                serve(first, os.fdopen(reader))
+            os.close(reader)
+            further[first] = os.fdopen(writer, "w")
+        further[first].write(json.dumps(job) + "\\n")
+        further[first].flush()
+    os.killpg(0, signal.SIGKILL)  # what still runs when the tests have ended, however they did
+
+try:
+    serve(sys.argv[1], sys.stdin)
+except BaseException:
+    traceback.print_exc()
+    os.killpg(0, signal.SIGKILL)
 """
 
-_servers: dict[str, subprocess.Popen[str]] = {}
+_server: subprocess.Popen[str] | None = None
 _pids: dict[int, int] = {}
 _ended: dict[int, int] = {}
 _seconds = 0.0
@@ -117,15 +153,23 @@ class Job:
 
     def end(self, check: bool = False) -> subprocess.CompletedProcess[str]:
         """Its exit code (minus the signal that ended it), stdout and stderr, as of subprocess."""
-        while self.number not in _ended:
-            _hear(self.server)
+        try:
+            while self.number not in _ended:
+                _hear(self.server)
+        except RuntimeError:  # it is gone, too
+            self.folder.cleanup()
+            raise
         return self._done(check)
+
+    def pid(self) -> int:
+        """The number of its process, before `end`; 0 where it is known that it has ended."""
+        while self.number not in _pids | _ended:
+            _hear(self.server)
+        return _pids.get(self.number, 0)
 
     def stop(self) -> None:
         """End it, wherever it is; what it would have done is not done."""
-        while self.number not in _pids | _ended:
-            _hear(self.server)
-        if self.number not in _ended:
+        if self.pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(_pids[self.number], signal.SIGKILL)
         self.end()
@@ -145,18 +189,18 @@ def begin(
     env: Mapping[str, str] | None = None,
     cwd: Path | str | None = None,
     warn: str = "",
-    ready: str = TORCH,
+    ready: tuple[str, ...] = TORCH,
 ) -> Job:
     """Run code as `python -c code args` would, torch imported; env replaces the environment, and
     `warn` is what -W says ("ignore", "error"); ready: what is imported already."""
     global _count
-    server = _started(ready)
+    server = _started(ready[0])
     _count += 1
     folder: Any = tempfile.TemporaryDirectory()
     job = {
         "id": _count, "code": code, "args": [str(each) for each in args],
         "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd()),
-        "warn": warn, "out": f"{folder.name}/out", "err": f"{folder.name}/err",
+        "warn": warn, "ready": ready[1:], "out": f"{folder.name}/out", "err": f"{folder.name}/err",
     }  # fmt: skip
     assert server.stdin is not None
     server.stdin.write(json.dumps(job) + "\n")
@@ -180,7 +224,12 @@ def end_all(jobs: Sequence[Job]) -> None:
             job.stop()
 
 
-def ranks(work: Callable[[int, str], None], folder: Path, count: int) -> None:
+def ranks(
+    work: Callable[[int, str], None],
+    folder: Path,
+    count: int,
+    ready: tuple[str, ...] = WITH_OURS,
+) -> None:
     """Run work(rank, folder), a function of a test module, in so many processes at once; the first
     that fails ends all."""
     code = f"""
@@ -188,7 +237,7 @@ import sys
 from {work.__module__} import {work.__name__} as work
 work(int(sys.argv[1]), sys.argv[2])
 """
-    how: dict[str, Any] = {"cwd": ROOT, "ready": WITH_OURS}
+    how: dict[str, Any] = {"cwd": ROOT, "ready": ready}
     end_all([begin(code, rank, folder, **how) for rank in range(count)])
 
 
@@ -198,19 +247,20 @@ def run(code: str, *args: object, check: bool = False, **how: Any) -> subprocess
 
 
 def _started(ready: str) -> subprocess.Popen[str]:
-    server = _servers.get(ready)
-    if server is None or server.poll() is not None:
+    global _server
+    if _server is None or _server.poll() is not None:
         pipe = subprocess.PIPE
-        server = _servers[ready] = subprocess.Popen(
+        _server = subprocess.Popen(
             [sys.executable, "-c", _SERVER, ready], stdin=pipe, stdout=pipe, text=True
         )
-        atexit.register(_stop, server)
-    return server
+        atexit.register(_stop, _server)
+    return _server
 
 
 def _stop(server: subprocess.Popen[str]) -> None:
     assert server.stdin is not None and server.stdout is not None
-    server.stdin.close()
+    with contextlib.suppress(BrokenPipeError):
+        server.stdin.close()
     server.wait()
     server.stdout.close()
 
@@ -220,6 +270,7 @@ def _hear(server: subprocess.Popen[str]) -> None:
     assert server.stdout is not None
     line = server.stdout.readline()
     if not line:
+        server.wait()
         raise RuntimeError("the process that tests fork has ended: it says why on stderr")
     number, code, seconds = line.split()
     if code == "is":

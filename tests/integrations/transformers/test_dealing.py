@@ -217,13 +217,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
     """What each process found, from one spawn."""
-    fresh.ranks(work, folder, WORLD)
+    fresh.ranks(work, folder, WORLD, fresh.WITH_TRANSFORMERS)
     return [torch.load(folder / f"{FAST[0]} {rank}.pt") for rank in range(WORLD)]
 
 
 @pytest.fixture(scope="module")
 def more(folder: Path) -> list[dict[str, Any]]:
-    fresh.ranks(work_on_more, folder, WORLD)
+    fresh.ranks(work_on_more, folder, WORLD, fresh.WITH_TRANSFORMERS)
     return [torch.load(folder / f"{MORE[0]} {rank}.pt") for rank in range(WORLD)]
 
 
