@@ -130,12 +130,16 @@ def test_later_steps_go_on(way: str) -> None:
         program.module()({"x": torch.randn(65, 32)})
 
 
-def test_another_process_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ready", [fresh.WITH_OURS, pytest.param(fresh.TORCH, marks=pytest.mark.slow)], ids=len
+)
+def test_another_process_reads_it(tmp_path: Path, ready: tuple[str, ...]) -> None:
+    """What reads it imports what of ours it needs: of all, where only torch was imported."""
     graph = fused()
     torch.save((graph, X, graph({"x": X})["logits"]), tmp_path / "graph.pt")
     code = "graph, x, y = torch.load(sys.argv[1], weights_only=False)\n"
     code = f"import sys, torch\n{code}assert torch.equal(graph({{'x': x}})['logits'], y)"
-    fresh.run(code, tmp_path / "graph.pt", check=True)
+    fresh.run(code, tmp_path / "graph.pt", ready=ready, check=True)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -34,9 +34,9 @@ LIBRARY = "" if isinstance(cpu.load(), str) else str(cpu.load().__file__)
 needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.load()))
 
 
-def python(script: str, **env: str) -> str:
+def python(script: str, ready: tuple[str, ...] = fresh.WITH_OURS, **env: str) -> str:
     """What a fresh Python prints, its last error's text if it fails."""
-    done = fresh.run(script, env={**os.environ, **env}, cwd=ROOT)
+    done = fresh.run(script, env={**os.environ, **env}, cwd=ROOT, ready=ready)
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
 
 
@@ -95,14 +95,14 @@ def test_the_processor_has_what_is_said_to_be_present() -> None:
 def test_one_openmp_library() -> None:
     """Torch's: two would each have a thread for every core."""
     script = "import blockscale as bs; h = bs.hardware(); print(h.native.openmp, *h.openmp)"
-    openmp, *libraries = python(script).split()
+    openmp, *libraries = python(script, fresh.TORCH).split()
     assert openmp == "True"
     assert libraries == [str(Path(torch.__file__).with_name("lib") / "libgomp.so.1")]
 
 
 def test_nothing_native_is_loaded_by_import() -> None:
     script = "import blockscale, sys; print('blockscale.kernels.cpu._native' in sys.modules)"
-    assert python(script) == "False\n"
+    assert python(script, fresh.TORCH) == "False\n"
 
 
 ASK = """

@@ -76,7 +76,7 @@ def test_another_process_reads_the_pickle(tmp_path: Path) -> None:
         "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); "
         "print(m[0].in_proj_weight.double().sum().item())"
     )
-    found = fresh.run(code, tmp_path / "m.pt", check=True).stdout
+    found = fresh.run(code, tmp_path / "m.pt", ready=fresh.WITH_OURS, check=True).stdout
     assert float(found) == model[0].in_proj_weight.double().sum().item()
 
 

@@ -4,8 +4,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from blockscale.cli.app import app
+from tests.support import fresh
 from tests.support.file_models import contents, tiny_tensors, write_model
 from tests.support.onnx_graphs import several
 
@@ -173,20 +172,10 @@ def long_model(tmp_path):
 
 def begin(model, out):
     """A process that has finished a tensor and is at work on another."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "quantize", model, out, "-r", "mxfp4"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        cwd=ROOT,
-        # a shell that runs tests in the background has them ignore it, and their children, too
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    until = time.monotonic() + 600  # only a process that hangs is ended
+    how = {"env": ENVIRONMENT, "cwd": ROOT, "ready": fresh.WITH_OURS}
+    process = fresh.begin(SLOW, "quantize", model, out, "-r", "mxfp4", **how)
     while not any(path.stat().st_size for path in out.parent.glob(".out.blockscale-*/journal")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
+        os.kill(process.pid(), 0)  # it is there
         time.sleep(0.01)
     return process
 
@@ -197,14 +186,15 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_mode
     try:
         message = fails(long_model, out, "-r", "mxfp4")
         assert "another process is writing" in message
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 130, stderr
-    assert stdout == ""
+        os.kill(process.pid(), signal.SIGINT)
+    except BaseException:
+        process.stop()
+        raise
+    done = process.end()
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
     [work] = tmp_path.glob(".out.blockscale-*")
-    assert stderr.splitlines() == [
+    assert done.stderr.splitlines() == [
         f"finished parts are kept in {work}: run the same command again to continue",
         "blockscale: interrupted",
     ]

@@ -142,7 +142,7 @@ with bs.use("reference"):
 
 
 def test_threads_that_flush_are_not_used() -> None:
-    fresh.run(OTHERS, cwd=ROOT, warn="error", check=True)
+    fresh.run(OTHERS, cwd=ROOT, warn="error", ready=fresh.WITH_OURS, check=True)
 
 
 def test_what_is_traced_around_it_stays_clean() -> None:

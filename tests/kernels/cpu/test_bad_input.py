@@ -192,5 +192,5 @@ for name, code in {STRANGE!r}.items():
 
 def test_tensors_without_memory() -> None:
     """Each in a process of its own, which a wrong address would end (-11)."""
-    done = fresh.run(SCRIPT, cwd=ROOT)
+    done = fresh.run(SCRIPT, cwd=ROOT, ready=fresh.WITH_OURS)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]

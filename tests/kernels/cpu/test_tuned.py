@@ -155,7 +155,8 @@ def test_the_library_reads_the_table_when_it_is_loaded(mine: Path) -> None:
         "print(cpu._native.tuning()['weight_bytes'], flush=True);"
         "open(sys.argv[1], 'w').write('{'); cpu.available()"
     )
-    done = fresh.run(code, mine, env=os.environ | {"BLOCKSCALE_CPU_ISA": _native.isa()})
+    environment = os.environ | {"BLOCKSCALE_CPU_ISA": _native.isa()}
+    done = fresh.run(code, mine, env=environment, ready=fresh.WITH_OURS)
     assert done.stdout.split() == ["12345"] and done.returncode == 1
     assert "tune.json is not a table of launch choices" in done.stderr.splitlines()[-1]
 

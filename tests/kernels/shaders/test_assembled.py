@@ -2,21 +2,21 @@
 """The shaders of many calls, assembled without an adapter: their code is the recorded one."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.kernels.shaders.assemble import RECORDED
 from tests.kernels.shaders.device import KINDS
+from tests.support import fresh
 
+PROGRAM = "tests.kernels.shaders.assemble"
 FEW = ("--cases", "mxfp4", "nvfp4", "int8_channel")
 
 
 def check(*arguments: str) -> None:
     """Where a change of shaders is meant, `--record` writes their digests anew."""
-    command = [sys.executable, "-m", "tests.kernels.shaders.assemble", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    code = f"import runpy; runpy.run_module({PROGRAM!r}, run_name='__main__', alter_sys=True)"
+    done = fresh.run(code, *arguments, cwd=fresh.ROOT, ready=fresh.WITH_OURS)
     assert done.returncode == 0, done.stderr
     recorded = json.loads(RECORDED.read_text())
     other = [
@@ -26,8 +26,8 @@ def check(*arguments: str) -> None:
         if recorded[kind].get(case) != digest
     ]
     assert not other, (
-        f"other shaders than recorded, of {other}: `{' '.join(command[1:])} --texts FOLDER` before "
-        f"and after the change shows them; --record if they are meant"
+        f"other shaders than recorded, of {other}: `python -m {PROGRAM} {' '.join(arguments)} "
+        f"--texts FOLDER` before and after the change shows them; --record if they are meant"
     )
 
 
