@@ -12,6 +12,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is first imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Inductor otherwise starts a process that imports torch again, and compiles no faster for it.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# What torch remembers of fake tensors' ops is a sixth of an export's time: most sizes are free and
+# of that export alone, so that little is found again.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
 
 import hypothesis
 import numpy as np
