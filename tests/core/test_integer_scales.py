@@ -179,10 +179,11 @@ def test_it_exports(dtype: torch.dtype, strict: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", crossed(4, DTYPES))
-def test_it_compiles(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_it_compiles(dtype: torch.dtype, backend: str) -> None:
     """Without a break in the graph, and with the same bits from compiled C++."""
     torch._dynamo.reset()
-    compiled = torch.compile(round_to_power_of_2, fullgraph=True)
+    compiled = torch.compile(round_to_power_of_2, fullgraph=True, backend=backend)
     x = torch.cat([boundaries(dtype), -boundaries(dtype)])
     assert torch.equal(compiled(x), round_to_power_of_2(x))
 

@@ -19,6 +19,7 @@ from blockscale.kernels.registry import KERNELS
 from blockscale.ops import primitives as P
 from tests.kernels.restated import awkward, runs
 from tests.support.same import same
+from tests.support.some import crossed
 
 if isinstance(native := cpu.load(), str):
     pytest.skip(native, allow_module_level=True)
@@ -54,8 +55,7 @@ def inputs(shape: tuple[int, ...]) -> list[Tensor]:
     return [x, awkward(shape), x * 1e-42, x.bfloat16(), torch.zeros(shape), ties, x * 1e38]
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("fmt", "shape"), crossed(4, FORMATS, SHAPES))
 def test_bits_are_the_references(fmt: str, shape: tuple[int, ...]) -> None:
     for x in inputs(shape):
         with bs.use("reference"):
