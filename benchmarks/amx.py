@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import blockscale as bs
 from benchmarks.record import record
 from blockscale.kernels.cpu import _native
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 
 SIZE = 4096
 ROWS = (1, 32, 512)

@@ -19,7 +19,7 @@ import blockscale as bs
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.linear import linear as kernel
 from blockscale.kernels.cpu.native import prepared
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 
 INPUTS = {  # symmetric: the asymmetric ones that are compared with it
     "int8:token:fp32": ("uint8:token:fp32:asym", "int8:token:fp32:asym"),

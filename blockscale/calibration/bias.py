@@ -20,9 +20,9 @@ from blockscale.calibration.padding import Padding
 from blockscale.calibration.session import Session
 from blockscale.core.pack import of_convolution
 from blockscale.core.work import Progress
+from blockscale.layers.guards import Group
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
-from blockscale.layers.processes import Group
 
 CORRECT, KEEP = "correct", "keep"
 _WHY = "bias='correct' runs the quantized model once more"

@@ -42,11 +42,18 @@ from blockscale.core.untrusted import quoted
 from blockscale.core.work import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
-from blockscale.layers.guards import ordinary_tensors, replacing
+from blockscale.layers.guards import (
+    Group,
+    agreeing,
+    check_group,
+    check_whole,
+    is_group,
+    ordinary_tensors,
+    replacing,
+)
 from blockscale.layers.model import unwrapped
 from blockscale.layers.parameters import ParameterPlan, plan_parameters
 from blockscale.layers.plan import Plan
-from blockscale.layers.processes import Group, agreeing, check_group, check_whole, is_group
 
 
 def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are options

@@ -28,7 +28,7 @@ from blockscale.files.directory.output import absolute, check_apart, check_names
 from blockscale.files.directory.quantize_directory import as_json
 from blockscale.files.directory.swap import restore, whole_folder
 from blockscale.files.metadata import VERSION
-from blockscale.layers.processes import launched
+from blockscale.layers.guards import launched
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json")
 _PATIENCE = timedelta(days=1)  # for the slowest process: torchrun ends all if one dies

@@ -31,7 +31,7 @@ from blockscale.files.renaming_view import View
 from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
 from blockscale.layers.apply import swap
 from blockscale.layers.computed import folded_for
-from blockscale.layers.guards import ordinary_tensors, replacing
+from blockscale.layers.guards import check_whole, ordinary_tensors, replacing
 from blockscale.layers.held_parameters import hold
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QBias, QLayer
@@ -43,7 +43,6 @@ from blockscale.layers.model import (
     tell_names,
     unwrapped,
 )
-from blockscale.layers.processes import check_whole
 from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops.tensor import QTensor, from_parts
 

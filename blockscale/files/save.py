@@ -15,10 +15,9 @@ from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
 from blockscale.graph.pickled import State
 from blockscale.graph.preparation import Prepared
-from blockscale.layers.guards import check_model
+from blockscale.layers.guards import check_model, check_unsharded
 from blockscale.layers.layer import QBias, QLayer
 from blockscale.layers.model import folded_norms, unwrapped
-from blockscale.layers.processes import check_unsharded
 from blockscale.layers.store import QWeight, all_held
 from blockscale.qat.layers import QATLayer
 

@@ -35,8 +35,8 @@ from blockscale.graph.lowering.integers.weights import check_weight, whole
 from blockscale.graph.lowering.lowering import lower
 from blockscale.graph.nodes import aten, calls, each_call, shape
 from blockscale.layers.conv import Convolution
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.layer import QBias, QLayer
-from blockscale.layers.linear import QLinear
 from blockscale.layers.store import QInput
 
 Sizes = tuple[int | None, ...]

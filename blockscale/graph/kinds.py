@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from blockscale.graph.nodes import scope
-from blockscale.layers.linear import Conv1D
+from blockscale.layers.kinds import Conv1D
 
 aten = torch.ops.aten
 

@@ -2,6 +2,7 @@
 """quantize_: put quantized layers into a model, by a recipe, and say what became of every part."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from blockscale.layers.assembly import (
 )
 from blockscale.layers.before import Before
 from blockscale.layers.computed import folded
-from blockscale.layers.guards import ordinary_tensors, replacing, tried
+from blockscale.layers.guards import check_whole, ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import (
@@ -46,9 +47,9 @@ from blockscale.layers.parameters import (
     put,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers, without_slow
-from blockscale.layers.processes import check_whole
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
+from blockscale.layers.trial import tried
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -101,7 +102,7 @@ def quantize_(
         unwrapped(model) as plain,
         ordinary_tensors(),
         replacing(plain, "bs.quantize_"),
-        tried(plain, sample),
+        nullcontext() if sample is None else tried(plain, sample),
         folded(plain, recipe) as folding,
     ):
         plans = plans_for(plain, recipe)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What stands before quantize_ and its kin: wrong uses are found before anything is changed."""
 
+import hashlib
 import os
 import warnings
 import weakref
@@ -8,19 +9,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from blockscale.core.parse import is_spelling
 from blockscale.core.untrusted import kind_of
-from blockscale.layers.buffers import Buffers
-from blockscale.layers.layer import QLayer
-from blockscale.layers.store import held
+from blockscale.layers.kinds import quantized_class
+from blockscale.layers.model import Snapshot
+
+Group: TypeAlias = "Literal['same', 'local'] | dist.ProcessGroup | None"
 
 # What may be given where a model is wanted, and under which modes of torch.
 
@@ -102,6 +104,62 @@ def _of_text(text: str) -> str:
     return "build the model first, e.g. AutoModel.from_pretrained(name), and pass that"
 
 
+# Quantizing looks at whole weights: models that are sharded, or moved to their device by hooks, are
+# refused.
+
+
+def check_whole(model: nn.Module, called: str) -> None:
+    """Raise TypeError for what is no model, and ValueError for one that is sharded,
+    or whose layers run under accelerate's hooks.
+
+    called: the function that it was given to, e.g. "bs.quantize_"
+    """
+    check_model(model, called)
+    check_unsharded(model, called)
+    hooked = [name for name, each in model.named_modules() if _is_dispatched(each)]
+    if hooked:
+        raise ValueError(
+            f"{called}: accelerate moves {len(hooked)} of the model's layers to their device when "
+            f"they run (dispatch_model, cpu_offload, disk_offload or a device_map), such as "
+            f"{hooked[0]!r}: call accelerate.hooks.remove_hook_from_submodules(model) first and "
+            f"dispatch the quantized model again, or let from_pretrained do all of it "
+            f"(quantization_config=BlockscaleConfig(recipe), device_map=…)"
+        )
+
+
+def check_unsharded(model: nn.Module, called: str) -> None:
+    """Raise ValueError for a model whose tensors are parts of others (DTensor: FSDP2, tensor
+    parallel)."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    parts = [n for n, each in model.named_modules() if getattr(each, "part", "")]
+    if parts:
+        raise ValueError(
+            f"{called}: each process has a part of {len(parts)} of the model's weights, such as "
+            f"{parts[0]!r} (bs.parallel.shard_): call it before that, on the whole model"
+        )
+    sharded = [(name, tensor) for name, tensor in named if hasattr(tensor, "full_tensor")]
+    if sharded:
+        name, tensor = sharded[0]
+        raise ValueError(
+            f"{called}: {len(sharded)} of the model's {len(named)} tensors are shards, such "
+            f"as {name!r} ({_placed(tensor)}): call it before fully_shard, parallelize_module "
+            "or a tp_plan, or gather the state "
+            "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True) into a model that is whole"
+        )
+
+
+def _placed(tensor: Any) -> str:
+    """How a DTensor lies, in words."""
+    places = getattr(tensor, "placements", ())
+    return f"{kind_of(tensor)}: {', '.join(map(str, places))}"
+
+
+def _is_dispatched(module: nn.Module) -> bool:
+    """Whether it is a float layer that could be quantized, under a hook of accelerate's."""
+    return "_hf_hook" in vars(module) and quantized_class(module) is not None
+
+
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
     """Tensors that are made inside are ordinary ones, on the CPU unless a device is named.
@@ -119,51 +177,6 @@ def ordinary_tensors() -> Iterator[None]:
                 yield
         else:
             yield
-
-
-# A model's modules, parameters and buffers as they are, to be put back.
-
-
-class Snapshot:
-    """Which objects a model consists of; their numbers are not copied."""
-
-    def __init__(self, model: nn.Module):
-        self._parts = [
-            (m, m.__class__, dict(vars(m)), dict(m._modules), dict(m._parameters), dict(m._buffers))
-            for m in model.modules()
-        ]
-
-    def restore(self) -> None:
-        """Put every object back where it was."""
-        for module, kind, attributes, modules, parameters, buffers in self._parts:
-            module.__class__ = kind
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._modules.clear()
-            module._parameters.clear()
-            module._buffers.clear()
-            module._modules.update(modules)
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
-
-
-@contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers are the same objects with the same numbers afterwards, whatever a forward does.
-
-    Codes and scales are not copied: no forward writes them.
-    """
-    rest = [(m, dict(m._buffers)) for m in model.modules() if not isinstance(m, Buffers)]
-    values = [(b, b.detach().clone()) for _, own in rest for b in own.values() if b is not None]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-        for module, own in rest:
-            module._buffers.clear()
-            module._buffers.update(own)
 
 
 # One warning for an optimizer that steps weights which are not in their model any more.
@@ -230,7 +243,105 @@ def _is_held(parameter: Tensor) -> bool:
     return owner is not None and any(p is parameter for p in owner._parameters.values())
 
 
-# A quantized model tried on a sample: what cannot work is found before anybody needs it.
+# Processes that must not disagree: each quantizes by itself, so data of which each sees a part are
+# refused unless the caller says what is right.
+
+
+def check_group(group: Group, called: str, *, compared: bool = True) -> None:
+    """Raise ValueError in a torch.distributed group of several processes, unless the caller has
+    said what each of them sees; and for anything but "same", "local" and None.
+
+    compared: whether there are codes at the end to compare for "same", as prepared graphs have none
+    """
+    if group not in ("same", "local", None) and not is_group(group):
+        raise ValueError(
+            f"{called}: group must be a process group, such as torch.distributed.group.WORLD "
+            "(batch i is that of process i mod N, and all get one model), 'same' (every process "
+            f"has the same batches), 'local' (each gets a model of its own) or None, got {group!r}"
+        )
+    if is_group(group) and not compared:
+        raise ValueError(
+            f"{called}: a prepared graph does not merge over a group what its processes see: "
+            "calibrate and convert it in one process and share it with bs.export.program, or pass "
+            "group='local'"
+        )
+    if group == "same" and not compared and processes() > 1:
+        raise ValueError(
+            f"{called}: a prepared graph has no codes yet to compare: calibrate and convert "
+            "it in one process and share it with bs.export.program, or pass group='local'"
+        )
+    if group is None and processes() > 1:
+        raise ValueError(
+            f"{called} was called in a group of {processes()} processes: each would choose scales "
+            f"and codes from the batches that it sees, and they would end with different models. "
+            f"Say what is right here: group=torch.distributed.group.WORLD if batch i of all is "
+            f"that of process i mod {processes()}, for one model made from all; group='same' if "
+            f"every process has the same batches, which is compared at the end; or group='local' "
+            f"if each is to have a model of its own"
+        )
+
+
+def is_group(group: object) -> bool:
+    """Whether this is a process group of torch.distributed."""
+    return dist.is_available() and isinstance(group, dist.ProcessGroup)
+
+
+def launched() -> bool:
+    """Whether torchrun, or what sets the same variables, started several of this process."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in needed) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and prints for all that torchrun started."""
+    return not launched() or int(os.environ["RANK"]) == 0
+
+
+def processes() -> int:
+    """How many there are in torch's default group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
+    """With "same" or a process group, compare what every process has made of the model inside.
+
+    Raises RuntimeError, in every process, where it is not the same; the model is as before then.
+    """
+    members = group if is_group(group) else None
+    if not (group == "same" and processes() > 1) and members is None:
+        yield
+        return
+    before = Snapshot(model)
+    yield
+    results: list[Any] = [None] * dist.get_world_size(members)  # type: ignore[arg-type]
+    dist.all_gather_object(results, _digests(model), members)
+    odd = [i for i, each in enumerate(results) if each != results[0]]
+    if odd:
+        before.restore()
+        first, other = results[0], results[odd[0]]
+        names = [n for n in {**first, **other} if first.get(n) != other.get(n)]
+        start = "group='same', but" if members is None else "they calibrated one model, but"
+        raise RuntimeError(
+            f"{start} processes 0 and {odd[0]} have made other codes or scales of "
+            f"the model, such as {names[0]!r}; the model is as it was before (this is process "
+            f"{dist.get_rank(members)}): do all have the "  # type: ignore[arg-type]
+            "same weights, batches and seed? With group='local' each gets a model of its own"
+        )
+
+
+def _digests(model: nn.Module) -> dict[str, str]:
+    """{name: digest} of all tensors in a model's state."""
+    data = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            one = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+            one.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            data[name] = one.hexdigest()
+    return data
+
+
+# A model called as calibration calls it, on a batch as its user has it.
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -266,86 +377,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_moved(each, device) for each in value)
     return value
-
-
-@contextmanager
-def tried(model: nn.Module, sample: Any) -> Iterator[None]:
-    """Run the model on `sample` when what is inside has quantized it; None runs nothing.
-
-    It runs without gradients and in the mode it is in; buffers and torch's random numbers are as
-    before then. Raises RuntimeError, and puts everything back, where it cannot run: with the
-    innermost module whose forward raised, the quantized weights it has, and how to leave it out.
-    """
-    if sample is None:
-        yield
-        return
-    before = Snapshot(model)
-    yield
-    error = _run(model, sample)
-    if error is None:
-        return
-    message = _told(model, error)
-    before.restore()
-    if (same := _run(model, sample)) is not None:
-        message = (
-            "the float model fails as well: does the sample match its inputs? As for batches "
-            "of bs.calibrate, a "
-        )
-        message += "tuple holds positional arguments and a mapping holds keyword arguments"
-        error = same
-    raise RuntimeError(
-        f"the quantized model does not run on the sample, and nothing was changed: "
-        f"{type(error).__name__}: {error}; {message}"
-    ) from error
-
-
-def _run(model: nn.Module, sample: Any) -> Exception | None:
-    """What a call raises, None if it does not; the model is as it was."""
-    devices = {t.device.index for t in chain(model.parameters(), model.buffers()) if t.is_cuda}
-    with torch.random.fork_rng(sorted(devices)), buffers_kept(model), torch.no_grad():
-        try:
-            call(model, sample)
-        except Exception as error:
-            return error
-    return None
-
-
-def _told(model: nn.Module, error: Exception) -> str:
-    """Where it was raised, and what to leave in float so that it is not."""
-    names = {id(module): name for name, module in model.named_modules()}
-    inside = [each for each in _forwards(error.__traceback__) if id(each) in names]
-    place = inside[-1] if inside else model
-    weights: list[str] = []
-    for module in [place, *reversed(inside[:-1]), model]:  # the nearest that has codes
-        weights = _quantized_in(module, names.get(id(module), ""))
-        if weights:
-            break
-    called = names.get(id(place), "") or "the model itself"
-    kind = type(place).__name__
-    if not weights:
-        return f"raised in {called} ({kind}), which has no quantized weight"
-    skip = [name.removesuffix(".weight") for name in weights]
-    return (
-        f"raised in {called} ({kind}), whose quantized weight is {' or '.join(weights)}: leave it "
-        f"in float with skip={skip} in the recipe"
-    )
-
-
-def _forwards(trace: TracebackType | None) -> Iterator[nn.Module]:
-    """The modules whose forward was running, the outermost first."""
-    while trace is not None:
-        own = trace.tb_frame.f_locals.get("self")
-        if trace.tb_frame.f_code.co_name == "forward" and isinstance(own, nn.Module):
-            yield own
-        trace = trace.tb_next
-
-
-def _quantized_in(module: nn.Module, name: str) -> list[str]:
-    """The names of the codes that a module has itself, or else those right below it."""
-    if isinstance(module, QLayer):
-        return [f"{name}.weight" if name else "weight"]
-    own = [f"{name}.{each}" if name else each for each in held(module)]
-    for child, layer in module.named_children():
-        if isinstance(layer, QLayer):
-            own.append(f"{name}.{child}.weight" if name else f"{child}.weight")
-    return own

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which quantized layer takes the place of which float layer: the files of this folder say so."""
+"""The kinds of quantized layers: which takes the place of which float layer, and those whose weight
+is a matrix, for nn.Linear, transformers' Conv1D, nn.Embedding and nn.EmbeddingBag. Convolutions are
+in layers.conv, subclasses of all of these in layers.subclasses.
+"""
 
-from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from blockscale import layers
 from blockscale.core import import_all
 from blockscale.core.recipe import Scheme
-from blockscale.layers.before import Before
-from blockscale.layers.layer import QLayer
+from blockscale.layers.layer import QLayer, parent_of
 from blockscale.layers.store import QWeight
+from blockscale.layers.subclasses import quantized_subclass
+from blockscale.ops.embedding import embedding
+from blockscale.ops.linear import linear
 
 
 @cache
@@ -26,17 +33,17 @@ def _files() -> list[ModuleType]:
 
 def quantized_class(module: nn.Module) -> type[QLayer] | None:
     """The quantized layer that replaces a float layer: one for its very class, or one that is made
-    for a subclass of such a class (blockscale.layers.kinds); or None."""
+    for a subclass of such a class (layers.subclasses); or None."""
     kind = type(module)
-    exact = _replacement(kind)
+    exact = _exact(kind)
     parent = None if exact is not None else parent_of(kind)
-    return exact if parent is None else quantized_subclass(kind, _replacement(parent))
+    return exact if parent is None else quantized_subclass(kind, _exact(parent))
 
 
 _answers: WeakKeyDictionary[type, type[QLayer] | None] = WeakKeyDictionary()
 
 
-def _replacement(kind: type) -> type[QLayer] | None:
+def _exact(kind: type) -> type[QLayer] | None:
     """The quantized layer for float layers of exactly this class, or None."""
     if kind not in _answers:
         request = (file.replacement(kind) for file in _files())
@@ -44,182 +51,169 @@ def _replacement(kind: type) -> type[QLayer] | None:
     return _answers[kind]
 
 
-# Subclasses of float layers, quantized as what they are: their class and their forward stay.
+def replacement(kind: type) -> type[QLayer] | None:
+    """The quantized layer in this file for a float layer of exactly this class, or None."""
+    if kind in (nn.Linear, NonDynamicallyQuantizableLinear):  # the latter in MultiheadAttention
+        return QLinear
+    tables: dict[type, type[QLayer]] = {nn.Embedding: QEmbedding, nn.EmbeddingBag: QEmbeddingBag}
+    return QTransposedLinear if _is_conv1d(kind) else tables.get(kind)
 
 
-# What a subclass of a float layer computes: the same as its parent, or something of its own.
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-PARENTS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, *_CONVOLUTIONS, *_TRANSPOSED)
-
-# Their forward is written in another way and means the same: (beginning of the module, class).
-_SPELLED_OTHERWISE = (("transformers.models.falcon.", "FalconLinear"), ("timm.layers.", "Linear"))
-_declared: set[type] = set()
+# Products with a matrix.
 
 
-def computes_as_parent(kind: type[nn.Module]) -> type[nn.Module]:
-    """Say that a subclass of nn.Linear, nn.Embedding or a convolution computes what its parent
-    does, though it has a forward of its own; usable as a decorator.
+class QLinear(QLayer):
+    """y = x @ weight.T + bias with weight [out_features, in_features]."""
 
-    Its input and output are quantized then as well, where a recipe says so, and its forward is
-    never called. Raises ValueError for a class that is no such subclass.
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__(weight, bias, scheme)
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
+        x = self.prepared(x)
+        weight: Any = self._modules["weight"]  # as an attribute it is looked for in four places
+        y = linear(x, weight.operand, self.added_bias(), self.of_input(x))
+        return self.finished(y)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class QTransposedLinear(QLinear):
+    """In place of transformers' Conv1D, whose weight is [in_features, out_features].
+
+    The codes lie as in QLinear, [out_features, in_features], so that blocks run along the sum.
     """
-    parent = parent_of(kind)
-    if parent is None or parent is kind:
-        names = ", ".join(each.__name__ for each in PARENTS)
-        raise ValueError(
-            f"{kind.__name__} is not a subclass of a layer that can be quantized: {names}"
-        )
-    _declared.add(kind)
-    return kind
+
+    layout = "transposed"
+
+    def __init__(self, weight: QWeight, bias: nn.Parameter | None, scheme: Scheme):
+        super().__init__(weight, bias, scheme)
+        self.in_features, self.out_features = weight.shape
+        self.nx, self.nf = weight.shape  # Conv1D's own names
 
 
-def parent_of(kind: type) -> type[nn.Module] | None:
-    """The layer of torch.nn that it is, or is a subclass of, among those that are replaced."""
-    return next((each for each in kind.__mro__ if each in PARENTS), None)
+class Conv1D(nn.Module):
+    """What transformers calls Conv1D: y = x @ weight + bias with weight [inputs, outputs]. For
+    programs, whose readers need not have transformers; the parameters are set afterwards."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, outputs: int, inputs: int):
+        super().__init__()
+        self.nf, self.nx = outputs, inputs
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] -> [..., outputs]."""
+        rows, bias = x.reshape(-1, self.nx), self.bias
+        y = rows @ self.weight if bias is None else torch.addmm(bias, rows, self.weight)
+        return y.reshape(*x.shape[:-1], self.nf)
+
+    def extra_repr(self) -> str:
+        return f"nf={self.nf}, nx={self.nx}"
 
 
-def same_meaning(kind: type) -> bool:
-    """Whether a class is known to compute what its parent does in other words."""
-    is_known = any(
-        kind.__name__ == name and kind.__module__.startswith(module)
-        for module, name in _SPELLED_OTHERWISE
-    )
-    return is_known or kind in _declared
+def _is_conv1d(kind: type) -> bool:
+    """Transformers' Conv1D, without importing transformers, or the one of programs."""
+    named = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return named or kind is Conv1D
 
 
-def has_own_forward(kind: type, parent: type[nn.Module]) -> bool:
-    """Whether a subclass computes something else than its parent, as far as its code shows."""
-    if same_meaning(kind):
-        return False
-    steps = ("forward", "_conv_forward", "_output_padding")
-    return any(getattr(kind, step, None) is not getattr(parent, step, None) for step in steps)
+# Rows of a matrix, which is a table.
 
 
-# A quantized layer that is still an instance of a user's subclass of nn.Linear, nn.Embedding or a
-# convolution: class Scaled(nn.Embedding), whose forward is
-# `return super().forward(indices) * self.scale`, becomes Scaled(QEmbedding, nn.Embedding).
-#
-# The class that is made has the subclass first, then the quantized layer, then torch's: its own
-# forward runs, `super().forward(...)` is the quantized layer's, and `self.weight` is read as
-# anybody reads a quantized weight. What else it has and is (attributes, methods, children) stays.
+class QEmbedding(QLayer):
+    """Rows of a quantized table [num_embeddings, embedding_dim]."""
 
-_TABLES = (nn.Embedding, nn.EmbeddingBag)  # which have no bias of their own
-_OWN = "its own forward changes its input or its weight"
-_QUANTIZING = ("blockscale.", "torch.ao.")  # whose layers quantize already
-_STATE = ("_parameters", "_buffers", "_modules")  # of nn.Module; what else it has is attributes
+    takes_input = False
 
+    # nn.Embedding's own settings, for code that looks a table up by itself, with these
+    max_norm: ClassVar[float | None] = None
+    norm_type: ClassVar[float] = 2.0
+    scale_grad_by_freq: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
 
-class KeptSubclass:
-    """What a quantized subclass is besides. `float_class` is the subclass itself."""
-
-    float_class: ClassVar[type[nn.Module]]
-    own_forward: ClassVar[bool]
-    inner: ClassVar[type[QLayer]]
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _restored, (self.float_class, self.inner), self.__dict__.copy()
-
-    @classmethod
-    def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
-        """What of a scheme it can follow, and a note on what it cannot."""
-        parts = ("input", "output") if cls.inner.takes_input else ("output",)
-        lost = [part for part in parts if getattr(scheme, part) is not None]
-        if not cls.own_forward or not lost:
-            return scheme, ""
-        text = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
-        if cls.inner.takes_input:
-            text += (
-                "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes the "
-                "input of the product in it, if that is a product with the weight itself"
-            )
-        floats: dict[str, Any] = dict.fromkeys(lost)
-        return replace(scheme, **floats), text
+    def __init__(self, weight: QWeight, scheme: Scheme, padding_idx: int | None):
+        super().__init__(weight, None, scheme)
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.padding_idx = padding_idx
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:
-        """Why this float layer cannot be replaced, or None."""
-        if names := _taken(cls, module):
-            return (
-                f"{cls.float_class.__name__} is a subclass with attributes that quantized "
-                f"layers need for themselves: {', '.join(names)}"
-            )
-        return cls.inner.refuses(module)
-
-    @classmethod
-    def refuses_before(cls, module: Any, before: Before) -> str | None:
-        """Why `before` cannot stand before this layer, or None."""
-        return _OWN if cls.own_forward else cls.inner.refuses_before(module, before)
+        return "its max_norm changes the weight at every call" if module.max_norm else None
 
     @classmethod
     def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
-        """The same layer with a quantized weight: its attributes and children are the module's."""
-        plain = cls.inner.from_float(module, weight, cls.usable(scheme)[0])
-        result = cls.__new__(cls)
-        state = plain.__dict__ | module.__dict__
-        for kind in _STATE:
-            own = {n: v for n, v in getattr(module, kind).items() if n not in ("weight", "bias")}
-            state[kind] = getattr(plain, kind) | own
-        result.__dict__.update(state)
-        return result  # type: ignore[return-value]
+        return cls(weight, scheme, module.padding_idx)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
+        weight = self.qweight
+        return self.finished(embedding(weight.operand, indices, weight.dtype))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-def quantized_subclass(kind: type, inner: type[QLayer] | None) -> type[QLayer] | None:
-    """The quantized layer for a subclass of a float layer; None for what cannot be one.
+class QEmbeddingBag(QLayer):
+    """Sums, means or maxima of rows of a quantized table [num_embeddings, embedding_dim]."""
 
-    inner: the quantized layer for its parent (parent_of)
-    """
-    parent = parent_of(kind)
-    special = issubclass(kind, nn.modules.lazy.LazyModuleMixin) or any(
-        each.__module__.startswith(_QUANTIZING) for each in kind.__mro__
-    )
-    if inner is None or parent is None or special:
-        return None
-    if any(
-        "weight" in vars(each) for each in kind.__mro__
-    ):  # computed: parametrized, or a property
-        return None
-    return _class_of(kind, inner)
+    takes_input = False
 
+    def __init__(self, weight: QWeight, scheme: Scheme, like: Any):
+        super().__init__(weight, None, scheme)
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.mode, self.padding_idx = like.mode, like.padding_idx
+        self.include_last_offset = like.include_last_offset
 
-_classes: dict[tuple[type, type], type[QLayer]] = {}  # of which a program has few
+    @classmethod
+    def refuses(cls, module: Any) -> str | None:
+        return "its max_norm changes the weight at every call" if module.max_norm else None
 
+    @classmethod
+    def from_float(cls, module: Any, weight: QWeight, scheme: Scheme) -> QLayer:
+        return cls(weight, scheme, module)
 
-def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
-    entry = _classes.get((kind, inner))
-    if entry is not None:
-        return entry
-    parent = parent_of(kind)
-    assert parent is not None
-    own = has_own_forward(kind, parent)
-    beneath = type(inner.__name__, (inner, parent), {"__module__": inner.__module__})
-    body: dict[str, Any] = {"float_class": kind, "own_forward": own, "inner": inner}
-    body |= {"takes_input": inner.takes_input and not own, "layout": inner.layout}
-    body |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    body["__doc__"] = kind.__doc__
-    if same_meaning(kind):
-        body["forward"] = inner.forward
-    elif own and kind.forward is parent.forward:  # which calls the step that the subclass has
-        body["forward"] = parent.forward
-    result: type[QLayer] = type(kind.__name__, (KeptSubclass, kind, beneath), body)
-    return _classes.setdefault((kind, inner), result)
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """As nn.EmbeddingBag's: indices [bags, each], or [all] with offsets [bags], and weights of
+        the rows for sums -> [bags, embedding_dim] in the dtype the weight had."""
+        table, indices, padding = self._rows(input)
+        y = F.embedding_bag(
+            indices, table, offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )  # fmt: skip
+        return self.finished(y)
 
+    def _rows(self, indices: Tensor) -> tuple[Tensor, Tensor, int | None]:
+        """A table of the rows that are asked for, or of all if those are fewer, the indices of rows
+        of it, and the one among them that is left out."""
+        weight: Any = self._modules["weight"]
+        count = indices.numel()
+        if not torch.compiler.is_compiling() and count >= self.num_embeddings:
+            return weight.dequantize(), indices, self.padding_idx
+        flat = indices.reshape(-1)
+        table = embedding(weight.operand, flat, weight.dtype)
+        places = torch.arange(count, dtype=indices.dtype, device=indices.device)
+        padding = None
+        if self.padding_idx is not None:  # a row of its own, after the last
+            padding = count
+            table = F.pad(table, (0, 0, 0, 1))
+            places = torch.where(flat == self.padding_idx, padding, places)
+        return table, places.reshape(indices.shape), padding
 
-def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
-    """Names that the quantized layer uses and that a subclass uses for something else."""
-    parent = parent_of(cls.float_class)
-    ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
-    ours -= {"weight"} if issubclass(cls.float_class, _TABLES) else {"weight", "bias"}
-    ours -= set(getattr(parent, "__constants__", ()))  # mean the same in both
-    theirs = {name for each in cls.float_class.__mro__ for name in vars(each)}
-    theirs -= set(dir(parent))
-    theirs |= set(vars(module)) | set(module._modules) | set(module._buffers)
-    theirs |= set(module._parameters)
-    return sorted(name for name in ours & theirs if not name.startswith("__"))
-
-
-def _restored(kind: type[nn.Module], inner: type[QLayer]) -> nn.Module:
-    """A module of that class without state, for pickle and copies."""
-    result = _class_of(kind, inner)
-    return result.__new__(result)
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode='{self.mode}'"

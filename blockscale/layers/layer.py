@@ -32,6 +32,16 @@ _HOOKS = (
     "_is_full_backward_hook",
 )
 
+# The layers of torch.nn that quantized ones replace.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+PARENTS = (nn.Linear, nn.Embedding, nn.EmbeddingBag, *_CONVOLUTIONS, *_TRANSPOSED)
+
+
+def parent_of(kind: type) -> type[nn.Module] | None:
+    """The layer of torch.nn that it is, or is a subclass of, among those that are replaced."""
+    return next((each for each in kind.__mro__ if each in PARENTS), None)
+
 
 class QBias(Buffers):
     """A bias [n] in integers of its layer's sums: buffers `codes` [n], and `scale` [n] float32, the

@@ -15,9 +15,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from blockscale.core.recipe import Recipe
 from blockscale.layers.buffers import Buffers
-from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.kinds import QEmbedding, QLinear
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
 from blockscale.layers.store import all_held
 
 # Modules of a model are exchanged by name, all or none.
@@ -46,6 +45,32 @@ def _put_in(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 # Called with a module in which a layer was put in another's place: adapters, which stand around
 # one layer (blockscale.integrations.peft), have to know what it is now.
 PLACED: list[Callable[[nn.Module], None]] = []
+
+
+# A model's modules, parameters and buffers as they are, to be put back.
+
+
+class Snapshot:
+    """Which objects a model consists of; their numbers are not copied."""
+
+    def __init__(self, model: nn.Module):
+        self._parts = [
+            (m, m.__class__, dict(vars(m)), dict(m._modules), dict(m._parameters), dict(m._buffers))
+            for m in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """Put every object back where it was."""
+        for module, kind, attributes, modules, parameters, buffers in self._parts:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._parameters.clear()
+            module._buffers.clear()
+            module._modules.update(modules)
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
 
 
 # Quantized weights know what they are called, so that errors can say which one they are about.

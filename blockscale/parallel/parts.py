@@ -21,8 +21,7 @@ from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.scales import TwoLevel
 from blockscale.core.shared_scales import choose, spans
 from blockscale.layers.before.scale import Scale
-from blockscale.layers.embedding import QEmbedding
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QEmbedding, QLinear
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops.linear import linear
 from blockscale.ops.tensor import QTensor, from_parts

@@ -11,11 +11,9 @@ from torch import nn
 
 from blockscale.core import rules
 from blockscale.core.format import Format
-from blockscale.layers.embedding import QEmbedding
-from blockscale.layers.guards import check_model
+from blockscale.layers.guards import check_model, check_unsharded
+from blockscale.layers.kinds import QEmbedding, QLinear
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
-from blockscale.layers.processes import check_unsharded
 from blockscale.layers.store import QWeight, all_held
 from blockscale.parallel.collectives import sharing, sharing_last, summed, summing
 from blockscale.parallel.frozen import weights_of

@@ -17,12 +17,11 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.apply import check, ledger_of
 from blockscale.layers.assembly import Supplied, refuse_unchosen
-from blockscale.layers.guards import ordinary_tensors, replacing
+from blockscale.layers.guards import check_whole, ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.model import inner_model, unwrapped
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
-from blockscale.layers.processes import check_whole
 from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.qat import learned

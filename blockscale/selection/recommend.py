@@ -16,9 +16,8 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import Hardware
 from blockscale.kernels.hardware import hardware as this_machine
-from blockscale.layers.guards import ordinary_tensors
+from blockscale.layers.guards import check_whole, ordinary_tensors
 from blockscale.layers.model import unwrapped
-from blockscale.layers.processes import check_whole
 from blockscale.selection.allocation import Budget
 from blockscale.selection.candidates import MXFP4, Candidate, WeightOptions, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError

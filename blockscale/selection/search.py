@@ -17,9 +17,8 @@ from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.walk.resume import digests_of, told_apart
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware
-from blockscale.layers.guards import ordinary_tensors
+from blockscale.layers.guards import check_whole, ordinary_tensors
 from blockscale.layers.model import unwrapped
-from blockscale.layers.processes import check_whole
 from blockscale.selection.candidates import Candidate, WeightOptions, choices, read
 from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss

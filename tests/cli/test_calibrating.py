@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
-from blockscale.layers.processes import is_first, launched
+from blockscale.layers.guards import is_first, launched
 from tests.support.cli_model_directory import tiny, tokenizer
 
 TEXT = "the a on for in the the for a in on on the a " * 40

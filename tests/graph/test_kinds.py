@@ -8,7 +8,7 @@ from torch import nn
 from blockscale.graph.kinds import equal
 from blockscale.graph.layers import with_layers
 from blockscale.graph.program import imported
-from blockscale.layers.linear import Conv1D
+from blockscale.layers.kinds import Conv1D
 
 IMAGE = {1: (2, 4, 9), 2: (2, 4, 9, 9), 3: (2, 4, 5, 5, 5)}
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

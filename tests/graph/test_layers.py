@@ -8,7 +8,7 @@ from torch import nn
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.nodes import scope
 from blockscale.graph.program import imported
-from blockscale.layers.linear import Conv1D
+from blockscale.layers.kinds import Conv1D
 from tests.support import graph_models as models
 from tests.support.graph_models import run
 

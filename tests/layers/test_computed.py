@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 import blockscale as bs
 from blockscale.layers.computed import computed_in, computes, folded, plain
 from blockscale.layers.conv import QConv
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 from tests.support.computed_models import LAYERS, Doubled, Noisy, old, parametrized
 
 X = torch.randn(3, 8)

@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.before import Scale
-from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.kinds import QEmbedding
 
 
 def test_it_keeps_what_the_table_had() -> None:

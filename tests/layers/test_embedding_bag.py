@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.layers.embedding import QEmbeddingBag
+from blockscale.layers.kinds import QEmbeddingBag
 
 ROWS, SIZE = 23, 20
 FLAT = torch.tensor([3, 0, 22, 3, 7, 7, 1, 5, 2])

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import blockscale as bs
 from blockscale.layers.held_parameters import hold, release
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.store import Holder, QWeight, all_held, held
 from tests.support import fresh
 

@@ -8,10 +8,14 @@ from torch import nn
 
 from blockscale import layers
 from blockscale.layers.conv import QConv, QConvTranspose
-from blockscale.layers.embedding import QEmbedding, QEmbeddingBag
-from blockscale.layers.kinds import quantized_class
+from blockscale.layers.kinds import (
+    QEmbedding,
+    QEmbeddingBag,
+    QLinear,
+    QTransposedLinear,
+    quantized_class,
+)
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear, QTransposedLinear
 from tests.support.qat_models import Conv1D
 
 

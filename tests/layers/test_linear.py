@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.layers.linear import QLinear, QTransposedLinear
+from blockscale.layers.kinds import QLinear, QTransposedLinear
 from tests.support.qat_models import Conv1D
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import blockscale as bs
-from blockscale.layers import processes as guard
+from blockscale.layers import guards
+from blockscale.layers.guards import agreeing, check_group, processes
 from blockscale.layers.model import sent_by_no_forward
-from blockscale.layers.processes import agreeing, check_group, processes
 from tests.support import fresh
 
 WORLD = 2
@@ -199,7 +199,7 @@ def test_what_may_be_said_of_a_group() -> None:
 
 
 def test_a_prepared_graph_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "processes", lambda: WORLD)
+    monkeypatch.setattr(guards, "processes", lambda: WORLD)
     for group, reason in ((None, "a group of 2 processes"), ("same", "no codes yet to compare")):
         with pytest.raises(ValueError, match=reason):
             check_group(group, "bs.calibrate", compared=False)  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ from blockscale.layers.decisions import (
     why_not_layer,
     why_not_weight,
 )
-from blockscale.layers.kinds import quantized_class
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear, quantized_class
 
 
 def test_lazy_modules_are_skipped_as_such() -> None:

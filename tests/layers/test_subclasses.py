@@ -12,16 +12,9 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.core.recipe import Scheme
-from blockscale.layers.embedding import QEmbedding
-from blockscale.layers.kinds import (
-    computes_as_parent,
-    has_own_forward,
-    parent_of,
-    quantized_class,
-    same_meaning,
-)
-from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QEmbedding, QLinear, quantized_class
+from blockscale.layers.layer import QLayer, parent_of
+from blockscale.layers.subclasses import computes_as_parent, has_own_forward, same_meaning
 
 
 class Same(nn.Linear):

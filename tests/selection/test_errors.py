@@ -10,7 +10,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.calibration.batches import inference
 from blockscale.core.work import Progress
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 from blockscale.selection import errors as estimate
 from blockscale.selection.candidates import DEFAULT, choices, read
 from blockscale.selection.errors import (

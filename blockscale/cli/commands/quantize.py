@@ -25,7 +25,7 @@ from blockscale.files.directory.quantize_directory import (
 )
 from blockscale.files.directory.ranks import ranks_of_launcher
 from blockscale.files.directory.shared_run import quantize_over_ranks
-from blockscale.layers.processes import is_first, launched
+from blockscale.layers.guards import is_first, launched
 from blockscale.reporting.ledger import ledger_notes, ledger_table
 from blockscale.reporting.table import size
 

@@ -19,8 +19,8 @@ from blockscale.export.checkpoints.opening import reader_of
 from blockscale.files.load import load_opened
 from blockscale.files.metadata import FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import StoredModel
+from blockscale.layers.guards import check_whole
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.processes import check_whole
 from blockscale.ops.tensor import QTensor
 
 

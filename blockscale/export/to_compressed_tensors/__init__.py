@@ -32,8 +32,8 @@ from blockscale.export.to_compressed_tensors.tensors import (
 )
 from blockscale.files.directory.swap import whole_folder
 from blockscale.files.renaming_apart import Back
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
 from blockscale.layers.store import all_held
 from blockscale.qat.layers.layer import QATLayer
 

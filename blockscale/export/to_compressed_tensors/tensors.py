@@ -14,7 +14,7 @@ from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
 from blockscale.export.to_compressed_tensors.schemes import LayerScheme, UnsupportedError
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops.tensor import QTensor
 

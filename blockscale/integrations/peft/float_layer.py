@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from blockscale.integrations.peft.parts import check_whole, part_of
 from blockscale.layers.conv import QConv
-from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.kinds import QEmbedding, QLinear, QTransposedLinear
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear, QTransposedLinear
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

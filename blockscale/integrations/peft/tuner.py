@@ -25,8 +25,8 @@ from blockscale.integrations.peft.merging import (
     unchanged,
 )
 from blockscale.integrations.peft.parts import check_part, check_whole, part_of, take_part
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.layer import QLayer
-from blockscale.layers.linear import QLinear
 from blockscale.layers.model import PLACED
 from blockscale.layers.store import all_held
 

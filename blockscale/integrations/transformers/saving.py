@@ -25,8 +25,8 @@ from blockscale.files.renaming_view import of_stack_of
 from blockscale.files.save import describe, spellings
 from blockscale.files.stored_model import StoredModel
 from blockscale.layers.buffers import Buffers
+from blockscale.layers.guards import check_unsharded
 from blockscale.layers.parameters import of_experts
-from blockscale.layers.processes import check_unsharded
 
 # A stored model under the names of the model that reads it.
 

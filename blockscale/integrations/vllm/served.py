@@ -23,8 +23,8 @@ from blockscale.files.load import quantized_layer, read_quantized
 from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
 from blockscale.integrations.config import RecipeConfig
 from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
+from blockscale.layers.kinds import QLinear, QTransposedLinear
 from blockscale.layers.layer import QBias, QLayer
-from blockscale.layers.linear import QLinear, QTransposedLinear
 from blockscale.layers.store import QWeight
 from blockscale.ops.linear import linear
 from blockscale.ops.tensor import QTensor

@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockscale.layers.embedding import QEmbedding
+from blockscale.layers.kinds import QEmbedding
 from blockscale.qat.layers.layer import Features, QATLayer
 
 

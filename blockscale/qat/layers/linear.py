@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.core.pack import stored_shape
-from blockscale.layers.linear import QLinear, QTransposedLinear, replacement
+from blockscale.layers.kinds import QLinear, QTransposedLinear, replacement
 from blockscale.qat.layers.layer import Features, QATLayer
 
 

@@ -9,7 +9,7 @@ from torch import distributed
 from blockscale.core.untrusted import FileError
 from blockscale.files.directory import ranks as module
 from blockscale.files.directory.ranks import StoreRanks, ranks_of_launcher
-from blockscale.layers.processes import launched
+from blockscale.layers.guards import launched
 
 
 @pytest.fixture

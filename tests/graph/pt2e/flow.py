@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 import blockscale as bs
 from blockscale.graph.adoption import adopt
 from blockscale.graph.pt2e import pt2e_quantizer
-from blockscale.layers.linear import Conv1D
+from blockscale.layers.kinds import Conv1D
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
 from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
 from blockscale.integrations.vllm.served import Joined
-from blockscale.layers.linear import QLinear
+from blockscale.layers.kinds import QLinear
 from blockscale.layers.store import QWeight
 
 COUNT, K, N = 3, 32, 16

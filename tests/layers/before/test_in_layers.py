@@ -14,7 +14,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.recipe import Scheme
 from blockscale.layers.before import Before, Rotate, Scale, random_signs
-from blockscale.layers.linear import QTransposedLinear
+from blockscale.layers.kinds import QTransposedLinear
 from blockscale.layers.store import QWeight
 from tests.layers.before.kinds import (
     DTYPES,
