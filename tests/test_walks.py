@@ -13,8 +13,8 @@ from tests.support.walks import Walk, flows, walk, walks
 MOST = {  # files; these only go down
     "`bs.quantize`, reference": 17,
     "`bs.quantize`, cpu": 10,
-    "`bs.quantize_`, three layers": 35,  # 33, and one for each library that listens
-    '`bs.calibrate(weight="gptq")`, two layers': 68,  # 66, and these
+    "`bs.quantize_`, three layers": 32,  # 30, and one for each library that listens
+    '`bs.calibrate(weight="gptq")`, two layers': 65,  # 63, and these
 }
 
 

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
 from blockscale.calibration.algorithms.block_scales import (
+    best_scales,
     nearest_scale,
     plain_scales,
     put,
     quantized,
+    search,
     select,
     spread,
     widened,
 )
-from blockscale.calibration.algorithms.mse import best_scales, search
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.block import WHOLE, read_block

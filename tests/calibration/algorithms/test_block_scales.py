@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import blockscale as bs
 from blockscale.calibration.algorithms import block_scales
-from blockscale.calibration.algorithms.block_scales import nearest_scale
-from blockscale.calibration.algorithms.mse import best_scales
+from blockscale.calibration.algorithms.block_scales import best_scales, nearest_scale
 from blockscale.core import integer_scales, reference
 from blockscale.core.block import Blocks, read_block
 from blockscale.core.format import Format

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibration.algorithms.block_scales import spread
+from blockscale.calibration.algorithms.block_scales import best_scales, search, spread
 from blockscale.calibration.algorithms.gptq import shifted
-from blockscale.calibration.algorithms.mse import best_scales, search
 from blockscale.calibration.algorithms.search import (
     Columns,
     backwards_factor,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.calibration.algorithms.block_scales import best_scales
 from blockscale.calibration.algorithms.gptq import GPTQ
-from blockscale.calibration.algorithms.mse import best_scales
 from tests.calibration.algorithms.grams import gram_of
 from tests.support import strategies
 from tests.support.algorithms_gptq import FORMATS, objective

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockscale as bs
-from blockscale.calibration.algorithms import block_scales, mse
+from blockscale.calibration.algorithms import block_scales
 from blockscale.calibration.algorithms.hessian import importance_of
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.core import reference
@@ -159,9 +159,9 @@ def test_weighted_errors_and_steps_are_the_formulas() -> None:
     chosen = reference.choose_qparams(x, form)
     v = bs.quantize(x, form).codes.double().numpy()
     w, c, step = x.double().numpy(), counts.numpy(), chosen.scale.double().numpy()
-    error = mse.Errors(x, form, counts).of(chosen).numpy()
+    error = block_scales.Errors(x, form, counts).of(chosen).numpy()
     np.testing.assert_allclose(error[:, 0], ((w - v * step) ** 2 * c).sum(1), rtol=1e-5)
-    fitted = mse._polish(x, chosen, form, counts).scale.numpy()[:, 0]
+    fitted = block_scales._polish(x, chosen, form, counts).scale.numpy()[:, 0]
     np.testing.assert_allclose(fitted, (w * v * c).sum(1) / (v * v * c).sum(1), rtol=1e-6)
 
 
@@ -250,11 +250,11 @@ def test_candidates_in_one_call_are_those_one_by_one(
         calls += 1
         return block_scales.choose_scales(*args)
 
-    monkeypatch.setattr(mse, "choose_scales", counted)
-    found = mse.best_scales(x, bs.parse(fmt), counts)
+    monkeypatch.setattr(block_scales, "choose_scales", counted)
+    found = block_scales.best_scales(x, bs.parse(fmt), counts)
     together, calls = calls, 0
-    monkeypatch.setattr(mse, "_AT_ONCE", 1)
-    expected = mse.best_scales(x, bs.parse(fmt), counts)
-    assert (together, calls) == (1, len(mse.factors(bs.parse(fmt))))
+    monkeypatch.setattr(block_scales, "_AT_ONCE", 1)
+    expected = block_scales.best_scales(x, bs.parse(fmt), counts)
+    assert (together, calls) == (1, len(block_scales.factors(bs.parse(fmt))))
     for part, wanted in zip(found, expected, strict=True):
         assert (part is None and wanted is None) or torch.equal(part, wanted)
