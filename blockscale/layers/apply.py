@@ -28,7 +28,7 @@ from blockscale.layers.assembly import (
 )
 from blockscale.layers.before import Before
 from blockscale.layers.computed import folded
-from blockscale.layers.guards import check_whole, ordinary_tensors, replacing
+from blockscale.layers.guards import check_flag, check_whole, ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import (
@@ -93,9 +93,11 @@ def quantize_(
     Returns the Ledger: every layer and every other parameter, quantized with what, or why not.
     Layers that share one weight (tied embeddings) share its codes if all of them get one format.
     Raises ValueError for a recipe, scale, weight or module that does not fit, and for a model that
-    is sharded (DTensor) or dispatched (accelerate). Whatever is raised, the model is unchanged.
+    is sharded (DTensor) or dispatched (accelerate); TypeError for what is no model, and a `faster`
+    that is no bool. Whatever is raised, the model is unchanged.
     """
     check_whole(model, "bs.quantize_")
+    check_flag("bs.quantize_", "faster", faster)
     recipe, weights = read_recipe(model, recipe, weights, before)
     recipe, notes = without_data(recipe, strict=strict)
     with (

@@ -104,6 +104,12 @@ def _of_text(text: str) -> str:
     return "build the model first, e.g. AutoModel.from_pretrained(name), and pass that"
 
 
+def check_flag(called: str, name: str, value: object) -> None:
+    """Raise TypeError for anything but True and False: any text but "" would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{called}: {name} must be True or False, got {value!r}")
+
+
 # Quantizing looks at whole weights: models that are sharded, or moved to their device by hooks, are
 # refused.
 

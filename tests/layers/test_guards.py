@@ -90,6 +90,15 @@ def test_what_is_no_model(called: str) -> None:
             CALLS[called](given)
 
 
+@pytest.mark.parametrize("faster", ["yes", "", 1, None])
+def test_faster_is_true_or_false(faster: Any) -> None:
+    made = nn.Sequential(nn.Linear(32, 16))
+    told = f"bs.quantize_: faster must be True or False, got {faster!r}"
+    with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
+        bs.quantize_(made, "int8", faster=faster)
+    assert type(made[0]) is nn.Linear
+
+
 def test_a_program_goes_to_the_graph() -> None:
     program = torch.export.export(model(), (X,))
     with pytest.raises(TypeError, match=r"a program goes to bs.graph.prepare or bs.graph.convert$"):
