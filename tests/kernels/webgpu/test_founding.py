@@ -56,7 +56,7 @@ def typed(*ways: str) -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("case", "dtype", "by"), typed(*BY))
 def test_quantize(case: Given, dtype: torch.dtype, by: str, storage: str) -> None:
@@ -71,6 +71,7 @@ def test_quantize(case: Given, dtype: torch.dtype, by: str, storage: str) -> Non
             assert {int(found.min()), int(found.max())} == {-128, 127}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", GIVEN, ids=lambda case: f"{len(case.shape)}d")
 def test_torchao_gives_the_same_codes(case: Given) -> None:
     """By the reciprocal, as the document's shader does; numpy and torchao agree, too."""
@@ -86,6 +87,7 @@ def test_torchao_gives_the_same_codes(case: Given) -> None:
             assert torch.equal(quantized(x, fmt, parts, storage), expected), (kind, storage)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("case", "dtype", "storage"), typed(*STORAGES))
 def test_dequantize(case: Given, dtype: torch.dtype, storage: str) -> None:
     fmt = f"int8:{founding.spelled(case.block)}:fp32:asym"
@@ -112,7 +114,7 @@ def choices() -> list[Any]:
     return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in CHOSEN]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("case", choices(), ids=name)
 def test_choose_qparams(case: Chosen) -> None:
     fmt = founding.format_of(case)

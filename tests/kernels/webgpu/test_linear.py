@@ -49,7 +49,7 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", crossed(2, QUICK))
+@pytest.mark.parametrize("name", crossed(4, QUICK))
 def test_few_and_many_rows(name: str) -> None:
     w = stored(torch.randn(34, 128), name)
     for i, rows in enumerate((1, 3, 20)):
@@ -69,6 +69,7 @@ def test_every_weight_format(fmt: str) -> None:
         check(torch.randn(m, k).to(dtype), w, bias)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", INPUTS[:2])
 def test_quantized_inputs(fmt: str) -> None:
     w = stored(torch.randn(10, 64), "int8_channel")
@@ -91,6 +92,7 @@ def test_given_scales_of_inputs() -> None:
     check(x, w, None, Quantizer(scale, zero, outer, fmt))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("rows", "outputs", "inner"),
     [(1, 5000, 160), (2, 40, 2080), (129, 12, 40), (40, 70, 24), (300, 260, 20)],
@@ -110,6 +112,7 @@ def test_the_largest_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul.plan.cache_clear()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     [
@@ -179,6 +182,7 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
             assert torch.equal(on_webgpu(x.to(dtype), w), (x @ dense.T).to(dtype))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["mxfp8", "uint4", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_exact_way_for_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where hardware cannot be trusted: all sums by integers."""
@@ -262,7 +266,7 @@ def test_what_does_not_fit_is_an_error() -> None:
         on_webgpu(x, w, None, by("int8:token:fp32:stochastic"))
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(10)
 @pytest.mark.parametrize(("weight_format", "input_format"), PAIRS)
 def test_rows_do_not_depend_on_their_batch(weight_format: str, input_format: str | None) -> None:
     """By the bit, whatever kernel takes so many rows without the mode, and whoever is in doubt."""

@@ -30,13 +30,13 @@ def test_it_is_used() -> None:
     assert (own.device.arithmetic, own.format.approximate) == ("native", "none")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_textures(fmt: str) -> None:
     assert differing(fmt, (5, 18), torch.float32) == []
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_buffers(fmt: str, dtype: torch.dtype) -> None:

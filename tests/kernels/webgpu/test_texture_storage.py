@@ -140,7 +140,7 @@ def test_any_bits_come_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert torch.equal(as_bytes(found), as_bytes(x))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(10)
 @pytest.mark.parametrize("element", ["int2", "uint3", "int4", "e3m2", "int7", "int9", "int12"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_codes_come_back(shape: tuple[int, ...], element: str) -> None:

@@ -40,7 +40,7 @@ def fits(fmt: str, shape: tuple[int, ...]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("fmt", crossed(2, FAST))
+@pytest.mark.parametrize("fmt", crossed(4, FAST))
 def test_bits(fmt: str) -> None:
     for shape in SHAPES[1:4:2]:
         if fits(fmt, shape):
@@ -112,7 +112,7 @@ GIVEN = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("there", [False, True], ids=["cpu", "webgpu"])
 @pytest.mark.parametrize(("fmt", "shape"), GIVEN, ids=str)
 def test_a_scale_and_a_zero_point(fmt: str, shape: tuple[int, ...], there: bool) -> None:

@@ -53,7 +53,7 @@ def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 8)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(("fmt", "dtype", "what"), KINDS)
 def test_what_is_made(fmt: str, dtype: torch.dtype, what: str) -> None:
     x = numbers(fmt, dtype)
@@ -129,7 +129,7 @@ TIED = ("int8:group32:fp32", "int4", "int2:group32:fp32", "e4m3:group32:fp32", "
         "nvfp4", "nf4", "uint8:group32:fp32:asym")  # fmt: skip
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("fmt", "dtype", "what"), list(product(TIED, (FULL, HALF), ("codes", "values")))
 )
@@ -145,6 +145,7 @@ def test_divisions_that_are_ulps_off(
         assert right(beside_zero_points(), fmt, what)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("hardware", ["plain", "flushing"])
 def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two levels: blocks whose scale, in outer scales, is a few ulps beside a tie of e4m3."""
@@ -160,6 +161,7 @@ def test_scales_beside_ties(hardware: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert right(x, "nvfp4", "codes") and right(x, "nvfp4", "values")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["nf4:group16:e4m3", "nf4:group16:(e4m3:token:fp32)"])
 def test_numbers_beyond_a_table(fmt: str) -> None:
     """Of scales that were rounded down."""
@@ -169,6 +171,7 @@ def test_numbers_beyond_a_table(fmt: str) -> None:
         assert right(x, fmt, what)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("values", ["-0.25,0,0.125,0.5,1", "-1,-0.5,-0.125,0.125,0.25"])
 def test_tables_that_reach_less_far_on_one_side_are_not_taken(values: str) -> None:
     x, fmt = torch.randn(48, 64), f"book({values}):group32:fp32"
@@ -186,12 +189,14 @@ def test_beside_the_first_tie() -> None:
     assert right(x, "int2:group32:fp32", "values")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("over", [-1, 0, 1])
 @pytest.mark.parametrize(("what", "fmt"), [("values", "mxfp8"), ("codes", "mxfp4")])
 def test_the_last_workgroup_is_seldom_full(what: str, fmt: str, over: int) -> None:
     assert right(unruly(2 * 128 + over, 32, FULL), fmt, what)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("first", [0, 3, 2**33 + 4, 2**32 - 4])
 def test_random_numbers_from_anywhere(first: int) -> None:
     """Those of four elements are drawn together, if a tensor begins with a four."""

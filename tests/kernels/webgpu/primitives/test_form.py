@@ -177,6 +177,7 @@ def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.Monk
     assert Piece(STEP, 5).window(memory, 6).nbytes == 16
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     [

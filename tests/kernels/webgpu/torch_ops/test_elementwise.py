@@ -49,6 +49,7 @@ def hardware(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(elementwise, "EXACT", exact)
 
 
+@pytest.mark.some(3)
 @pytest.mark.usefixtures("hardware")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS], ids=lambda op: op.__name__)
@@ -57,6 +58,7 @@ def test_of_two(op: Callable[..., Tensor], dtype: torch.dtype, device: torch.dev
     assert same(op(a.to(device), b.to(device)), op(a, b))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("op", [*ARITHMETIC[:4], *COMPARISONS], ids=lambda op: op.__name__)
 @pytest.mark.parametrize("number", [0.3, 0.0, -2.5, float("inf"), 3])
 def test_of_one_and_a_number(
@@ -171,7 +173,7 @@ def ends(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 @pytest.mark.parametrize(
     "op", [*ARITHMETIC_of_integers, *BITS, *COMPARISONS_of_integers], ids=lambda op: op.__name__

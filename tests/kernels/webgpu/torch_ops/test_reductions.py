@@ -21,7 +21,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.cpu(), expected, atol=max(1e-4, eps), rtol=4 * eps)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("keep", [False, True])
@@ -90,6 +90,7 @@ def close_of_norms(found: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_softmax(dim: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -158,6 +159,7 @@ def close_of_products(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dty
     torch.testing.assert_close(found.cpu().double(), exact, atol=1e-4 + 8 * eps, rtol=2 * eps)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("shape", "dtype"), crossed(3, SHAPES, FLOATS), ids=str)
 def test_products(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
     m, k, n = shape
@@ -231,6 +233,7 @@ def view(x: torch.Tensor, turned: bool) -> WebGPUTensor:
     return WebGPUTensor(upload(whole), tuple(x.shape), x.dtype, stride, 3)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [(1, 5, 33, 7), (3, 70, 65, 66), (2, 1, 8, 300)], ids=str)
 def test_views_of_any_strides(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

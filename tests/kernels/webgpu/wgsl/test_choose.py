@@ -74,6 +74,7 @@ def test_floats_that_need_no_integers(fmt: str) -> None:
     check(fmt, "plain")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_scales_of_one_level(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
@@ -97,16 +98,19 @@ def test_float_zero_points(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", [*LEVELS, "uint4:group1:(uint6:group1:fp16):asym"])
 def test_two_levels(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", OTHERS)
 def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     ["int4:group1:fp16:offset", "nf4:group1:fp32:offset", "e2m1:group1:e8m0/ceil:offset",

@@ -139,11 +139,13 @@ def _float_if(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", crossed(3, PLAIN))
 def test_nearest_even(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["int8:group1:fp32", "nf4:group1:fp32", "e4m3:group1:e8m0/floor", "log8:group1:fp32",
@@ -161,6 +163,7 @@ ROUNDED = (
 )  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in ONCE)) for f in ROUNDED]
@@ -176,6 +179,7 @@ ZEROS = torch.tensor([
 ]).to(torch.int32)  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["uint8:group1:fp32:asym", "uint4:group1:fp32:asym", "int8:group1:e8m0/ceil:asym",
@@ -207,6 +211,7 @@ def test_scales_of_16_bits(fmt: str, hardware: str) -> None:
     check(fmt, hardware, **zeros)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["int8:group1:fp32:recip", "int8:group1:bf16:recip", "e4m3:group1:fp32:recip",
@@ -221,6 +226,7 @@ def test_products_with_the_reciprocal(fmt: str, hardware: str) -> None:
 OUTERS = torch.cat([torch.exp2(torch.randn(64)), any_bits(32, 9).nan_to_num(), FLOATS])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", LEVELS)
 def test_two_levels(fmt: str, hardware: str) -> None:
     scale = parse(fmt).scale
@@ -228,11 +234,13 @@ def test_two_levels(fmt: str, hardware: str) -> None:
     check(fmt, hardware, outer=scale.outer_type.store_any(OUTERS))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", OTHERS)
 def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["int4:group1:fp16:offset", "nf4:group1:fp32:offset", "e2m1:group1:e8m0/ceil:offset",
