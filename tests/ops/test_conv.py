@@ -56,7 +56,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own
 @pytest.mark.parametrize(
     ("kind", "settings"), crossed(3, [nn.Conv1d, nn.Conv2d, nn.Conv3d], SETTINGS), ids=str
@@ -77,6 +77,7 @@ TUPLES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("settings", TUPLES, ids=str)
 def test_a_number_for_each_dimension(settings: dict) -> None:

@@ -57,7 +57,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("kind", "settings"), crossed(3, KINDS, SETTINGS), ids=str)
 def test_every_setting(kind, settings: dict) -> None:
     arguments = {"kernel_size": 3, **settings}
@@ -72,6 +72,7 @@ TUPLES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("settings", TUPLES, ids=str)
 def test_a_number_for_each_dimension(settings: dict) -> None:
     """And other numbers of outputs than of inputs, in groups, both ways."""
@@ -141,6 +142,7 @@ def test_autocast_does_not_reach_inside() -> None:
         same(quantized(x), expected)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compile_and_export(kind) -> None:
     """With free sizes of batch and image."""

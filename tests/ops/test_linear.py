@@ -13,6 +13,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.core.parse import CATALOG
 from tests.support.op_samples import Made
+from tests.support.some import crossed
 
 N, K = 6, 40  # K leaves partial blocks in groups of 16, 32, 64 and 128
 INPUTS = (
@@ -72,7 +73,7 @@ def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_weight_format(name: str) -> None:
     for dtype, bias in itertools.product(DTYPES, (True, False)):
@@ -84,9 +85,9 @@ def test_every_weight_format(name: str) -> None:
             same(quantized(x), define(x, dense, quantized.bias, None))
 
 
-@pytest.mark.parametrize("fmt", INPUTS)
-def test_every_input_format(fmt: str | None) -> None:
-    for dtype, weight in itertools.product(DTYPES, ("mxfp4", "uint8", "int8_channel")):
+@pytest.mark.parametrize(("fmt", "weight"), crossed(3, INPUTS, ["mxfp4", "uint8", "int8_channel"]))
+def test_every_input_format(fmt: str | None, weight: str) -> None:
+    for dtype in DTYPES:
         quantized, dense = layer(weight, fmt, dtype)
         for shape in SHAPES:
             x = torch.randn(shape, dtype=dtype)
@@ -102,8 +103,9 @@ def test_output_format() -> None:
     same(model(x), bs.fake_quantize(y, "mxfp4"))
 
 
-@pytest.mark.parametrize("shape", [(3, K), (2, 3, K), (0, K), (2, 0, K), (K,)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), crossed(3, [(3, K), (2, 3, K), (0, K), (2, 0, K), (K,)], DTYPES), ids=str
+)
 def test_gradients_are_those_of_the_definition(shape, dtype) -> None:
     """Weights and inputs under powers of two, whole gradients: no sum rounds, so bits are equal."""
     inputs = (None, "int4:tensor:pow2/floor", "mxfp4", "uint4:token:pow2/floor:asym", "mxint8")

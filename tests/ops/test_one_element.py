@@ -84,7 +84,7 @@ def calls(fmt: str) -> dict[str, list]:
     }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("fmt", "shape"), crossed(2, FORMATS, RANKS), ids=str)
 def test_every_op_takes_every_rank(fmt: str, shape: tuple[int, ...], backend: str) -> None:
     for name, many in calls(fmt).items():
@@ -174,6 +174,7 @@ class Flat(nn.Module):
         return ops.linear(values, *own, None, self.step, self.zero, None, "uint8")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", RANKS, ids=str)
 def test_export_and_compile(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

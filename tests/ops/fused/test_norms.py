@@ -100,7 +100,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-@every(CASES)
+@every(CASES, 4)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
 
@@ -109,6 +109,7 @@ INSTANCE_NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm
 OPTIONS = ({}, {"affine": True}, {"affine": True, "track_running_stats": True})
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dims", INSTANCE_NORMS)
 def test_instance_norms_in_a_graph(dims: int, options: dict[str, Any]) -> None:

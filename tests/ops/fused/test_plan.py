@@ -63,7 +63,7 @@ class Inside(nn.Module):
         return Value(codes, q.scale, q.zero_point, q.outer, str(form), x.shape[-1])
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_any_number_of_rows(name: str, case: Case) -> None:
     """Sizes that are symbols stay symbols, in every result."""

@@ -222,12 +222,12 @@ CASES: dict[str, list[Case]] = {
 LONG = {name: CASES[name] for name in ("conv", "linear")}
 
 
-@every({name: cases for name, cases in CASES.items() if name not in LONG})
+@every({name: cases for name, cases in CASES.items() if name not in LONG}, 4)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @every(LONG)
 def test_the_composition_of_many_cases(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)

@@ -27,6 +27,7 @@ def test_square_root_and_length():
     assert bit_length(x).tolist() == [v.bit_length() for v in values]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("n", [1, 2, 7, 384, 4096])
 @pytest.mark.parametrize("top", [1, 127, 32767])
 def test_normalized_within_a_unit(n, top):
