@@ -51,6 +51,7 @@ def found() -> bs.qat.ConstraintCosts:
     return made
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "lifted"),
     [
@@ -85,14 +86,18 @@ def test_rules_and_a_table() -> None:
         assert found.costs[layer]["weight scale 2^n"] == 0.0  # no power of two there
         assert found.costs[layer]["weight bits"] > 20  # 8 bits more
     assert found.costs["0"]["weight bits"] > 40
-    spelled = "int4:channel0:pow2/ceil"
-    assert bs.qat.constraint_costs(model(), BATCHES, spelled) == bs.qat.constraint_costs(
-        model(), BATCHES, bs.Recipe(spelled)
-    )
     lines = str(found).splitlines()
     assert len(lines) == 1 + len(found.base)
     assert lines[0].split("  ")[-1] == "weight bits"
     assert found.to_dict()["costs"]["0"].keys() == {"weight scale 2^n", "weight bits"}
+
+
+@pytest.mark.slow
+def test_a_format_alone_is_a_recipe() -> None:
+    spelled = "int4:channel0:pow2/ceil"
+    assert bs.qat.constraint_costs(model(), BATCHES, spelled) == bs.qat.constraint_costs(
+        model(), BATCHES, bs.Recipe(spelled)
+    )
 
 
 def test_what_is_refused() -> None:

@@ -232,6 +232,7 @@ def step_of_training(model: nn.Module, x: Tensor, rate: float = 1e-7) -> None:
     optimizer.zero_grad()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 @pytest.mark.parametrize("first", NOTHING_SEEN)
 @pytest.mark.filterwarnings("ignore:blockscale")
@@ -372,6 +373,7 @@ def test_what_began_goes_on_from_a_state():
     assert torch.equal(again(x), model(x))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("learn", ["steps", "thresholds", None])
 @pytest.mark.parametrize("bias", [None, "int32"])
 def test_batches_without_rows(learn, bias):

@@ -17,6 +17,7 @@ def prepared(recipe, **settings) -> nn.Module:
     return bs.prepare_qat(model, recipe, **settings)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_step_of_training_and_conversion(fmt: str) -> None:
     model, x = prepared(bs.Recipe(fmt, input="uint8:tensor:fp32:offset")), torch.rand(6, 64) + 2
@@ -48,6 +49,7 @@ def test_scales_that_are_not_learned_say_so(fmt: str, why: str) -> None:
     assert model[0].weight_quantizer.learned is None
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["nf4:flat64:fp32", "nf4:group32:fp32", "e2m1:group16:e4m3/inv"])
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 def test_scales_of_new_blocks_and_elements_are_learned(fmt: str, domain: str) -> None:

@@ -117,6 +117,7 @@ def test_compiled_by_inductor():
     )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", RECIPES)
 def test_autocast_gives_what_float_layers_give(name):
     recipe, learn = RECIPES[name]

@@ -30,7 +30,7 @@ def targets(graph: Any) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.ReLU6()])
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("input", [STATIC, "int8:tensor:pow2/nearest"])

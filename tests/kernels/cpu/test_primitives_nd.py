@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("block", "shape"), CASES, ids=str)
 def test_every_block(block: str, shape: tuple[int, ...]) -> None:
     formats = FORMATS[len(shape) % 2 :: 2]
@@ -76,6 +76,7 @@ def test_every_block(block: str, shape: tuple[int, ...]) -> None:
         assert wrong(rough(shape, 1), fmt.format(block), threads=(1, 3)) == []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("case", "dtype"), crossed(3, CASES[::3], [torch.bfloat16, torch.float16]), ids=str
 )

@@ -56,6 +56,7 @@ def test_a_stack_gives_what_a_list_gives(kind: type, fmt: str) -> None:
     assert ledger["0.up"].details == ledger["0.up"].reason == ""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", STATIC)
 @pytest.mark.parametrize("weight", [None, "gptq"])
 def test_static_scales_are_of_each_expert(fmt: str, weight: str | None) -> None:

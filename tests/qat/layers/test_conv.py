@@ -46,6 +46,7 @@ def prepared(model: nn.Module, fmt: str = FINE, **settings) -> nn.Module:
     return bs.prepare_qat(model, fmt, **settings)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("affine", [True, False])
 def test_training_is_the_float_models(momentum, affine):
@@ -99,6 +100,7 @@ def test_without_quantization_it_is_the_float_model_bit_for_bit():
     assert torch.equal(*y)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4:group32:fp32", "mxfp4", "binary"])
 def test_evaluation_is_the_folded_model(fmt):
     """torch's own fusion, then bs.quantize_: the same codes, and the same bits but for the bias."""

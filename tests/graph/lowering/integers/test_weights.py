@@ -99,6 +99,7 @@ def test_the_narrowest_type():
     assert narrowest(torch.empty(0)) == torch.int8
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("weight", ["log8:channel0:pow2/nearest", "log6:tensor:pow2/nearest"])
 def test_wide_weights_run_on_the_reference(weight):
     """Integers of 32 and 64 bits: right, where the float graph may round."""
