@@ -310,7 +310,8 @@ def test_integers_and_shifts_alone(inputs, tmp_path):
     assert {"ConvInteger", "MatMulInteger", "BitShift"} <= used
     assert not used & {"Conv", "MatMul", "Gemm", "DequantizeLinear"}
     stored = initializers(tmp_path / "model.onnx").values()
-    assert {t.data_type for t in stored} <= {TensorProto.INT8, TensorProto.INT32, TensorProto.INT64}
+    codes = {TensorProto.INT8, TensorProto.UINT8}
+    assert {t.data_type for t in stored} <= {*codes, TensorProto.INT32, TensorProto.INT64}
 
 
 def test_power_of_two_scales_stay_powers_of_two(tmp_path, capsys):

@@ -214,7 +214,8 @@ def test_ops_by_rules():
     graph = bs.graph.convert(prepared)
     state = graph.state_dict()
     largest = max(float(t.abs().max()) for t in seen["add"])
-    assert state["add.inputs.scale"].item() == torch.tensor(largest).div(127).item()
+    # seen in another run of the program: torch's sums are not the same to the bit everywhere
+    assert state["add.inputs.scale"].item() == pytest.approx(largest / 127, rel=1e-6)
     nodes = {n.name: n for n in graph.graph.nodes if str(n.target) == "aten.add.Tensor"}
     sources = list(next(iter(nodes.values())).args)
     assert [str(s.target) for s in sources] == ["blockscale.dequantize.default"] * 2

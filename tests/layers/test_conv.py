@@ -108,7 +108,7 @@ def test_an_image_of_one_pixel_is_contiguous_as_ever() -> None:
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_the_ledger_says_where_a_layer_is_slower_than_the_float_one() -> None:
     """No slow way without a word: its figure and its reason, and nothing of a faster one."""
-    model = nn.Sequential(nn.Conv2d(256, 64, 1), nn.Conv2d(3, 64, 7), nn.ConvTranspose2d(64, 8, 2))
+    model = nn.Sequential(nn.Conv2d(256, 128, 1), nn.Conv2d(3, 64, 7), nn.ConvTranspose2d(64, 8, 2))
     alone = bs.quantize_(copy.deepcopy(model), "int8_channel")
     told = "on this CPU 1.1 to 1.8 of float32's time: the same products, of a weight that is"
     assert alone["0"].here.startswith(told)

@@ -3,7 +3,12 @@
 
 A number of 16 bits is 256 · high + low, and products are sums of products:
 
-    x · w  =  65536 xh·wh  +  256 (xh·wl + xl·wh)  +  xl·wl        exact, as int32 wraps around"""
+    x · w  =  65536 xh·wh  +  256 (xh·wl + xl·wh)  +  xl·wl        exact, as int32 wraps around
+
+Of codes uint8 both sides are uint8, signed ones with a zero point of 128: onnxruntime multiplies
+uint8 by int8 with `vpmaddubsw` on processors with AVX2 and without VNNI, whose sums of two products
+saturate at 16 bits; uint8 by uint8 and int8 by int8 it widens first. (ConvInteger of 1.31.1 gives
+other sums for int8 by uint8, so codes int8 keep weights int8.)"""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -28,10 +33,12 @@ def in_bytes(kind: torch.dtype, zero_point: int, weight: Tensor) -> bool:
 def multiplied(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor) -> str:
     """Codes x [..., k] of `kind` times a weight [k, n] int8 or int16 -> [..., n] int32."""
 
-    def one(a: str, b: str, zero: str) -> str:
-        return scope.op("MatMulInteger", a, b, zero)
+    def one(*operands: str) -> str:
+        return scope.op("MatMulInteger", *operands)
 
-    return _summed(scope, _parts(scope, x, kind, zero_point), weight, one)
+    return _summed(
+        scope, _parts(scope, x, kind, zero_point), _split(weight, kind == torch.int8), one
+    )
 
 
 def convolved(
@@ -42,10 +49,12 @@ def convolved(
     weight: [n, channels / groups, *kernel]; attributes: those of ONNX's ConvInteger
     """
 
-    def one(a: str, b: str, zero: str) -> str:
-        return scope.op("ConvInteger", a, b, zero, **attributes)
+    def one(*operands: str) -> str:
+        return scope.op("ConvInteger", *operands, **attributes)
 
-    return _summed(scope, _parts(scope, x, kind, zero_point), weight, one)
+    return _summed(
+        scope, _parts(scope, x, kind, zero_point), _split(weight, kind == torch.int8), one
+    )
 
 
 def _parts(scope: Scope, x: str, kind: torch.dtype, zero_point: int) -> list[_Part]:
@@ -61,29 +70,35 @@ def _parts(scope: Scope, x: str, kind: torch.dtype, zero_point: int) -> list[_Pa
     wide = scope.cast(x, "INT32")
     low = scope.op("BitwiseAnd", wide, scope.constant(np.array(255, np.int32)))
     high = scope.op("Div", scope.op("Sub", wide, low), scope.constant(np.array(256, np.int32)))
-    signed = kind == torch.int16
-    upper = scope.cast(high, "INT8" if signed else "UINT8")
-    zero = scope.constant(np.array(0, np.int8 if signed else np.uint8))
-    return [(1, scope.cast(low, "UINT8"), none), (256, upper, zero)]
+    if kind == torch.int16:
+        high = scope.op("Add", high, scope.constant(np.array(128, np.int32)))
+    zero = scope.constant(np.array(128 if kind == torch.int16 else 0, np.uint8))
+    return [(1, scope.cast(low, "UINT8"), none), (256, scope.cast(high, "UINT8"), zero)]
 
 
-def _split(weight: Tensor) -> list[tuple[int, np.ndarray[Any, Any]]]:
-    """A weight as arrays of 8 bits, each with what it counts."""
-    if weight.dtype == torch.int8:
-        return [(1, weight.numpy())]
-    low = weight & 255
-    high = ((weight.to(torch.int32) - low) // 256).to(torch.int8)
-    return [(1, low.to(torch.uint8).numpy()), (256, high.numpy())]
+def _split(weight: Tensor, signed: bool) -> list[tuple[int, Tensor, int]]:
+    """A weight as parts of 8 bits, each with what it counts and its zero point."""
+    wide = weight.to(torch.int32)
+    low = wide & 255
+    parts = [(1, wide)] if weight.dtype == torch.int8 else [(256, (wide - low) // 256)]
+    if signed:
+        split = [(count, part.to(torch.int8), 0) for count, part in parts]
+    else:
+        split = [(count, (part + 128).to(torch.uint8), 128) for count, part in parts]
+    return split if weight.dtype == torch.int8 else [(1, low.to(torch.uint8), 0), *split]
 
 
 def _summed(
-    scope: Scope, parts: Sequence[_Part], weight: Tensor, one: Callable[[str, str, str], str]
+    scope: Scope,
+    parts: Sequence[_Part],
+    weights: Sequence[tuple[int, Tensor, int]],
+    one: Callable[..., str],
 ) -> str:
     """The sum of the products of all parts."""
     total = ""
-    for (count, x, zero), (times, array) in product(parts, _split(weight.contiguous())):
-        stored = torch.from_numpy(np.ascontiguousarray(array))
-        y = one(x, put_tensor(scope.file, f"{scope.within}.weight", stored), zero)
+    for (count, x, zero), (times, part, shift) in product(parts, weights):
+        stored = put_tensor(scope.file, f"{scope.within}.weight", part.contiguous())
+        y = one(x, stored, zero, scope.constant(np.array(shift, _BYTES[part.dtype])))
         if count * times > 1:
             y = scope.op("Mul", y, scope.constant(np.array(count * times, np.int32)))
         total = scope.op("Add", total, y) if total else y
