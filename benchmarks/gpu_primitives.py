@@ -29,12 +29,12 @@ CHOOSE = [
     "int4", "int8_token", "int8:group32@0:fp32", "e2m1:group32@0:e8m0/floor", "int8:tile16x32:fp32",
     "e4m3:tile128x128:fp32", "int8_channel", "int8", "uint4", "int8:group64:fp32:stochastic",
     "e2m1:group32:e8m0/floor:stochastic", "ternary", "binary", "log4", "int8:block4x8x16:fp32",
-    "int4:block4x4x8:fp32",
+    "int4:block4x4x8:fp32", "nvfp4_e5m3",
 ]  # fmt: skip
 GIVEN = ["mxfp8", "mxfp4", "int8:group128:fp32", "int8", "int8_token", "mxfp6"]
 BOTH = [
     "mxfp8", "mxfp4", "int8:group128:fp32", "int8_token", "mxfp6", "nvfp4", "ternary", "binary",
-    "log4", "int8:block4x8x16:fp32", "int4:block4x4x8:fp32",
+    "log4", "int8:block4x8x16:fp32", "int4:block4x4x8:fp32", "nvfp4_e5m3",
 ]  # fmt: skip
 SETTINGS = [(1024, 2), (2048, 2), (2048, 4), (4096, 4), (8192, 4), (4096, 8), (8192, 8), (16384, 8)]
 

@@ -13,6 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
 from tests.support.cuda_equal import DTYPES, has_kernels, wrong
+from tests.support.cuda_formats import CODE_SCALES
 from tests.support.gpu_cuda_reference import SPELLINGS, hard_inputs
 from tests.support.gpu_primitives import graded
 from tests.support.rational_cases import cases
@@ -26,6 +27,7 @@ MORE = [
     "e4m3:group128:fp32", "e5m2:token:bf16:recip", "int8:group32:fp32:stochastic",
     "e2m1:group32:e8m0/even:stochastic", "int4:token:e4m3", "e3m2:tile4x4:(e5m2:channel0:fp32)",
     "uint2:group16:fp32", "uint1:group16:fp32:asym", "log8:group16:fp32", "int16:token:fp32",
+    *CODE_SCALES,
 ]  # fmt: skip
 
 
@@ -60,6 +62,7 @@ PAIRED = [
     "binary:token:fp32", "uint4:group32:fp32:asym", "int8:group32@0:fp32:stochastic",
     "binary:group32:fp32", "int2:group32:e8m0/floor", "log4:group32:fp32", "e2m1:group32:fp32",
     "e2m1:group32:e8m0/floor:stochastic", "e2m3:group16:e8m0/floor:stochastic",
+    "nvfp4_e5m3", "int8:group32:ue4m3", "log4:group32:ue5m3", "ternary:group16:ue6m2",
 ]  # fmt: skip
 
 

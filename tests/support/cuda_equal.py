@@ -23,9 +23,9 @@ Results = dict[str, Tensor]
 
 def has_kernels(fmt: str) -> bool:
     """Whether CUDA kernels know the format, whose primitives the reference runs otherwise."""
-    from blockscale.kernels.cuda.spec import known  # not before the interpreter is switched on
+    from blockscale.kernels.cuda.spec import primitive  # not before the interpreter is switched on
 
-    return known((parse(fmt),), ())
+    return primitive((parse(fmt),), ())
 
 
 def slope(x: Tensor) -> Tensor:

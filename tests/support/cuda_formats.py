@@ -19,6 +19,13 @@ OFFSETS = [
     "int8:group7:fp32:offset:stochastic", "e2m1:group16:(e4m3:token:fp32):offset(fp16)",
     "uint4:token:fp16:offset",
 ]  # fmt: skip
+CODE_SCALES = [
+    "nvfp4_e5m3", "int8:group32:ue4m3", "uint4:group16:ue6m2:asym", "int4:group32:ue5m3:full",
+    "log4:group16:ue7m0", "ternary:group32:ue5m3", "binary:group16:ue4m4", "e2m1:group32:ue7m1",
+    "e2m1:group16:ue5m3:stochastic", "int8:token:ue5m3r0:recip", "e4m3:tile4x16:ue2m1r0",
+    "e3m2:group16@0:ue3m2", "nf4:group16:ue5m3r8", "int8:tensor:ue5m3",
+    "uint4:group32:ue5m3:offset",
+]  # fmt: skip
 FLOAT_ZEROS = [
     "uint4:group64:fp16:asym(fp16)", "int8:token:fp32:asym(fp32)", "uint8:group7:bf16:asym(bf16)",
     "uint8:tensor:fp32:asym(fp32):recip", "int4:group16@0:fp32:asym(fp16):nearest_away",

@@ -30,7 +30,7 @@ from blockscale.kernels.cuda.primitives.plan import (
 )
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 from blockscale.kernels.cuda.replay import replayed
-from blockscale.kernels.cuda.spec import known
+from blockscale.kernels.cuda.spec import primitive
 from blockscale.kernels.operand import in_order, listed, strided_like
 from blockscale.kernels.registry import kernel
 
@@ -39,7 +39,7 @@ from blockscale.kernels.registry import kernel
 _COLUMNS = 1024  # bytes or codes of one program
 
 
-@kernel("pack", backend="cuda", supports=known)
+@kernel("pack", backend="cuda", supports=primitive)
 @replayed()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
@@ -64,7 +64,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
     return packed
 
 
-@kernel("unpack", backend="cuda", supports=known)
+@kernel("unpack", backend="cuda", supports=primitive)
 @replayed()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
@@ -100,7 +100,7 @@ def _kind(f: Form) -> str:
 # Codes, with a given scale or one that is chosen in the same pass over memory.
 
 
-@kernel("quantize", backend="cuda", supports=known)
+@kernel("quantize", backend="cuda", supports=primitive)
 @replayed()
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
@@ -112,7 +112,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     return _encoded(f, x, parts, by.seed)
 
 
-@kernel("choose_quantize", backend="cuda", supports=known)
+@kernel("choose_quantize", backend="cuda", supports=primitive)
 @replayed()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
@@ -161,7 +161,7 @@ def _codes(
 # The scale of each block.
 
 
-@kernel("choose_qparams", backend="cuda", supports=known)
+@kernel("choose_qparams", backend="cuda", supports=primitive)
 @replayed()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
@@ -175,7 +175,7 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
 # Values from packed codes.
 
 
-@kernel("dequantize", backend="cuda", supports=known)
+@kernel("dequantize", backend="cuda", supports=primitive)
 @replayed()
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
@@ -227,7 +227,7 @@ def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
 # Values after a round trip, in one pass, and the gradient that passes it.
 
 
-@kernel("fake_quantize", backend="cuda", supports=known)
+@kernel("fake_quantize", backend="cuda", supports=primitive)
 @replayed()
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
@@ -240,7 +240,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     return strided_like(like, values)
 
 
-@kernel("straight_through", backend="cuda", supports=known)
+@kernel("straight_through", backend="cuda", supports=primitive)
 @replayed()
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
@@ -372,7 +372,7 @@ def take_on(pending, error, coupling, i, present, j, c, n):
 _STRIP = 32  # entries of one program: many programs, since each takes its columns in turn
 
 
-@kernel("round_columns", backend="cuda", supports=known)
+@kernel("round_columns", backend="cuda", supports=primitive)
 def round_columns(
     x: Tensor, base: Tensor | None, coupling: Tensor, by: Quantizer
 ) -> tuple[Tensor, Tensor, Tensor]:

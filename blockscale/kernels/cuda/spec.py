@@ -5,25 +5,38 @@ import struct
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 
+from blockscale.core.elements.minifloat import UnsignedMinifloat
+from blockscale.core.parse import parse
+from blockscale.core.scales import CodeScale
 from blockscale.kernels.numbers import FormatNumbers, lowered, supports_families
 from blockscale.kernels.registry import ByFormats
 
 FAMILIES = ("integer", "minifloat", "binary", "codebook")  # of elements, that device code knows
 FEATURES = ("nd", "offset", "float_zero")  # of FormatNumbers.features, that device code knows
 known = ByFormats(supports_families(FAMILIES, FEATURES))  # and every dtype, shape and layout
+primitive = ByFormats(supports_families(FAMILIES, (*FEATURES, "code")))  # what the primitives know
+
+_LARGEST = 2.0**90  # of the magnitudes of ordinary blocks
 
 
 @dataclass(frozen=True)
 class Spec(FormatNumbers):
     """The numbers of a format, and what only these kernels ask. Triton compiles once for each.
 
+    Scales that are codes by themselves (`ue5m3`) are the kind "code"; `inner` is then the minifloat
+    with a sign whose magnitudes they are.
+
     least: the bits of a magnitude that makes a block's step more than 2^-38; a mean may be as
            little as 2^-15 of its block's largest
     most: the bits of a magnitude that makes a block's step at most 1
+    largest: the bits of the largest magnitude of an ordinary block
+    smallest_step: the smallest scale of the kind "code" that is chosen
     """
 
     least: int
     most: int
+    largest: int
+    smallest_step: float
 
     @cached_property
     def _hash(self) -> int:
@@ -49,13 +62,22 @@ def spec(spelling: str) -> Spec:
 
     Raises TypeError if its elements have none: `supports` keeps those from here.
     """
-    numbers = lowered(spelling)
+    numbers, fmt = lowered(spelling), parse(spelling)
     shared = {field.name: getattr(numbers, field.name) for field in fields(numbers)}
     smallest = 2.0 ** (-19 if numbers.element.bits <= 2 else -36)
+    largest, step = _LARGEST, 0.0
+    if isinstance(fmt.scale, CodeScale):
+        assert isinstance(fmt.scale.element, UnsignedMinifloat)
+        shared |= {"scale": "code", "inner": fmt.scale.element.magnitudes.numbers(False)}
+        if fmt.two_sided:
+            shared |= {"full": True, "statistic": "range"}
+        largest, step = min(_LARGEST, numbers.levels * fmt.scale.high), fmt.scale.low
     return Spec(
         **shared,
         least=_bits(max(numbers.levels, 1.0) * smallest),
         most=_bits(numbers.levels / 4),
+        largest=_bits(largest),
+        smallest_step=step,
     )
 
 

@@ -54,6 +54,8 @@ def compiled(kernel, fmt, result, number, size):
 for case in (
     (encode_tile, "nvfp4", "codes", "bf16", 2),
     (encode_tile, "mxfp4", "values", "fp32", 4),
+    (encode_tile, "nvfp4_e5m3", "codes", "bf16", 2),
+    (encode_tile, "nvfp4_e5m3", "values", "fp32", 4),
     (errors_tile, "nvfp4", "errors", "fp32", 4),
 ):
     print(case[1], case[2], compiled(*case).count("tt.store"))
@@ -68,6 +70,7 @@ def test_kernels_that_encode_compile_for_a_gpu() -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     rows = [line.split() for line in run.stdout.splitlines()]
     assert [row[:2] for row in rows] == [
-        ["nvfp4", "codes"], ["mxfp4", "values"], ["nvfp4", "errors"]
+        ["nvfp4", "codes"], ["mxfp4", "values"], ["nvfp4_e5m3", "codes"], ["nvfp4_e5m3", "values"],
+        ["nvfp4", "errors"],
     ]  # fmt: skip
     assert all(int(stores) > 0 for *_, stores in rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.support.cuda_boxes import boxes
 from tests.support.cuda_equal import DTYPES, has_kernels, wrong
-from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.support.cuda_formats import CODE_SCALES, CODEBOOKS, FLOAT_ZEROS, OFFSETS
 from tests.support.gpu_cuda_reference import SPELLINGS, hard_inputs
 from tests.support.rational_cases import cases
 from tests.support.some import crossed
@@ -29,7 +29,7 @@ FEW = [
     "int8_pow2", "uint4:token:fp16:asym", "int2:channel1:fp32:full", "int6:group7:e8m0/tosa",
     "int8:token:fp32:stochastic", "e2m1:group32@0:(uint4:channel0:fp32):nearest_away",
     "int8:group16:fp32:up", "e3m2:group16:fp32:down", "int12:group16:e4m3:toward_zero",
-    *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS,
+    *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS, *CODE_SCALES,
 ]  # fmt: skip
 
 

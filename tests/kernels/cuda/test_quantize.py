@@ -145,7 +145,8 @@ def test_how_a_bit_pattern_is_read_is_asked_of_its_family() -> None:
 
 @pytest.mark.parametrize(
     "fmt",
-    ["nvfp4", "nvfp4_token", "e2m1:group32:fp32", "uint4:group8:fp32:asym", "nf4:group8:bf16",
+    ["nvfp4", "nvfp4_token", "nvfp4_e5m3", "e2m1:group32:fp32", "uint4:group8:fp32:asym",
+     "nf4:group8:bf16",
      "e2m1:group16:e4m3:recip", "uint4:group16:fp16:offset", "e4m3:group16:e8m0/floor",
      "int12:group16:fp32"],
 )  # fmt: skip

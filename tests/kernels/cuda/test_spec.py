@@ -27,7 +27,10 @@ def float_of(bits: int) -> float:
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_numbers_are_those_of_every_backend(name: str) -> None:
     numbers, found = lowered(name), spec(name)
+    other = ("scale", "inner") if "code" in numbers.features else ()
     for field in fields(FormatNumbers):
+        if field.name in other:
+            continue
         assert getattr(found, field.name) == getattr(numbers, field.name), field.name
     assert spec(name) is found
 

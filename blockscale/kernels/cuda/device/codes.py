@@ -62,7 +62,7 @@ def counts_binades(ordinary, spec):
     """Whether codes are found in this way."""
     element = spec.element
     known = element.family == "minifloat" and element.mbits == 0 and element.nan < 0
-    known = known and not spec.offset
+    known = known and not spec.offset and spec.scale != "code"  # whose quotients may saturate
     return known and ordinary and uses_markstein(spec) and spec.rounding == "nearest_even"
 
 

@@ -25,7 +25,7 @@ from blockscale.kernels.cuda.device.numerics import (
     reciprocal,
 )
 
-LARGE: tl.constexpr = tl.constexpr(0x6C800000)  # the bits of 2^90
+SMALLEST_STEP: tl.constexpr = tl.constexpr(2.0**-37)  # of which remainders are exact
 
 
 class Scaling(NamedTuple):
@@ -82,9 +82,12 @@ def uses_markstein(spec):
     if spec.offset:
         kinds = ("fp32", "fp16", "bf16") if not tells_quotients_from_zero(spec) else ()
         return spec.scale in kinds and not (spec.recip or has_small_values(spec.element))
-    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level") and not spec.recip
-    two = spec.scale == "two_level" and tells_quotients_from_zero(spec)
-    return divided and not has_small_values(spec.element) and not two
+    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level", "code") and not spec.recip
+    bounded = spec.scale in ("two_level", "code")  # a step may be far above its block's numbers
+    if spec.scale == "code" and spec.smallest_step < SMALLEST_STEP.value:
+        return False
+    both = bounded and tells_quotients_from_zero(spec)
+    return divided and not has_small_values(spec.element) and not both
 
 
 @triton.constexpr_function
@@ -136,7 +139,8 @@ def all_ordinary(top, outer, spec: tl.constexpr):
     """
     if chooses_means(spec) or (uses_markstein(spec) and spec.scale != "two_level"):
         least: tl.constexpr = spec.least
-        far = (top > LARGE) | ((top < least) & (top != 0))
+        largest: tl.constexpr = spec.largest
+        far = (top > largest) | ((top < least) & (top != 0))
         ordinary = tl.max(far.to(tl.int32)) == 0
     else:
         ordinary = tl.max(top) < EXPONENT

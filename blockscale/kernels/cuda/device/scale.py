@@ -3,7 +3,7 @@
 
 Everything has one number for each block, [units]: float32, or the bits of one as int32, which order
 alike where there is no sign. `stored` is float32 where scales are floats or "pow2", and int32 with
-a byte in it where they are "e8m0" or "two_level".
+a byte in it where they are "e8m0", "two_level" or "code".
 """
 
 from typing import Any, NamedTuple
@@ -39,6 +39,12 @@ SIGN: tl.constexpr = tl.constexpr(-0x80000000)
 def is_stored_as_step(scale):
     """Whether a Spec's kind of scale is the step itself, a float."""
     return scale in ("fp32", "fp16", "bf16", "pow2")
+
+
+@triton.constexpr_function
+def is_byte(scale):
+    """Whether a Spec's kind of scale is stored as a byte."""
+    return scale in ("e8m0", "two_level", "code")
 
 
 class UnitScale(NamedTuple):
@@ -79,17 +85,7 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
             ratio = quotient(quotient(a, spec.levels, spec.per_level), outer, reciprocal(outer))
         else:
             ratio = divide(divide(a, spec.levels), outer)
-        ratio = tl.minimum(tl.maximum(ratio, spec.inner.smallest_normal), spec.inner.high)
-        inner: tl.constexpr = spec.inner
-        if hardware(inner, "nearest_even") is not None:
-            stored = converted_pair(ratio, tl.zeros_like(ratio), inner)
-        else:
-            stored = encode(
-                ratio, bits_of(ratio), 0.0, inner.high, 0, 0.0, inner, "nearest_even", False, False
-            )
-        stored = stored & 0xFF
-        if spec.poisons:
-            stored = tl.where(poisoned, spec.inner.nan, stored)
+        stored = inner_code(ratio, poisoned, spec.inner.smallest_normal, spec)
     else:
         if spec.full:
             raw = tl.maximum(divide(high, spec.element.high), divide(low, spec.element.low))
@@ -98,7 +94,27 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
         else:
             raw = divide(a, spec.levels)
         kind: tl.constexpr = spec.scale
-        stored = float_scale(raw, kind)
+        if kind == "code":
+            stored = inner_code(raw, poisoned, spec.smallest_step, spec)
+        else:
+            stored = float_scale(raw, kind)
+    return stored
+
+
+@triton.jit
+def inner_code(ratio, poisoned, smallest: tl.constexpr, spec: tl.constexpr):
+    """Quotients -> the codes of spec.inner, at least that of `smallest`, int32 (3.3, 3.5)."""
+    inner: tl.constexpr = spec.inner
+    ratio = tl.minimum(tl.maximum(ratio, smallest), inner.high)
+    if hardware(inner, "nearest_even") is not None:
+        stored = converted_pair(ratio, tl.zeros_like(ratio), inner)
+    else:
+        stored = encode(
+            ratio, bits_of(ratio), 0.0, inner.high, 0, 0.0, inner, "nearest_even", False, False
+        )
+    stored = stored & 0xFF
+    if spec.poisons:
+        stored = tl.where(poisoned, inner.nan, stored)
     return stored
 
 
@@ -169,6 +185,10 @@ def ordinary_step(stored, outer, spec: tl.constexpr):
         inner: tl.constexpr = spec.inner
         power: tl.constexpr = (254 - inner.bias) << 23
         step = outer * (float_of(stored << (23 - inner.mbits)) * constant(stored, power))
+    elif spec.scale == "code" and uses_markstein(spec):
+        coded: tl.constexpr = spec.inner
+        up: tl.constexpr = (254 - coded.bias) << 23
+        step = float_of(stored << (23 - coded.mbits)) * constant(stored, up)
     else:
         step = step_of(stored, outer, spec)
     return step
@@ -187,6 +207,9 @@ def step_of(stored, outer, spec: tl.constexpr):
         size = bits_of(clamp(tl.abs(step), 1, FLT_MAX_BITS)) | (bits_of(step) & SIGN)
         bounded = tl.where(step == step, float_of(size), step)
         step = tl.where(tl.minimum(tl.abs(value), tl.abs(outer)) == 0.0, step, bounded)
+    elif spec.scale == "code":
+        coded: tl.constexpr = spec.inner
+        step = decode(stored & 0xFF, coded)
     else:
         tl.static_assert(is_stored_as_step(spec.scale), "unknown kind of scale")
         step = stored
@@ -204,7 +227,7 @@ def load_scale(
     present: bool
     """
     stored = tl.load(scale + index, mask=present, other=1)
-    if spec.scale == "e8m0" or spec.scale == "two_level":
+    if is_byte(spec.scale):
         stored = stored.to(tl.int32)
     else:
         stored = widen_part(stored)
