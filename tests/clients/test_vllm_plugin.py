@@ -124,9 +124,10 @@ def test_compiled(installed: Path, tmp_path: Path) -> None:
     assert greedy(directory, PROMPTS, COUNT, installed, enforce_eager=False) == expected
 
 
-def test_two_processes_that_each_have_a_part(installed: Path, tmp_path: Path) -> None:
-    """Two heads of keys for two processes, and cut tables."""
-    directory, here = served("Qwen3", "mxfp4", tmp_path)
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
+def test_two_processes_that_each_have_a_part(kind: str, installed: Path, tmp_path: Path) -> None:
+    """Two heads of keys for two processes, cut tables, and a part of every expert."""
+    directory, here = served(kind, "mxfp4", tmp_path)
     expected = expected_tokens(here, PROMPTS, COUNT)
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     assert greedy(directory, PROMPTS, COUNT, installed, **options) == expected

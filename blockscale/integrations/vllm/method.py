@@ -277,15 +277,14 @@ class ExpertsMethod(FusedMoEMethodBase):
         self, layer: Any, num_experts: int, hidden_size: int,
         intermediate_size_per_partition: int, params_dtype: torch.dtype, **extra: Any,
     ) -> None:  # fmt: skip
-        if self.moe.moe_parallel_config.tp_size > 1:
-            _whole(layer.layer_name)
         if self.moe.has_bias:
             raise ValueError(
                 f"{layer.layer_name}: experts with biases (gpt-oss) are not served: keep them in "
                 f"float, or serve the checkpoint's own format by vLLM's method"
             )
-        local = _local_experts(layer, num_experts)
-        layer.quantized = self._stored.read(local, params_dtype).to(_device())
+        ranks, local = self.moe.moe_parallel_config, _local_experts(layer, num_experts)
+        experts = self._stored.read(local, params_dtype, ranks.tp_rank, ranks.tp_size)
+        layer.quantized = experts.to(_device())
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None

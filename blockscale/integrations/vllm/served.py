@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.core.cuts import cut, placements
-from blockscale.core.pack import inputs_first
+from blockscale.core.pack import inputs_first, stored_shape
 from blockscale.core.reference import QParams
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.load import quantized_layer, read_quantized
@@ -245,6 +245,14 @@ def _spellings(name: str) -> Iterable[str]:
     yield name.removeprefix("transformer.")
 
 
+class Slice(NamedTuple):
+    """One of `ranks` equal parts of a dimension: outputs (dim 0) or inputs (dim 1)."""
+
+    dim: int
+    rank: int
+    ranks: int
+
+
 class Part(NamedTuple):
     """Outputs (dim 0) or inputs (dim 1) of a layer that one of several processes has."""
 
@@ -327,14 +335,25 @@ class StoredExperts:
         """Every stored name."""
         return [name for names in (*self.up, *self.down) for name in names]
 
-    def read(self, chosen: Sequence[int], dtype: torch.dtype) -> Experts:
+    def read(
+        self, chosen: Sequence[int], dtype: torch.dtype, rank: int = 0, ranks: int = 1
+    ) -> Experts:
         """The chosen experts, in this order. Raises ValueError where a part of a stack is asked
-        for: its experts are in one process."""
+        for: its experts are in one process.
+
+        rank, ranks: this process of how many that have a part of each expert: as many outputs of
+            gate and up, and the inputs of down that they are. Sums of down are parts, to be added.
+        """
         if not self.stacked:
-            return Experts(
-                self._matrices(self.up, chosen, dtype), self._matrices(self.down, chosen, dtype),
-                len(chosen),
-            )  # fmt: skip
+            parts = [self._matrices(names, chosen, dtype, Slice(dim, rank, ranks))
+                     for dim, names in enumerate((self.up, self.down))]  # fmt: skip
+            return Experts(parts[0], parts[1], len(chosen))
+        if ranks > 1:
+            raise ValueError(
+                f"{self.up[0][0]} is one stack of experts, which are not cut: quantize the float "
+                f"directory (`blockscale quantize`), whose files have experts one by one, or set "
+                f"enable_expert_parallel or tensor_parallel_size=1"
+            )
         up, down = (self.served.weight(names[0][0], dtype) for names in (self.up, self.down))
         for stack in (up, down):
             if list(chosen) != list(range(stack.shape[0])):
@@ -346,8 +365,25 @@ class StoredExperts:
         return Experts(ExpertMatrices(up), ExpertMatrices(down), up.shape[0])
 
     def _matrices(
-        self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype
+        self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype, own: "Slice"
     ) -> ExpertMatrices:
         for expert in set(range(len(names))) - set(chosen):  # another process reads them
             self.served.taken.update(names[expert])
-        return ExpertMatrices(None, [self.served.joined(names[each], dtype) for each in chosen])
+        layers = []
+        for each in chosen:
+            parts = [self._part(tensor, own) for tensor in names[each]]
+            layers.append(self.served.joined(names[each], dtype, parts))
+        return ExpertMatrices(None, layers)
+
+    def _part(self, tensor: str, own: "Slice") -> Part | None:
+        """What this process has of one matrix. Raises ValueError where parts are not equal."""
+        info = self.served.stored.metadata.tensors[tensor]
+        size = stored_shape(info.shape, info.layout)[own.dim]
+        if size % own.ranks:
+            raise ValueError(
+                f"{tensor}: {size} cannot be cut into {own.ranks} equal parts: set "
+                f"tensor_parallel_size to a number that divides it"
+            )
+        each = size // own.ranks
+        whole = own.ranks == 1
+        return None if whole else Part(own.dim, own.rank * each, (own.rank + 1) * each)

@@ -253,3 +253,48 @@ def test_a_float_directory_is_quantized_once(tmp_path: Path) -> None:
     left_out = served.read_names()
     assert {"theirs.0.mlp.up_proj.weight", "lm_head.weight"} <= left_out
     assert not {name for name in left_out if name.endswith("norm.weight")}
+
+
+def relu(y: torch.Tensor) -> torch.Tensor:
+    gate, up = y.chunk(2, -1)
+    return gate.relu() * up
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "int4:group16:fp32", "int8_channel"])
+def test_each_process_has_a_part_of_every_expert(fmt: str, tmp_path: Path) -> None:
+    """Two parts of a mixture's experts add up to the whole, from half of the bytes each."""
+    served, _ = directory(mixture(), fmt, tmp_path)
+    stored = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stored is not None
+    every = range(4)
+    whole = stored.read(every, torch.float32)
+    halves = [stored.read(every, torch.float32, rank, 2) for rank in range(2)]
+    x, weights = torch.randn(7, 64), torch.rand(7, 2)
+    ids = torch.tensor([[0, 1], [2, 3], [1, 2], [0, 3], [3, 1], [2, 0], [1, 3]])
+    parts = [half(x, weights, ids, relu) for half in halves]
+    assert all(each.abs().max() > 0 for each in parts)
+    expected = whole(x, weights, ids, relu)
+    torch.testing.assert_close(parts[0] + parts[1], expected, rtol=1e-5, atol=1e-5)
+    for rank, half in enumerate(halves):
+        gate = half.up.layers[2].each()[0].dequantize_weight()
+        rows = whole.up.layers[2].each()[0].dequantize_weight()[16 * rank : 16 * (rank + 1)]
+        assert torch.equal(gate, rows)
+        columns = whole.down.layers[2].each()[0].dequantize_weight()
+        own = half.down.layers[2].each()[0].dequantize_weight()
+        assert torch.equal(own, columns[:, 16 * rank : 16 * (rank + 1)])
+
+
+def test_experts_that_cannot_be_cut(tmp_path: Path) -> None:
+    served, _ = directory(mixture(), "mxfp4", tmp_path / "apart")
+    stored = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stored is not None
+    with pytest.raises(ValueError, match=r"32 cannot be cut into 3 equal parts: set tensor_par"):
+        stored.read(range(4), torch.float32, 0, 3)
+    model = mixture()
+    bs.quantize_(model, "mxfp4")
+    model.save_pretrained(tmp_path / "ours", save_original_format=False)
+    served = Served(open_stored_model(tmp_path / "ours"))
+    stacked = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stacked is not None
+    with pytest.raises(ValueError, match=r"gate_up_proj is one stack of experts, .* not cut: qu"):
+        stacked.read(range(4), torch.float32, 0, 2)
