@@ -9,24 +9,24 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist
+from transformers.core_model_loading import ConversionOps
 
 from blockscale.core.untrusted import shown
 from blockscale.files.metadata import PARTS, FileError, TensorInfo
+from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_moves import Move
 from blockscale.files.renaming_view import piece_values
 
 # Parameters that a model fuses of several tensors of its checkpoint, such as experts.
 #
-# Where the fused parameter's blocks are those of the parts, its codes are the parts' codes, fused
-# in
-# the same way. Elsewhere (one scale for a whole part; a part that is turned) the parts are
-# dequantized and their floats fused, and the model holds floats.
+# Where a format has blocks that put each of its rows under the scale that it has, the codes are the
+# parts' codes, fused in the same way (an expert's gate and up projection under outer scales of
+# their own). Elsewhere the parts are dequantized and their floats fused: the model holds floats.
 
 Tensors = dict[str, Any]  # {pattern: a tensor, or a list of them}
 
@@ -70,11 +70,10 @@ class Fuse(ConversionOps):
             "target_patterns": target_patterns, "full_layer_name": full_layer_name, "model": model,
             "source_patterns": list(self._infos),
         }  # fmt: skip
-        if len(target_patterns) == 1 and not self._mixed(input_dict):
-            info = self._fused_info(model.get_parameter(full_layer_name))
-            if info is not None and (parts := self._fused_parts(input_dict, info, told)):
-                held = self.hf_quantizer.take_fused(full_layer_name, info, parts)
-                return {target_patterns[0]: held}
+        whole = len(target_patterns) == 1 and not self._mixed(input_dict)
+        if whole and (result := self._carried(input_dict, told)) is not None:
+            held = self.hf_quantizer.take_fused(full_layer_name, *result)
+            return {target_patterns[0]: held}
         self.hf_quantizer.note_dequantized(full_layer_name)
         return self._run(self._floats(input_dict, model.config.dtype), told)
 
@@ -85,27 +84,29 @@ class Fuse(ConversionOps):
     def _is_part(self, name: str) -> bool:
         return any(name == f"{pattern}.{part}" for pattern in self._infos for part in PARTS)
 
-    def _fused_info(self, parameter: Tensor) -> TensorInfo | None:
-        """How the fused parameter is stored, if its codes are those of its tensors."""
-        formats = {(info.format, info.layout) for info in self._infos.values()}
-        rows = all(_keeps_rows(each, parameter.ndim) for each in self._operations)
-        if len(formats) != 1 or not rows or {layout for _, layout in formats} != {"plain"}:
+    def _carried(
+        self, found: Tensors, told: dict[str, Any]
+    ) -> tuple[TensorInfo, dict[str, Tensor]] | None:
+        """The fused parameter of codes and scales as they are, as `bs.load` makes it
+        (renaming_carry.py); None where no format has blocks that keep them."""
+        target, model = told["full_layer_name"], told["model"]
+        sources: dict[str, tuple[str, ...]] = {}
+        infos: dict[str, TensorInfo] = {}
+        pieces: dict[str, dict[str, Tensor]] = {}
+        for pattern, info in self._infos.items():
+            for part in info.parts():
+                tensors = list(found[f"{pattern}.{part}"])
+                sources[pattern] = tuple(f"{pattern}/{i}" for i in range(len(tensors)))
+                pieces.setdefault(part, {}).update(zip(sources[pattern], tensors, strict=True))
+            infos |= dict.fromkeys(sources[pattern], info)
+        move = Move(sources, target, _Operations(lambda values: self._run(values, told)))
+        shape = model.get_parameter(target).shape
+        result = carried(model, move, infos, {target: shape})
+        if result is None:
             return None
-        first = next(iter(self._infos.values()))
-        return replace(first, shape=tuple(parameter.shape))
-
-    def _fused_parts(
-        self, found: Tensors, info: TensorInfo, told: dict[str, Any]
-    ) -> dict[str, Tensor] | None:
-        """Codes and scales, fused; None where they are not what a parameter of this shape has."""
-        parts = {}
-        for part, (_, shape) in info.parts().items():
-            each = {pattern: list(found[f"{pattern}.{part}"]) for pattern in self._infos}
-            value = next(iter(self._run(each, told).values()))
-            parts[part] = value[0] if isinstance(value, list) else value
-            if tuple(parts[part].shape) != tuple(shape):
-                return None
-        return parts
+        each, device = result[target], next(iter(pieces["codes"].values())).device
+        parts = {part: each.part(part, pieces[part]).to(device) for part in each.parts}
+        return each.info, parts
 
     def _run(self, values: Tensors, told: dict[str, Any]) -> Tensors:
         for operation in self._operations:
@@ -124,11 +125,19 @@ class Fuse(ConversionOps):
         return floats
 
 
-def _keeps_rows(operation: ConversionOps, rank: int) -> bool:
-    """Whether an operation puts rows together, and leaves each of them whole."""
-    if isinstance(operation, MergeModulelist):
-        return operation.dim == 0
-    return isinstance(operation, Concatenate) and 0 <= operation.dim < rank - 1
+class _Operations:
+    """A converter's operations as a `Move` asks for them: the one tensor that they make."""
+
+    def __init__(self, run: Callable[[Tensors], Tensors]):
+        self._run = run
+        self.collected_tensors: Tensors = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Operations":
+        return _Operations(self._run)
+
+    def convert(self, name: str, **_: Any) -> Tensors:
+        """{name: the tensor}, of what was collected."""
+        return {name: next(iter(self._run(self.collected_tensors).values()))}
 
 
 def only(pattern: str, infos: list[tuple[str, TensorInfo]]) -> TensorInfo:

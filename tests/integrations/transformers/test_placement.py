@@ -16,6 +16,7 @@ from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_view import piece_values
 from blockscale.integrations.transformers import BlockscaleConfig
 from blockscale.integrations.transformers.placement import Fuse, loading_places, only
+from blockscale.ops.tensor import from_parts
 from tests.support.layers_offload import X, held_bytes, llama
 from tests.support.transformers_models import same_bits
 
@@ -91,20 +92,22 @@ class Experts(torch.nn.Module):
         self.config = type("Config", (), {"dtype": torch.float32})
 
 
-def fused(fmt: str, operations: list[Any]) -> tuple[Taker, Any, torch.Tensor]:
+def fused(fmt: str, operations: list[Any], of_up: str = "") -> tuple[Taker, Any, torch.Tensor]:
+    """of_up: the format of the second halves, where it is another."""
+    formats = {"e.*.gate": fmt, "e.*.up": of_up or fmt}
     torch.manual_seed(0)
     floats = {pattern: [torch.randn(8, 64) for _ in range(3)] for pattern in PATTERNS}
     found: dict[str, list[torch.Tensor]] = {}
     for pattern, values in floats.items():
         for value in values:
-            q = bs.quantize(value, fmt)
+            q = bs.quantize(value, formats[pattern])
             parts = {"codes": q.packed} | {
                 part: each for part, each in q.qparams._asdict().items() if each is not None
             }
             for part, each in parts.items():
                 found.setdefault(f"{pattern}.{part}", []).append(each)
     whole = torch.stack([torch.cat(each) for each in zip(*floats.values(), strict=True)])
-    infos = {pattern: TensorInfo(str(bs.parse(fmt)), (8, 64)) for pattern in PATTERNS}
+    infos = {each: TensorInfo(str(bs.parse(formats[each])), (8, 64)) for each in PATTERNS}
     taker = Taker()
     given = Fuse(taker, infos, operations).convert(
         found, target_patterns=["fused"], full_layer_name="fused", model=Experts()
@@ -126,17 +129,34 @@ def test_codes_are_those_of_the_whole(fmt: str) -> None:
     assert not taker.floats
 
 
-@pytest.mark.parametrize(
-    ("fmt", "operations"),
-    [("nvfp4", MERGE), ("int8:tensor:fp32", MERGE), ("mxfp4", [*MERGE, Transpose(1, 2)])],
-    ids=["two levels", "tensor", "turned"],
-)
-def test_others_are_dequantized(fmt: str, operations: list[Any]) -> None:
-    taker, given, whole = fused(fmt, operations)
-    assert taker.floats == ["fused"]
-    expected = torch.stack([
-        torch.cat([bs.quantize(half, fmt).dequantize() for half in each.chunk(2)]) for each in whole
+def of_halves(whole: torch.Tensor, *formats: str) -> torch.Tensor:
+    """The values of experts of which each half is quantized by itself."""
+    return torch.stack([
+        torch.cat([bs.quantize(half, fmt).dequantize()
+                   for half, fmt in zip(each.chunk(2), formats, strict=True)])
+        for each in whole
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "int8:tensor:fp32", "e4m3:tile4x32:fp32"])
+def test_halves_keep_their_own_scales(fmt: str) -> None:
+    """Each half of each expert was quantized alone, as servers' files have them."""
+    taker, _, whole = fused(fmt, MERGE)
+    info, parts = taker.taken["fused"]
+    q = from_parts(bs.parse(info.format), 64, parts)
+    assert not taker.floats and tuple(q.shape) == info.shape == (3, 16, 64)
+    assert torch.equal(q.dequantize(), of_halves(whole, fmt, fmt))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "operations", "of_up"),
+    [("mxfp4", [*MERGE, Transpose(1, 2)], ""), ("mxfp4", MERGE, "mxfp8")],
+    ids=["turned", "two formats"],
+)
+def test_others_are_dequantized(fmt: str, operations: list[Any], of_up: str) -> None:
+    taker, given, whole = fused(fmt, operations, of_up)
+    assert taker.floats == ["fused"]
+    expected = of_halves(whole, fmt, of_up or fmt)
     expected = expected.transpose(1, 2) if len(operations) == 3 else expected
     assert torch.equal(given["fused"], expected)
 
