@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Four-bit weights by others' code, on the same model and batches: torchao and AutoRound.
+"""Others' code on the same model and batches: torchao and AutoRound for four-bit weights,
+onnxruntime for static eight bits.
 
-Both choose integers of 4 bits in groups of 32 for the linear layers of the model's blocks, and
-leave tables in float, as our preset w4a16 does. AutoRound takes rows of one length without padding,
-so it sees the same sentences one after another.
+The first two choose integers of 4 bits in groups of 32 for the linear layers of the model's
+blocks, and leave tables in float, as our preset w4a16 does. AutoRound takes rows of one length
+without padding, so it sees the same sentences one after another. onnxruntime quantizes a network of
+convolutions from input to output, weights by channel; what it gives is computed node by node,
+unfused, since its fused products of bytes saturate on processors without VNNI.
 """
 
 import copy
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,4 +79,68 @@ PEERS: dict[str, Callable[[nn.Module, Batches], nn.Module]] = {
     "torchao": torchao_rounded,
     "torchao hqq": torchao_hqq,
     "AutoRound": auto_round,
+}
+
+
+class Session(nn.Module):
+    """An ONNX file of one input and one output, run by onnxruntime node by node."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        import onnxruntime as ort  # type: ignore[import-untyped]
+
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+        self.session = ort.InferenceSession(path.read_bytes(), options)
+        self.name = self.session.get_inputs()[0].name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.session.run(None, {self.name: x.numpy()})[0])
+
+
+def onnxruntime_static(model: nn.Module, batches: Sequence[Tensor], method: str) -> nn.Module:
+    """onnxruntime's quantize_static with weights by channel, after its own preparation of the file.
+
+    method: of its calibration: MinMax, Entropy or Percentile
+    """
+    from onnxruntime.quantization import (  # type: ignore[import-untyped]
+        CalibrationMethod,
+        QuantType,
+        quantize_static,
+    )
+    from onnxruntime.quantization.shape_inference import (  # type: ignore[import-untyped]
+        quant_pre_process,
+    )
+
+    with tempfile.TemporaryDirectory() as place:
+        plain, ready, out = (Path(place) / f"{each}.onnx" for each in ("plain", "ready", "out"))
+        rows = {0: torch.export.Dim.DYNAMIC}
+        program = torch.onnx.export(
+            model, (batches[0],), dynamo=True, dynamic_shapes=(rows,), verbose=False
+        )
+        program.save(plain)  # type: ignore[union-attr]
+        quant_pre_process(str(plain), str(ready))
+        name = Session(ready).name
+        quantize_static(
+            str(ready), str(out), _Calls([{name: batch.numpy()} for batch in batches]),
+            per_channel=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod[method],
+        )  # fmt: skip
+        return Session(out)
+
+
+class _Calls:
+    """What onnxruntime calibrates on, one call after another (its CalibrationDataReader)."""
+
+    def __init__(self, calls: list[dict[str, Any]]):
+        self.left = iter(calls)
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.left, None)
+
+
+STATIC: dict[str, Callable[[nn.Module, list[Tensor]], nn.Module]] = {
+    f"onnxruntime {method}": partial(onnxruntime_static, method=method)
+    for method in ("MinMax", "Entropy", "Percentile")
 }

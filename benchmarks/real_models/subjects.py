@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from benchmarks.real_models import efficientnet, minilm, piper, ppocr, whisper
-from benchmarks.real_models.peers import PEERS
+from benchmarks.real_models.peers import PEERS, STATIC
 from benchmarks.real_models.recipes import INT4, Case
 from blockscale.evaluation.figures import Accumulated, Figure
 from blockscale.evaluation.tasks import character_errors, word_errors
 from blockscale.export import quantize_onnx
 
 GPTQ = {"weight": "gptq"}
-STATIC = "int8:tensor:fp32:asym"
+ONE_SCALE = "int8:tensor:fp32:asym"
 INT8, ROUNDED4 = Case("int8_channel", "int8_channel"), Case("int4 group32", INT4)
 CALIBRATED4 = Case("int4 group32 gptq", INT4, None, GPTQ)
-EXTREMES = {"observer": "min_max", "bias": "correct"}
 PAIR8 = Case("int8_channel × int8_token", "int8_channel", "int8_token")
-STATIC8 = Case("int8_channel × int8 static", "int8_channel", STATIC)
+STATIC8 = Case("int8_channel × int8 static", "int8_channel", ONE_SCALE)
 W4A16 = Case.of_preset("w4a16")
 Figures = Mapping[str, Figure]
 
@@ -52,7 +51,7 @@ def line(name: str, subject: Subject, case: Case) -> dict[str, Any]:
 def quantized(model: nn.Module, case: Case, batches: Callable[[], list[Any]]) -> nn.Module:
     """A copy of the model by a recipe, or a peer's; batches are asked for where one calibrates."""
     if case.by:
-        return PEERS[case.by](model, batches())
+        return (PEERS | STATIC)[case.by](model, batches())
     made = copy.deepcopy(model)
     if case.settings:
         bs.calibrate(made, batches(), case.recipe, progress=False, **case.settings)
@@ -72,19 +71,20 @@ def quantized_file(path: Path, case: Case, calls: Any = None) -> bytes:
 class EfficientNet:
     """Agreement with the float model. Static inputs without settings in the graph flow, which sees
     the products of layers whose forward is their own (the package's padded convolutions); what has
-    settings is the same network of plain layers, batch norms folded."""
+    settings, and peers', is the same network of plain layers, batch norms folded."""
 
     cases: ClassVar[list[Case]] = [
         INT8,
         STATIC8,
         Case("int8_channel, bias", "int8_channel", None, {"bias": "correct"}),
-        Case("int8_channel × int8 static, bias", "int8_channel", STATIC, EXTREMES),
+        *(Case.of_preset(name) for name in ("w8a8-static", "edge-int8")),
+        *(Case(f"int8 static by {name}", "int8_channel", ONE_SCALE, by=name) for name in STATIC),
         Case("mxint8", "mxint8"),
         Case("mxfp8", "mxfp8"),
         ROUNDED4,
     ]
 
-    def __init__(self, images: int = 48, calibration: int = 24):
+    def __init__(self, images: int = 192, calibration: int = 24):
         self.model = efficientnet.load()
         self.batches = list(efficientnet.cuts(images, 2).split(16))
         self.calibration = list(efficientnet.cuts(calibration, 1).split(8))
@@ -98,7 +98,7 @@ class EfficientNet:
         return found.figures, seconds
 
     def quantized(self, case: Case) -> nn.Module:
-        if case.settings:
+        if case.settings or case.by:
             return quantized(efficientnet.folded(), case, lambda: self.calibration)
         return quantized(self.model, case, list) if case.input is None else self.graph(case)
 

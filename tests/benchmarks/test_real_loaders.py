@@ -257,6 +257,26 @@ def test_torchao_rounds_linear_layers_alone(name):
     assert not torch.equal(rounded, original)
 
 
+@pytest.mark.parametrize(
+    "name", ["onnxruntime MinMax", pytest.param("onnxruntime Entropy", marks=pytest.mark.slow)]
+)
+def test_onnxruntime_quantizes_from_input_to_output(name):
+    pytest.importorskip("onnxruntime", reason="pip install 'blockscale[onnx]'")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)
+    ).eval()
+    images = [torch.randn(4, 3, 8, 8) for _ in range(3)]
+    case = Case(name, "int8_channel", subjects.ONE_SCALE, by=name)
+    made = subjects.quantized(model, case, lambda: images)
+    with torch.no_grad():
+        expected = model(images[0][:2])
+    found = made(images[0][:2])  # another number of images than it was exported with
+    assert not torch.equal(found, expected)
+    assert (found - expected).abs().max() < expected.abs().max() / 20
+    assert len(found.unique()) <= 256  # its output is rounded to eight bits, too
+
+
 # keys and values ---------------------------------------------------------------------------------
 
 
