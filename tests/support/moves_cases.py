@@ -2,6 +2,7 @@
 """Moving ops, and graphs that move what was dequantized."""
 
 import torch
+import torch.nn.functional as F
 
 from blockscale.graph.nodes import dequantize_of
 from blockscale.graph.passes import moving
@@ -38,6 +39,27 @@ MOVES = {
     "unbind": lambda x: x.unbind(1)[-1],
     "expand": lambda x: x.unsqueeze(1).expand(-1, 5, -1, -1),
     "contiguous": lambda x: x.transpose(1, 2).contiguous(),
+    "flip": lambda x: x.flip(1, -1),
+    "flip of rows": lambda x: x.fliplr(),
+    "turn": lambda x: x.rot90(1, (1, 2)),
+    "roll": lambda x: x.roll((1, -2), (1, 0)),
+    "roll of all": lambda x: x.roll(7),
+    "repeat": lambda x: x.repeat(1, 3, 2).transpose(1, 2),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1).transpose(1, 2),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.view(x.shape[0], 24, 4, 4), 2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.view(x.shape[0], 6, 8, 8), 4),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 3),
+    "upsample of a line": lambda x: F.interpolate(x, scale_factor=2).flatten(1),
+    "upsample": lambda x: F.interpolate(x.unflatten(-1, (8, 8)), size=(13, 24)).flatten(1),
+    "upsample exact": lambda x: F.interpolate(
+        x.unflatten(-1, (8, 8)), scale_factor=(1.7, 0.6), mode="nearest-exact"
+    ).flatten(1),
+    "upsample of volumes": lambda x: F.interpolate(
+        x.unflatten(-1, (4, 4, 4)), scale_factor=3.0
+    ).flatten(1),
+    "index": lambda x: x[:, PLACES],
+    "index of several": lambda x: x[:, PLACES, PLACES.flip(0)],
+    "index of rows": lambda x: x[..., PLACES],
 }
 FORMATS = (
     *("int8:tensor:fp32", "int8:token:fp32", "mxfp8", "int4:group16:fp32", "nvfp4"),

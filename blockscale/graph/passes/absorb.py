@@ -15,7 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.graph.nodes import aten, call, calls, ours, quantize_of, shape
 from blockscale.graph.passes.fused import matched, only_user, taken_out
 from blockscale.graph.passes.moved_blocks import of_rank
-from blockscale.graph.passes.moving import ONTO, moved
+from blockscale.graph.passes.moving import BEFORE, moved
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -49,7 +49,7 @@ def _into(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bo
 
 def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool:
     """Quantize what a moving op moves, and move the codes."""
-    if not calls(x, *ONTO) or only_user(x) is not node or not calls(node, ours.quantize):
+    if not calls(x, *BEFORE) or only_user(x) is not node or not calls(node, ours.quantize):
         return False
     source, fmt = x.args[0], parse(by.fmt)
     sizes = shape(source)
@@ -75,7 +75,7 @@ def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool
 
 def ends_in_op(source: Any) -> bool:
     """Whether an op that can give codes makes the floats, for one reader."""
-    while calls(source, *ONTO) and len(source.users) == 1:
+    while calls(source, *BEFORE) and len(source.users) == 1:
         source = source.args[0]
     if not isinstance(source, fx.Node) or len(source.users) != 1:
         return False

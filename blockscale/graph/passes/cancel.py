@@ -20,6 +20,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.graph.constants import get, is_constant, same
 from blockscale.graph.nodes import (
+    aten,
     calls,
     dequantize_of,
     each_call,
@@ -31,6 +32,7 @@ from blockscale.graph.nodes import (
 from blockscale.graph.passes.fused import read
 
 _MOST = 1 << 20  # codes to be tried
+_PICKS = (aten.index_select, aten.index, aten._unsafe_index)  # by other tensors, which say where
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -64,7 +66,8 @@ def _quantized(codes: object) -> bool:
     if calls(codes, getitem):
         return read(codes.args[0]) is not None
     schema = getattr(codes.target, "_schema", None)
-    tensors = [each for each in codes.all_input_nodes if isinstance(value(each), Tensor)]
+    moved = codes.args[:1] if calls(codes, *_PICKS) else codes.all_input_nodes
+    tensors = [each for each in moved if isinstance(value(each), Tensor)]
     moves = schema is not None and schema.name.startswith("aten::") and bool(tensors)
     return moves and all(_quantized(each) for each in tensors)
 

@@ -49,6 +49,7 @@ from blockscale.graph.passes.moved_blocks import (
     through_view,
 )
 from blockscale.graph.passes.moved_cuts import expanded, joined, padded, picked, selected, sliced
+from blockscale.graph.passes.moved_elements import COPIES, INDEXED, SHUFFLES, scattered
 from blockscale.ops import primitives
 
 # What an op that only moves elements makes of codes and the scales beside them.
@@ -146,8 +147,12 @@ VIEWS = (
     *(aten.squeeze, aten.unsqueeze),
 )
 PERMUTES = (aten.permute, aten.transpose, aten.t)
-ONTO = (*VIEWS, *PERMUTES, aten.contiguous)  # each element goes to one place
-MOVES = (*ONTO, aten.slice, aten.select, aten.index_select, aten.expand)
+# Those before which a quantize by one scale may stand as well: codes are moved in place of floats.
+BEFORE = (
+    *(*VIEWS, *PERMUTES, aten.contiguous, *SHUFFLES),
+    *(aten.index_select, *INDEXED, *COPIES),
+)
+MOVES = (*BEFORE, aten.slice, aten.select, aten.expand)
 
 
 def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
@@ -170,6 +175,7 @@ def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | Non
     ways = (
         *((PERMUTES, permuted), (VIEWS, viewed), ((aten.select,), selected)),
         *(((aten.slice,), sliced), ((aten.index_select,), picked), ((aten.expand,), expanded)),
+        ((*SHUFFLES, *INDEXED, *COPIES), scattered),
     )
     way = next((way for ops, way in ways if calls(node, *ops)), None)
     return None if way is None else way(graph, node, coded, sizes)
@@ -241,7 +247,7 @@ def _after(graph: fx.GraphModule, node: fx.Node, each: list[Operand]) -> Operand
         return joined(graph, node, each)
     if calls(node, *_PADS):
         return padded(graph, node, each[0])
-    if calls(node, aten.expand) and not all(_reads_codes(user) for user in node.users):
+    if calls(node, aten.expand, *COPIES) and not all(_reads_codes(user) for user in node.users):
         return None  # more would be dequantized than before
     return moved(graph, node, each[0])
 
