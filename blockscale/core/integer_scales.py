@@ -167,20 +167,20 @@ def expand_offset(
 _WHOLE = (Integer, Ternary, Binary)  # elements whose codes are their values
 
 
-def why_no_sums(names: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
+def why_no_sums(input_format: Format | None, weight: Format, shape: Sequence[int]) -> str | None:
     """Why sums of products of these formats have no step for each output; None if they have.
 
-    taken: of the layer's input; shape: of its stored weight, [n, k].
+    input_format: of the layer's input; shape: of its stored weight, [n, k].
     """
-    if names is None:
+    if input_format is None:
         return "its input has no format, so its sums have no step: set one like 'int8:tensor:fp32'"
-    if reason := why_no_integers(names):
-        return f"its input is {names}, {reason}"
+    if reason := why_no_integers(input_format):
+        return f"its input is {input_format}, {reason}"
     if reason := why_no_weights(weight):
         return f"its weight is {weight}, {reason}"
     several = "the sum of one output would have several steps: use the block"
-    if names.block.name != "tensor":
-        return f"its input is {names}, {several} 'tensor'"
+    if input_format.block.name != "tensor":
+        return f"its input is {input_format}, {several} 'tensor'"
     if weight.block.scale_shape(tuple(shape)) not in ((1, 1), (shape[0], 1)):
         return f"its weight is {weight}, {several} 'channel0' or 'tensor'"
     return None

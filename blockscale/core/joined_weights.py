@@ -321,20 +321,20 @@ class Member(NamedTuple):
 
 
 def sharing(
-    names: Iterable[str], members: Mapping[str, Member], fused: Fused
+    names: Iterable[str], weights: Mapping[str, Member], fused: Fused
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """{name: all that share its outer scale} and {name: what does not, and why, in words}.
 
-    names: of layers and parameters, without `.weight`, in the model's order; members: of those that
+    names: of layers and parameters, without `.weight`, in the model's order; weights: of those that
         are quantized; fused: of the recipe
     """
     kinds = {
         name: (str(each.format), each.shape[-1], each.shape[:-2] and each.shape, each.profile)
-        for name, each in members.items()
+        for name, each in weights.items()
         if not shares(each.format, each.shape, each.parts)
     }
     together, alone = partners(names, kinds, fused)
-    parted = [name for name in kinds if members[name].parts > 1 and fused is not False]
+    parted = [name for name in kinds if weights[name].parts > 1 and fused is not False]
     return {name: (name,) for name in parted} | together, alone
 
 

@@ -53,23 +53,24 @@ class Calibration:
         return {part: getattr(self, part) for part in parts if getattr(self, part) is not None}
 
 
-def read_calibration(given: "Calibration | Mapping[str, Any] | None") -> Calibration | None:
+def read_calibration(calibration: "Calibration | Mapping[str, Any] | None") -> Calibration | None:
     """A Calibration from itself or what `to_dict` gave; None where it says nothing.
 
     Raises TypeError and ValueError that say what is wrong in it.
     """
-    if given is None or isinstance(given, Calibration):
-        return given or None
-    if not isinstance(given, Mapping):
+    if calibration is None or isinstance(calibration, Calibration):
+        return calibration or None
+    if not isinstance(calibration, Mapping):
         raise TypeError(
-            f"calibration must be an object with weight, transform, observer, bias, got {given!r}"
+            f"calibration must be an object with weight, transform, observer, bias, got "
+            f"{calibration!r}"
         )
     known = [each.name for each in fields(Calibration)]
-    if unknown := sorted(set(given) - set(known)):
+    if unknown := sorted(set(calibration) - set(known)):
         raise ValueError(
             f"calibration: unknown key {quoted(unknown[0])}; choose from {', '.join(known)}"
         )
-    return Calibration(**given) or None
+    return Calibration(**calibration) or None
 
 
 @dataclass(frozen=True)

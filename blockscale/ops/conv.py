@@ -81,7 +81,7 @@ def conv(
 
 def _backward(
     gradient: Tensor,
-    names: set[str],
+    needs: set[str],
     x: Tensor,
     weight: Operand,
     bias: Tensor | None,
@@ -94,7 +94,7 @@ def _backward(
 ) -> dict[str, Tensor | None]:
     settings = (stride, padding, dilation, False, [0] * len(stride), groups)
     to_x = gradient_of_input(gradient, x, _dense(weight, shape), settings, input)
-    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, names)}
+    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, needs)}
 
 
 def gradient_of_input(
@@ -112,9 +112,9 @@ def gradient_of_input(
     return _through_channels(to_x, x, by)
 
 
-def gradient_of_bias(gradient: Tensor, bias: Tensor | None, names: set[str]) -> Tensor | None:
+def gradient_of_bias(gradient: Tensor, bias: Tensor | None, needs: set[str]) -> Tensor | None:
     """The same -> that of the bias [n]; None where nobody asks for it."""
-    if bias is None or "bias" not in names:
+    if bias is None or "bias" not in needs:
         return None
     return gradient.to(torch.float32).movedim(1, -1).flatten(0, -2).sum(0).to(bias.dtype)
 

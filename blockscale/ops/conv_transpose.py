@@ -81,7 +81,7 @@ def conv_transpose(
 
 def _backward(
     gradient: Tensor,
-    names: set[str],
+    needs: set[str],
     x: Tensor,
     weight: Operand,
     bias: Tensor | None,
@@ -95,7 +95,7 @@ def _backward(
 ) -> dict[str, Tensor | None]:
     settings = (stride, padding, dilation, True, output_padding, groups)
     to_x = gradient_of_input(gradient, x, _dense(weight, shape, groups), settings, input)
-    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, names)}
+    return {"x": to_x, "bias": gradient_of_bias(gradient, bias, needs)}
 
 
 differentiable(conv_transpose, _backward, forward_rule(conv_transpose))

@@ -112,9 +112,9 @@ Forward = Callable[..., Tensor]
 
 
 def differentiable(target: Op, backward: Backward, forward: Forward | None = None) -> None:
-    """Give `target` a gradient: `backward(gradient, wanted, *arguments)` of the op's own arguments.
+    """Give `target` a gradient: `backward(gradient, needs, *arguments)` of the op's own arguments.
 
-    wanted: names of those of the torch op's arguments that want a gradient
+    needs: names of those of the torch op's arguments that need a gradient
     returns: gradients by these names; what is absent has none
     forward: `forward(tangents, *arguments)`, the tangent of what it gives, from those by name of
         the torch op's arguments that have one; without it, forward mode is an error that says so

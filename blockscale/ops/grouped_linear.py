@@ -90,7 +90,7 @@ def whole_matrix(weight: Operand, index: int) -> Operand:
 
 def _backward(
     gradient: Tensor,
-    names: set[str],
+    needs: set[str],
     x: Tensor,
     weight: Operand,
     ends: Tensor,
@@ -98,7 +98,7 @@ def _backward(
     input: Quantizer,
 ) -> dict[str, Tensor | None]:
     to_x, to_bias = torch.zeros_like(x), None
-    if bias is not None and "bias" in names:
+    if bias is not None and "bias" in needs:
         to_bias = torch.zeros_like(bias)
     for index, start, end in groups(ends):
         dense = dequantize(whole_matrix(weight, index), torch.float32)

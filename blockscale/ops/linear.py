@@ -49,7 +49,7 @@ def linear(
 
 def _backward(
     gradient: Tensor,
-    names: set[str],
+    needs: set[str],
     x: Tensor,
     weight: Operand,
     bias: Tensor | None,
@@ -61,7 +61,7 @@ def _backward(
     if input.fmt:
         to_x = straight_through(to_x, x, input)
     to_bias = None
-    if bias is not None and "bias" in names:
+    if bias is not None and "bias" in needs:
         to_bias = gradient.to(torch.float32).reshape(-1, gradient.shape[-1]).sum(0).to(bias.dtype)
     return {"x": to_x, "bias": to_bias}
 

@@ -319,9 +319,9 @@ def _remembering() -> Callable[[tuple[Any, ...], Callable[[], Any]], Any]:
     return remembered
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
     """Arguments, and those of lists among them."""
-    return (e for each in values for e in (each if isinstance(each, list) else [each]))
+    return (e for each in arguments for e in (each if isinstance(each, list) else [each]))
 
 
 def _asked(value: Any) -> Any:

@@ -116,16 +116,16 @@ class Signature:
         """Of the torch op's arguments."""
         return tuple(parameter.name for parameter in self.flat)
 
-    def schema(self, result: Any) -> str:
-        """The torch op's, as torch spells it, for an op that returns `result`."""
+    def schema(self, returns: Any) -> str:
+        """The torch op's, as torch spells it, for an op that returns `returns`."""
         written = [_written(each) for each in self.flat]
-        if None not in written and result in _TYPES:
-            return f"({', '.join(written)}) -> {_TYPES[result]}"  # type: ignore[arg-type]
+        if None not in written and returns in _TYPES:
+            return f"({', '.join(written)}) -> {_TYPES[returns]}"  # type: ignore[arg-type]
 
         def prototype(*_: Any) -> None: ...
 
         plain = [p for p in self.flat if not _is_more(p)]
-        signed = inspect.Signature(plain, return_annotation=result)
+        signed = inspect.Signature(plain, return_annotation=returns)
         prototype.__signature__ = signed  # type: ignore[attr-defined]
         text: str = torch.library.infer_schema(prototype, mutates_args=())
         arguments, returned = text.rsplit(") -> ", 1)
@@ -270,25 +270,25 @@ def _late_defaults(parameters: list[Parameter]) -> list[Parameter]:
 
 
 def _function(
-    parameters: Iterable[Parameter], values: Iterable[str], scope: dict[str, Any]
+    parameters: Iterable[Parameter], expressions: Iterable[str], scope: dict[str, Any]
 ) -> Tuples:
     """The function of these parameters that returns a tuple of these expressions.
 
     It is made as text, as dataclasses make their methods: calls on small tensors take 5 µs, of
     which a loop over parameters would be one.
     """
-    made: Tuples = _lambda(parameters, f"({''.join(f'{value}, ' for value in values)})", scope)
+    made: Tuples = _lambda(parameters, f"({''.join(f'{value}, ' for value in expressions)})", scope)
     return made
 
 
-def _lambda(parameters: Iterable[Parameter], result: str, scope: dict[str, Any]) -> Any:
+def _lambda(parameters: Iterable[Parameter], expression: str, scope: dict[str, Any]) -> Any:
     """The function of these parameters that returns what this expression gives."""
     named = list(parameters)
     scope = scope | {f"_default_{p.name}": p.default for p in named}
     written = ", ".join(
         p.name if p.default is Parameter.empty else f"{p.name}=_default_{p.name}" for p in named
     )
-    return eval(f"lambda {written}: {result}", scope)
+    return eval(f"lambda {written}: {expression}", scope)
 
 
 # Scales of one element, in any rank: an op takes [], [1] or [1, 1, 1] for that of a whole tensor.

@@ -119,9 +119,9 @@ def _given_or_chosen(x: Tensor, by: Quantizer) -> QParams:
 
 
 def _backward(
-    gradient: Tensor, names: set[str], x: Tensor, by: Quantizer
+    gradient: Tensor, needs: set[str], x: Tensor, by: Quantizer
 ) -> dict[str, Tensor | None]:
-    if names & {"scale", "outer"}:
+    if needs & {"scale", "outer"}:
         raise RuntimeError(
             "blockscale::fake_quantize has no gradient for a scale: detach it (a learned "
             "scale needs bs.prepare_qat)"
@@ -135,10 +135,10 @@ def _forward(tangents: dict[str, Tensor], x: Tensor, by: Quantizer) -> Tensor:
 
 
 def _backward_through(
-    gradient: Tensor, names: set[str], tensor: Tensor, x: Tensor, by: Quantizer
+    gradient: Tensor, needs: set[str], tensor: Tensor, x: Tensor, by: Quantizer
 ) -> dict[str, Tensor | None]:
     """Of straight_through: linear in the gradient it is given, flat in x."""
-    del names, tensor
+    del needs, tensor
     return {"gradient": straight_through(gradient, x, by)}
 
 
@@ -154,14 +154,14 @@ differentiable(straight_through, _backward_through, _forward_through)
 
 
 def _backward_dequantize(
-    gradient: Tensor, names: set[str], packed: Operand, dtype: torch.dtype
+    gradient: Tensor, needs: set[str], packed: Operand, dtype: torch.dtype
 ) -> dict[str, Tensor | None]:
     """The gradient of the scales, by the reference: values are codes times scales."""
     scales = {"scale": packed.scale, "outer": packed.outer}
     leaves = {
         name: scale.detach()
         for name, scale in scales.items()
-        if name in names and scale is not None
+        if name in needs and scale is not None
     }
 
     def values(leaves: dict[str, Tensor]) -> Tensor:

@@ -151,8 +151,8 @@ def _fitted(x: Tensor, weights: Tensor, codes: Tensor, totals: tuple[Tensor, Ten
     return Range(torch.where(d > 0, scale, torch.nan), low, codes, low)
 
 
-def _error(x: Tensor, weights: Tensor, result: Range, trials: Trials) -> Tensor:
-    off = result.scale * result.codes + result.low - x
+def _error(x: Tensor, weights: Tensor, fit: Range, trials: Trials) -> Tensor:
+    off = fit.scale * fit.codes + fit.low - x
     return ordered_sum(weights * (off.abs() if trials.absolute else off * off))
 
 

@@ -81,30 +81,30 @@ class Fused:
         return tuple(dict.fromkeys(overload(each.split()[0]) for each in self.patterns))
 
     def flatten(
-        self, given: Sequence[Value], settings: dict[str, Any], dtype: torch.dtype, y: Quantizer
+        self, operands: Sequence[Value], settings: dict[str, Any], dtype: torch.dtype, y: Quantizer
     ) -> tuple[Any, ...]:
         """The torch op's arguments, of tensors or of the nodes of a graph."""
-        return self.op.flatten(*self._own(given, settings, dtype, y))
+        return self.op.flatten(*self._own(operands, settings, dtype, y))
 
     def __call__(
         self,
-        *given: Value,
+        *operands: Value,
         dtype: torch.dtype = torch.float32,
         y: Quantizer = UNQUANTIZED,
         **settings: Any,
     ) -> list[Tensor]:
         """Run the op on these operands: [y], [codes] or [codes, *parts]."""
-        made: list[Tensor] = self.op(*self._own(given, settings, dtype, y))
-        return made
+        outputs: list[Tensor] = self.op(*self._own(operands, settings, dtype, y))
+        return outputs
 
     def _own(
-        self, given: Sequence[Value], settings: dict[str, Any], dtype: torch.dtype, y: Quantizer
+        self, operands: Sequence[Value], settings: dict[str, Any], dtype: torch.dtype, y: Quantizer
     ) -> tuple[Any, ...]:
         """The op's own arguments, settings by name or by default."""
-        if not self.many and len(given) != len(self.operands):
+        if not self.many and len(operands) != len(self.operands):
             raise TypeError(
                 f"{self.op.name} takes {len(self.operands)} operands ({', '.join(self.operands)}), "
-                f"found {len(given)}"
+                f"found {len(operands)}"
             )
         whole = self.settings | settings
         missing = [name for name, value in whole.items() if value is Parameter.empty]
@@ -114,7 +114,7 @@ class Fused:
                 f"{self.op.name}: missing settings {missing}, unknown ones {sorted(unknown)}; it "
                 f"has {', '.join(self.settings) or 'none'}"
             )
-        first = ([*given],) if self.many else tuple(given)
+        first = ([*operands],) if self.many else tuple(operands)
         return (*first, *whole.values(), dtype, y)
 
 

@@ -212,8 +212,8 @@ class Plan:
         if self.activation and args[-3] not in ACTIVATIONS:
             activated(args[0].data, args[-3])
 
-    def _body(self, found: list[Tensor], settings: dict[str, Any]) -> Tensor:
-        return self.body(found, **settings) if self.many else self.body(*found, **settings)
+    def _body(self, tensors: list[Tensor], settings: dict[str, Any]) -> Tensor:
+        return self.body(tensors, **settings) if self.many else self.body(*tensors, **settings)
 
     def _parts(
         self, args: tuple[Any, ...]

@@ -42,11 +42,11 @@ def floats(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
     return widened(value.data, dtype) if wide else value.data
 
 
-def widened(data: Tensor, dtype: torch.dtype) -> Tensor:
+def widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Floats as values of `dtype`; others, as masks and indices, as they are."""
-    if data.dtype is dtype or not data.is_floating_point():
-        return data
-    return data.to(dtype)
+    if tensor.dtype is dtype or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
 
 
 def empty(value: Value, dtype: torch.dtype, wide: bool) -> Tensor:
@@ -61,8 +61,8 @@ def quantized(y: Tensor, by: Quantizer) -> list[Tensor]:
     if not by.fmt:
         return [y.contiguous()]
     if by.scale is None:
-        made: list[Tensor] = choose_quantize.run(y, by.fmt, by.seed)
-        return made
+        outputs: list[Tensor] = choose_quantize.run(y, by.fmt, by.seed)
+        return outputs
     return [quantize.run(y, by)]
 
 
@@ -113,17 +113,17 @@ def check_quantizer(op: str, by: Quantizer) -> None:
     _check_parts(op, "its result", by)
 
 
-def _check_parts(op: str, name: str, given: Value | Quantizer) -> None:
+def _check_parts(op: str, name: str, coded: Value | Quantizer) -> None:
     """Raise ValueError unless the parts beside the scale are those that the format has."""
-    needed, more = needs(given.fmt), given.more
+    needed, more = needs(coded.fmt), coded.more
     if (
-        (given.zero_point is None) is needed.zero_point
-        or (given.outer is None) is needed.outer
+        (coded.zero_point is None) is needed.zero_point
+        or (coded.outer is None) is needed.outer
         or (len(more) if more else 0) != needed.further
     ):
-        wanted = ", ".join(part_names(given.fmt))
-        found = ["scale", *(p for p in ("zero_point", "outer") if getattr(given, p) is not None)]
-        found += [f"{len(more)} more"] if more else []
+        wanted = ", ".join(part_names(coded.fmt))
+        present = ["scale", *(p for p in ("zero_point", "outer") if getattr(coded, p) is not None)]
+        present += [f"{len(more)} more"] if more else []
         raise ValueError(
-            f"{op}: {name} in {given.fmt} needs the parts {wanted}; found {', '.join(found)}"
+            f"{op}: {name} in {coded.fmt} needs the parts {wanted}; found {', '.join(present)}"
         )
