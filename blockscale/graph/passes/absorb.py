@@ -15,7 +15,7 @@ from blockscale.core.parse import parse
 from blockscale.graph.nodes import aten, call, calls, ours, quantize_of, shape
 from blockscale.graph.passes.fused import matched, only_user, taken_out
 from blockscale.graph.passes.moved_blocks import of_rank
-from blockscale.graph.passes.moving import BEFORE, moved
+from blockscale.graph.passes.moving import BEFORE, move_codes
 
 
 def run(graph: fx.GraphModule) -> int:
@@ -60,11 +60,11 @@ def _up(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> bool
     row = sizes[-1]
     if not isinstance(row, int):
         row = call(graph, aten.sym_size.int, (source, -1), like=x)
-    coded = Operand(x, by.scale, by.zero_point, None, by.fmt, row)  # type: ignore[arg-type]
-    coded = of_rank(graph, coded, len(sizes), x)
-    args: Any = (source, coded.scale, coded.zero_point, None, by.fmt)
+    operand = Operand(x, by.scale, by.zero_point, None, by.fmt, row)  # type: ignore[arg-type]
+    operand = of_rank(graph, operand, len(sizes), x)
+    args: Any = (source, operand.scale, operand.zero_point, None, by.fmt)
     codes: Any = call(graph, ours.quantize.default, args, like=x)
-    after = moved(graph, x, coded._replace(codes=codes))
+    after = move_codes(graph, x, operand._replace(codes=codes))
     if after is None:
         return False
     node.replace_all_uses_with(after.codes)  # type: ignore[arg-type]

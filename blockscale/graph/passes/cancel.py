@@ -49,10 +49,14 @@ def run(graph: fx.GraphModule) -> int:
     return count
 
 
-def _alike(graph: fx.GraphModule, coded: Operand, by: Quantizer) -> bool:
-    if coded.fmt != by.fmt or by.seed is not None or coded.more or by.more:
+def _alike(graph: fx.GraphModule, operand: Operand, by: Quantizer) -> bool:
+    if operand.fmt != by.fmt or by.seed is not None or operand.more or by.more:
         return False
-    pairs = ((coded.scale, by.scale), (coded.zero_point, by.zero_point), (coded.outer, by.outer))
+    pairs = (
+        (operand.scale, by.scale),
+        (operand.zero_point, by.zero_point),
+        (operand.outer, by.outer),
+    )
     return all(same(graph, a, b) for a, b in pairs)  # type: ignore[arg-type]
 
 
@@ -66,16 +70,16 @@ def _quantized(codes: object) -> bool:
     if calls(codes, getitem):
         return read(codes.args[0]) is not None
     schema = getattr(codes.target, "_schema", None)
-    moved = codes.args[:1] if calls(codes, *_PICKS) else codes.all_input_nodes
-    tensors = [each for each in moved if isinstance(value(each), Tensor)]
+    sources = codes.args[:1] if calls(codes, *_PICKS) else codes.all_input_nodes
+    tensors = [each for each in sources if isinstance(value(each), Tensor)]
     moves = schema is not None and schema.name.startswith("aten::") and bool(tensors)
     return moves and all(_quantized(each) for each in tensors)
 
 
-def stable(graph: fx.GraphModule, coded: Operand, dtype: torch.dtype) -> bool:
+def stable(graph: fx.GraphModule, operand: Operand, dtype: torch.dtype) -> bool:
     """Whether each code that quantizing can give is that of its own value, under each scale."""
-    fmt = parse(coded.fmt)
-    parts = (coded.scale, coded.outer, coded.zero_point)
+    fmt = parse(operand.fmt)
+    parts = (operand.scale, operand.outer, operand.zero_point)
     if fmt.rounding == "stochastic" or fmt.element.learned or fmt.offset is not None:
         return False
     if not all(part is None or is_constant(part) for part in parts):

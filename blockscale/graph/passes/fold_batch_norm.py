@@ -50,9 +50,9 @@ def _results(norm: fx.Node) -> list[fx.Node]:
     return [norm] if calls(norm, aten.batch_norm) else list(norm.users)
 
 
-def _why_not(graph: fx.GraphModule, norm: fx.Node, data: dict[str, Any]) -> str | None:
-    layer = data["input"]
-    if data.get("training"):
+def _why_not(graph: fx.GraphModule, norm: fx.Node, inputs: dict[str, Any]) -> str | None:
+    layer = inputs["input"]
+    if inputs.get("training"):
         return "it uses the statistics of the batch, as in training"
     if not calls(layer, aten.linear, aten.convolution, *_CONVS, *_TRANSPOSED):
         return "no convolution or linear comes before it"
@@ -64,10 +64,10 @@ def _why_not(graph: fx.GraphModule, norm: fx.Node, data: dict[str, Any]) -> str 
         not calls(user, operator.getitem) or user.args[1] != 0 for user in norm.users
     ):
         return "its statistics are used elsewhere"
-    if data["running_mean"] is None or data["running_var"] is None:
+    if inputs["running_mean"] is None or inputs["running_var"] is None:
         return "it keeps no running statistics"
     own = arguments(layer)
-    results = [own["weight"], own["bias"], *(data[name] for name in _PARTS)]
+    results = [own["weight"], own["bias"], *(inputs[name] for name in _PARTS)]
     if not is_constant(own["weight"]) or any(n is not None and not is_constant(n) for n in results):
         return "weight, bias or statistics are not constants of the graph"
     if _readers(graph, own["weight"]) > 1:
@@ -98,11 +98,13 @@ def _transposed(layer: fx.Node) -> bool:
 
 
 @torch.no_grad()
-def _fold(graph: fx.GraphModule, layer: fx.Node, parts: list[Tensor | None], eps: float) -> None:
+def _fold(
+    graph: fx.GraphModule, layer: fx.Node, statistics: list[Tensor | None], eps: float
+) -> None:
     """Give the layer the weight and bias that the batch norm makes of its own."""
     own = arguments(layer)
     weight, bias = get(graph, own["weight"]), _tensor(graph, own["bias"])
-    gamma, beta, mean, variance = parts
+    gamma, beta, mean, variance = statistics
     assert mean is not None and variance is not None
     factor = torch.rsqrt(variance.to(torch.float32) + eps)
     factor = factor if gamma is None else gamma.to(torch.float32) * factor

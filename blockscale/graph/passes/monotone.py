@@ -24,7 +24,7 @@ from blockscale.graph.passes.absorb import ends_in_op
 from blockscale.graph.passes.cancel import one_row, stable
 from blockscale.graph.passes.fuse_activation import activation_of
 from blockscale.graph.passes.fused import dtype_of, matched, only_user, taken_out
-from blockscale.graph.passes.moved_cuts import joined
+from blockscale.graph.passes.moved_cuts import join_codes
 from blockscale.ops import primitives
 from blockscale.ops.fused import Match
 
@@ -40,9 +40,9 @@ def run(graph: fx.GraphModule) -> int:
         node = results.pop()
         result = quantize_of(node)
         if result is not None and isinstance(result.x, fx.Node):
-            moved = _before(graph, node, result.x, result.by)
-            count += bool(moved)
-            results += moved
+            earlier = _before(graph, node, result.x, result.by)
+            count += bool(earlier)
+            results += earlier
     return count
 
 
@@ -77,8 +77,8 @@ def _plain(graph: fx.GraphModule, by: Quantizer, dtype: torch.dtype) -> bool:
     plain = fmt.block.name == "tensor" and fmt.element.integer and by.outer is None
     if not plain or by.more:
         return False
-    coded = Operand(None, by.scale, by.zero_point, None, by.fmt, 1)  # type: ignore[arg-type]
-    return stable(graph, coded, dtype) and bool((get(graph, by.scale) > 0).all())  # type: ignore[arg-type]
+    operand = Operand(None, by.scale, by.zero_point, None, by.fmt, 1)  # type: ignore[arg-type]
+    return stable(graph, operand, dtype) and bool((get(graph, by.scale) > 0).all())  # type: ignore[arg-type]
 
 
 def _is_taken(x: fx.Node, source: fx.Node) -> bool:
@@ -97,8 +97,8 @@ def _through(graph: fx.GraphModule, node: fx.Node, x: fx.Node, source: fx.Node) 
     result = quantize_of(node)
     assert result is not None
     by = result.by
-    coded = Operand(codes, by.scale, by.zero_point, None, by.fmt, sizes[-1])  # type: ignore[arg-type]
-    args: Any = primitives.dequantize.flatten(coded, dtype_of(source))
+    operand = Operand(codes, by.scale, by.zero_point, None, by.fmt, sizes[-1])  # type: ignore[arg-type]
+    args: Any = primitives.dequantize.flatten(operand, dtype_of(source))
     x.replace_input_with(source, call(graph, ours.dequantize.default, args, like=x))
     return [codes]
 
@@ -115,19 +115,19 @@ def _into_parts(graph: fx.GraphModule, node: fx.Node, x: fx.Node, match: Match) 
     by = quantized.by
     if not any(dequantize_of(each) is None and ends_in_op(each) for each in parts):
         return []
-    coded: list[Operand] = []
+    operand: list[Operand] = []
     for each in parts:
         sizes = shape(each) or ()
         if not sizes or not isinstance(sizes[-1], int):
             return []
         codes: Any = _quantized(graph, node, each, x)
         beside: Any = (by.scale, by.zero_point, None, by.fmt, sizes[-1])
-        coded.append(Operand(codes, *beside))
-    result = joined(graph, x, coded)
+        operand.append(Operand(codes, *beside))
+    result = join_codes(graph, x, operand)
     if result is None:
         return []
     replace(node, result.codes)  # type: ignore[arg-type]
-    return [each.codes for each in coded]  # type: ignore[misc]
+    return [each.codes for each in operand]  # type: ignore[misc]
 
 
 class _Clamped:

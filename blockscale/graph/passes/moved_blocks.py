@@ -32,22 +32,22 @@ def dim_of(node: fx.Node, old: Sequence[Any]) -> int:
     return int(arguments(node).get("dim") or 0) % len(old)
 
 
-def changed(coded: Operand, change: Change, fmt: str, row: Any) -> Operand:
+def change_parts(operand: Operand, change: Change, fmt: str, row: Any) -> Operand:
     """The operand after the same change of its scales and zero points."""
-    scale: Any = change(coded.scale)
-    zero: Any = None if coded.zero_point is None else change(coded.zero_point)
-    return coded._replace(scale=scale, zero_point=zero, fmt=fmt, size=row)
+    scale: Any = change(operand.scale)
+    zero: Any = None if operand.zero_point is None else change(operand.zero_point)
+    return operand._replace(scale=scale, zero_point=zero, fmt=fmt, size=row)
 
 
-def outer_of_rank(graph: fx.GraphModule, coded: Operand, rank: int, like: fx.Node) -> Operand:
+def outer_of_rank(graph: fx.GraphModule, operand: Operand, rank: int, like: fx.Node) -> Operand:
     """The same with a scale of scales of another rank."""
-    if coded.outer is None or len(shape(coded.outer) or ()) == rank:
-        return coded
-    value: Any = call(graph, aten.view.default, (coded.outer, [1] * rank), like=like)
-    return coded._replace(outer=value)
+    if operand.outer is None or len(shape(operand.outer) or ()) == rank:
+        return operand
+    value: Any = call(graph, aten.view.default, (operand.outer, [1] * rank), like=like)
+    return operand._replace(outer=value)
 
 
-def of_rank(graph: fx.GraphModule, coded: Operand, rank: int, like: fx.Node) -> Operand:
+def of_rank(graph: fx.GraphModule, operand: Operand, rank: int, like: fx.Node) -> Operand:
     """The same; a scale and zero point of one element, whatever their rank, have this rank."""
 
     def full(part: Any) -> Any:
@@ -56,7 +56,7 @@ def of_rank(graph: fx.GraphModule, coded: Operand, rank: int, like: fx.Node) -> 
             return part
         return call(graph, aten.view.default, (part, [1] * rank), like=like)
 
-    return coded._replace(scale=full(coded.scale), zero_point=full(coded.zero_point))
+    return operand._replace(scale=full(operand.scale), zero_point=full(operand.zero_point))
 
 
 def row_of(node: fx.Node, old: Sequence[Any], size: Any) -> Any:
@@ -72,7 +72,7 @@ def row_of(node: fx.Node, old: Sequence[Any], size: Any) -> Any:
 PIECES = (aten.split, aten.split_with_sizes, aten.chunk, aten.unbind)
 
 
-def cut(graph: fx.GraphModule, node: fx.Node) -> bool:
+def cut_pieces(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Take a slice of the input in the place of each piece of `node`, one of PIECES.
 
     False, and nothing done, where pieces are not known by number, or their sizes are symbols.
@@ -130,7 +130,7 @@ Sizes = tuple[int, ...]
 Group = tuple[list[int], list[int]]  # dimensions of the old shape that become those of the new
 
 
-def named(sizes: Sequence[int], like: Block) -> Block:
+def block_of(sizes: Sequence[int], like: Block) -> Block:
     """The block of these sizes: `like` itself where it has them, else by its usual name."""
     rank = len(sizes)
     try:
@@ -183,12 +183,12 @@ def through_view(
     for left, right in parts:
         whole = [(i, sizes[i]) for i in left if not known(old[i] == 1)]
         there = [j for j in right if not known(new[j] == 1)]
-        changed = _through(
+        new_sizes = _through(
             [s for _, s in whole], [old[i] for i, _ in whole], [new[j] for j in there]
         )
-        if changed is None:
+        if new_sizes is None:
             return None
-        for j, size in zip(there, changed, strict=True):
+        for j, size in zip(there, new_sizes, strict=True):
             result[j] = size
     return tuple(result)
 

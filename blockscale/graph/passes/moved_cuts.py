@@ -14,9 +14,9 @@ from blockscale.core.parse import parse
 from blockscale.graph.constants import get, is_constant, same
 from blockscale.graph.nodes import arguments, aten, call, known, shape
 from blockscale.graph.passes.moved_blocks import (
-    changed,
+    block_of,
+    change_parts,
     dim_of,
-    named,
     of_block,
     outer_of_rank,
     row_of,
@@ -26,7 +26,7 @@ from blockscale.ops import primitives
 # Joining and padding of codes.
 
 
-def joined(graph: fx.GraphModule, node: fx.Node, each: Sequence[Operand]) -> Operand | None:
+def join_codes(graph: fx.GraphModule, node: fx.Node, each: Sequence[Operand]) -> Operand | None:
     """What aten.cat makes of codes; None if the formats differ, a block would reach over a seam, or
     one scale would have to be two."""
     first, sizes = each[0], shape(node)
@@ -69,10 +69,10 @@ def _same_scales(graph: fx.GraphModule, a: Operand, b: Operand) -> bool:
     return all(same(graph, x, y) for x, y in pairs)  # type: ignore[arg-type]
 
 
-def padded(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
+def pad_codes(graph: fx.GraphModule, node: fx.Node, operand: Operand) -> Operand | None:
     """What padding with zeros makes of codes that have one scale, a constant: more codes of 0."""
-    fmt, inputs = parse(coded.fmt), arguments(node)
-    zero = _zero_code(graph, coded) if inputs["value"] in (None, 0) else None
+    fmt, inputs = parse(operand.fmt), arguments(node)
+    zero = _zero_code(graph, operand) if inputs["value"] in (None, 0) else None
     pad = inputs["pad"]
     if inputs.get("mode", "constant") != "constant" or zero is None:
         return None
@@ -80,23 +80,23 @@ def padded(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | No
         return None
     if fmt.bits not in (8, 16) and (any(pad[:2]) or zero):
         return None
-    row = row_of(node, shape(node.args[0]) or (), coded.size)
-    args = (coded.codes, list(pad), zero)
+    row = row_of(node, shape(node.args[0]) or (), operand.size)
+    args = (operand.codes, list(pad), zero)
     codes: Any = call(graph, aten.constant_pad_nd.default, args, like=node)
-    return None if row is None else coded._replace(codes=codes, size=row)
+    return None if row is None else operand._replace(codes=codes, size=row)
 
 
-def _zero_code(graph: fx.GraphModule, coded: Operand) -> int | None:
+def _zero_code(graph: fx.GraphModule, operand: Operand) -> int | None:
     """The code whose value is 0 and not -0, if the scale is known and there is one."""
-    parts = (coded.scale, coded.zero_point, coded.outer)
-    if coded.outer is not None or not all(p is None or is_constant(p) for p in parts):
+    parts = (operand.scale, operand.zero_point, operand.outer)
+    if operand.outer is not None or not all(p is None or is_constant(p) for p in parts):
         return None
     scale, zero, _ = (None if p is None else get(graph, p).reshape(1) for p in parts)  # type: ignore[arg-type]
-    by = (scale, zero, None, coded.fmt)
+    by = (scale, zero, None, operand.fmt)
     codes = torch.ops.blockscale.quantize.default(torch.zeros(1), *by)
-    if parse(coded.fmt).bits not in (8, 16):
-        return 0 if int(codes[0]) == 0 and _is_zero(codes, scale, zero, coded.fmt) else None
-    return int(codes[0]) if _is_zero(codes, scale, zero, coded.fmt) else None
+    if parse(operand.fmt).bits not in (8, 16):
+        return 0 if int(codes[0]) == 0 and _is_zero(codes, scale, zero, operand.fmt) else None
+    return int(codes[0]) if _is_zero(codes, scale, zero, operand.fmt) else None
 
 
 def _is_zero(codes: torch.Tensor, scale: Any, zero: Any, fmt: str) -> bool:
@@ -106,11 +106,11 @@ def _is_zero(codes: torch.Tensor, scale: Any, zero: Any, fmt: str) -> bool:
     return bool((value == 0).all() and not value.signbit().any())
 
 
-def selected(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def select_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """One place along a dimension, which goes. None where blocks do not allow."""
-    old, fmt = shape(node.args[0]), parse(coded.fmt)
+    old, fmt = shape(node.args[0]), parse(operand.fmt)
     assert old is not None
     dim, index = dim_of(node, old), arguments(node)["index"]
     size = sizes[dim]
@@ -127,20 +127,20 @@ def selected(
     def change(part: Any) -> Any:
         return call(graph, aten.select.int, (part, dim, at), like=node)
 
-    result = changed(coded, change, of_block(fmt, named(after, fmt.block)), coded.size)
-    codes: Any = call(graph, aten.select.int, (coded.codes, dim, index), like=node)
+    result = change_parts(operand, change, of_block(fmt, block_of(after, fmt.block)), operand.size)
+    codes: Any = call(graph, aten.select.int, (operand.codes, dim, index), like=node)
     return outer_of_rank(graph, result._replace(codes=codes), len(after), node)
 
 
-def sliced(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def slice_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """A part of a dimension, between blocks. None where blocks do not allow."""
     old, inputs = shape(node.args[0]), arguments(node)
     assert old is not None
     dim = dim_of(node, old)
     size, start, end, step = sizes[dim], inputs["start"] or 0, inputs["end"], inputs["step"]
-    row = row_of(node, old, coded.size)
+    row = row_of(node, old, operand.size)
     if row is None:
         return None
     bounds: Any = (start, end, step)
@@ -154,19 +154,19 @@ def sliced(
             return part
         return call(graph, aten.slice.Tensor, (part, dim, *bounds), like=node)
 
-    result = changed(coded, change, coded.fmt, row)
-    codes: Any = call(graph, aten.slice.Tensor, (coded.codes, dim, start, end, step), like=node)
+    result = change_parts(operand, change, operand.fmt, row)
+    codes: Any = call(graph, aten.slice.Tensor, (operand.codes, dim, start, end, step), like=node)
     return result._replace(codes=codes)
 
 
-def picked(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def pick_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """Places along a dimension, by index. None where several of them share a scale."""
     old, index = shape(node.args[0]), arguments(node)["index"]
     assert old is not None
     dim = dim_of(node, old)
-    row = row_of(node, old, coded.size)
+    row = row_of(node, old, operand.size)
     if sizes[dim] not in (1, WHOLE) or row is None:
         return None
 
@@ -175,8 +175,8 @@ def picked(
             return part
         return call(graph, aten.index_select.default, (part, dim, index), like=node)
 
-    result = changed(coded, change, coded.fmt, row)
-    codes: Any = call(graph, aten.index_select.default, (coded.codes, dim, index), like=node)
+    result = change_parts(operand, change, operand.fmt, row)
+    codes: Any = call(graph, aten.index_select.default, (operand.codes, dim, index), like=node)
     return result._replace(codes=codes)
 
 
@@ -194,20 +194,20 @@ def _block_bounds(
     return first // size, (last + size - 1) // size, 1
 
 
-def expanded(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def expand_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """Dimensions of one element, seen as if they had more. None where blocks do not allow."""
-    old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
+    old, new, fmt = shape(node.args[0]), shape(node), parse(operand.fmt)
     assert old is not None and new is not None
     if not known(old[-1] == new[-1]) or len(old) != len(new):
         return None
-    grown = [not known(a == b) for a, b in zip(old, new, strict=True)]
-    if any(g and not known(n == 1) for g, n in zip(grown, old, strict=True)):
+    grows = [not known(a == b) for a, b in zip(old, new, strict=True)]
+    if any(g and not known(n == 1) for g, n in zip(grows, old, strict=True)):
         return None
-    after = [WHOLE if g else size for g, size in zip(grown, sizes, strict=True)]
+    after = [WHOLE if g else size for g, size in zip(grows, sizes, strict=True)]
     to = list(arguments(node)["size"])
-    result = coded._replace(fmt=of_block(fmt, named(after, fmt.block)))
+    result = operand._replace(fmt=of_block(fmt, block_of(after, fmt.block)))
     last = packed_size(fmt.element, new[-1]) if isinstance(new[-1], int) else to[-1]
-    codes: Any = call(graph, aten.expand.default, (coded.codes, [*to[:-1], last]), like=node)
+    codes: Any = call(graph, aten.expand.default, (operand.codes, [*to[:-1], last]), like=node)
     return result._replace(codes=codes)

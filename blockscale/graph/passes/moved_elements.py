@@ -19,7 +19,7 @@ from blockscale.core.parse import parse
 from blockscale.graph import constants
 from blockscale.graph.nodes import arguments, aten, call, calls, shape, value
 from blockscale.graph.passes.fused import dtype_of
-from blockscale.graph.passes.moved_blocks import changed, of_rank, row_of
+from blockscale.graph.passes.moved_blocks import change_parts, of_rank, row_of
 
 _ALONG = (aten.flip, aten.roll)
 SHUFFLES = (  # each element goes to one place
@@ -35,28 +35,28 @@ UPSAMPLES = tuple(
 COPIES = (aten.repeat, aten.tile, aten.repeat_interleave, *UPSAMPLES)  # to several places
 
 
-def scattered(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def scatter_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """What one of SHUFFLES, INDEXED or COPIES makes of codes; None where a block would have
     more than one scale, or the places are not known."""
-    fmt, old = parse(coded.fmt), shape(node.args[0])
+    fmt, old = parse(operand.fmt), shape(node.args[0])
     assert old is not None
     if _masks(node):
         return None
     if fmt.block.name != "tensor":
-        return _along(graph, node, coded, sizes)
+        return _along(graph, node, operand, sizes)
     codes: Any = (
-        _upsampled(graph, node, coded.codes)
+        _upsample(graph, node, operand.codes)
         if calls(node, *UPSAMPLES)
-        else _same(graph, node, coded.codes)
+        else _same(graph, node, operand.codes)
     )
     if codes is None:
         return None
-    row = row_of(node, old, coded.size)
+    row = row_of(node, old, operand.size)
     if row is None:
         row = call(graph, aten.sym_size.int, (codes, -1), like=node)
-    return of_rank(graph, coded._replace(codes=codes, size=row), len(shape(node) or ()), node)
+    return of_rank(graph, operand._replace(codes=codes, size=row), len(shape(node) or ()), node)
 
 
 def _masks(node: fx.Node) -> bool:
@@ -71,7 +71,7 @@ def _same(graph: fx.GraphModule, node: fx.Node, tensor: Any) -> fx.Node:
 
 
 def _along(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """A flip or a roll along dimensions whose elements share one scale, or have one each."""
     if not calls(node, *_ALONG):
@@ -79,12 +79,12 @@ def _along(
     dims = arguments(node)["dims"]
     if not dims or any(sizes[dim] not in (1, WHOLE) for dim in dims):
         return None
-    result = changed(coded, lambda part: _same(graph, node, part), coded.fmt, coded.size)
-    codes: Any = _same(graph, node, coded.codes)
+    result = change_parts(operand, lambda part: _same(graph, node, part), operand.fmt, operand.size)
+    codes: Any = _same(graph, node, operand.codes)
     return result._replace(codes=codes)
 
 
-def _upsampled(graph: fx.GraphModule, node: fx.Node, codes: Any) -> fx.Node | None:
+def _upsample(graph: fx.GraphModule, node: fx.Node, codes: Any) -> fx.Node | None:
     """The nearest pixels by their places along each dimension, channels last, as convolutions read
     them: torch upsamples no int8. None for sizes that are symbols."""
     old = shape(node.args[0])
@@ -110,7 +110,7 @@ def _places(node: fx.Node, sizes: Sequence[int]) -> list[torch.Tensor]:
         line = torch.arange(size, dtype=exact).reshape(
             [size if i == dim else 1 for i in range(len(sizes))]
         )
-        grown = target(line.expand(1, 1, *sizes).contiguous(), *node.args[1:], **node.kwargs)
+        output = target(line.expand(1, 1, *sizes).contiguous(), *node.args[1:], **node.kwargs)
         first = [slice(None) if i == dim else 0 for i in range(len(sizes))]
-        results.append(grown[0, 0][tuple(first)].to(like.device, torch.int64))
+        results.append(output[0, 0][tuple(first)].to(like.device, torch.int64))
     return results

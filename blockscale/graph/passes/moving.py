@@ -37,60 +37,67 @@ from blockscale.graph.passes.channels_last import permutation
 from blockscale.graph.passes.fused import matched
 from blockscale.graph.passes.moved_blocks import (
     PIECES,
-    changed,
+    block_of,
+    change_parts,
     counts,
-    cut,
+    cut_pieces,
     dim_of,
-    named,
     of_block,
     of_rank,
     outer_of_rank,
     row_of,
     through_view,
 )
-from blockscale.graph.passes.moved_cuts import expanded, joined, padded, picked, selected, sliced
-from blockscale.graph.passes.moved_elements import COPIES, INDEXED, SHUFFLES, scattered
+from blockscale.graph.passes.moved_cuts import (
+    expand_codes,
+    join_codes,
+    pad_codes,
+    pick_codes,
+    select_codes,
+    slice_codes,
+)
+from blockscale.graph.passes.moved_elements import COPIES, INDEXED, SHUFFLES, scatter_codes
 from blockscale.ops import primitives
 
 # What an op that only moves elements makes of codes and the scales beside them.
 
 
-def permuted(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def permute_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """Dimensions in another order."""
     order, old = permutation(node), shape(node.args[0])
     if order is None or old is None:
         return None
     after = [sizes[i] for i in order]
-    row = row_of(node, old, coded.size)
+    row = row_of(node, old, operand.size)
     if row is None:
         row = call(graph, aten.sym_size.int, (node.args[0], order[-1]), like=node)
 
-    fmt = parse(coded.fmt)
+    fmt = parse(operand.fmt)
 
     def change(part: Any) -> Any:
         return call(graph, aten.permute.default, (part, order), like=node)
 
     one = fmt.block.name == "tensor"
-    spelled = of_block(fmt, named(after, fmt.block))
-    result = changed(coded, (lambda part: part) if one else change, spelled, row)
-    codes: Any = change(coded.codes)
+    new_fmt = of_block(fmt, block_of(after, fmt.block))
+    result = change_parts(operand, (lambda part: part) if one else change, new_fmt, row)
+    codes: Any = change(operand.codes)
     return result._replace(codes=codes)
 
 
-def viewed(
-    graph: fx.GraphModule, node: fx.Node, coded: Operand, sizes: Sequence[int]
+def view_codes(
+    graph: fx.GraphModule, node: fx.Node, operand: Operand, sizes: Sequence[int]
 ) -> Operand | None:
     """The same elements in another shape; None where no block says whose scales they are."""
-    old, new, fmt = shape(node.args[0]), shape(node), parse(coded.fmt)
+    old, new, fmt = shape(node.args[0]), shape(node), parse(operand.fmt)
     assert old is not None and new is not None
     after = through_view(sizes, old, new, WHOLE if fmt.block.rest == WHOLE else 1)
     to = target_sizes(graph, node)
     if after is None or to is None:
         return None
     scales = _scale_sizes(after, new, to)
-    row = row_of(node, old, coded.size)
+    row = row_of(node, old, operand.size)
     if scales is None or row is None:
         return None
     if fmt.bits not in (8, 16):
@@ -103,9 +110,9 @@ def viewed(
             return part
         return call(graph, aten.reshape.default, (part, sizes), like=node)
 
-    spelled = of_block(fmt, named(after, fmt.block))
-    result = changed(coded, lambda part: view(part, scales), spelled, row)
-    codes: Any = view(coded.codes, to)
+    new_fmt = of_block(fmt, block_of(after, fmt.block))
+    result = change_parts(operand, lambda part: view(part, scales), new_fmt, row)
+    codes: Any = view(operand.codes, to)
     return outer_of_rank(graph, result._replace(codes=codes), len(new), node)
 
 
@@ -155,37 +162,41 @@ BEFORE = (
 MOVES = (*BEFORE, aten.slice, aten.select, aten.expand)
 
 
-def moved(graph: fx.GraphModule, node: fx.Node, coded: Operand) -> Operand | None:
+def move_codes(graph: fx.GraphModule, node: fx.Node, operand: Operand) -> Operand | None:
     """What `node`, one of MOVES, makes of its input, given as codes and scales of nodes: the same
     as codes and scales; None where no block says it, or rows of packed codes would be cut within a
     byte. New nodes are put before `node`."""
-    fmt, old, new = parse(coded.fmt), shape(node.args[0]), shape(node)
-    if old is None or new is None or not old or not new or not _simple(fmt, coded):
+    fmt, old, new = parse(operand.fmt), shape(node.args[0]), shape(node)
+    if old is None or new is None or not old or not new or not _simple(fmt, operand):
         return None
     sizes = fmt.block.sizes_for(len(old))
     if fmt.block.name == "tensor":
-        coded = of_rank(graph, coded, len(old), node)
-    if len(shape(coded.scale) or ()) != len(old):
+        operand = of_rank(graph, operand, len(old), node)
+    if len(shape(operand.scale) or ()) != len(old):
         return None
     if calls(node, aten.contiguous):
-        codes: Any = call(graph, aten.contiguous.default, (coded.codes,), like=node)
-        return coded._replace(codes=codes)
+        codes: Any = call(graph, aten.contiguous.default, (operand.codes,), like=node)
+        return operand._replace(codes=codes)
     if not _rows_stay(fmt, node, old, new):
         return None
     ways = (
-        *((PERMUTES, permuted), (VIEWS, viewed), ((aten.select,), selected)),
-        *(((aten.slice,), sliced), ((aten.index_select,), picked), ((aten.expand,), expanded)),
-        ((*SHUFFLES, *INDEXED, *COPIES), scattered),
+        *((PERMUTES, permute_codes), (VIEWS, view_codes), ((aten.select,), select_codes)),
+        *(
+            ((aten.slice,), slice_codes),
+            ((aten.index_select,), pick_codes),
+            ((aten.expand,), expand_codes),
+        ),
+        ((*SHUFFLES, *INDEXED, *COPIES), scatter_codes),
     )
     way = next((way for ops, way in ways if calls(node, *ops)), None)
-    return None if way is None else way(graph, node, coded, sizes)
+    return None if way is None else way(graph, node, operand, sizes)
 
 
-def _simple(fmt: Format, coded: Operand) -> bool:
+def _simple(fmt: Format, operand: Operand) -> bool:
     """Whether all that stands beside the codes is by block, or one for all."""
-    if fmt.block.flat or coded.more or fmt.offset is not None or fmt.element.learned:
+    if fmt.block.flat or operand.more or fmt.offset is not None or fmt.element.learned:
         return False
-    outer = shape(coded.outer)
+    outer = shape(operand.outer)
     one = outer is not None and all(known(n == 1) for n in outer)
     return not isinstance(fmt.scale, TwoLevel) or (one and fmt.scale.inner.block.name == "tensor")
 
@@ -215,7 +226,7 @@ _PADS = (aten.constant_pad_nd, aten.pad)
 def run(graph: fx.GraphModule) -> int:
     """Move codes in the place of floats. Equal to the bit."""
     count = sum(
-        _movable(node.args[0]) is not None and cut(graph, node)
+        _movable(node.args[0]) is not None and cut_pieces(graph, node)
         for node in each_call(graph, *PIECES)
     )
     for node in each_call(graph, *MOVES, *_JOINS, *_PADS):
@@ -228,9 +239,9 @@ def run(graph: fx.GraphModule) -> int:
         whole = [each for each in results if each is not None]
         if len({each.dtype for each in whole}) > 1:
             continue
-        coded = _after(graph, node, [each.coded for each in whole])
-        if coded is not None:
-            args = primitives.dequantize.flatten(coded, whole[0].dtype)
+        operand = _after(graph, node, [each.coded for each in whole])
+        if operand is not None:
+            args = primitives.dequantize.flatten(operand, whole[0].dtype)
             replace(node, call(graph, ours.dequantize.default, args, like=node))
             count += 1
     return count
@@ -244,12 +255,12 @@ def _movable(node: object) -> Dequantize | None:
 
 def _after(graph: fx.GraphModule, node: fx.Node, each: list[Operand]) -> Operand | None:
     if calls(node, *_JOINS):
-        return joined(graph, node, each)
+        return join_codes(graph, node, each)
     if calls(node, *_PADS):
-        return padded(graph, node, each[0])
+        return pad_codes(graph, node, each[0])
     if calls(node, aten.expand, *COPIES) and not all(_reads_codes(user) for user in node.users):
         return None  # more would be dequantized than before
-    return moved(graph, node, each[0])
+    return move_codes(graph, node, each[0])
 
 
 def _reads_codes(user: fx.Node) -> bool:

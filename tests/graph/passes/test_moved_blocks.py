@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockscale.core.block import WHOLE, read_block
-from blockscale.graph.passes.moved_blocks import counts, groups, named, through_view
+from blockscale.graph.passes.moved_blocks import block_of, counts, groups, through_view
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_elements_of_a_block_stay_together(old: list[int], data: st.DataObject) 
     def numbered(sizes, shape):
         blocks = counts(sizes, shape)
         scale = torch.arange(torch.Size(blocks).numel()).reshape(blocks)
-        block = named(sizes, read_block("tensor"))
+        block = block_of(sizes, read_block("tensor"))
         return scale, block.expand(scale, shape).expand(tuple(shape))
 
     scale, old_numbers = numbered(sizes, old)
@@ -86,5 +86,5 @@ def test_groups_of_dimensions() -> None:
     ],
 )
 def test_names(sizes: tuple, like: str, name: str) -> None:
-    block = named(sizes, read_block(like))
+    block = block_of(sizes, read_block(like))
     assert str(block) == name and block.sizes_for(len(sizes)) == sizes
