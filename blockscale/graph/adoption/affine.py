@@ -67,7 +67,7 @@ def _float32(graph: fx.GraphModule, node: fx.Node, like: fx.Node) -> fx.Node:
 _INTEGERS = {torch.uint8: 8, torch.int8: 8, torch.int16: 16, torch.uint16: 16, torch.int32: 32}
 
 
-def _limits(dtype: torch.dtype, data: dict[str, Any]) -> tuple[int, int]:
+def _limits(dtype: torch.dtype, inputs: dict[str, Any]) -> tuple[int, int]:
     """The smallest and largest code: as given, or all that the dtype has."""
     bits = _INTEGERS.get(dtype)
     if bits is None:
@@ -78,7 +78,7 @@ def _limits(dtype: torch.dtype, data: dict[str, Any]) -> tuple[int, int]:
         bits = int(digits)
     unsigned = str(dtype).startswith("torch.u")
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    request = data["quant_min"], data["quant_max"]
+    request = inputs["quant_min"], inputs["quant_max"]
     results = [
         usual if each is None else each for each, usual in zip(request, (low, high), strict=True)
     ]

@@ -35,13 +35,13 @@ from blockscale.ops import primitives
 # add the zero point before they round, `per_tensor` and `per_channel` afterwards.
 
 
-def _codes(data: dict[str, Any]) -> dict[str, Any]:
-    low, high = data["quant_min"], data["quant_max"]
+def _codes(inputs: dict[str, Any]) -> dict[str, Any]:
+    low, high = inputs["quant_min"], inputs["quant_max"]
     if isinstance(low, fx.Node) or isinstance(high, fx.Node):
         raise NoFormatError("its smallest and largest codes are tensors")
-    if data["dtype"].is_floating_point:
-        raise NoFormatError(f"it rounds to integers that it stores as {data['dtype']}")
-    return {"low": int(low), "high": int(high), "dtype": data["dtype"]}
+    if inputs["dtype"].is_floating_point:
+        raise NoFormatError(f"it rounds to integers that it stores as {inputs['dtype']}")
+    return {"low": int(low), "high": int(high), "dtype": inputs["dtype"]}
 
 
 def _per_tensor(kind: str) -> Callable[[fx.Node], QuantizerCall]:

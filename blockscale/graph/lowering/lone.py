@@ -40,34 +40,39 @@ class _Lone(NamedTuple):
 def lower_lone_convolutions(graph: fx.GraphModule) -> None:
     """Write `conv` for each convolution that stands alone. Equal to the bit."""
     for node in each_call(graph, FUSED["conv"].op.overload):
-        found = _lone(node)
-        if found is not None:
-            _write(graph, found)
+        lone = _lone(node)
+        if lone is not None:
+            _write(graph, lone)
     graph.graph.eliminate_dead_code()
 
 
 def around(node: fx.Node) -> str:
     """What is copied beside a convolution, channels last, where images lie channels first; "" if
     nothing is."""
-    made = read(node)
-    if made is None or made.fused is not FUSED["conv"]:
+    conv_call = read(node)
+    if conv_call is None or conv_call.fused is not FUSED["conv"]:
         return ""
     sides = []
-    if _before(made.operands[0]) is not None:
+    if _before(conv_call.operands[0]) is not None:
         sides.append("before")
-    if _behind(node) is not None and not made.y.fmt:
+    if _behind(node) is not None and not conv_call.y.fmt:
         sides.append("behind")
     return f"channels are moved {' and '.join(sides)} it, a copy" if sides else ""
 
 
 def _lone(node: fx.Node) -> _Lone | None:
-    made = read(node)
-    if made is None or made.y.fmt or made.settings["transposed"] or made.dtype != torch.float32:
+    conv_call = read(node)
+    if (
+        conv_call is None
+        or conv_call.y.fmt
+        or conv_call.settings["transposed"]
+        or conv_call.dtype != torch.float32
+    ):
         return None
-    before, last = _before(made.operands[0]), _behind(node)
-    if before is None or last is None or made.settings["activation"] not in _BEHIND:
+    before, last = _before(conv_call.operands[0]), _behind(node)
+    if before is None or last is None or conv_call.settings["activation"] not in _BEHIND:
         return None
-    return _Lone(*before, made, last)
+    return _Lone(*before, conv_call, last)
 
 
 def _before(x: Value) -> tuple[fx.Node, Quantizer] | None:
@@ -75,40 +80,40 @@ def _before(x: Value) -> tuple[fx.Node, Quantizer] | None:
     none, or others read the codes."""
     codes: Any = x.data
     node = codes.args[0] if calls(codes, getitem) else codes
-    found = quantize_of(node) if x.fmt else None
-    if found is None or any(len(each.users) > 1 for each in (codes, *node.users)):
+    quantizes = quantize_of(node) if x.fmt else None
+    if quantizes is None or any(len(each.users) > 1 for each in (codes, *node.users)):
         return None
-    rank = len(shape(found.x) or ())
-    moved: Any = found.x
-    if not calls(moved, aten.permute) or [*moved.args[1]] != [0, *range(2, rank), 1]:
+    rank = len(shape(quantizes.x) or ())
+    permute: Any = quantizes.x
+    if not calls(permute, aten.permute) or [*permute.args[1]] != [0, *range(2, rank), 1]:
         return None
-    floats = moved.args[0]
+    floats = permute.args[0]
     there = value(floats)
     ordered = isinstance(there, Tensor) and there.is_contiguous() and there.dtype == torch.float32
-    return (floats, found.by) if ordered else None
+    return (floats, quantizes.by) if ordered else None
 
 
 def _behind(node: fx.Node) -> fx.Node | None:
     """What moves the channels of the result back, if nothing else reads it; or the copy of it."""
-    (taken,) = node.users if len(node.users) == 1 else (None,)
-    moved: Any = None if taken is None else only_user(taken)
-    rank = len(shape(moved) or ())
-    if not calls(moved, aten.permute) or [*moved.args[1]] != [0, rank - 1, *range(1, rank - 1)]:
+    (output,) = node.users if len(node.users) == 1 else (None,)
+    permute: Any = None if output is None else only_user(output)
+    rank = len(shape(permute) or ())
+    if not calls(permute, aten.permute) or [*permute.args[1]] != [0, rank - 1, *range(1, rank - 1)]:
         return None
-    copied = only_user(moved)
-    return copied if copied is not None and _is_plain_copy(copied) else moved
+    copy = only_user(permute)
+    return copy if copy is not None and _is_plain_copy(copy) else permute
 
 
 def _is_plain_copy(node: fx.Node) -> bool:
     return calls(node, aten.contiguous) and len(node.args) == 1 and not node.kwargs
 
 
-def _write(graph: fx.GraphModule, found: _Lone) -> None:
-    s, (weight,) = found.made.settings, found.made.operands[1:]
-    args = (found.x, weight.operand, s["bias"], s["shape"], s["stride"], s["padding"],
-            s["dilation"], s["groups"], found.by)  # fmt: skip
-    made = call(graph, conv.overload, conv.flatten(*args), like=found.last)
+def _write(graph: fx.GraphModule, lone: _Lone) -> None:
+    s, (weight,) = lone.made.settings, lone.made.operands[1:]
+    args = (lone.x, weight.operand, s["bias"], s["shape"], s["stride"], s["padding"],
+            s["dilation"], s["groups"], lone.by)  # fmt: skip
+    y = call(graph, conv.overload, conv.flatten(*args), like=lone.last)
     behind = _BEHIND[s["activation"]]
     if behind is not None:
-        made = call(graph, behind[0], (made, *behind[1]), like=found.last)
-    found.last.replace_all_uses_with(made)
+        y = call(graph, behind[0], (y, *behind[1]), like=lone.last)
+    lone.last.replace_all_uses_with(y)

@@ -36,41 +36,41 @@ def lower(
     for a target that is unknown or does not run here; SkippedError, with `strict`, naming the nodes
     that the target cannot run.
     """
-    made = _module(target)
+    runner = _module(target)
     lowered = adopted(graph)
-    known = state(lowered)
-    if known.stage == "prepared":
+    info = state(lowered)
+    if info.stage == "prepared":
         raise ValueError("a prepared graph cannot be lowered: call bs.graph.convert first")
-    if known.stage == "lowered":
+    if info.stage == "lowered":
         raise ValueError(
-            f"this graph is already lowered to {known.target}: lower the result of "
+            f"this graph is already lowered to {info.target}: lower the result of "
             "bs.graph.convert or bs.graph.fuse"
         )
-    found: list[Way] = made.run(lowered, measure=True) if measure else made.run(lowered)
+    ways: list[Way] = runner.run(lowered, measure=True) if measure else runner.run(lowered)
     if strict:
-        _raise_if_left(target, found)
-    _tell(lowered, target, found)
-    known.stage, known.target = "lowered", target
-    set_ways(lowered, found)
+        _raise_if_left(target, ways)
+    _tell(lowered, target, ways)
+    info.stage, info.target = "lowered", target
+    set_ways(lowered, ways)
     tidy(lowered)
     return lowered
 
 
-def _tell(graph: fx.GraphModule, target: str, found: list[Way]) -> None:
+def _tell(graph: fx.GraphModule, target: str, ways: list[Way]) -> None:
     """Say in the ledger how each layer's ops run; warn once of those that the target cannot."""
-    ways: dict[str, list[str]] = {}
-    for each in found:
-        ways.setdefault(each.scope, []).append(each.text)
+    by_scope: dict[str, list[str]] = {}
+    for each in ways:
+        by_scope.setdefault(each.scope, []).append(each.text)
         if each.left and target != "reference":
             text = f"{target}: {each.text}"
             note(graph, each.scope or each.node, each.op, text)
     entries = state(graph).ledger.entries
     for i, entry in enumerate(entries):
-        if entry.name in ways:
-            told = f"on {target}: {'; '.join(dict.fromkeys(ways[entry.name]))}"
-            details = "; ".join(filter(None, [entry.details, told]))
+        if entry.name in by_scope:
+            description = f"on {target}: {'; '.join(dict.fromkeys(by_scope[entry.name]))}"
+            details = "; ".join(filter(None, [entry.details, description]))
             entries[i] = replace(entry, details=details)
-    left = [f"\n  {each.told}: {each.why}" for each in found if each.left]
+    left = [f"\n  {each.told}: {each.why}" for each in ways if each.left]
     if left and target != "reference":
         text = (
             f"blockscale: {target} cannot run these, which stay on the reference, slow and exact:"
@@ -84,8 +84,8 @@ def targets() -> dict[str, str | None]:
 
 
 def _modules() -> dict[str, ModuleType]:
-    found = import_all(_targets.__name__, _targets.__path__)
-    return {module.__name__.rpartition(".")[2]: module for module in found}
+    modules = import_all(_targets.__name__, _targets.__path__)
+    return {module.__name__.rpartition(".")[2]: module for module in modules}
 
 
 def _module(target: str) -> ModuleType:
@@ -99,8 +99,8 @@ def _module(target: str) -> ModuleType:
     raise ValueError(f"{what}; those that can: {here}" + "".join(others))
 
 
-def _raise_if_left(target: str, found: list[Way]) -> None:
-    left = [f"\n  {each.told}: {each.why}" for each in found if each.left]
+def _raise_if_left(target: str, ways: list[Way]) -> None:
+    left = [f"\n  {each.told}: {each.why}" for each in ways if each.left]
     if left:
         raise SkippedError(
             f"strict: {target} cannot run everything in this graph; nothing was changed."

@@ -124,11 +124,11 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(x: str, weight: str, activation: str, y: str, given: bool) -> str | None:
+def refuses(x: str, weight: str, activation: str, y: str, static: bool) -> str | None:
     """Why a product of these formats cannot be oneDNN's, or None.
 
     x, y: spellings of formats, empty for floats; weight: of a weight [n, k]
-    given: whether the result's scale is there beforehand
+    static: whether the result's scale is there beforehand
     """
     if not x or not _per_tensor(parse(x)):
         return f"oneDNN needs activations of 8 bits with one scale, not {x or 'floats'}"
@@ -136,7 +136,7 @@ def refuses(x: str, weight: str, activation: str, y: str, given: bool) -> str | 
         return f"oneDNN needs int8 weights with one scale per row, not {weight or 'floats'}"
     if activation not in _POST_OPS:
         return f"oneDNN cannot fuse {activation}"
-    if y and not (_per_tensor(parse(y)) and given):
+    if y and not (_per_tensor(parse(y)) and static):
         return f"oneDNN returns floats, or 8 bits with one static scale, not {y}"
     return None
 

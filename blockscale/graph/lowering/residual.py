@@ -24,19 +24,19 @@ def lower_attention(graph: fx.GraphModule, backend: str) -> int:
     """
     count = 0
     for node in list(graph.graph.nodes):
-        found = None if node._erased else matched(node)
-        if found is None or found.fused.name != "sdpa":
+        attention = None if node._erased else matched(node)
+        if attention is None or attention.fused.name != "sdpa":
             continue
         dtype = dtype_of(node)
         assert dtype is not None
-        operands = [Value(each) for each in found.operands]  # type: ignore[arg-type]
-        made = Call(found.fused, operands, found.settings, dtype).write(graph, node)
-        if has_kernel(made, backend):
-            node.replace_all_uses_with(result(graph, made, node))
+        operands = [Value(each) for each in attention.operands]  # type: ignore[arg-type]
+        fused_node = Call(attention.fused, operands, attention.settings, dtype).write(graph, node)
+        if has_kernel(fused_node, backend):
+            node.replace_all_uses_with(result(graph, fused_node, node))
             graph.graph.erase_node(node)
             count += 1
         else:
-            graph.graph.erase_node(made)
+            graph.graph.erase_node(fused_node)
     return count
 
 
@@ -76,40 +76,40 @@ def lower_residual_norms(graph: fx.GraphModule, backend: str) -> int:
 
 def _behind(node: fx.Node) -> _End | None:
     """A norm behind a sum that nobody else reads, which is quantized and read as floats too."""
-    found = matched(node)
-    if found is None or found.fused.name not in _OPS or len(node.users) < 2:
+    norm = matched(node)
+    if norm is None or norm.fused.name not in _OPS or len(node.users) < 2:
         return None
-    total = found.operands[0]
+    total = norm.operands[0]
     sides = _sides(total)
-    coded = [user for user in node.users if (q := quantize_of(user)) and q.x is node]
-    if sides is None or only_user(total) is not node or not coded:
+    quantizers = [user for user in node.users if (q := quantize_of(user)) and q.x is node]
+    if sides is None or only_user(total) is not node or not quantizers:
         return None
-    quantize = quantize_of(coded[0])
+    quantize = quantize_of(quantizers[0])
     assert quantize is not None
     if not quantize.by.fmt:
         return None
-    return _End(sides, found.fused.name, found.settings, quantize.by, node, coded[0], "norm")
+    return _End(sides, norm.fused.name, norm.settings, quantize.by, node, quantizers[0], "norm")
 
 
 def _before(node: fx.Node) -> _End | None:
     """A sum that is read by a norm that gives codes, and by others."""
-    found = read(node)
-    if found is None or found.fused.name not in _OPS or not found.y.fmt or found.operands[0].fmt:
+    norm = read(node)
+    if norm is None or norm.fused.name not in _OPS or not norm.y.fmt or norm.operands[0].fmt:
         return None
-    total: Any = found.operands[0].data
+    total: Any = norm.operands[0].data
     sides = _sides(total)
-    listed = all(calls(user, operator.getitem) for user in node.users)
-    if sides is None or len(total.users) < 2 or not listed:
+    only_items = all(calls(user, operator.getitem) for user in node.users)
+    if sides is None or len(total.users) < 2 or not only_items:
         return None
-    return _End(sides, found.fused.name, found.settings, found.y, total, node, "sum")
+    return _End(sides, norm.fused.name, norm.settings, norm.y, total, node, "sum")
 
 
 def _sides(total: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The two float32 tensors of one shape whose sum a node is; None if it is none."""
-    found = matched(total)
-    if found is None or found.fused.name != "add" or found.settings["alpha"] != 1:
+    addition = matched(total)
+    if addition is None or addition.fused.name != "add" or addition.settings["alpha"] != 1:
         return None
-    a, b = found.operands
+    a, b = addition.operands
     alike = same_sizes(shape(a), shape(b)) and dtype_of(total) == torch.float32
     return (a, b) if alike else None
 
@@ -125,11 +125,11 @@ def _write(graph: fx.GraphModule, end: _End, backend: str) -> bool:
             return False
     while args[-1] is None:
         args = args[:-1]
-    made = call(graph, op.overload, args, like=first)
-    if not has_kernel(made, backend):
-        graph.graph.erase_node(made)
+    fused_node = call(graph, op.overload, args, like=first)
+    if not has_kernel(fused_node, backend):
+        graph.graph.erase_node(fused_node)
         return False
-    _take_out(graph, end, made, first)
+    _take_out(graph, end, fused_node, first)
     return True
 
 
@@ -143,18 +143,18 @@ def _hoist(node: fx.Node, first: fx.Node) -> bool:
     return True
 
 
-def _take_out(graph: fx.GraphModule, end: _End, made: fx.Node, first: fx.Node) -> None:
-    """Let all readers take the results of `made`: the floats, the codes, and parts beside them."""
-    floats = call(graph, operator.getitem, (made, 0), like=first)
-    listed = end.keep == "sum" or end.by.scale is None
-    if listed:  # [codes, *parts]
+def _take_out(graph: fx.GraphModule, end: _End, fused_node: fx.Node, first: fx.Node) -> None:
+    """Let all readers take what it gives: the floats, the codes, and parts beside them."""
+    floats = call(graph, operator.getitem, (fused_node, 0), like=first)
+    as_list = end.keep == "sum" or end.by.scale is None
+    if as_list:  # [codes, *parts]
         for user in list(end.codes.users):
             place: Any = user.args[1]
-            part = call(graph, operator.getitem, (made, place + 1), like=first)
+            part = call(graph, operator.getitem, (fused_node, place + 1), like=first)
             user.replace_all_uses_with(part)
             graph.graph.erase_node(user)
     else:
-        codes = call(graph, operator.getitem, (made, 1), like=first)
+        codes = call(graph, operator.getitem, (fused_node, 1), like=first)
         end.codes.replace_all_uses_with(codes)
     graph.graph.erase_node(end.codes)
     end.kept.replace_all_uses_with(floats)

@@ -56,13 +56,13 @@ def layer_name(node: fx.Node) -> str:
 
 def ways(graph: fx.GraphModule) -> tuple[Way, ...]:
     """How each op of ours runs in a lowered graph, in its order; () before it is lowered."""
-    found: tuple[Way, ...] = graph.meta.get(_KEY, ())
-    return found
+    each_way: tuple[Way, ...] = graph.meta.get(_KEY, ())
+    return each_way
 
 
-def set_ways(graph: fx.GraphModule, found: list[Way]) -> None:
+def set_ways(graph: fx.GraphModule, ways: list[Way]) -> None:
     """Keep them with the graph."""
-    graph.meta[_KEY] = tuple(found)
+    graph.meta[_KEY] = tuple(ways)
 
 
 def of_ours(node: fx.Node) -> Op | None:

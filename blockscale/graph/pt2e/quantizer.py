@@ -148,14 +148,14 @@ def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     return w, bias
 
 
-def _x_of(node: fx.Node, result: kinds.LayerNode) -> Edge:
+def _x_of(node: fx.Node, layer: kinds.LayerNode) -> Edge:
     """The edge on which a layer's input is quantized: before the view of it, if only the layer
     reads that."""
     inputs = arguments(node)
     name = next((n for n in ("mat1", "input", "indices") if n in inputs), "self")
     x: fx.Node = inputs[name]
-    if result.x is not x and len(x.users) == 1:
-        return result.x, x
+    if layer.x is not x and len(x.users) == 1:
+        return layer.x, x
     return x, node
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from blockscale.core.arithmetic.sums import FARTHEST_LEFT
 from blockscale.core.operand import Quantizer
-from blockscale.core.operand import Value as Given
+from blockscale.core.operand import Value as FusedOperand
 from blockscale.core.parse import parse
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.graph.constants import get, is_constant, put
@@ -69,7 +69,7 @@ class Task(NamedTuple):
     node: fx.Node
     what: str
     name: str
-    operands: list[Given]
+    operands: list[FusedOperand]
     settings: dict[str, Any]
     y: Quantizer
 
@@ -102,17 +102,17 @@ class Builder:
         """Say what a node has become."""
         self._values[node] = value
 
-    def operand(self, task: Task, given: Given) -> Value:
+    def operand(self, task: Task, operand: FusedOperand) -> Value:
         """An operand of a task. Raises NotIntegerError for floats."""
-        found = self.value(given.data)
-        if found is None and not given.fmt and is_constant(given.data):
-            return self._parameter(task, given.data)
-        if found is None:
+        integers = self.value(operand.data)
+        if integers is None and not operand.fmt and is_constant(operand.data):
+            return self._parameter(task, operand.data)
+        if integers is None:
             raise NotIntegerError(
                 f"{task.what} takes floats: set a format for its input, in the recipe of the "
                 f"layer before it or by a rule '{task.rule}'"
             )
-        return found
+        return integers
 
     def _parameter(self, task: Task, node: Any) -> Value:
         """A float tensor of the model, such as a table of positions, in 16 bits of its largest."""
@@ -123,8 +123,8 @@ class Builder:
         exponent = math.frexp(top)[1] - 15 if top else 0
         codes = torch.ldexp(values, torch.tensor(-exponent)).round().clamp(-32767, 32767)
         name = f"integers.{node.target}"
-        made = put(self.graph, name, codes.to(torch.int16), like=task.node)
-        return Value(made, Fixed(exponent, 0, -32767, 32767))
+        constant = put(self.graph, name, codes.to(torch.int16), like=task.node)
+        return Value(constant, Fixed(exponent, 0, -32767, 32767))
 
     def constant(self, node: Any, what: str) -> Tensor | None:
         """The tensor that a node without inputs gives, None for None. Raises NotIntegerError for
@@ -194,17 +194,17 @@ class Builder:
         if y is not None:
             low, high = _within(y, bounds)
             shift = int32(y.exponent - acc.exponent - apart)
-            made = Fixed(y.exponent, y.zero, low, high, y.fmt)
-            return self.emit(task.node, op, [*args, shift, y.zero, low, high, y.fmt], made)
+            result = Fixed(y.exponent, y.zero, low, high, y.fmt)
+            return self.emit(task.node, op, [*args, shift, y.zero, low, high, y.fmt], result)
         whole = sums(acc.exponent, acc.largest << _most(task, apart), task.what)
         low, high = (0, 0) if bounds is None else _in_steps(task, whole, bounds)
-        made = whole if bounds is None else Fixed(whole.exponent, 0, low, high)
+        result = whole if bounds is None else Fixed(whole.exponent, 0, low, high)
         if bool(apart.any()) and (bounds is None or {*bounds} <= OF_ANY_STEP):
-            made = replace(made, own=Own(apart, acc.largest))
+            result = replace(result, own=Own(apart, acc.largest))
         names = INTEGER_OPS[f"integer_{op}"].signature.names
         if "largest" in names:  # of what comes out, which is to be held as well
             args[names.index("largest")] = whole.largest
-        return self.emit(task.node, op, [*args, int32(-apart), 0, low, high, ""], made)
+        return self.emit(task.node, op, [*args, int32(-apart), 0, low, high, ""], result)
 
     def to_format(self, like: fx.Node, value: Value, y: Fixed) -> Value:
         """The value as codes of another format, by a shift."""

@@ -129,59 +129,59 @@ def cost(graph: fx.GraphModule, *, terms_by_shifts: int = 2) -> Cost:
     for node in graph.graph.nodes:
         name = name_of(node)
         if name in _PRODUCTS:
-            found.append(_counted(graph, node, name, terms_by_shifts))
+            found.append(_cost_of(graph, node, name, terms_by_shifts))
     return Cost(tuple(found))
 
 
-def _counted(graph: fx.GraphModule, node: fx.Node, name: str, most: int) -> OpCost:
+def _cost_of(graph: fx.GraphModule, node: fx.Node, name: str, most: int) -> OpCost:
     names = INTEGER_OPS[name].signature.names
-    given: dict[str, Any] = dict(zip(names, node.args, strict=True))
-    wide = 32 if given.get("largest", 0) <= INT32_MAX else 64
+    inputs: dict[str, Any] = dict(zip(names, node.args, strict=True))
+    wide = 32 if inputs.get("largest", 0) <= INT32_MAX else 64
     y = _size(node)
     if name in LAYERS:
-        weight = get(graph, given["weight"]).detach()
-        return _layer(node, name, given, weight, y, most, wide)
+        weight = get(graph, inputs["weight"]).detach()
+        return _layer(node, name, inputs, weight, y, most, wide)
     if name == "integer_attention":
-        q, v = _size(given["query"]), _size(given["value"])
+        q, v = _size(inputs["query"]), _size(inputs["value"])
         many = prod(q) * v[-2] + prod(y) * v[-2]
         return OpCost(node.name, name, {8: many}, {wide: many}, {}, 0)
-    inner = _size(given["a"])[-1] if name == "integer_matmul" else 1
+    inner = _size(inputs["a"])[-1] if name == "integer_matmul" else 1
     many = prod(y) * inner
-    bits = max(_bits(given["a"]), _bits(given["b"]))
+    bits = max(_bits(inputs["a"]), _bits(inputs["b"]))
     added = {wide: many} if name == "integer_matmul" else {}
     return OpCost(node.name, name, {bits: many}, added, {}, 0)
 
 
 def _layer(
-    node: fx.Node, name: str, given: dict[str, Any], weight: Tensor, y: list[int], most: int,
+    node: fx.Node, name: str, inputs: dict[str, Any], weight: Tensor, y: list[int], most: int,
     wide: int,
 ) -> OpCost:  # fmt: skip
     """Of every weight as many products as its row has places; additions are of the accumulator."""
-    places = _places(given, y, name)
+    places = _places(inputs, y, name)
     bytes_of = weight.numel() * weight.element_size()
-    biases = 0 if given["bias"] is None else prod(y)
+    biases = 0 if inputs["bias"] is None else prod(y)
     parts = terms(weight)
     if int(parts.amax()) <= most:
         every = int(parts.sum()) * places
         moved = int((parts - (weight & 1).to(torch.int64)).sum()) * places
         return OpCost(node.name, name, {}, {wide: every + biases}, {wide: moved}, bytes_of)
     many = weight.numel() * places
-    bits = max(_bits(given["x"]), 8 * weight.element_size())
+    bits = max(_bits(inputs["x"]), 8 * weight.element_size())
     return OpCost(node.name, name, {bits: many}, {wide: many + biases}, {}, bytes_of)
 
 
-def _places(given: dict[str, Any], y: list[int], name: str) -> int:
+def _places(inputs: dict[str, Any], y: list[int], name: str) -> int:
     """How often each weight is used: once for each row of x, or place of the kernel."""
     if name == "integer_linear":
         return prod(y[:-1])
-    if given["transposed"]:
-        return prod(_size(given["x"])[:-1])
+    if inputs["transposed"]:
+        return prod(_size(inputs["x"])[:-1])
     return prod(y[:-1])
 
 
 def _bits(node: Any) -> int:
-    found: Any = value(node)
-    return int(8 * found.element_size())
+    tensor: Any = value(node)
+    return int(8 * tensor.element_size())
 
 
 def _size(node: Any) -> list[int]:

@@ -112,16 +112,16 @@ def check_scale(fmt: Format, what: str) -> None:
 
 def steps(qparams: QParams, fmt: Format, what: str) -> Tensor:
     """The steps, powers of two. Raises NotIntegerError for others."""
-    found = step_of(qparams, fmt)
-    if not bool(found.isfinite().all()):
+    step = step_of(qparams, fmt)
+    if not bool(step.isfinite().all()):
         raise NotIntegerError(
             f"{what} has a scale that is NaN, chosen from NaN or infinity: calibrate on finite data"
         )
-    if not bool(((found > 0) & (mantissa(found) == 0)).all()):
+    if not bool(((step > 0) & (mantissa(step) == 0)).all()):
         raise NotIntegerError(
             f"{what} has a scale that is not a power of two: use pow2/RULE or e8m0/RULE"
         )
-    return found
+    return step
 
 
 def fixed_of(fmt: Format, scale: Tensor | None, zero_point: Tensor | None, what: str) -> Fixed:

@@ -39,16 +39,16 @@ def pieces(sums: fx.Node) -> list[Piece]:
     by = _quantized_behind(sums)
     if by is not None:
         return [Piece(sums, 0, sizes[-1], by)]
-    cut = next(iter(sums.users), None)
-    if len(sums.users) == 1 and calls(cut, *_CUTS):
-        found = _cut(cut, len(sizes))  # type: ignore[arg-type]
+    first_user = next(iter(sums.users), None)
+    if len(sums.users) == 1 and calls(first_user, *_CUTS):
+        candidates = _pieces_of_cut(first_user, len(sizes))  # type: ignore[arg-type]
     else:
-        found = [_piece(user, len(sizes), sizes[-1]) for user in sums.users]
-    whole = [each for each in found if each is not None]
-    return whole if len(whole) == len(found) else []
+        candidates = [_piece(user, len(sizes), sizes[-1]) for user in sums.users]
+    whole = [each for each in candidates if each is not None]
+    return whole if len(whole) == len(candidates) else []
 
 
-def _cut(node: fx.Node, rank: int) -> list[Piece | None]:
+def _pieces_of_cut(node: fx.Node, rank: int) -> list[Piece | None]:
     """The parts of a chunk or split along the last dimension."""
     dim: Any = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
     ends = [0]
@@ -56,12 +56,12 @@ def _cut(node: fx.Node, rank: int) -> list[Piece | None]:
         ends.append(ends[-1] + each.shape[-1])
     if dim % rank != rank - 1 or not all(isinstance(end, int) for end in ends):
         return [None]
-    found: list[Piece | None] = []
+    parts: list[Piece | None] = []
     for user in node.users:
         at: Any = user.args[1] if calls(user, operator.getitem) else None
         by = None if at is None else _quantized_behind(user)
-        found.append(None if by is None else Piece(user, ends[at], ends[at + 1], by))
-    return found
+        parts.append(None if by is None else Piece(user, ends[at], ends[at + 1], by))
+    return parts
 
 
 def _piece(node: fx.Node, rank: int, size: int) -> Piece | None:
@@ -80,16 +80,16 @@ def _piece(node: fx.Node, rank: int, size: int) -> Piece | None:
 
 def _quantized_behind(node: fx.Node) -> Quantizer | None:
     """How the only readers of a node quantize it, behind moves that keep all of it."""
-    found = []
+    quantizers = []
     for user in node.users:
         quantized = quantize_of(user)
         if quantized is not None and quantized.x is node and quantized.by.fmt:
-            found.append(quantized.by)
+            quantizers.append(quantized.by)
         elif calls(user, *MOVES) and not calls(user, aten.slice, aten.select, operator.getitem):
             by = _quantized_behind(user)
             if by is None:
                 return None
-            found.append(by)
+            quantizers.append(by)
         else:
             return None
-    return found[0] if len(found) == 1 else None
+    return quantizers[0] if len(quantizers) == 1 else None

@@ -66,5 +66,5 @@ def _float_calls(program: Program) -> Iterator[Any]:
             yield node
 
 
-def _is_float(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and found.is_floating_point()
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -8,13 +8,13 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from blockscale.core.operand import UNQUANTIZED
-from blockscale.core.operand import Value as Given
+from blockscale.core.operand import Value as FusedOperand
 from blockscale.graph.constants import is_constant
 from blockscale.graph.lowering.integers.builder import Builder, Task, Value
 from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.lowering.integers.rules import rules
-from blockscale.graph.lowering.integers.rules.elementwise import joined
+from blockscale.graph.lowering.integers.rules.elementwise import join
 from blockscale.graph.nodes import (
     arguments,
     aten,
@@ -73,17 +73,17 @@ def _constant(node: fx.Node) -> bool:
     )
 
 
-def _floats(found: Any) -> bool:
-    if isinstance(found, list | tuple):
-        return any(_floats(each) for each in found)
-    return isinstance(found, Tensor) and found.is_floating_point()
+def _floats(values: Any) -> bool:
+    if isinstance(values, list | tuple):
+        return any(_floats(each) for each in values)
+    return isinstance(values, Tensor) and values.is_floating_point()
 
 
 def _integers(builder: Builder, node: fx.Node) -> Value:
     """What a node is on integers."""
     what = described(node)
-    coded, decoded = quantize_of(node), dequantize_of(node)
-    if coded is not None:
+    quantizes, decoded = quantize_of(node), dequantize_of(node)
+    if quantizes is not None:
         return _quantized(builder, node, what)
     if decoded is not None:
         found = builder.value(decoded.coded.codes)
@@ -91,9 +91,9 @@ def _integers(builder: Builder, node: fx.Node) -> Value:
             raise NotIntegerError(f"{what} dequantizes a constant that no integer op reads")
         return found
     if calls(node, *MOVES, *_PADS) or _takes_first(node):
-        return _moved(builder, node, what)
+        return _move(builder, node, what)
     if calls(node, *_JOINS) and read(node) is None:
-        return joined(builder, node, node.args[0], what)  # type: ignore[arg-type]
+        return join(builder, node, node.args[0], what)  # type: ignore[arg-type]
     task = _task(node, what)
     rule = None if task is None else rules().get(task.name)
     if task is None or rule is None:
@@ -112,14 +112,14 @@ def _takes_first(node: fx.Node) -> bool:
 
 def _quantized(builder: Builder, node: fx.Node, what: str) -> Value:
     """Codes of floats that come in, or of integers by a shift."""
-    found = quantize_of(node)
-    assert found is not None
-    y = builder.fixed(found.by, what)
+    quantizes = quantize_of(node)
+    assert quantizes is not None
+    y = builder.fixed(quantizes.by, what)
     assert y is not None
-    before = builder.value(found.x)
+    before = builder.value(quantizes.x)
     if before is not None:
         return before if before.fixed == y else builder.to_format(node, before, y)
-    return _from_input(builder, node, found.x, y)
+    return _from_input(builder, node, quantizes.x, y)
 
 
 def _from_input(builder: Builder, like: fx.Node, x: fx.Node, y: Fixed) -> Value:
@@ -144,7 +144,7 @@ def _moves_input(node: Any) -> bool:
     return isinstance(source, fx.Node) and (source.op == "placeholder" or _moves_input(source))
 
 
-def _moved(builder: Builder, node: fx.Node, what: str) -> Value:
+def _move(builder: Builder, node: fx.Node, what: str) -> Value:
     """The same move of integers."""
     source: Any = node.args[0]
     before = builder.value(source)
@@ -164,8 +164,8 @@ def _again(builder: Builder, node: fx.Node, before: Value, what: str, like: fx.N
     if calls(node, *_PADS):
         rest = _padding(node, rest, before.fixed, what)
     target: Any = node.target
-    made = call(builder.graph, target, (before.node, *rest), node.kwargs, like=like)
-    return Value(made, replace(before.fixed, own=_own_moved(node, rest, before.fixed.own)))
+    copy = call(builder.graph, target, (before.node, *rest), node.kwargs, like=like)
+    return Value(copy, replace(before.fixed, own=_own_moved(node, rest, before.fixed.own)))
 
 
 def _own_moved(node: fx.Node, rest: list[Any], own: Own | None) -> Own | None:
@@ -201,16 +201,19 @@ def _padding(node: fx.Node, rest: list[Any], fixed: Fixed, what: str) -> list[An
 
 def _task(node: fx.Node, what: str) -> Task | None:
     """The fused op that a node is, or stands for; None for others."""
-    found = read(node)
-    if found is not None:
-        return Task(node, what, found.fused.name, found.operands, found.settings, found.y)
+    fused_call = read(node)
+    if fused_call is not None:
+        name, operands = fused_call.fused.name, fused_call.operands
+        return Task(node, what, name, operands, fused_call.settings, fused_call.y)
     if calls(node, ours.embedding):
         table, indices, _ = bound(node, embedding)
-        return Task(node, what, "embedding", [Given(*table)], {"indices": indices}, UNQUANTIZED)
+        return Task(
+            node, what, "embedding", [FusedOperand(*table)], {"indices": indices}, UNQUANTIZED
+        )
     like = match(node)
     if like is None:
         return None
-    operands = [Given(each) for each in like.operands]  # type: ignore[arg-type]
+    operands = [FusedOperand(each) for each in like.operands]  # type: ignore[arg-type]
     settings = like.fused.settings | like.settings
     return Task(node, what, like.fused.name, operands, settings, UNQUANTIZED)
 
@@ -222,16 +225,16 @@ def _give_out(builder: Builder, output: fx.Node) -> None:
 
 def _to_float(builder: Builder, node: fx.Node, output: fx.Node) -> fx.Node:
     """What a result of the graph is in float32; integers that never were floats stay."""
-    found = builder.value(node)
-    if found is None:
+    integers = builder.value(node)
+    if integers is None:
         if node.op != "placeholder" and not is_constant(node) and _floats(value(node)):
             raise NotIntegerError(
                 f"{described(node)} returns floats that were never quantized: set a format for them"
             )
         return node
     if not _floats(value(node)) and value(node) is not None:
-        return found.node  # codes that the graph gives as codes
-    fixed, codes = found.fixed, found.node
+        return integers.node  # codes that the graph gives as codes
+    fixed, codes = integers.fixed, integers.node
     if calls(codes, aten.contiguous) and len(codes.args) == 1 and not codes.kwargs:
         codes = codes.all_input_nodes[0]  # the floats lie in order anyway
     return builder.emit(output, "dequantize", [codes, fixed.zero, fixed.exponent], fixed).node

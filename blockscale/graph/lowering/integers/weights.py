@@ -8,7 +8,7 @@ from blockscale.core.arithmetic.precision import exponent
 from blockscale.core.arithmetic.sums import live_steps
 from blockscale.core.format import Format
 from blockscale.core.integer_scales import why_no_weights
-from blockscale.core.operand import Value as Given
+from blockscale.core.operand import Value as FusedOperand
 from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
@@ -20,7 +20,7 @@ MOST_BITS = 40  # of a weight: sums of 2^15 products with 8 bits stay in int64
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def weight_of(builder: Builder, task: Task, given: Given) -> tuple[Tensor, Tensor]:
+def weight_of(builder: Builder, task: Task, weight: FusedOperand) -> tuple[Tensor, Tensor]:
     """Integers of a weight [n, k], of the narrowest dtype from int8 on, and exponents [n].
 
     What zero points there are is subtracted. Powers of two are integers times 2^-grain, or a finer
@@ -29,18 +29,18 @@ def weight_of(builder: Builder, task: Task, given: Given) -> tuple[Tensor, Tenso
     Raises NotIntegerError for weights whose scales change within a sum or are no powers of two.
     """
     what = f"the weight of {task.what}"
-    if not given.fmt:
+    if not weight.fmt:
         raise NotIntegerError(f"{what} is in float: set a format such as int8 with 'channel0'")
-    fmt = parse(given.fmt)
-    packed, scale = (builder.constant(part, what) for part in (given.data, given.scale))
-    zero = builder.constant(given.zero_point, what)
+    fmt = parse(weight.fmt)
+    packed, scale = (builder.constant(part, what) for part in (weight.data, weight.scale))
+    zero = builder.constant(weight.zero_point, what)
     assert packed is not None and scale is not None
     rows = packed.shape[0]
     check_weight(fmt, scale, rows, what)
-    bare = operand(packed, QParams(_one(scale, fmt), None, zero), fmt, int(given.size))
+    bare = operand(packed, QParams(_one(scale, fmt), None, zero), fmt, int(weight.size))
     values = dequantize.run(bare, torch.float32)
-    found = steps(QParams(scale, None, None), fmt, what).reshape(-1).expand(rows)
-    return whole(values, found, fmt, what)
+    unit_steps = steps(QParams(scale, None, None), fmt, what).reshape(-1).expand(rows)
+    return whole(values, unit_steps, fmt, what)
 
 
 def check_weight(fmt: Format, scale: Tensor, rows: int, what: str) -> None:
@@ -56,7 +56,7 @@ def check_weight(fmt: Format, scale: Tensor, rows: int, what: str) -> None:
         )
 
 
-def whole(values: Tensor, found: Tensor, fmt: Format, what: str) -> tuple[Tensor, Tensor]:
+def whole(values: Tensor, unit_steps: Tensor, fmt: Format, what: str) -> tuple[Tensor, Tensor]:
     """Values [n, k] of fmt's element, steps [n] -> integers [n, k], exponents [n].
 
     values = integers * 2^exponents / steps, exactly. Raises NotIntegerError for values that are not
@@ -66,7 +66,7 @@ def whole(values: Tensor, found: Tensor, fmt: Format, what: str) -> tuple[Tensor
     assert grain is not None
     if not bool(values.isfinite().all()):
         raise NotIntegerError(f"{what} has codes that mean NaN or infinity")
-    unit = live_steps(found * 2.0**-grain, (values == 0).all(1))
+    unit = live_steps(unit_steps * 2.0**-grain, (values == 0).all(1))
     finer = (-_lowest(values) - grain).clamp(min=0).amax(1)
     integers = torch.ldexp(values.to(torch.float64), (grain + finer)[:, None])
     if integers.numel() and float(integers.abs().max()) >= 2.0**MOST_BITS:

@@ -96,9 +96,9 @@ def product_of(parts: ProductNodes) -> Product | None:
         return None
     rows = prod(x[:-1]) if _fixed(parts.x.data) else OPEN
     fmt = parts.x.fmt or parts.input.fmt
-    given = parts.y.scale is not None
+    static = parts.y.scale is not None
     return Product(
-        spelled(fmt), spelled(parts.weight.fmt), spelled(parts.y.fmt), parts.activation, given,
+        spelled(fmt), spelled(parts.weight.fmt), spelled(parts.y.fmt), parts.activation, static,
         rows, weight[0], k,
     )  # fmt: skip
 
@@ -115,11 +115,11 @@ def floats_of(parts: ProductNodes) -> tuple[fx.Node, Quantizer] | None:
         return source, parts.input
     if calls(source, operator.getitem) and source.args[1] == 0:
         source = source.args[0]  # codes are the first result of choose_quantize
-    found = quantize_of(source)
-    if found is None or found.by.fmt != parts.x.fmt:
+    quantizes = quantize_of(source)
+    if quantizes is None or quantizes.by.fmt != parts.x.fmt:
         return None
-    given = found.by.scale is not None and found.by.scale is not parts.x.scale
-    return None if given else (found.x, found.by)
+    differs = quantizes.by.scale is not None and quantizes.by.scale is not parts.x.scale
+    return None if differs else (quantizes.x, quantizes.by)
 
 
 def _fixed(node: Any) -> bool:
@@ -171,12 +171,12 @@ def inside(parts: ProductNodes, backend: str) -> str | None:
     """Why the backend's kernel of `linear` cannot quantize x itself for this product, or None."""
     if not parts.x.fmt and has_kernel(parts.node, backend):
         return "its input is float already, and it has its own kernel"
-    found = floats_of(parts)
-    if found is None:
+    floats = floats_of(parts)
+    if floats is None:
         return "the floats that x was quantized from are no longer there"
     if isinstance(parts.x.data, fx.Node) and len(parts.x.data.users) > 1:
         return "its codes have other readers, and would be computed twice"
-    if "val" not in found[0].meta or found[0].meta["val"].dtype != parts.dtype:
+    if "val" not in floats[0].meta or floats[0].meta["val"].dtype != parts.dtype:
         return "it returns the dtype of its input, which is another one"
     if parts.activation and parts.activation not in _AFTER:
         return f"no op for {parts.activation} alone"
@@ -185,9 +185,9 @@ def inside(parts: ProductNodes, backend: str) -> str | None:
 
 
 def _onednn(parts: ProductNodes) -> str | None:
-    given = parts.y.scale is not None
+    static = parts.y.scale is not None
     fmt = parts.x.fmt or parts.input.fmt
-    return onednn.refuses(fmt, parts.weight.fmt, parts.activation, parts.y.fmt, given)
+    return onednn.refuses(fmt, parts.weight.fmt, parts.activation, parts.y.fmt, static)
 
 
 def rewrite(graph: fx.GraphModule, parts: ProductNodes, way: str, quantized: Quantized) -> None:
@@ -216,7 +216,7 @@ def _codes_of(graph: fx.GraphModule, parts: ProductNodes, quantized: Quantized) 
     """The codes of floats x, which other products of x use too."""
     by, size = parts.input, parts.weight.size
     x: Any = parts.x.data  # a node, as are all tensors of parts
-    key = (x, by.fmt, _told(graph, by.scale), _told(graph, by.zero_point))
+    key = (x, by.fmt, _key(graph, by.scale), _key(graph, by.zero_point))
     if key in quantized:
         return quantized[key]
     if by.scale is not None:
@@ -224,17 +224,17 @@ def _codes_of(graph: fx.GraphModule, parts: ProductNodes, quantized: Quantized) 
         quantized[key] = Value(codes, by.scale, by.zero_point, None, by.fmt, size)
         return quantized[key]
     args = choose_quantize.flatten(x, by.fmt, by.seed)
-    made = call(graph, ours.choose_quantize.default, args, like=parts.node)
+    quantize_node = call(graph, ours.choose_quantize.default, args, like=parts.node)
     count = 1 + len(by.format.parts)
-    found: list[Any] = [
-        call(graph, operator.getitem, (made, i), like=parts.node) for i in range(count)
+    outputs: list[Any] = [
+        call(graph, operator.getitem, (quantize_node, i), like=parts.node) for i in range(count)
     ]
-    zero = found[2] if count > 2 else None
-    quantized[key] = Value(found[0], found[1], zero, None, by.fmt, size)
+    zero = outputs[2] if count > 2 else None
+    quantized[key] = Value(outputs[0], outputs[1], zero, None, by.fmt, size)
     return quantized[key]
 
 
-def _told(graph: fx.GraphModule, part: object) -> object:
+def _key(graph: fx.GraphModule, part: object) -> object:
     """A scale or a zero point, so that views of equal constants are equal."""
     if not isinstance(part, fx.Node):
         return repr(part)
@@ -243,13 +243,13 @@ def _told(graph: fx.GraphModule, part: object) -> object:
         return (str(tensor.dtype), *tensor.reshape(-1).tolist())
     if part.op != "call_function":
         return part
-    return (str(part.target), *(_told(graph, each) for each in part.args))
+    return (str(part.target), *(_key(graph, each) for each in part.args))
 
 
 def _as_inside(graph: fx.GraphModule, parts: ProductNodes) -> None:
-    found = floats_of(parts)
-    assert found is not None
-    (x, by), node = found, parts.node
+    floats = floats_of(parts)
+    assert floats is not None
+    (x, by), node = floats, parts.node
     args = linear.flatten(x, Operand(*parts.weight), parts.bias, by)  # type: ignore[arg-type]
     y = call(graph, ours.linear.default, args, like=node)
     if parts.activation:
@@ -260,11 +260,11 @@ def _as_inside(graph: fx.GraphModule, parts: ProductNodes) -> None:
 def _quantized(graph: fx.GraphModule, y: fx.Node, by: Quantizer, node: fx.Node) -> None:
     """Let the users of `node`, a list of results, take what quantizing y gives."""
     if by.fmt and by.scale is None:
-        made = call(
+        outputs = call(
             graph, ours.choose_quantize.default, choose_quantize.flatten(y, by.fmt, by.seed),
             like=node,
         )  # fmt: skip
-        node.replace_all_uses_with(made)
+        node.replace_all_uses_with(outputs)
         graph.graph.erase_node(node)
         return
     if by.fmt:
@@ -275,8 +275,8 @@ def _quantized(graph: fx.GraphModule, y: fx.Node, by: Quantizer, node: fx.Node) 
     graph.graph.erase_node(node)
 
 
-def _first_of(graph: fx.GraphModule, made: fx.Node, node: fx.Node) -> None:
+def _first_of(graph: fx.GraphModule, outputs: fx.Node, node: fx.Node) -> None:
     """Let the users of `node`, one tensor, take the first of a list of results."""
-    first = call(graph, operator.getitem, (made, 0), like=node)
+    first = call(graph, operator.getitem, (outputs, 0), like=node)
     node.replace_all_uses_with(first)
     graph.graph.erase_node(node)

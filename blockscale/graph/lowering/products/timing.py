@@ -132,16 +132,16 @@ _ROWS = (1, 32, 512, OPEN)
 
 def usual() -> list[Product]:
     """The products that the table has."""
-    found = []
+    products = []
     for rows in _ROWS:
         for n, k in _SIZES:
             for x in _STATIC:
                 for activation, y in (("", ""), ("gelu", ""), ("gelu", x)):
                     formats = spelled(x), spelled("int8_channel"), spelled(y)
-                    found.append(Product(*formats, activation, True, rows, n, k))
+                    products.append(Product(*formats, activation, True, rows, n, k))
             for x, weight in _DYNAMIC:
-                found.append(Product(spelled(x), spelled(weight), "", "", False, rows, n, k))
-    return found
+                products.append(Product(spelled(x), spelled(weight), "", "", False, rows, n, k))
+    return products
 
 
 def measure(products: Iterable[Product], path: Path = TABLE) -> Table:
@@ -151,8 +151,8 @@ def measure(products: Iterable[Product], path: Path = TABLE) -> Table:
     for product in products:
         ways = ["kernel", "inside"]
         formats = product.x, product.weight, product.activation, product.y
-        given = product.given or not product.y
-        if onednn.unavailable() is None and not onednn.refuses(*formats, given):
+        static = product.given or not product.y
+        if onednn.unavailable() is None and not onednn.refuses(*formats, static):
             ways.append("onednn")
         sizes = f"{product.rows},{product.n},{product.k}"
         own.setdefault(key_of(product), {})[sizes] = timed(product, ways)
@@ -165,9 +165,9 @@ def _written(table: Table) -> str:
     kinds = []
     for kind, formats in sorted(table.items()):
         rows = []
-        for formatted, sizes in sorted(formats.items()):
+        for formats_key, sizes in sorted(formats.items()):
             lines = [f'   "{size}": {json.dumps(times)}' for size, times in sizes.items()]
-            rows.append(f'  "{formatted}": {{\n' + ",\n".join(lines) + "\n  }")
+            rows.append(f'  "{formats_key}": {{\n' + ",\n".join(lines) + "\n  }")
         kinds.append(f' "{kind}": {{\n' + ",\n".join(rows) + "\n }")
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 

@@ -38,19 +38,19 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
     attention.lower_attention(graph, "cpu")
     residual.lower_residual_norms(graph, "cpu")
     lone.lower_lone_convolutions(graph)
-    found: list[Way] = []
+    ways: list[Way] = []
     quantized: Quantized = {}
     times: dict[Product, Times] = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
         if parts is None or misses(node, "cpu"):
-            found.append(kernel_way(node, "cpu"))
+            ways.append(kernel_way(node, "cpu"))
             continue
         why, product = refused(parts), product_of(parts)
         if measure and product is not None and product not in times:
             times[product] = timed(product, [each for each, reason in why.items() if not reason])
         choice = choose(product, why, times.get(product) if product is not None else None)
-        found.append(way(node, choice.way, choice.why))
+        ways.append(way(node, choice.way, choice.why))
         rewrite(graph, parts, choice.way, quantized)
     graph.graph.eliminate_dead_code()
-    return found
+    return ways

@@ -27,14 +27,14 @@ def supports(node: fx.Node) -> str | None:
 
 def run(graph: fx.GraphModule) -> list[Way]:
     """Every op of ours becomes the torch ops of its reference."""
-    decomposer, found = Decomposer(graph), []
+    decomposer, ways = Decomposer(graph), []
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         reason = decomposer.reason(node)
         if reason is None:
-            found.append(way(node, "torch's ops"))
+            ways.append(way(node, "torch's ops"))
             decomposer.replace(node)
         else:
-            found.append(way(node, "reference", reason, left=True))
+            ways.append(way(node, "reference", reason, left=True))
             node.target = pinned(node.target)
     graph.graph.eliminate_dead_code()
-    return found
+    return ways

@@ -30,16 +30,16 @@ def run(graph: fx.GraphModule) -> list[Way]:
     if state(graph).stage != "fused":
         expand(graph)  # a program of quantized layers has their ops
         passes.apply(graph, passes.FUSE)
-    built = translate(graph)
-    layers = [layer_name(like) for like, *_ in built.written]  # before those nodes go
+    builder = translate(graph)
+    layers = [layer_name(like) for like, *_ in builder.written]  # before those nodes go
     passes.tidy(graph)
     check(graph)
-    graph.meta[SUMS] = tuple(built.sums)
-    for each in built.sums:
+    graph.meta[SUMS] = tuple(builder.sums)
+    for each in builder.sums:
         note(graph, each.name, each.kind, f"sums reach {each.largest}, {each.accumulator}")
     return [
         Way(like.name, described(like), layer, f"integer_{op}", "integers", _doors(node, op))
-        for (like, node, op), layer in zip(built.written, layers, strict=True)
+        for (like, node, op), layer in zip(builder.written, layers, strict=True)
         if not node._erased
     ]
 

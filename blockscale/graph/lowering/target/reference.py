@@ -20,9 +20,9 @@ def supports(node: fx.Node) -> str | None:
 
 def run(graph: fx.GraphModule) -> list[Way]:
     """Every op of ours becomes the one that keeps to the reference."""
-    found = []
+    ways = []
     for node in graph.graph.nodes:
         if of_ours(node) is not None:
-            found.append(way(node, "reference"))
+            ways.append(way(node, "reference"))
             node.target = pinned(node.target)
-    return found
+    return ways

@@ -36,16 +36,16 @@ def run(graph: fx.GraphModule) -> list[Way]:
     """Linear layers become oneDNN's where it takes them; the rest stays on our kernels."""
     attention.lower_attention(graph, "cpu")
     residual.lower_residual_norms(graph, "cpu")
-    found: list[Way] = []
+    ways: list[Way] = []
     quantized: Quantized = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
         reason = refused(parts)["onednn"] if parts is not None else ""
         if parts is not None and reason is None:
-            found.append(way(node, "onednn"))
+            ways.append(way(node, "onednn"))
             rewrite(graph, parts, "onednn", quantized)
             continue
         own = kernel_way(node, "cpu")
-        found.append(replace(own, why="; ".join(filter(None, [own.why, reason]))))
+        ways.append(replace(own, why="; ".join(filter(None, [own.why, reason]))))
     graph.graph.eliminate_dead_code()
-    return found
+    return ways

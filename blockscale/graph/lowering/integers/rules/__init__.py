@@ -17,7 +17,7 @@ Rule = Callable[[Builder, Task], Value]
 @cache
 def rules() -> dict[str, Rule]:
     """{name of a fused op, as blockscale.ops.fused has it: its rule}."""
-    found: dict[str, Rule] = {}
+    by_name: dict[str, Rule] = {}
     for file in import_all(__name__, __path__):
-        found |= file.RULES
-    return found
+        by_name |= file.RULES
+    return by_name

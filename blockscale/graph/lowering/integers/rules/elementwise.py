@@ -22,33 +22,33 @@ _MOST = 40  # bits by which two exponents may differ: int64 holds codes so far a
 
 def add(builder: Builder, task: Task) -> Value:
     """Both sides under the smaller exponent, by a shift to the left."""
-    return _joined(builder, task, 1)
+    return _add_signed(builder, task, 1)
 
 
 def sub(builder: Builder, task: Task) -> Value:
     """As add, of the negative."""
-    return _joined(builder, task, -1)
+    return _add_signed(builder, task, -1)
 
 
-def _joined(builder: Builder, task: Task, sign: int) -> Value:
+def _add_signed(builder: Builder, task: Task, sign: int) -> Value:
     if task.settings.get("alpha", 1) != 1:
         raise NotIntegerError(f"{task.what} scales what it adds")
     a, b = (builder.operand(task, each) for each in task.operands)
     least = min(a.fixed.exponent, b.fixed.exponent)
-    left = [value.fixed.exponent - least for value in (a, b)]
-    if max(left) > _MOST:
+    shifts = [value.fixed.exponent - least for value in (a, b)]
+    if max(shifts) > _MOST:
         raise NotIntegerError(
-            f"{task.what} adds values whose scales differ by 2^{max(left)}, over 2^{_MOST}: was "
+            f"{task.what} adds values whose scales differ by 2^{max(shifts)}, over 2^{_MOST}: was "
             f"one chosen from zeros?"
         )
-    largest = (a.fixed.largest << left[0]) + (b.fixed.largest << left[1])
+    largest = (a.fixed.largest << shifts[0]) + (b.fixed.largest << shifts[1])
     own = _own_sum(a.fixed, b.fixed)
     acc = builder.add_sums(
         task, sums(least, largest, task.what), None if own is None else own.largest
     )
-    args = [a.node, b.node, a.fixed.zero, b.fixed.zero, *left, sign, largest]
-    made = builder.finish(task, "add", args, acc)
-    return made if task.y.fmt else made._replace(fixed=replace(made.fixed, own=own))
+    args = [a.node, b.node, a.fixed.zero, b.fixed.zero, *shifts, sign, largest]
+    total = builder.finish(task, "add", args, acc)
+    return total if task.y.fmt else total._replace(fixed=replace(total.fixed, own=own))
 
 
 def _own_sum(a: Fixed, b: Fixed) -> Own | None:
@@ -58,8 +58,8 @@ def _own_sum(a: Fixed, b: Fixed) -> Own | None:
     none, least = torch.zeros(1, dtype=torch.int64), min(a.exponent, b.exponent)
     steps = [each.exponent + (none if each.own is None else each.own.apart) for each in (a, b)]
     apart = torch.minimum(*steps)
-    left = [int((each - apart).max()) for each in steps]
-    return Own(apart - least, (a.steps << left[0]) + (b.steps << left[1]))
+    shifts = [int((each - apart).max()) for each in steps]
+    return Own(apart - least, (a.steps << shifts[0]) + (b.steps << shifts[1]))
 
 
 def mul(builder: Builder, task: Task) -> Value:
@@ -86,8 +86,8 @@ def div(builder: Builder, task: Task) -> Value:
         settings = {"other": float(numbers)}
         return table(builder, task._replace(name="div_scalar", operands=[a], settings=settings))
     name = f"integers.{divisor.target}.reciprocal"
-    held: Any = put(builder.graph, name, 1.0 / numbers, like=task.node)
-    return mul(builder, task._replace(operands=[a, by._replace(data=held)]))
+    reciprocal: Any = put(builder.graph, name, 1.0 / numbers, like=task.node)
+    return mul(builder, task._replace(operands=[a, by._replace(data=reciprocal)]))
 
 
 def clamp(builder: Builder, task: Task) -> Value:
@@ -96,9 +96,9 @@ def clamp(builder: Builder, task: Task) -> Value:
     acc = Fixed(x.fixed.exponent, 0, -x.fixed.largest, x.fixed.largest)
     bounds = _bounds(task)
     if task.y.fmt or not x.fixed.fmt:
-        made = builder.finish(task, "rescale", [x.node, x.fixed.zero], acc, bounds=bounds)
-        kept = x.fixed.own if not task.y.fmt and {*bounds} <= OF_ANY_STEP else None
-        return made._replace(fixed=replace(made.fixed, own=kept))
+        result = builder.finish(task, "rescale", [x.node, x.fixed.zero], acc, bounds=bounds)
+        own = x.fixed.own if not task.y.fmt and {*bounds} <= OF_ANY_STEP else None
+        return result._replace(fixed=replace(result.fixed, own=own))
     return _of_codes(builder, task, x)
 
 
@@ -115,10 +115,10 @@ def _of_codes(builder: Builder, task: Task, x: Value) -> Value:
             f"{2.0**x.fixed.exponent} of its input: use a smaller scale there, or ReLU"
         )
     low, high = (max(x.fixed.low, min(int(end), x.fixed.high)) for end in ends)
-    made = Fixed(x.fixed.exponent, zero, low, high, x.fixed.fmt)
+    bounds = Fixed(x.fixed.exponent, zero, low, high, x.fixed.fmt)
     shift = torch.zeros(1, dtype=torch.int32)
     args = [x.node, zero, shift, zero, low, high, x.fixed.fmt]
-    return builder.emit(task.node, "rescale", args, made)
+    return builder.emit(task.node, "rescale", args, bounds)
 
 
 def _bounds(task: Task) -> tuple[float, float]:
@@ -178,22 +178,22 @@ def cat(builder: Builder, task: Task) -> Value:
     y = builder.fixed(task.y, f"the result of {task.what}")
     if y is None:
         y = _meaning_of_all(parts, task.what, task.name)
-    made = [
+    alike = [
         part if _alike(part.fixed, y) else builder.to_format(task.node, part, y) for part in parts
     ]
     target = aten.cat.default if task.name == "cat" else aten.stack.default
-    args = ([part.node for part in made], task.settings["dim"])
+    args = ([part.node for part in alike], task.settings["dim"])
     return Value(call(builder.graph, target, args, like=task.node), y)
 
 
-def joined(builder: Builder, node: fx.Node, sources: Sequence[fx.Node], what: str) -> Value:
+def join(builder: Builder, node: fx.Node, sources: Sequence[fx.Node], what: str) -> Value:
     """Codes that torch's own op joins: they mean the same in all."""
     parts = [builder.value(each) for each in sources]
     if any(part is None for part in parts):
         raise NotIntegerError(f"{what} joins codes and floats: set a format for all its inputs")
-    known = [part for part in parts if part is not None]
-    y = _meaning_of_all(known, what, "cat")
-    args = ([part.node for part in known], *node.args[1:])
+    values = [part for part in parts if part is not None]
+    y = _meaning_of_all(values, what, "cat")
+    args = ([part.node for part in values], *node.args[1:])
     return Value(call(builder.graph, node.target, args, node.kwargs, like=node), y)  # type: ignore[arg-type]
 
 

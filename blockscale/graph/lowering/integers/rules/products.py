@@ -30,18 +30,18 @@ def linear(builder: Builder, task: Task) -> Value:
     bias, acc, spread = _sums(builder, task, x, codes, exponents)
     args = [x.node, codes, bias, x.fixed.zero, acc.largest]
     bounds = activation(task)
-    listed = [user for user in task.node.users if calls(user, operator.getitem)]
-    parts = pieces(listed[0]) if len(listed) == 1 and not task.y.fmt else []
-    made = None
+    first_outputs = [user for user in task.node.users if calls(user, operator.getitem)]
+    parts = pieces(first_outputs[0]) if len(first_outputs) == 1 and not task.y.fmt else []
+    last = None
     for part in parts:
         rows = slice(part.first, part.last)
         some = [x.node, codes[rows], None if bias is None else bias[rows], *args[3:]]
         of = task._replace(y=part.by)
-        made = builder.finish(of, "linear", some, acc, spread[rows], bounds)
-        builder.remember(part.node, made)
-        if calls(part.node, operator.getitem) and part.node is not listed[0]:
-            builder.remember(part.node.args[0], made)  # type: ignore[arg-type]  # what cuts it
-    return made or builder.finish(task, "linear", args, acc, spread, bounds)
+        last = builder.finish(of, "linear", some, acc, spread[rows], bounds)
+        builder.remember(part.node, last)
+        if calls(part.node, operator.getitem) and part.node is not first_outputs[0]:
+            builder.remember(part.node.args[0], last)  # type: ignore[arg-type]  # what cuts it
+    return last or builder.finish(task, "linear", args, acc, spread, bounds)
 
 
 def conv(builder: Builder, task: Task) -> Value:
