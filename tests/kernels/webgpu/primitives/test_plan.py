@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which way each format of each shape goes, and how much an invocation takes."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -37,36 +38,40 @@ def test_what_an_invocation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None and found.given == Settings(1, 8)
 
 
+ELSE = [
+    ("mxfp8", (4, 64), OTHER),
+    ("int8:group32:bf16", (4, 64), FULL),
+    ("int8:group32:fp32:full", (4, 64), FULL),
+    ("int8:group32:fp32:recip", (4, 64), FULL),
+    ("int8:group32:fp32:stochastic", (4, 64), FULL),
+    ("int8:group32:e8m0/floor:down", (4, 64), FULL),
+    ("uint8:group32:fp32:asym:stochastic", (4, 64), FULL),
+    ("uint4:group32:fp16:offset", (4, 64), FULL),
+    ("int16:group32:fp32", (4, 64), FULL),
+    ("book(-1,1):group32:fp32", (4, 64), FULL),  # its threshold is 0
+    ("fp4:group32:fp32", (4, 64), FULL),  # two of its thresholds are close
+    ("iq4_nl:group32:fp32", (4, 64), FULL),  # its ends differ
+    ("ternary:group32:fp16", (4, 64), FULL),
+    ("mxfp8", (4, 60), FULL),  # cut off
+    ("mxfp8", (60,), FULL),
+    ("mxfp8", (1,), FULL),
+    ("mxfp8", (2, 12), FULL),  # three units are no power of two
+    ("int8:tile3x32:fp32", (4, 64), FULL),
+]
+
+
+def test_all_else_is_left_to_other_ways() -> None:
+    for what, (fmt, shape, dtype) in itertools.product(("values", "codes"), ELSE):
+        assert planned(fmt, hard(shape, dtype), what) is None, (what, fmt, shape, dtype)
+
+
+@pytest.mark.some(8)
 @pytest.mark.parametrize("what", ["values", "codes"])
-@pytest.mark.parametrize(
-    ("fmt", "shape", "dtype"),
-    [
-        ("mxfp8", (4, 64), OTHER),
-        ("int8:group32:bf16", (4, 64), FULL),
-        ("int8:group32:fp32:full", (4, 64), FULL),
-        ("int8:group32:fp32:recip", (4, 64), FULL),
-        ("int8:group32:fp32:stochastic", (4, 64), FULL),
-        ("int8:group32:e8m0/floor:down", (4, 64), FULL),
-        ("uint8:group32:fp32:asym:stochastic", (4, 64), FULL),
-        ("uint4:group32:fp16:offset", (4, 64), FULL),
-        ("int16:group32:fp32", (4, 64), FULL),
-        ("book(-1,1):group32:fp32", (4, 64), FULL),  # its threshold is 0
-        ("fp4:group32:fp32", (4, 64), FULL),  # two of its thresholds are close
-        ("iq4_nl:group32:fp32", (4, 64), FULL),  # its ends differ
-        ("ternary:group32:fp16", (4, 64), FULL),
-        ("mxfp8", (4, 60), FULL),  # cut off
-        ("mxfp8", (60,), FULL),
-        ("mxfp8", (1,), FULL),
-        ("mxfp8", (2, 12), FULL),  # three units are no power of two
-        ("int8:tile3x32:fp32", (4, 64), FULL),
-    ],
-)
+@pytest.mark.parametrize(("fmt", "shape", "dtype"), ELSE)
 def test_all_else_stays_where_it_was(
     what: str, fmt: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    x = hard(shape, dtype)
-    assert planned(fmt, x, what) is None
-    assert right(x, fmt, what)
+    assert right(hard(shape, dtype), fmt, what)
 
 
 def test_a_team_is_within_reach_however_many_blocks_it_takes() -> None:
