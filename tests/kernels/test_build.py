@@ -19,6 +19,7 @@ from scikit_build_core import build as backend
 
 from blockscale.kernels.cpu import load
 from blockscale.kernels.registry import unavailable
+from tests.support import fresh
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -86,8 +87,7 @@ def test_here_it_is_built() -> None:
 
 
 def test_no_compiler(tmp_path: Path) -> None:
-    reason = "there is no working C++ compiler; install GCC 11, Clang 14 or later"
-    assert left_out(tmp_path, env=NO_COMPILER) == reason
+    assert left_out(tmp_path, env=NO_COMPILER) == UNBUILT
     if COMPILER:  # installed later: nothing of the first try is remembered
         run(CMAKE, tmp_path)
         assert (tmp_path / "generated/build.h").exists()
@@ -135,20 +135,36 @@ print(json.dumps([asdict(bs.hardware()), [str(w.message) for w in caught]]))
 """
 
 
-def test_an_install_without_compiler(tmp_path: Path) -> None:
-    """It works, warns once and says why."""
-    files = install(pip_wheel(tmp_path / "out", env=NO_COMPILER), tmp_path / "installed")
-    assert not [name for name in files if name.endswith((".so", ".cpp", ".h"))]
-    assert "blockscale/kernels/cpu/_unbuilt.txt" in files
-    hardware, warned = json.loads(python(tmp_path / "installed", WITHOUT))
-    reason = (
-        "the native library was not built: there is no working C++ compiler; install GCC 11, "
-        "Clang 14 or later and install blockscale again"
-    )
+UNBUILT = "there is no working C++ compiler; install GCC 11, Clang 14 or later"
+
+
+def says_why(shown: str) -> None:
+    """Whether what WITHOUT printed is that of a package for which there was no compiler."""
+    hardware, warned = json.loads(shown)
+    reason = f"the native library was not built: {UNBUILT} and install blockscale again"
     assert hardware["native"] == hardware["backends"]["cpu"] == reason
     assert warned == [f"the slow reference runs instead of cpu kernels: {reason}"]
 
 
+def test_a_package_without_its_library(tmp_path: Path) -> None:
+    """It works, warns once and says why."""
+    ignored = shutil.ignore_patterns("src", "*.so")
+    package = shutil.copytree(ROOT / "blockscale", tmp_path / "blockscale", ignore=ignored)
+    (package / "kernels/cpu/_unbuilt.txt").write_text(f"{UNBUILT}\n")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{WITHOUT}"
+    env = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKSCALE_")}
+    says_why(fresh.run(script, env=env, cwd=tmp_path, check=True).stdout)
+
+
+@pytest.mark.slow
+def test_an_install_without_compiler(tmp_path: Path) -> None:
+    files = install(pip_wheel(tmp_path / "out", env=NO_COMPILER), tmp_path / "installed")
+    assert not [name for name in files if name.endswith((".so", ".cpp", ".h"))]
+    assert "blockscale/kernels/cpu/_unbuilt.txt" in files
+    says_why(python(tmp_path / "installed", WITHOUT))
+
+
+@pytest.mark.slow
 def test_the_sdist_has_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with tarfile.open(tmp_path / backend.build_sdist(str(tmp_path))) as file:
@@ -196,26 +212,34 @@ def test_a_build_without_openmp(tmp_path: Path) -> None:
     assert "compiled without OpenMP, so kernels have one thread" in text
 
 
-@needs_compiler
-def test_for_this_processor_alone(tmp_path: Path) -> None:
-    """Configured, not compiled: the last instruction set that runs here, and no other."""
+def configure(build: Path, wish: str) -> subprocess.CompletedProcess[str]:
+    """Of the library for some instruction sets; nothing is compiled."""
     options = (f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={NINJA}")
+    command = (CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", *options)
+    asked = [*map(str, command), f"-DBLOCKSCALE_ISA={wish}"]
+    return subprocess.run(asked, capture_output=True, text=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("wish", ["native", pytest.param("all", marks=pytest.mark.slow)])
+def test_for_this_processor_alone(tmp_path: Path, wish: str) -> None:
+    """The last instruction set that runs here, and no other."""
     library = load()
     present = None if isinstance(library, str) else set(library.isas()[-1:])
-    for wish in ("native", "all"):
-        command = (CMAKE, "-S", ROOT, "-B", tmp_path / wish, "-G", "Ninja", *options)
-        run(*command, f"-DBLOCKSCALE_ISA={wish}")
-        rules = (tmp_path / wish / "build.ninja").read_text()
-        sets = set(re.findall(r"^build libkernels_(\w+)\.a:", rules, re.MULTILINE))
-        if wish == "native":
-            assert len(sets) == 1 and present in (None, sets)
-        else:
-            assert len(sets) > 1
-    command = (CMAKE, "-S", ROOT, "-B", tmp_path / "other", "-G", "Ninja", *options)
-    wrong = subprocess.run(
-        [*map(str, command), "-DBLOCKSCALE_ISA=mine"], capture_output=True, text=True
-    )
-    assert "BLOCKSCALE_ISA is 'mine'; expected all or native" in wrong.stderr
+    done = configure(tmp_path, wish)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = (tmp_path / "build.ninja").read_text()
+    sets = set(re.findall(r"^build libkernels_(\w+)\.a:", rules, re.MULTILINE))
+    if wish == "native":
+        assert len(sets) == 1 and present in (None, sets)
+    else:
+        assert len(sets) > 1
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_instruction_sets_that_cannot_be_asked_for(tmp_path: Path) -> None:
+    assert "BLOCKSCALE_ISA is 'mine'; expected all or native" in configure(tmp_path, "mine").stderr
 
 
 @needs_compiler
