@@ -21,7 +21,7 @@ from tests.support.batch_rows import PAIRS, differing, layer, rows
 SOME = range(0, 512, 7)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("weight", "input"), PAIRS)
 def test_rows_on_the_cpu(weight: str, input: str | None, dtype: torch.dtype) -> None:

@@ -77,7 +77,7 @@ TUPLES = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("settings", TUPLES, ids=str)
 def test_a_number_for_each_dimension(settings: dict) -> None:

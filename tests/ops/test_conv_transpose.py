@@ -72,7 +72,7 @@ TUPLES = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("settings", TUPLES, ids=str)
 def test_a_number_for_each_dimension(settings: dict) -> None:
     """And other numbers of outputs than of inputs, in groups, both ways."""
@@ -142,7 +142,7 @@ def test_autocast_does_not_reach_inside() -> None:
         same(quantized(x), expected)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compile_and_export(kind) -> None:
     """With free sizes of batch and image."""

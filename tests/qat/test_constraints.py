@@ -51,7 +51,7 @@ def found() -> bs.qat.ConstraintCosts:
     return made
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("name", "lifted"),
     [

@@ -51,7 +51,7 @@ LEARNED = [(fmt, learn) for fmt in FORMATS for learn in ("steps", "thresholds")]
 SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPELLED[3], "steps")]
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("fmt", "learn"),
     crossed(3, FORMATS, [None])

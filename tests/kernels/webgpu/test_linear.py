@@ -49,7 +49,7 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", crossed(4, QUICK))
+@pytest.mark.parametrize("name", crossed(8, QUICK))
 def test_few_and_many_rows(name: str) -> None:
     w = stored(torch.randn(34, 128), name)
     for i, rows in enumerate((1, 3, 20)):

@@ -162,7 +162,7 @@ def test_rows_that_end_within_a_byte(fmt: str) -> None:
             assert same(P.dequantize(by, torch.float32), q.dequantize())
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["mxfp4", "int3:group10:fp32", "uint8:token:fp32:asym"])
 def test_tensors_on_the_device_stay_there(fmt: str) -> None:
     x = torch.randn(4, 70)

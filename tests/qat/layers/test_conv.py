@@ -46,7 +46,7 @@ def prepared(model: nn.Module, fmt: str = FINE, **settings) -> nn.Module:
     return bs.prepare_qat(model, fmt, **settings)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("affine", [True, False])
 def test_training_is_the_float_models(momentum, affine):

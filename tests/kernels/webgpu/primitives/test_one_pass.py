@@ -38,7 +38,7 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
     assert not wrong(hard(shape, torch.float32), fmt)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [

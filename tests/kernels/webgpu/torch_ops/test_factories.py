@@ -335,7 +335,7 @@ def mlp() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_quantized_model(fmt: str, device: torch.device) -> None:
     model, x = mlp(), torch.randn(5, 64)

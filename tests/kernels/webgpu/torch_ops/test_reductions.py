@@ -159,7 +159,7 @@ def close_of_products(found: torch.Tensor, exact: torch.Tensor, dtype: torch.dty
     torch.testing.assert_close(found.cpu().double(), exact, atol=1e-4 + 8 * eps, rtol=2 * eps)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("shape", "dtype"), crossed(3, SHAPES, FLOATS), ids=str)
 def test_products(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
     m, k, n = shape
@@ -233,7 +233,7 @@ def view(x: torch.Tensor, turned: bool) -> WebGPUTensor:
     return WebGPUTensor(upload(whole), tuple(x.shape), x.dtype, stride, 3)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("shape", [(1, 5, 33, 7), (3, 70, 65, 66), (2, 1, 8, 300)], ids=str)
 def test_views_of_any_strides(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
