@@ -17,7 +17,7 @@ from blockscale.calibration.session import Session, has_rows, of_a_stack, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
-from blockscale.layers.assembly import beside_rows, settle_top
+from blockscale.layers.assembly import beside_rows, settle_top, with_rows
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
@@ -143,21 +143,13 @@ def choose_weights(
         for group in layer_groups:
             session.deal(group)
             grams = _grams(session, algorithm, group)
-            share(session, group, partial(_choose_each, session, algorithm, group, grams))
+            share(session, group, partial(choose_each, session, algorithm, group, grams))
             if sequential and algorithm.needs_gram:
                 layers = weights_only(session, group)
                 old |= {name: session.model.get_submodule(name) for name in layers}
                 swap(session.model, layers)
     finally:
         swap(session.model, old)
-
-
-def _choose_each(
-    session: Session, algorithm: WeightAlgorithm, group: Sequence[Plan], grams: Mapping[str, Tensor]
-) -> None:
-    for plan in group:
-        if plan.owns_weight:
-            choose_weight(session, algorithm, plan, grams.get(plan.name))
 
 
 def choose_weights_from(
@@ -167,7 +159,7 @@ def choose_weights_from(
 ) -> None:
     """The codes of every weight from statistics that are there already."""
     if algorithm is not None:
-        _choose_each(session, cast("WeightAlgorithm", algorithm), session.layers, grams)
+        choose_each(session, cast("WeightAlgorithm", algorithm), session.layers, grams)
 
 
 def _grams(
@@ -179,39 +171,81 @@ def _grams(
     return session.grams(plans)
 
 
-def choose_weight(
-    session: Session, algorithm: WeightAlgorithm, plan: Plan, gram: Tensor | None
+def choose_each(
+    session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan], grams: Mapping[str, Tensor]
 ) -> None:
-    """The codes of a layer's weight, which it owns; none by what only chooses for blocks, and none
-    where another process chooses for the layer."""
-    if not session.ranks.owns(plan.name):
+    """The codes of layers' weights, of those that own one; none by what only chooses for blocks,
+    and none where another process chooses for the layer."""
+    own = []
+    for plan in plans:
+        if not plan.owns_weight:
+            continue
         settle_top(plan, session.named, session.places)
-        return
-    if not callable(getattr(algorithm, "quantize", None)):
-        session.notes[plan.name].append(
-            f"plain rounding: it is in no block that {algorithm.name} processes"
-        )
-        return
-    place = session.places[plan.name]
-    stored = weight_of(plan)
-    if place.before is not None:
-        stored = place.before.to_weight(stored)
-    settle_top(plan, session.named, session.places)
-    notes: list[str] = []
-    drift = session.drifts.pop(plan.name, None)
-    more = {"drift": drift} if getattr(algorithm, "needs_drift", False) else {}
+        if not session.ranks.owns(plan.name):
+            continue
+        if callable(getattr(algorithm, "quantize", None)):
+            own.append(plan)
+        else:
+            session.notes[plan.name].append(
+                f"plain rounding: it is in no block that {algorithm.name} processes"
+            )
+    for some in _alike(session, algorithm, own):
+        _choose_together(session, algorithm, some, grams)
 
-    def choose(weight: Tensor) -> QTensor:
-        q, told = algorithm.quantize(weight, plan.format, gram, plan.name, **more)
-        notes.extend(told)
-        return q
 
-    place.weight = beside_rows(stored, plan.format, place.top, choose)
-    session.details[plan.name].append(f"weight by {algorithm.name}")
-    if not algorithm.needs_gram or plan.kind.takes_input:
-        session.notes[plan.name] += notes
-    else:  # a table has no inputs to know of, and that is nothing to warn of
-        session.details[plan.name] += notes
+def _alike(session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Layers that the algorithm chooses for in one call: of one shape and format, as many as it
+    works on side by side."""
+    count = getattr(algorithm, "beside", None)
+    if count is None:
+        return [[plan] for plan in plans]
+    sets: dict[tuple[object, ...], list[list[Plan]]] = {}
+    for plan in plans:
+        top = session.places[plan.name].top
+        rows = plan.parameter.numel() // width(plan) + (top is not None)
+        key = str(plan.format), rows, width(plan), plan.parameter.device
+        groups_of = sets.setdefault(key, [[]])
+        if len(groups_of[-1]) >= count(plan.format, (rows, width(plan))):
+            groups_of.append([])
+        groups_of[-1].append(plan)
+    return [some for each in sets.values() for some in each]
+
+
+def _choose_together(
+    session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan], grams: Mapping[str, Tensor]
+) -> None:
+    """The codes of layers of one shape and format."""
+    stored = [_weight_before(session, plan) for plan in plans]
+    tops = [session.places[plan.name].top for plan in plans]
+    drifts = [session.drifts.pop(plan.name, None) for plan in plans]
+    fmt, own = plans[0].format, [grams.get(plan.name) for plan in plans]
+    weights = [with_rows(x, fmt, top) for x, top in zip(stored, tops, strict=True)]
+    names = [plan.name for plan in plans]
+    each = getattr(algorithm, "quantize_each", None)
+    if each is not None:
+        results = each(weights, fmt, own, names, drifts)
+    else:
+        more = {"drift": drifts[0]} if getattr(algorithm, "needs_drift", False) else {}
+        results = [algorithm.quantize(weights[0], fmt, own[0], names[0], **more)]
+    for plan, x, (q, notes) in zip(plans, stored, results, strict=True):
+        place = session.places[plan.name]
+        place.weight = beside_rows(x, fmt, place.top, partial(_chosen, q))
+        session.details[plan.name].append(f"weight by {algorithm.name}")
+        if not algorithm.needs_gram or plan.kind.takes_input:
+            session.notes[plan.name] += notes
+        else:  # a table has no inputs to know of, and that is nothing to warn of
+            session.details[plan.name] += notes
+
+
+def _chosen(q: QTensor, weight: Tensor) -> QTensor:
+    del weight
+    return q
+
+
+def _weight_before(session: Session, plan: Plan) -> Tensor:
+    """A layer's weight, changed by what its input goes through first."""
+    stored, before = weight_of(plan), session.places[plan.name].before
+    return stored if before is None else before.to_weight(stored)
 
 
 def weight_of(plan: Plan) -> Tensor:

@@ -339,14 +339,21 @@ def beside_rows(
     top: the largest numerator of all layers that share its outer scale, which rows stand for that
         are put below it; None where it shares none
     """
+    q = choose(with_rows(stored, fmt, top))
     if top is None:
-        return choose(stored)
-    rows = standing_rows(top, fmt, stored.shape[-1])
-    q = choose(torch.cat([stored, rows.to(stored.dtype)]))
+        return q
     count = q.format.block.scale_shape(tuple(stored.shape))[0]
     of_blocks = (name for name in ("scale", "zero_point", "offset") if name in q.format.parts)
     cut = {name: getattr(q.qparams, name)[:count] for name in of_blocks}
     return replace(q, packed=q.packed[: len(stored)], qparams=q.qparams._replace(**cut))
+
+
+def with_rows(stored: Tensor, fmt: Format, top: Tensor | None) -> Tensor:
+    """A weight [n, k] and below it the row that stands for all that share its outer scale, if any
+    do."""
+    if top is None:
+        return stored
+    return torch.cat([stored, standing_rows(top, fmt, stored.shape[-1]).to(stored.dtype)])
 
 
 def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWeight, list[str]]:

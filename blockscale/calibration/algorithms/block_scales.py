@@ -273,6 +273,7 @@ def search(
 ) -> QParams:
     """x [n, k] -> for each block the candidate with the least sum of |error|^power.
 
+    importance: [k], or [n, k] where rows have their own
     spacing: from one of `factors` that is tried to the next
     """
     count = Errors(x, fmt, importance, power)
@@ -322,8 +323,8 @@ class Errors(NamedTuple):
         x = self.x.repeat(times, 1) if times > 1 else self.x
         error = round_trip(x, qparams, self.fmt).double() - x
         error = error.square_() if self.power == 2 else error.abs_().pow_(self.power)
-        if self.importance is not None:
-            error *= self.importance
+        if (counts := self.importance) is not None:
+            error *= counts.repeat(times, 1) if times > 1 and counts.ndim > 1 else counts
         return block_sums(error, self.fmt.block)
 
     def better(
@@ -332,18 +333,22 @@ class Errors(NamedTuple):
         """The better of the best so far and further candidates, block by block; the first of those
         that are equal. Each candidate may be several, one below another."""
         size = len(least)
-        if len(candidates) == 1 and len(candidates[0].scale) == size:
+        times = max(1, len(candidates[0].scale) // max(1, size))
+        if len(candidates) == times == 1:
             error = self.of(candidates[0])
             return select(error < least, candidates[0], best), torch.minimum(error, least)
 
         def by_number(parts: list[Tensor]) -> Tensor:
-            return torch.stack([part.unflatten(0, (-1, size)) for part in parts], 1).flatten(0, 1)
+            return torch.stack([part.unflatten(0, (times, size)) for part in parts], 1).flatten(
+                0, 1
+            )
 
         errors = by_number([self.of(each) for each in candidates]).nan_to_num(nan=torch.inf)
         error, which = errors.min(0)
         parts = zip(*candidates, strict=True)
         new = [None if p[0] is None else by_number(p).gather(0, which[None])[0] for p in parts]
-        return select(error < least, QParams(*new), best), torch.minimum(error, least)
+        picked = QParams(*new)  # type: ignore[arg-type]
+        return select(error < least, picked, best), torch.minimum(error, least)
 
 
 def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:

@@ -6,24 +6,16 @@ pre-trained transformers", ICLR 2023 (arXiv 2210.17323), algorithm 1, sections 3
 format will do: what shares a scale is the format's block.
 """
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
-from blockscale.calibration.algorithms.block_scales import (
-    widened,
-)
+from blockscale.calibration.algorithms.block_scales import widened
+from blockscale.calibration.algorithms.columns import Columns, below, descend, stands_beside
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.algorithms.search import (
-    Columns,
-    backwards_factor,
-    descend,
-    feed_back,
-    inverse_factor,
-    without_dead,
-)
 from blockscale.core.format import Format
 from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
@@ -50,7 +42,7 @@ class GPTQ:
         in the weight's order.
     static: choose all scales from the weight as it was given.
     sweeps: how often all codes and scales are chosen again afterwards, each under all the others
-        (blockscale.calibration.algorithms.search); the paper has none of it. With "absmax" the
+        (blockscale.calibration.algorithms.columns); the paper has none of it. With "absmax" the
         scales stay as they are.
     asymmetric: make up for what the quantized layers before changed in this layer's input, too: the
         output is to be that of the float model's input (GPTAQ, Li et al. 2025, arXiv 2504.02692,
@@ -119,25 +111,67 @@ class GPTQ:
         drift: Xq^T (Xf - Xq) / rows [k, k] of the layer's inputs Xq, of which `gram` is, and its
             inputs Xf in the float model; looked at if `asymmetric`
         """
-        x = widened(weight, fmt, layer)
-        if fmt.block.flat:
-            return self._quantize_flat(x, fmt, gram, layer, drift)
-        if gram is None:
-            alone = (
-                quantize(x, fmt)
-                if self.scales == "absmax"
-                else MSE().quantize(x, fmt, None, layer)[0]
-            )
-            return alone, ["no data about its inputs: every column is rounded by itself"]
-        h, dead = without_dead(grams.checked(gram.to(x.device), x.shape[1], layer))
+        return self.quantize_each([weight], fmt, [gram], [layer], [drift])[0]
+
+    def quantize_each(
+        self,
+        weights: Sequence[Tensor],
+        fmt: Format,
+        grams_of: Sequence[Tensor | None],
+        layers: Sequence[str],
+        drifts: Sequence[Tensor | None],
+    ) -> list[tuple[QTensor, list[str]]]:
+        """What `quantize` gives for each of several `weights` of one shape [n, k], to the bit.
+
+        Small ones are worked on side by side (`beside`), which takes hardly longer than one.
+        fmt: of all; grams_of, layers, drifts: of each, as `quantize` takes them
+        """
+        results: list[tuple[QTensor, list[str]] | None] = []
+        some: list[_Problem] = []
+        every = zip(weights, grams_of, layers, drifts, strict=True)
+        for weight, gram, layer, drift in every:
+            x = widened(weight, fmt, layer)
+            if fmt.block.flat:
+                results.append(self._quantize_flat(x, fmt, gram, layer, drift))
+            elif gram is None:
+                results.append(self._unknown(x, fmt, layer))
+            else:
+                some.append(self._problem(x, gram, layer, drift))
+                results.append(None)
+        count = self.beside(fmt, weights[0].shape) if some else 1
+        solved = (
+            each
+            for first in range(0, len(some), count)
+            for each in self._chosen(some[first : first + count], fmt)
+        )
+        return [next(solved) if each is None else each for each in results]
+
+    @staticmethod
+    def beside(fmt: Format, shape: Sequence[int]) -> int:
+        """How many weights of this shape [n, k] and format `fmt` are worked on side by side; those
+        that are large take no longer one by one."""
+        if not stands_beside(fmt):
+            return 1
+        n, k = shape
+        return max(1, min(_MOST, _ELEMENTS // max(1, k * (k + n))))
+
+    def _unknown(self, x: Tensor, fmt: Format, layer: str) -> tuple[QTensor, list[str]]:
+        """Codes of a weight of whose inputs nothing is known."""
+        if self.scales == "absmax":
+            alone = quantize(x, fmt)
+        else:
+            alone = MSE().quantize(x, fmt, None, layer)[0]
+        return alone, ["no data about its inputs: every column is rounded by itself"]
+
+    def _problem(self, x: Tensor, gram: Tensor, layer: str, drift: Tensor | None) -> "_Problem":
+        h, dead = grams.without_dead(grams.checked(gram.to(x.device), x.shape[1], layer))
         notes = []
         if dead:
             notes = [
                 f"{dead} of {len(h)} inputs were always 0: their columns are rounded to nearest"
             ]
         target, missing = self._target(x, h, drift, layer)
-        result, more = self._chosen(x, target, fmt, h, layer)
-        return result, notes + missing + more
+        return _Problem(x, target, h, layer, notes + missing)
 
     def _quantize_flat(
         self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str, drift: Tensor | None
@@ -166,29 +200,145 @@ class GPTQ:
         return shifted(target, h, drift, self.damping, layer), []
 
     def _chosen(
-        self, x: Tensor, target: Tensor, fmt: Format, h: Tensor, layer: str
-    ) -> tuple[QTensor, list[str]]:
-        """Codes for a weight x [n, k] whose values should be `target`, and notes."""
+        self, problems: Sequence["_Problem"], fmt: Format
+    ) -> list[tuple[QTensor, list[str]]]:
+        """Codes for weights of one shape, and notes."""
+        factors, orders = zip(*(self._factored(each) for each in problems), strict=True)
+        importance = None
+        if self.scales != "absmax":
+            pairs = zip(factors, orders, strict=True)
+            importance = [factor.diagonal().pow(-2)[order.argsort()] for factor, order in pairs]
+        spacing = _COARSE if self.sweeps else 1
+        columns = Columns([each.x for each in problems], fmt, importance, spacing=spacing)
+        targets = [each.target for each in problems]
+        if self.static:
+            columns.choose_all([target.T.float().contiguous() for target in targets])
+        feed_back(columns, targets, factors, orders, self.batch)
+        hs, fit = [each.h for each in problems], self.scales != "absmax"
+        rests = descend(columns, targets, hs, self.sweeps, fit=fit)
+        plain = [quantize(each.x, fmt) for each in problems]
+        worse = [
+            each.error_of(columns.values[:, columns.of(e)], rests[e]) > each.error_of(q)
+            for e, (each, q) in enumerate(zip(problems, plain, strict=True))
+        ]
+        return [
+            (plain[e], [*each.notes, _NOT_LOWER]) if worse[e] else (columns.finished(e), each.notes)
+            for e, each in enumerate(problems)
+        ]
+
+    def _factored(self, problem: "_Problem") -> tuple[Tensor, Tensor]:
+        """The factor of its inverse H, permuted, and the order of columns."""
+        h = problem.h
         order = torch.arange(len(h), device=h.device)
         if self.act_order:
             order = h.diagonal().argsort(descending=True, stable=True)
-        factor, damping = inverse_factor(h[order][:, order], self.damping, layer)
-        notes = []
+        factor, damping = grams.inverse_factor(h[order][:, order], self.damping, problem.layer)
         if damping > self.damping:
-            notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
-        importance = None
-        if self.scales != "absmax":
-            importance = factor.diagonal().pow(-2)[order.argsort()]
-        columns = Columns(x, fmt, importance, spacing=_COARSE if self.sweeps else 1)
-        if self.static:
-            columns.choose_all(target.T.float().contiguous())
-        feed_back(columns, target, factor, order, self.batch)
-        rest = descend(columns, target, h, self.sweeps, fit=self.scales != "absmax")
-        plain = quantize(x, fmt)
-        away = target - plain.dequantize().T
-        if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
-            return plain, [*notes, "error feedback did not lower the error: rounded to nearest"]
-        return columns.finished(), notes
+            problem.notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
+        return factor, order
+
+
+_NOT_LOWER = "error feedback did not lower the error: rounded to nearest"
+
+
+class _Problem(NamedTuple):
+    """A weight x [n, k] float32 whose values should be `target` [k, n], under H [k, k] float64."""
+
+    x: Tensor
+    target: Tensor
+    h: Tensor
+    layer: str
+    notes: list[str]
+
+    def error_of(self, q: QTensor | Tensor, rest: Tensor | None = None) -> Tensor:
+        """The error of the layer's output with codes or values [k, n]; rest: h @ (target -
+        values)."""
+        values = q.dequantize().T if isinstance(q, QTensor) else q
+        away = self.target - values
+        return (away * (self.h @ away if rest is None else rest)).sum()
+
+
+_MOST = 32  # matrices side by side
+_ELEMENTS = 1 << 24  # of what is held of them, such as k² of a factor, in float64
+
+
+# Error feedback: columns are rounded in an order, and those to come make up for their errors.
+
+
+class _Feeding:
+    """One of the matrices whose columns are rounded in an order of its own.
+
+    steps: (a block whose scales are chosen first or None, the first column, behind the last one)
+    """
+
+    def __init__(self, columns: Columns, e: int, target: Tensor, factor: Tensor, order: Tensor):
+        self.columns, self.e, self.order = columns, e, order
+        self.pending = target[order]
+        self._coupling = factor / factor.diagonal()[:, None]  # what an error costs a later column
+        self._place_of = order.argsort()
+        self.steps: list[tuple[int | None, int, int]] = []
+
+    def plan(self, batch: int) -> None:
+        """Which columns are rounded in one call: at most `batch`, and none whose scale is not
+        chosen yet but the first."""
+        blocks, known = (
+            self.columns.block_of[self.order].tolist(),
+            list(self.columns.chosen[self.e]),
+        )
+        first, k = 0, len(blocks)
+        while first < k:
+            block = None if known[blocks[first]] else blocks[first]
+            known[blocks[first]] = True
+            last = first + 1
+            while last < min(k, first + batch) and known[blocks[last]]:
+                last += 1
+            self.steps.append((block, first, last))
+            first = last
+
+    def weights_of(self, block: int) -> Tensor:
+        """Its weights as they are now [n, columns] float32."""
+        places = self._place_of[self.columns.columns_of(block)]
+        return self.pending[places].T.float().contiguous()
+
+    def round(self, first: int, last: int) -> None:
+        """Round these columns of the order; all later ones make up for them."""
+        some = slice(first, last)
+        own = self._coupling[some, some].contiguous()
+        result = self.columns.round(self.e, self.order[some], self.pending[some], None, own)
+        self.pending[last:].addmm_(self._coupling[some, last:].T, result.errors, alpha=-1)
+
+
+def feed_back(
+    columns: Columns,
+    targets: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    orders: Sequence[Tensor],
+    batch: int,
+) -> None:
+    """Round all columns of each matrix in its order; the scales of a block are chosen when its
+    first column is reached.
+
+    targets: [k, n] float64, what the values should be
+    factors: [k, k] float64, upper U with U^T U = H^-1, of the permuted H
+    batch: columns that are rounded in one call, at most; then all later ones make up for them
+    """
+    given = zip(targets, factors, orders, strict=True)
+    every = [_Feeding(columns, e, *each) for e, each in enumerate(given)]
+    for each in every:
+        each.plan(batch)
+    for i in range(max(len(each.steps) for each in every)):
+        now = [each for each in every if i < len(each.steps)]
+        chosen: dict[int, list[tuple[_Feeding, int]]] = {}  # by columns: a last block has fewer
+        for each in now:
+            block = each.steps[i][0]
+            if block is not None:
+                stored = columns.columns_of(block)
+                chosen.setdefault(stored.stop - stored.start, []).append((each, block))
+        for some in chosen.values():
+            x = below([each.weights_of(block) for each, block in some])
+            columns.choose([(each.e, block) for each, block in some], x)
+        for each in now:
+            each.round(*each.steps[i][1:])
 
 
 def shifted(target: Tensor, h: Tensor, drift: Tensor, damping: float, layer: str) -> Tensor:
@@ -197,6 +347,6 @@ def shifted(target: Tensor, h: Tensor, drift: Tensor, damping: float, layer: str
     h, drift: Xq^T Xq and Xq^T (Xf - Xq), both by rows [k, k] float64. The least squares solution
     of Xq T = Xf W is W + H^-1 drift W; H is damped here, too.
     """
-    r, _ = backwards_factor(h, damping, layer)
+    r, _ = grams.backwards_factor(h, damping, layer)
     moved = torch.linalg.solve_triangular(r, drift @ target, upper=True)
     return target + torch.linalg.solve_triangular(r.T, moved, upper=False)

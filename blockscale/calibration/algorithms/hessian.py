@@ -62,6 +62,51 @@ def checked_drift(drift: Tensor, h: Tensor, layer: str) -> Tensor:
     return wide
 
 
+_TRIES = 16  # each with ten times the damping
+
+
+def without_dead(h: Tensor) -> tuple[Tensor, int]:
+    """H with the mean of its diagonal for inputs that were always 0, and how many those are.
+
+    The rest of their rows and columns is 0 in any X^T X: they neither give nor take errors.
+    """
+    dead = h.diagonal() == 0
+    count = int(dead.sum())
+    if not count:
+        return h, 0
+    mean = h.diagonal()[~dead].mean() if count < len(h) else h.new_ones(())
+    return h + torch.diag(dead * mean), count
+
+
+def backwards_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, float]:
+    """Symmetric H [k, k] float64 -> upper R with R R^T = H + damping · mean diag, the damping.
+
+    R is the Cholesky factor of H backwards. The damping is raised tenfold until there is one.
+    """
+    size = float(h.diagonal().mean()) if len(h) else 0.0
+    one = torch.eye(len(h), dtype=h.dtype, device=h.device)
+    for _ in range(_TRIES):
+        backwards, failed = torch.linalg.cholesky_ex((h + damping * size * one).flip(0, 1))
+        if not int(failed):
+            return backwards.flip(0, 1), damping
+        damping = max(10 * damping, 1e-6)
+    raise ValueError(
+        f"{layer}: the Gram matrix of its inputs has no Cholesky factor, even with damping "
+        f"{damping / 10:g}: it is not a sum of X^T X; compute it again"
+    )
+
+
+def inverse_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, float]:
+    """Symmetric H [k, k] float64 -> upper U with U^T U = (H + damping · mean diag)^-1, the damping.
+
+    U is the inverse of R in H = R R^T with R upper: one factorization and no inverse of H, which
+    the paper's code computes and factors again.
+    """
+    r, damping = backwards_factor(h, damping, layer)
+    one = torch.eye(len(h), dtype=h.dtype, device=h.device)
+    return torch.linalg.solve_triangular(r, one, upper=True), damping
+
+
 def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:
     """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
     if gram is None:

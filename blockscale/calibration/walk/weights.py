@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.algorithms.hessian import by_nearest
 from blockscale.calibration.block_calls import BlockTask, Sequenced
-from blockscale.calibration.choose import choose_weight, transform_layers, weight_of, weights_only
+from blockscale.calibration.choose import choose_each, transform_layers, weight_of, weights_only
 from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.places import share
@@ -284,11 +284,11 @@ class Weights:
             share(self.session, own, lambda: self._choose(own, grams))
 
     def _choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
+        if callable(getattr(self.algorithm, "quantize", None)):
+            choose_each(self.session, self.algorithm, plans, grams)
+            return
         for plan in plans:
-            if callable(getattr(self.algorithm, "quantize", None)):
-                choose_weight(self.session, self.algorithm, plan, grams.get(plan.name))
-            else:
-                self.session.details[plan.name].append("plain rounding: it is in no block")
+            self.session.details[plan.name].append("plain rounding: it is in no block")
 
     def choose_block(
         self,

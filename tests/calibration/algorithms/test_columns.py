@@ -7,11 +7,10 @@ import torch
 
 import blockscale as bs
 from blockscale.calibration.algorithms.block_scales import best_scales, search, spread
-from blockscale.calibration.algorithms.gptq import shifted
-from blockscale.calibration.algorithms.search import (
-    Columns,
+from blockscale.calibration.algorithms.columns import Columns
+from blockscale.calibration.algorithms.gptq import feed_back, shifted
+from blockscale.calibration.algorithms.hessian import (
     backwards_factor,
-    feed_back,
     inverse_factor,
     without_dead,
 )
@@ -27,11 +26,11 @@ FORMATS = [
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
-    plain, columns = bs.quantize(weight, fmt), Columns(weight, form, None)
-    columns.choose_all(weight)
+    plain, columns = bs.quantize(weight, fmt), Columns([weight], form, None)
+    columns.choose_all([weight])
     for i in range(0, 20, 7):
         some = torch.arange(i, min(i + 7, 20)).flip(0)  # in any order
-        columns.round(some, weight.T[some].double())
+        columns.round(0, some, weight.T[some].double())
     values, q = columns.values.T, columns.finished()
     assert torch.equal(q.packed, plain.packed) and torch.equal(q.qparams.scale, plain.qparams.scale)
     assert torch.equal(values, plain.dequantize())
@@ -42,47 +41,48 @@ def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
 def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
     importance = torch.rand(20, dtype=torch.float64) + 0.1
-    columns = Columns(weight, form, importance)
-    columns.choose_all(weight)
-    columns.round(slice(None), weight.T.double())
+    columns = Columns([weight], form, [importance])
+    columns.choose_all([weight])
+    columns.round(0, slice(None), weight.T.double())
     found = columns.finished()
     assert torch.equal(found.qparams.scale, best_scales(weight, form, importance).scale)
     single, _, outer = spread(weight, form)
-    coarse = Columns(weight, form, importance, spacing=4)
-    coarse.choose(0, weight[:, columns.block_of == 0])
+    coarse = Columns([weight], form, [importance], spacing=4)
+    coarse.choose([(0, 0)], weight[:, columns.block_of == 0])
     own = None if outer is None else outer[:, :1]
     part = weight[:, columns.block_of == 0], single, own, importance[columns.block_of == 0]
-    assert torch.equal(coarse.qparams_of(0).scale, search(*part, spacing=4).scale)
+    assert torch.equal(coarse.qparams_of([0], 0).scale, search(*part, spacing=4).scale)
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, "int4:group8:fp32:signed", "book3:group8:fp32"])
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of learned tables
 def test_scales_that_are_taken_and_changed(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
-    plain, columns = bs.quantize(weight, fmt), Columns(weight, form, None)
+    plain, columns = bs.quantize(weight, fmt), Columns([weight], form, None)
     columns.take(plain.qparams)
-    assert columns.chosen == [True] * len(columns.chosen)
-    columns.round(slice(None), weight.T.double())
+    assert columns.chosen == [[True] * len(columns.chosen[0])]
+    columns.round(0, slice(None), weight.T.double())
     assert torch.equal(columns.finished().packed, plain.packed)
     if form.scale.dtype == torch.float32:
         doubled = plain.qparams._replace(scale=plain.qparams.scale * 2)
         columns.take(doubled)
         expected = bs.quantize(weight, fmt).codes
-        assert torch.equal(columns.revalue(slice(2, 9)), columns.values[2:9])
+        some = columns.columns_of(0)
+        assert torch.equal(columns.revalue([0], 0), columns.values[some])
         q = columns.finished()
         assert torch.equal(q.codes, expected)
-        assert torch.equal(q.dequantize()[:, 2:9], columns.values[2:9].T)
+        assert torch.equal(q.dequantize()[:, some], columns.values[some].T)
 
 
 def test_a_block_is_chosen_when_it_is_asked_for() -> None:
     weight, form = torch.randn(4, 20), bs.parse("int4:group8:fp32")
-    columns = Columns(weight, form, None)
+    columns = Columns([weight], form, None)
     assert columns.block_of.tolist() == [0] * 8 + [1] * 8 + [2] * 4
-    columns.choose(1, 3 * weight[:, 8:16])
-    assert columns.chosen == [False, True, False]
+    columns.choose([(0, 1)], 3 * weight[:, 8:16])
+    assert columns.chosen == [[False, True, False]]
     tripled = bs.quantize(3 * weight[:, 8:16], form)
-    columns.choose(0, weight[:, :8])
-    columns.choose(2, weight[:, 16:])
+    columns.choose([(0, 0)], weight[:, :8])
+    columns.choose([(0, 2)], weight[:, 16:])
     assert torch.equal(columns.finished().qparams.scale[:, 1:2], tripled.qparams.scale)
 
 
@@ -139,21 +139,21 @@ def test_dead_inputs_get_the_mean() -> None:
 
 def test_one_column_is_rounded_to_nearest() -> None:
     weight, fmt = torch.randn(9, 1), bs.parse("int4:channel0:fp32")
-    columns = Columns(weight, fmt, None)
+    columns = Columns([weight], fmt, None)
     one = torch.ones(1, 1).double()
-    feed_back(columns, weight.T.double(), one, torch.zeros(1, dtype=torch.int64), 64)
+    feed_back(columns, [weight.T.double()], [one], [torch.zeros(1, dtype=torch.int64)], 64)
     assert torch.equal(columns.finished().packed, bs.quantize(weight, fmt).packed)
 
 
 def test_two_columns_by_hand() -> None:
     """The second column makes up for U_01 / U_00 of the first one's error."""
     weight, fmt = torch.tensor([[2.4, 1.3]]), bs.parse("int4:group1:fp32")
-    columns = Columns(weight, fmt, None)
+    columns = Columns([weight], fmt, None)
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
     factor = torch.tensor([[2.0, -1.0], [0.0, 1.0]]).double()
-    feed_back(columns, weight.T.double(), factor, torch.arange(2), 64)
+    feed_back(columns, [weight.T.double()], [factor], [torch.arange(2)], 64)
     assert columns.finished().codes.tolist() == [[2, 2]]  # 1.3 + 0.4 / 2 = 1.5, to even
-    columns = Columns(weight, fmt, None)
+    columns = Columns([weight], fmt, None)
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
-    feed_back(columns, weight.T.double(), factor.abs(), torch.arange(2), 64)
+    feed_back(columns, [weight.T.double()], [factor.abs()], [torch.arange(2)], 64)
     assert columns.finished().codes.tolist() == [[2, 1]]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """GPTQ against the textbook, the identity, and its own objective."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.algorithms.block_scales import best_scales
+from blockscale.calibration.algorithms.block_scales import best_scales, search
 from blockscale.calibration.algorithms.gptq import GPTQ
 from tests.calibration.algorithms.grams import gram_of
 from tests.support import strategies
@@ -309,3 +311,53 @@ def test_what_it_refuses() -> None:
         GPTQ(asymmetric=2)
     with pytest.raises(ValueError, match="sweeps must be >= 0, got -1"):
         GPTQ(sweeps=-1)
+
+
+SIDE = ["int4:group8:fp32", "nvfp4", "uint3:group16:bf16:asym", "mxfp4", "int4:token:fp32",
+        "int4:group12:fp16:offset(fp16)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [{}, {"asymmetric": True, "static": True}])
+@pytest.mark.parametrize("fmt", SIDE)
+def test_side_by_side_each_gets_what_it_gets_alone(fmt: str, how: dict[str, Any]) -> None:
+    """To the bit: matrices whose columns have other orders, of which some settle sooner than
+    others, one has dead inputs, one an H that must be damped, and one no data at all."""
+    count, (n, k) = 5, (24, 44)
+    weights = [torch.randn(n, k) * 4.0**e for e in range(count)]
+    grams: list[Tensor | None] = [gram_of(k, rows) for rows in (9, 60, 200, 60)]
+    grams[2] = torch.diag(torch.rand(k)).double()  # settles at once
+    assert grams[3] is not None
+    grams[3][5] = grams[3][:, 5] = 0
+    drifts = [None if g is None else g * 0.1 * torch.randn(k, k) for g in grams]
+    names = [f"expert {e}" for e in range(count)]
+    algorithm, form = GPTQ(**how), bs.parse(fmt)
+    found = algorithm.quantize_each(weights, form, [*grams, None], names, [*drifts, None])
+    for e, (q, notes) in enumerate(found):
+        gram, drift = ([*each, None][e] for each in (grams, drifts))
+        alone, told = algorithm.quantize(weights[e], form, gram, names[e], drift=drift)
+        assert notes == told and q.size == alone.size
+        assert torch.equal(q.packed, alone.packed)
+        for part, expected in zip(q.qparams, alone.qparams, strict=True):
+            assert (part is None and expected is None) or torch.equal(part, expected)
+
+
+def test_scales_of_several_matrices_are_chosen_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight matrices take as many searches as one whose blocks are chosen one by one; formats whose
+    scales span rows, and large matrices, are worked on one by one."""
+    calls = 0
+
+    def counted(*args: Any, **how: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return search(*args, **how)
+
+    monkeypatch.setattr("blockscale.calibration.algorithms.columns.search", counted)
+    weights, gram = [torch.randn(6, 32) for _ in range(8)], gram_of(32)
+    form = bs.parse("int4:group8:fp32")
+    names, none = ["layer"] * 8, [None] * 8
+    GPTQ(act_order=False).quantize_each(weights, form, [gram] * 8, names, none)
+    assert calls == 4
+    assert GPTQ.beside(form, (512, 256)) == 32 and GPTQ.beside(form, (4096, 4096)) == 1
+    assert GPTQ.beside(bs.parse("int4:tile4x8:bf16"), (6, 32)) == 1

@@ -243,12 +243,12 @@ def test_candidates_in_one_call_are_those_one_by_one(
     x = torch.randn(20, 36)
     x[:4], x[4:8, ::3] = 0.0, 0.25
     counts = torch.rand(36, dtype=torch.float64)
-    calls = 0
+    calls, choose_scales = 0, block_scales.choose_scales
 
     def counted(*args: Any) -> QParams:
         nonlocal calls
         calls += 1
-        return block_scales.choose_scales(*args)
+        return choose_scales(*args)
 
     monkeypatch.setattr(block_scales, "choose_scales", counted)
     found = block_scales.best_scales(x, bs.parse(fmt), counts)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.calibration.algorithms.columns import Columns, descend
 from blockscale.calibration.algorithms.mse import MSE
-from blockscale.calibration.algorithms.search import Columns, Search, descend
+from blockscale.calibration.algorithms.search import Search
 from tests.calibration.algorithms.grams import gram_of
 from tests.support import strategies
 from tests.support.algorithms_gptq import FORMATS as ALGORITHMS_GPTQ_FORMATS
@@ -127,9 +128,9 @@ FORMATS = [
 
 def begun(weight: Tensor, fmt: str) -> Columns:
     """Columns after plain rounding."""
-    columns = Columns(weight, bs.parse(fmt), None)
+    columns = Columns([weight], bs.parse(fmt), None)
     columns.take(bs.quantize(weight, fmt).qparams)
-    columns.round(slice(None), weight.T.double())
+    columns.round(0, slice(None), weight.T.double())
     return columns
 
 
@@ -145,7 +146,7 @@ def test_no_sweep_raises_the_error(fmt: str) -> None:
     columns = begun(weight, fmt)
     errors = [objective(columns.values, target, h)]
     for _ in range(3):
-        rest = descend(columns, target, h, 1)
+        (rest,) = descend(columns, [target], [h], 1)
         errors.append(objective(columns.values, target, h))
         torch.testing.assert_close(rest, h @ (target - columns.values), rtol=1e-6, atol=1e-6)
     slack = 1 + 1e-6  # columns are rounded as float32
@@ -158,7 +159,7 @@ def test_no_sweep_raises_the_error(fmt: str) -> None:
 def test_codes_alone() -> None:
     weight, h = torch.randn(12, 40), gram_of(40)
     columns, plain = begun(weight, "int4:group8:fp32"), bs.quantize(weight, "int4:group8:fp32")
-    descend(columns, weight.T.double(), h, 2, fit=False)
+    descend(columns, [weight.T.double()], [h], 2, fit=False)
     q = columns.finished()
     assert torch.equal(q.qparams.scale, plain.qparams.scale)
     assert not torch.equal(q.packed, plain.packed)
@@ -172,8 +173,8 @@ def test_brute_force_over_all_codes() -> None:
         torch.manual_seed(seed)
         weight, h = torch.randn(1, 6), gram_of(6, power=0.3)
         columns = begun(weight, fmt)
-        descend(columns, weight.T.double(), h, 20, fit=False)
-        step = float(columns.qparams_of(0).scale)
+        descend(columns, [weight.T.double()], [h], 20, fit=False)
+        step = float(columns.qparams_of([0], 0).scale)
         away = weight.double().numpy() - codes * step
         every = np.einsum("ij,jk,ik->i", away, h.numpy(), away)
         found = objective(columns.values, weight.T.double(), h)
@@ -189,12 +190,12 @@ def test_the_best_step_of_a_block_is_found() -> None:
     """For codes that stay, least squares over the step."""
     weight, h = torch.randn(1, 6), gram_of(6)
     columns = begun(weight, "int8:token:fp32")
-    columns.take(columns.qparams_of(0)._replace(scale=columns.qparams_of(0).scale * 1.01))
-    columns.revalue(slice(None))
+    columns.take(columns.qparams_of([0], 0)._replace(scale=columns.qparams_of([0], 0).scale * 1.01))
+    columns.revalue([0], 0)
     codes = columns.finished().codes.double().numpy()[0]
     wanted = codes @ h.numpy() @ weight[0].double().numpy() / (codes @ h.numpy() @ codes)
-    descend(columns, weight.T.double(), h, 1)
-    assert np.isclose(float(columns.qparams_of(0).scale), wanted, rtol=1e-6)
+    descend(columns, [weight.T.double()], [h], 1)
+    assert np.isclose(float(columns.qparams_of([0], 0).scale), wanted, rtol=1e-6)
 
 
 def test_one_column_and_zeros() -> None:
@@ -202,16 +203,16 @@ def test_one_column_and_zeros() -> None:
         plain = bs.quantize(weight, "int4:channel1:fp32")
         columns = begun(weight, "int4:channel1:fp32")
         h = torch.eye(weight.shape[1]).double()
-        descend(columns, weight.T.double(), h, 3, fit=False)
+        descend(columns, [weight.T.double()], [h], 3, fit=False)
         assert torch.equal(columns.finished().packed, plain.packed)
-        descend(columns, weight.T.double(), h, 3)
+        descend(columns, [weight.T.double()], [h], 3)
         assert bool(columns.finished().dequantize().isfinite().all())
 
 
 def test_rounding_one_way_is_left_as_it_is() -> None:
     weight, h = torch.randn(4, 16), gram_of(16)
     columns = begun(weight, "int4:group8:fp32:down")
-    descend(columns, weight.T.double(), h, 3)
+    descend(columns, [weight.T.double()], [h], 3)
     assert torch.equal(
         columns.finished().packed, bs.quantize(weight, "int4:group8:fp32:down").packed
     )
