@@ -285,10 +285,14 @@ def sized(add: Callable[[Tensor, Size], None]) -> Callback:
     return call
 
 
+_A_COLUMN = 4e8  # products that take as long as the calls for one column, whatever its rows
+
+
 def _cost(plan: Plan) -> float:
-    """Products that a layer's gram matrix and its codes by GPTQ need, in parts."""
+    """What a layer's gram matrix and its codes by GPTQ take, in products: k^2 (k + n) of them, and
+    the calls for each of k columns."""
     k = width(plan)
-    return float(k) ** 2 * (k + plan.parameter.shape[0]) if has_rows(plan) else 1.0
+    return float(k) ** 2 * (k + plan.parameter.shape[0]) + _A_COLUMN * k if has_rows(plan) else 1.0
 
 
 def _collector(plan: Plan) -> InputStatsCollector:
