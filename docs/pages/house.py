@@ -22,13 +22,11 @@ SOURCES = {  # folders of C++, which say nothing of themselves
     "src": "C++, compiled to one library: what Python calls, and the choice of the instruction set.",
     "isa": "The kernels, compiled once for each instruction set, in a namespace of its own.",
     "simd": "Vectors: one way to write them for every instruction set.",
-    "memory": "Memory and threads that are not to be had: errors, never the end of the process.",
     "tuning": "Choices of which only speed depends: their bounds, what holds unmeasured, and setting them.",
     "primitives": "quantize, dequantize and fake_quantize: statistics, scales, encoding, packing.",
     "linear": "Products with a quantized weight.",
     "amx": "Those of many rows by a processor's matrix unit: its tiles, blocks that are scaled, parts of floats.",
     "fused": "Ops between products: tables, sums, norms, attention, on floats and codes.",
-    "records": "Blocks of other producers' files, taken apart into codes and scales and put together.",
     "integer": "Products, tables and row functions on integers alone, which end in rounding shifts.",
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "grouped.h"
+#include "address.h"
 #include "isa.h"
 #include "linear_weight.h"
 
@@ -19,12 +20,6 @@ namespace nb = nanobind;
 namespace blockscale {
 namespace {
 
-using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
-
-template <class T = void>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 Output output(Address bias, Address y, int dtype) {
     return {at<float>(bias), at(y), Dtype(dtype), Activation::none, nullptr, nullptr, 0};

@@ -9,6 +9,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "address.h"
 #include "isa.h"
 #include "native_format.h"
 
@@ -17,7 +18,6 @@ namespace nb = nanobind;
 namespace blockscale {
 namespace {
 
-using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
 using Shape = std::vector<int64_t>;
 using Parts = std::array<Address, 4>;  // scale, outer, zero point, offset
 
@@ -25,8 +25,6 @@ QParams qparams(const Parts& parts) {
     return {reinterpret_cast<void*>(parts[0]), reinterpret_cast<float*>(parts[1]),
             reinterpret_cast<void*>(parts[2]), reinterpret_cast<void*>(parts[3])};
 }
-
-void* at(Address address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
 }  // namespace blockscale

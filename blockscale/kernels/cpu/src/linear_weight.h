@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "linear.h"
-#include "memory/memory.h"
+#include "memory.h"
 #include "native_format.h"
 
 namespace blockscale {

@@ -9,6 +9,7 @@
 #include <array>
 #include <tuple>
 
+#include "../address.h"
 #include "../isa.h"
 #include "../native_format.h"
 
@@ -17,12 +18,6 @@ namespace nb = nanobind;
 namespace blockscale {
 namespace {
 
-using Address = uintptr_t;  // Tensor.data_ptr(), 0 for none
-
-template <class T = void>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // Scale, outer scale, zero point and offset.
 QParams scales(const std::array<Address, 4>& parts) {

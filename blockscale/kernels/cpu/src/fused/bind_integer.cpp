@@ -9,6 +9,7 @@
 #include <array>
 #include <tuple>
 
+#include "../address.h"
 #include "../isa.h"
 
 namespace nb = nanobind;
@@ -16,14 +17,8 @@ namespace nb = nanobind;
 namespace blockscale {
 namespace {
 
-using Address = uintptr_t;
 using Given = std::tuple<Address, int, int32_t>;                              // Integers
 using End = std::tuple<Address, int, int32_t, int32_t, int32_t, int32_t>;     // Ending
-
-template <class T = void>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 Integers integers(const Given& x) {
     return {at(std::get<0>(x)), Whole(std::get<1>(x)), std::get<2>(x)};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Activations of an array, for the results of linear layers that are not finished tile by tile.
 #include "../../linear.h"
-#include "../../memory/memory.h"
+#include "../../memory.h"
 #include "../simd/environment.h"
 #include "activations.h"
 

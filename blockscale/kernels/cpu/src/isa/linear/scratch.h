@@ -2,7 +2,7 @@
 // Memory that a thread keeps from one linear layer to the next.
 #pragma once
 
-#include "../../memory/memory.h"
+#include "../../memory.h"
 #include "../simd/bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Matrices of bytes, of 16-bit and of 32-bit numbers: rows become columns.
 #include "../simd/environment.h"
-#include "../../memory/memory.h"
+#include "../../memory.h"
 #include "turn.h"
 
 namespace blockscale::BLOCKSCALE_ISA {

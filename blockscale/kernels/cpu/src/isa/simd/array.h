@@ -2,7 +2,7 @@
 // Memory for numbers that lives as long as a block of code.
 #pragma once
 
-#include "../../memory/memory.h"
+#include "../../memory.h"
 #include "bits.h"
 
 namespace blockscale::BLOCKSCALE_ISA {

@@ -7,14 +7,14 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "../isa.h"
+#include "address.h"
+#include "isa.h"
 
 namespace nb = nanobind;
 
 namespace blockscale {
 namespace {
 
-using Address = uintptr_t;
 using PieceNumbers = std::tuple<int, int, int, int, int, int, bool>;
 using PartNumbers = std::tuple<int, int, int, bool, std::vector<PieceNumbers>>;
 

@@ -2,8 +2,8 @@
 // Records taken apart and put together, a chunk of them at a time, which stays in L1.
 #include "../../records.h"
 
-#include "../primitives/pack.h"
-#include "../primitives/plan.h"
+#include "pack.h"
+#include "plan.h"
 
 namespace blockscale::BLOCKSCALE_ISA {
 namespace {
