@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blockscale.core.block import Block
 from blockscale.core.format import Format
+from blockscale.core.operand import Operand
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.reference import FLOATS, QParams
 from blockscale.core.scales import TwoLevel
@@ -209,23 +210,36 @@ MOST_QUERIES = 64  # that share a head of keys: with more, what is decoded once 
 _MASKS = (torch.bool, *FLOATS)
 
 
+def tokens_of(keys: Operand) -> tuple[int, ...]:
+    """[batch, heads, tokens, depth] of keys in codes, also of those per channel."""
+    shape = tuple(keys.shape)
+    if len(shape) != 5:
+        return shape
+    batch, heads, chunks, depth, chunk = shape
+    return batch, heads, chunks * chunk, depth
+
+
 def few_queries(arguments: tuple[Any, ...]) -> bool:
     """Whether the op's arguments fit each other, and few queries share a head of keys."""
-    query, keys, values, recent_keys, recent_values, mask, _scaling = arguments
+    query, keys, values, recent_keys, recent_values, mask, _scaling, *more = arguments
+    past = tokens_of(keys)
     if any(x.dtype not in FLOATS for x in (query, recent_keys, recent_values)):
         return False
-    if query.ndim != 4 or not query.numel() or len(keys.shape) != 4 or not keys.codes.numel():
+    if query.ndim != 4 or not query.numel() or len(past) != 4 or not keys.codes.numel():
         return False
     batch, heads, new, depth = query.shape
-    _, shared, tokens, _ = keys.shape
+    _, shared, tokens, _ = past
     recent = recent_keys.shape[-2]
     each = [
-        (keys.shape, (batch, shared, tokens, depth)),
+        (past, (batch, shared, tokens, depth)),
         (values.shape, (batch, shared, tokens, values.size)),
         (recent_keys.shape, (batch, shared, recent, depth)),
         (recent_values.shape, (batch, shared, recent, values.size)),
     ]
     if any(tuple(shape) != expected for shape, expected in each):
+        return False
+    sinks = more[0] if more else None
+    if sinks is not None and (tuple(sinks.shape) != (heads,) or sinks.dtype not in FLOATS):
         return False
     if heads % shared or new * (heads // shared) > MOST_QUERIES:
         return False

@@ -29,7 +29,7 @@ def ours(call: tuple) -> Tensor:
         for each in call[:5]
     ]  # fmt: skip
     mask = None if call[5] is None else call[5].cuda()
-    whole = (*on_gpu, mask, call[6])
+    whole = (*on_gpu, mask, call[6], None if len(call) < 8 else call[7].cuda())
     formats = (call[1].fmt, call[2].fmt)
     assert find("cached_attention", formats, "cuda", whole, composed=True) is not None
     y = cached_attention(*whole)
@@ -67,6 +67,16 @@ def test_shapes(heads: int, new: int, depth: int, width: int, masked: bool) -> N
     mask = torch.rand(2, 1, new, 1161) < 0.5 if masked else None
     y = ours((query, keys, values, k, v, mask, 0.2))
     assert (y - exact(query, key, value, mask, None, 0.2)).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("fmt", ["int8_token", "nvfp4_token"])
+def test_sinks(fmt: str) -> None:
+    """A score of each head that takes its share and gives nothing."""
+    keys, values, k, v, key, value = cached(fmt, 1111, 3)
+    torch.manual_seed(0)
+    query, sinks = torch.randn(2, 8, 3, 64), torch.randn(8) * 4
+    y = ours((query, keys, values, k, v, None, 0.125, sinks))
+    assert (y - exact(query, key, value, None, None, 0.125, sinks)).abs().max() < 2e-5
 
 
 def test_steps_of_a_generation_are_compiled_once() -> None:

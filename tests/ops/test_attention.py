@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.registry import find
 from blockscale.ops import primitives as P
 from blockscale.ops.attention import cached_attention
-from tests.support.caches import cached, close, exact
+from tests.support.caches import across, cached, close, exact
 from tests.support.op_samples import Made
 
 FORMATS = (
@@ -40,8 +40,8 @@ def samples(made: Made) -> dict[str, list[tuple]]:
     mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
     return {
         "cached_attention": [
-            (query, codes, codes, recent, recent, None, 0.5),
-            (query, codes, codes, recent, recent, mask, 0.5),
+            (query, codes, codes, recent, recent, None, 0.5, None),
+            (query, codes, codes, recent, recent, mask, 0.5, torch.randn(2)),
         ]
     }
 
@@ -104,6 +104,47 @@ def test_masks(kind: str, heads: int) -> None:
     y = cached_attention(query, keys, values, k, v, mask, 0.125)
     of = (seen, None) if kind == "seen" else (None, added)
     close(y, exact(query, key, value, *of, 0.125))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_sinks(backend: str) -> None:
+    """A score of each head that takes its share and gives nothing; also where nothing is seen, or
+    it is far above or below all others."""
+    keys, values, k, v, key, value = cached("int4:group32:fp32", 1030, 3)
+    query, sinks = torch.randn(2, 8, 2, 64), torch.randn(8) * 4
+    sinks[1], sinks[2], sinks[3] = 60.0, -60.0, -math.inf
+    seen = torch.rand(2, 1, 2, 1033) < 0.6
+    seen[0, 0, 1] = False
+    added = torch.randn(2, 8, 2, 1033)
+    with bs.use(backend):
+        for mask in (None, seen, added):
+            y = cached_attention(query, keys, values, k, v, mask, 0.125, sinks)
+            of = (seen, None) if mask is seen else (None, mask)
+            close(y, exact(query, key, value, *of, 0.125, sinks))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "chunk", "chunks"),
+    [
+        ("int4:group32:fp32", 32, 3),
+        ("uint4:group40:fp32:asym", 40, 27),  # parts of whole chunks
+        ("int3:group12:fp32", 36, 2),  # rows that end within a byte, a chunk of no whole vectors
+        ("int8:group64:fp16", 64, 17),
+        ("nvfp4_token", 32, 2),
+        ("int4:group32:fp32", 2048, 1),  # a chunk that is larger than a part
+    ],
+)
+@pytest.mark.parametrize("heads", [2, 6, 16])
+def test_keys_per_channel(fmt: str, chunk: int, chunks: int, heads: int) -> None:
+    """Read from their codes by the kernel, and by the reference."""
+    keys, values, k, v, key, value = across(fmt, chunk, chunks, 4)
+    query = torch.randn(2, heads, 2, 64)
+    call = (query, keys, values, k, v, None, 0.125, torch.zeros(heads))
+    expected = exact(query, key, value, None, None, 0.125, torch.zeros(heads))
+    assert find("cached_attention", (keys.fmt, values.fmt), "cpu", call, composed=True) is not None
+    close(cached_attention(*call), expected)
+    with bs.use("reference"):
+        close(cached_attention(*call), expected)
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:

@@ -17,8 +17,9 @@ def exact(
     seen: Tensor | None,
     added: Tensor | None,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """In float64, head by head, with what each new token sees."""
+    """In float64, head by head, with what each new token sees, and the score of no value."""
     y = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=torch.float64)
     batch, heads, new, _ = query.shape
     shared, count = key.shape[1:3]
@@ -33,7 +34,9 @@ def exact(
                     scores[~seen.expand(batch, heads, new, count)[b, h, i]] = -math.inf
                 elif added is None:
                     scores[count - new + i + 1 :] = -math.inf
-                y[b, h, i] = scores.softmax(0).nan_to_num() @ v
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[h].double()[None]])
+                y[b, h, i] = scores.softmax(0).nan_to_num()[:count] @ v
     return y
 
 
@@ -52,6 +55,21 @@ def cached(
     new = [x[:, :, tokens:].contiguous() for x in both]
     whole = [torch.cat([q.dequantize(), x], 2) for q, x in zip(codes, new, strict=True)]
     return codes[0].operand, codes[1].operand, new[0], new[1], whole[0], whole[1]
+
+
+def across(
+    fmt: str, chunk: int, chunks: int, recent: int, *, heads: int = 2, depth: int = 64,
+    values: str = "int8_token", batch: int = 2,
+) -> tuple[Operand, Operand, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same with keys per channel, [batch, heads, chunks, depth, tokens of a chunk]."""
+    tokens = chunk * chunks
+    _, v, recent_keys, recent_values, key, value = cached(
+        values, tokens, recent, heads=heads, depth=depth, width=depth, batch=batch
+    )
+    draw = torch.Generator().manual_seed(tokens)
+    codes = bs.quantize(torch.randn((batch, heads, chunks, depth, chunk), generator=draw), fmt)
+    key[:, :, :tokens] = codes.dequantize().mT.flatten(2, 3)
+    return codes.operand, v, recent_keys, recent_values, key, value
 
 
 def close(y: Tensor, expected: Tensor) -> None:

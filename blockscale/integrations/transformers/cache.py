@@ -92,7 +92,7 @@ class QuantizedLayer(DynamicLayer):
         if keys is None or values is None:
             return recent
         past = partial(self._past, 0, keys), partial(self._past, 1, values)
-        if self.keys_per == "channel" or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return [torch.cat([of(), now], dim=-2) for of, now in zip(past, recent, strict=True)]
         pairs = zip((keys, values), recent, past, (self.rotated, None), strict=True)
         return [CachedStates(LayerStates(q.operand, now, of, how)) for q, now, of, how in pairs]

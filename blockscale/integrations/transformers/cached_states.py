@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from blockscale.core.operand import Operand
 from blockscale.core.torch_private import no_torch_function, pytree, wrapper_subclass
+from blockscale.kernels.operand import tokens_of
 from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before.rotate import walsh_hadamard
-from blockscale.ops.attention import cached_attention
+from blockscale.ops.attention import cached_attention, with_sinks
 
 # h[:, :, None, :, :], as repeat_kv has it
 _ONE_MORE = [slice, slice, type(None), slice, slice]
@@ -70,7 +74,7 @@ class CachedStates(Tensor):
         past, recent = held.past, held.recent
         batch, heads, tokens, features = recent.shape
         seen = (heads, repeats) if apart else (heads * repeats,)
-        shape = (batch, *seen, past.shape[2] + tokens, features)
+        shape = (batch, *seen, tokens_of(past)[2] + tokens, features)
         made = wrapper_subclass(cls, shape, dtype=recent.dtype, device=recent.device)
         made.held, made.past, made.recent, made.rotated = held, past, recent, held.rotated
         made.repeats, made.apart = repeats, apart
@@ -148,8 +152,11 @@ class Attention(NamedTuple):
         return not (self.dropout_p or self.is_causal or trained) and heads
 
 
-def _over_codes(asked: Attention) -> Tensor | None:
-    """What cached_attention gives; None where no kernel does it, or it is something else."""
+def _over_codes(asked: Attention, sinks: Tensor | None = None) -> Tensor | None:
+    """What cached_attention gives; None where no kernel does it, or it is something else.
+
+    sinks: of each head a score that softmax counts, of no key and no value
+    """
     query, key, value, mask = asked[:4]
     if not isinstance(key, CachedStates) or not isinstance(value, CachedStates):
         return None
@@ -158,12 +165,53 @@ def _over_codes(asked: Attention) -> Tensor | None:
     batch, heads, new, depth = query.shape
     if mask is None:  # each new token sees all: as many heads of one token
         query = query.reshape(batch, heads * new, 1, depth)
+        sinks = None if sinks is None else sinks.repeat_interleave(new)
     scale = 1 / math.sqrt(depth) if asked.scale is None else asked.scale
     recent = key.recent
     if key.rotated:
         query, recent = turned(query, key.rotated), turned(recent, key.rotated)
         scale /= 2.0 ** (power_of(key.rotated) % 2)
     y: Tensor | None = cached_attention.by_kernel(
-        query, key.past, value.past, recent, value.recent, mask, scale
+        query, key.past, value.past, recent, value.recent, mask, scale, sinks
     )
     return None if y is None else y.to(value.dtype).reshape(batch, heads, new, value.shape[-1])
+
+
+# transformers' interface of attention, under the name "blockscale".
+
+
+def attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    **more: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' own `sdpa`, and with `s_aux`, sinks [heads] as of gpt-oss: each head has a
+    score that its softmax counts, of no key and no value. Codes are read where a kernel does.
+
+    module: the layer; query [batch, heads, new tokens, features], key, value [.., tokens, ..]
+    attention_mask: bool, what is seen, or floats that are added; None: a new token sees those
+        before it
+    more: s_aux; dropout, of powers; scaling, of products; what else transformers passes
+    """
+    s_aux = more.pop("s_aux", None)
+    if s_aux is None:
+        y, none = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        return y, none
+    dropout, scaling = more.get("dropout", 0.0), more.get("scaling")
+    new, count = query.shape[2], key.shape[2]
+    if attention_mask is None and new > 1:
+        at = torch.arange(count, device=query.device)
+        attention_mask = (at <= at[count - new :, None])[None, None]
+    asked = Attention(query, key, value, attention_mask, dropout, False, scaling, True)
+    of_codes = _over_codes(asked, s_aux)
+    if of_codes is None:
+        key, value, mask = with_sinks(key, value, attention_mask, s_aux, query.shape)
+        of_codes = F.scaled_dot_product_attention(
+            query, key, value, mask.to(query.dtype), dropout, scale=scaling, enable_gqa=True
+        )
+    return of_codes.transpose(1, 2).contiguous(), None
+
+
+def register_attention() -> None:
+    """Let `model.set_attn_implementation("blockscale")` take `attention_forward`."""
+    AttentionInterface.register("blockscale", attention_forward)
+    AttentionMaskInterface.register("blockscale", sdpa_mask)

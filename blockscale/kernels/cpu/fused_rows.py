@@ -17,7 +17,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, known, native, threads
 from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.numbers import supports_families
-from blockscale.kernels.operand import added_scores, few_queries, in_order, listed, new
+from blockscale.kernels.operand import added_scores, few_queries, in_order, listed, new, tokens_of
 from blockscale.kernels.registry import kernel
 
 # Operands and results of fused ops as the C++ takes them: rows of floats, or of codes.
@@ -324,34 +324,35 @@ def _floats(value: Value) -> Tensor:
 
 
 def _over_codes(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
-    _, keys, values, *_, mask, _ = arguments
+    _, keys, values, _, _, mask, *_ = arguments
     return (
         known(formats, arguments)
         and few_queries(arguments)
-        and all(_of_tokens(each.format) for each in (keys, values))
+        and all(_within_rows(each) for each in (keys, values))
         and (mask is None or mask.is_cpu)
     )
 
 
-def _of_tokens(fmt: Format) -> bool:
-    """Whether each block lies within the features of a token."""
-    block = fmt.block
-    return not (block.flat or block.strided) and block.sizes_for(4)[:3] == (1, 1, 1)
+def _within_rows(codes: Operand) -> bool:
+    """Whether each block lies within the last dimension: a token's, or of a channel's tokens."""
+    block, rank = codes.format.block, len(codes.shape)
+    return not (block.flat or block.strided) and set(block.sizes_for(rank)[:-1]) == {1}
 
 
 @kernel("cached_attention", backend="cpu", supports=_over_codes)
 def cached_attention(
     query: Tensor, keys: Operand, values: Operand, recent_keys: Tensor, recent_values: Tensor,
-    mask: Tensor | None, scaling: float,
+    mask: Tensor | None, scaling: float, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As ops.attention.cached_attention."""
     batch, heads, new, depth = query.shape
-    _, shared, tokens, _ = keys.shape
+    _, shared, tokens, _ = tokens_of(keys)
+    chunk = keys.size if len(keys.shape) == 5 else 0
     recent, width, rows = recent_keys.shape[2], values.size, new * (heads // shared)
     forms, codes, parts = [], [], []
     for each in (keys, values):
         n = native(each.fmt)
-        table = (batch * shared * tokens, each.size)
+        table = (math.prod(each.shape[:-1]), each.size)
         zero_point, outer = (
             None if part is None else _as_table(part) for part in (each.zero_point, each.outer)
         )
@@ -363,16 +364,18 @@ def cached_attention(
     added = added_scores(mask, (batch, heads, new, tokens + recent))
     if added is not None:  # rows of a head of keys: those of each head of the query after another
         added = added.reshape(batch, shared, rows, tokens + recent)
+    of_heads = None if sinks is None else in_order(sinks.to(torch.float32))
     y = torch.empty((batch, heads, new, width))
     _native.cached_attention(
         *forms, [each.data_ptr() for each in codes], *(addresses(each) for each in parts),
-        [*(each.data_ptr() for each in floats), 0 if added is None else added.data_ptr()],
+        [*(each.data_ptr() for each in floats), *(_address(each) for each in (added, of_heads))],
         [0] * 4 if added is None else added.stride(),
-        [batch, shared, rows, new, tokens, recent, depth, width], scaling, y.data_ptr(), threads(),
+        [batch, shared, rows, new, tokens, recent, depth, width, chunk], scaling, y.data_ptr(),
+        threads(),
     )  # fmt: skip
     return y.to(query.dtype)
 
 
 def _as_table(part: Tensor) -> Tensor:
-    """[batch, heads, tokens, columns] -> [rows, columns]; what all share stays one row."""
+    """[.., columns] -> [rows, columns]; what all share stays one row."""
     return part.reshape(-1, part.shape[-1])

@@ -201,6 +201,34 @@ def folded_values(found, power, less, planes, by, V: tl.constexpr, POWERS: tl.co
 
 
 @triton.jit
+def folded_scores(
+    word, scale, outer, outer_stride, against, at, there, K: tl.constexpr, TYPES_K: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, WK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """As `scores_of`, float32 [WARPS, M, BT], of keys times their scales."""
+    planes = planes_of(word, K, TYPES_K)
+    by = scales_of_words(scale, at, there, K, WK, False)
+    scores = tl.zeros((WARPS, BT, M), tl.float32)
+    count: tl.constexpr = K.planes
+    for i in tl.static_range(count):
+        for p in tl.static_range(PARTS):
+            scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
+    scores *= outer_of(outer, outer_stride, at, there, K)[:, :, None]
+    return tl.permute(scores, (0, 2, 1))
+
+
+@triton.jit
+def store_words(found, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
+    """As `store_planes`, of sums [WARPS, words, M] that are of one block."""
+    word, m = tl.arange(0, WV), tl.arange(0, M)
+    mask = (word < V.words)[:, None] & (m < rows)[None, :]
+    count: tl.constexpr = V.planes
+    for i in tl.static_range(count):
+        at = sums + m[None, :] * width + (word * count + i)[:, None]
+        tl.store(at, tl.sum(found[i] * less[:, None, :], 0), mask=mask)
+
+
+@triton.jit
 def of_folded(
     query, keys, key_scale, key_outer, values, value_scale, value_outer, added, sums,
     head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
@@ -225,15 +253,10 @@ def of_folded(
         at = head * tokens + token
         mask = there[:, :, None] & (rk < K.words)[None, None, :]
         word = tl.load(keys + at[:, :, None] * K.words + rk[None, None, :], mask=mask, other=0)
-        planes = planes_of(word, K, TYPES_K)
-        by = scales_of_words(key_scale, at, there, K, WK, False)
-        scores = tl.zeros((WARPS, BT, M), tl.float32)
-        planes_in_key: tl.constexpr = K.planes
-        for i in tl.static_range(planes_in_key):
-            for p in tl.static_range(PARTS):
-                scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
-        by = outer_of(key_outer, key_outer_stride, at, there, K) * scaling
-        scores = tl.permute(scores * by[:, :, None], (0, 2, 1))
+        scores = scaling * folded_scores(
+            word, key_scale, key_outer, key_outer_stride, against, at, there, K, TYPES_K, PARTS, M,
+            BT, WK, WARPS,
+        )  # fmt: skip
         scores = added_to(scores, added, added_token, above, token, there, rows, M)
         before, top = top, tl.maximum(top, tl.max(scores, 2))
         power = tl.exp(scores - finite(top)[:, :, None])
@@ -247,11 +270,7 @@ def of_folded(
         found = folded_values(found, power, less, planes, by, V, POWERS)
     highest = tl.max(top, 0)
     less = tl.exp(top - finite(highest)[None, :])
-    m = tl.arange(0, M)
-    mask = (rv < V.words)[:, None] & (m < rows)[None, :]
-    for i in tl.static_range(count):
-        at = sums + m[None, :] * width + (rv * count + i)[:, None]
-        tl.store(at, tl.sum(found[i] * less[:, None, :], 0), mask=mask)
+    store_words(found, less, sums, rows, width, V, M, WV)
     return highest, tl.sum(total * less, 0)
 
 
@@ -335,14 +354,19 @@ def attend(
 
 @triton.jit(do_not_specialize=["parts"])
 def add_parts(
-    sums, tops, totals, out, rows, parts, width, EACH: tl.constexpr, WIDTH: tl.constexpr,
+    sums, tops, totals, out, sinks, rows, new, shared, parts, width, EACH: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one row, EACH at a time -> its result; 0 where it sees nothing."""
+    """The parts of one row, EACH at a time -> its result; 0 where it sees nothing. sinks: of each
+    head of queries the score of no value, or None"""
     head, row = tl.program_id(1).to(tl.int64), tl.program_id(0)
     rw = tl.arange(0, WIDTH)
     top = tl.zeros((), tl.float32) + float("-inf")
     total = tl.zeros((), tl.float32)
     found = tl.zeros((WIDTH,), tl.float32)
+    if sinks is not None:
+        top = widen(tl.load(sinks + (head % shared) * (rows // new) + row // new))
+        total = tl.exp(top - finite(top))
     for turn in range(tl.cdiv(parts, EACH)):
         part = turn * EACH + tl.arange(0, EACH)
         there = part < parts
@@ -371,18 +395,24 @@ class PartSettings(NamedTuple):
     stages: int
 
 
-def usual(tokens: int, recent: int, heads: int) -> PartSettings:
+def usual(tokens: int, recent: int, heads: int, folded: bool = False) -> PartSettings:
     """Parts for as many programs as an H200 has processors, which begin and end once, or of four
-    steps and more for twice as many; the same on other GPUs, so that sums have one order."""
-    few, many = (
-        max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
-        for each in (_PROGRAMS, 2 * _PROGRAMS)
-    )
-    return PartSettings(32, many if many >= 4 else few, 4, 3)
+    steps and more for twice as many, four times with folded scales, whose programs hold less; the
+    same on other GPUs, so that sums have one order."""
+    counts = (4, 2, 1) if folded else (2, 1)
+    steps = 1
+    for programs in (_PROGRAMS * each for each in counts):
+        left = max(programs - heads * cdiv(recent, _RECENT), programs // 2)
+        steps = max(1, cdiv(tokens * heads, left * 128))
+        if steps >= 4:
+            break
+    return PartSettings(32, steps, 4, 3)
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     _, keys, values, *_ = arguments
+    if len(keys.shape) != 4:  # per channel
+        return False
     return (
         known(formats, arguments) and few_queries(arguments) and _readable(keys)
         and _readable(values)
@@ -399,21 +429,22 @@ def _readable(whole: Operand) -> bool:
 @kernel("cached_attention", backend="cuda", supports=_supports)
 def cached_attention(
     query: Tensor, keys: Operand, values: Operand, recent_keys: Tensor, recent_values: Tensor,
-    mask: Tensor | None, scaling: float,
+    mask: Tensor | None, scaling: float, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As ops.attention.cached_attention."""
     tokens = keys.shape[2]
-    settings = usual(tokens, recent_keys.shape[2], query.shape[0] * keys.shape[1])
+    folded = all(each.fold for each in both_readings(keys, values))
+    settings = usual(tokens, recent_keys.shape[2], query.shape[0] * keys.shape[1], folded)
     with guard(query):
         return attention(
             floats(query), keys, values, (floats(recent_keys), floats(recent_values)), mask,
-            scaling, settings,
+            scaling, settings, None if sinks is None else floats(sinks),
         )  # fmt: skip
 
 
 def attention(
     query: Tensor, keys: Operand, values: Operand, recent: tuple[Tensor, Tensor],
-    mask: Tensor | None, scaling: float, s: PartSettings,
+    mask: Tensor | None, scaling: float, s: PartSettings, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """By `attend` and `add_parts`."""
     batch, heads, new, depth = query.shape
@@ -440,7 +471,7 @@ def attention(
     )  # fmt: skip
     y = query.new_empty((batch, heads, new, width))
     direct(add_parts)[(rows, every)](
-        sums, tops, totals, y, rows, parts, width,
+        sums, tops, totals, y, sinks, rows, new, shared, parts, width,
         EACH=16, WIDTH=power_of_2(width), num_warps=2, num_stages=1,
     )  # fmt: skip
     return y

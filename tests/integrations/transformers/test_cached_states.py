@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import repeat_kv
 
 import blockscale as bs
@@ -23,14 +23,17 @@ def states(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attended(
-    model: torch.nn.Module, implementation: str, monkeypatch: pytest.MonkeyPatch, **cache: Any
-) -> tuple[torch.Tensor, int]:
+    model: torch.nn.Module, implementation: str, monkeypatch: pytest.MonkeyPatch,
+    kernel: bool = True, **cache: Any,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
     """Logits [2, 9, vocabulary] of two rows, one padded, fed in pieces; and how often codes were
-    read."""
+    read: never without the kernel. All codes are of the first piece, which reads floats, so that
+    they are the same either way."""
     calls = []
     counted = SimpleNamespace(
         by_kernel=lambda *call: calls.append(call) or cached_attention.by_kernel(*call)
-    )
+        if kernel else None
+    )  # fmt: skip
     monkeypatch.setattr(cached_states, "cached_attention", counted)
     model.set_attn_implementation(implementation)
     held = QuantizedCache(model.config, window=0, **cache)
@@ -52,7 +55,9 @@ def attended(
 @pytest.mark.parametrize(
     "cache",
     [{"values": "int8_token"}, {"values": "nvfp4"}, {"values": "int4:group8:fp32", "keys": "mxfp8"},
-     {"values": "int8_token", "rotate": "hadamard"}, {"values": "mxfp4", "rotate": "hadamard:2"}],
+     {"values": "int8_token", "rotate": "hadamard"}, {"values": "mxfp4", "rotate": "hadamard:2"},
+     {"values": "int4:group8:fp32:asym", "keys_per": "channel"},
+     {"values": "int8_token", "keys": "nvfp4", "keys_per": "channel", "rotate": "hadamard"}],
 )  # fmt: skip
 def test_codes_are_read_where_a_kernel_does(
     arch: str, cache: dict, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +67,7 @@ def test_codes_are_read_where_a_kernel_does(
     model.config.sliding_window = None
     model.config.use_cache = True
     read, calls = attended(model, "sdpa", monkeypatch, **cache)
-    decoded, none = attended(model, "eager", monkeypatch, **cache)
+    decoded, none = attended(model, "sdpa", monkeypatch, kernel=False, **cache)
     assert calls == 4 * model.config.num_hidden_layers  # of 5, the first reads no codes
     assert none == 0
     assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
@@ -88,7 +93,7 @@ def test_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masked over codes as over what is decoded, and in floats as without a cache."""
     model = windowed()
     read, calls = attended(model, "sdpa", monkeypatch, values="int8_token")
-    decoded, _ = attended(model, "eager", monkeypatch, values="int8_token")
+    decoded, _ = attended(model, "sdpa", monkeypatch, kernel=False, values="int8_token")
     assert calls == 4 * 2
     assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
     tokens = torch.randint(3, 60, (2, 75), generator=torch.Generator().manual_seed(1))
@@ -141,3 +146,51 @@ def test_repeated_heads_stay_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     sdpa = torch.nn.functional.scaled_dot_product_attention
     assert (sdpa(query, *wide, mask) - sdpa(query, *plain, mask)).abs().max() < 1e-5
     assert (sdpa(query, *wide) - sdpa(query, *plain)).abs().max() < 1e-5
+
+
+def gpt_oss() -> torch.nn.Module:
+    """Of two layers, one with a window of 16 tokens, whose sinks count."""
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=99, hidden_size=48, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=16,
+        num_local_experts=2, num_experts_per_tok=1, rope_scaling=None,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 5 if parameter.ndim > 1 else 1
+        for layer in model.model.layers:
+            layer.self_attn.sinks.copy_(torch.randn(4) * 2 + 2)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("per", ["token", "channel"])
+def test_sinks_of_gpt_oss(per: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over codes as over what is decoded, and without a cache as transformers' eager attention."""
+    model = gpt_oss()
+    cache = {"values": "int8:group8:fp32", "keys_per": per}
+    read, calls = attended(model, "blockscale", monkeypatch, **cache)
+    decoded, none = attended(model, "blockscale", monkeypatch, kernel=False, **cache)
+    assert calls == 4 * 2 and none == 0
+    assert (read - decoded).abs().max() < 1e-4 * decoded.abs().max()
+    tokens = torch.randint(3, 60, (2, 40), generator=torch.Generator().manual_seed(1))
+    each = []
+    for implementation in ("blockscale", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            each.append(model(tokens, use_cache=False).logits)
+    assert (each[0] - each[1]).abs().max() < 1e-4 * each[1].abs().max()
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.fill_(-1e4)
+    with torch.no_grad():
+        assert (model(tokens, use_cache=False).logits - each[1]).abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_name_serves_models_without_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = windowed()
+    read, calls = attended(model, "blockscale", monkeypatch, values="int8_token")
+    by_torch, _ = attended(model, "sdpa", monkeypatch, values="int8_token")
+    assert calls == 4 * 2 and torch.equal(read, by_torch)

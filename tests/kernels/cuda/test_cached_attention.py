@@ -19,8 +19,7 @@ from blockscale.kernels.cuda.cached_attention import (
     attention,
     usual,
 )
-from blockscale.kernels.cuda.token_reading import reading
-from tests.support.caches import cached, close, exact
+from tests.support.caches import across, cached, close, exact
 from tests.support.cuda_equal import DEVICE
 
 FORMATS = ("int8_token", "int4:group32:fp32", "mxfp4", "nvfp4_token", "mxfp8", "e4m3:token:fp32",
@@ -42,12 +41,14 @@ def on_device(*of: Operand) -> list[Operand]:
 def ours(
     query: torch.Tensor, keys: Operand, values: Operand, k: torch.Tensor, v: torch.Tensor,
     mask: torch.Tensor | None, scaling: float, settings: PartSettings = SMALL,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     query, k, v = (x.to(DEVICE) for x in (query, k, v))
     keys, values = on_device(keys, values)
     mask = None if mask is None else mask.to(DEVICE)
-    assert _supports((), (query, keys, values, k, v, mask, scaling))
-    return attention(query, keys, values, (k, v), mask, scaling, settings).cpu()
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    assert _supports((), (query, keys, values, k, v, mask, scaling, sinks))
+    return attention(query, keys, values, (k, v), mask, scaling, settings, sinks).cpu()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -109,6 +110,17 @@ def test_masks(kind: str, heads: int) -> None:
     close(y, exact(query, key, value, *of, 0.125))
 
 
+def test_sinks() -> None:
+    """A score of each head that takes its share and gives nothing; also where nothing is seen."""
+    keys, values, k, v, key, value = cached("int8_token", 30, 3, batch=1)
+    query, sinks = torch.randn(1, 8, 2, 64), torch.randn(8) * 4
+    sinks[1], sinks[2], sinks[3] = 60.0, -60.0, -math.inf
+    seen = torch.rand(1, 1, 2, 33) < 0.6
+    seen[0, 0, 1] = False
+    y = ours(query, keys, values, k, v, seen, 0.125, SMALL, sinks)
+    close(y, exact(query, key, value, seen, None, 0.125, sinks))
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN")  # numpy's, of the largest of nothing
 def test_what_is_not_finite_stays_in_its_row() -> None:
     keys, values, k, v, _, _ = cached("int8_token", 40, 2)
@@ -119,17 +131,6 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     expected[0, 1] = True
     expected[1, :2, :, 5] = True
     assert torch.equal(ours(query, keys, values, k, v, None, 0.125).isnan(), expected)
-
-
-def test_what_is_read() -> None:
-    """Codes of whole words that are bfloat16, in blocks of a token."""
-    assert reading("mxfp4", 64) is not None
-    assert reading("int8_token", 20) is not None
-    for fmt, size in (
-        ("int3:group32:fp32", 64), ("nf4:group64:fp32", 64), ("int8:tensor:fp32", 64),
-        ("uint4:group32:fp32:asym", 64), ("int4:flat32:fp32", 64), ("mxfp4", 48), ("log4", 64),
-    ):  # fmt: skip
-        assert reading(fmt, size) is None, fmt
 
 
 def test_what_goes_by_the_reference() -> None:
@@ -145,6 +146,8 @@ def test_what_goes_by_the_reference() -> None:
         (query, keys, values, k, v, torch.zeros(33), 0.1),
         (query, keys, values, k, v, torch.zeros(34, dtype=torch.int32), 0.1),
         (query, keys, values, k, v, torch.zeros(1, 1, 1, 1, 34), 0.1),
+        (query, keys, values, k, v, None, 0.1, torch.zeros(2)),  # sinks of other heads
+        (query, across("int4:group32:fp32", 32, 1, 2)[0], values, k, v, None, 0.1, None),
         (query, keys._replace(codes=keys.codes[:, :, :0]), values, k, v, None, 0.1),
     ):
         assert not _supports((), call)
@@ -158,6 +161,9 @@ def test_parts_keep_an_h200_busy() -> None:
         parts = -(-tokens // (s.tokens * s.warps * s.steps))
         assert programs / 2 < heads * parts <= programs
     assert usual(32768, 160, 64).steps >= 1
+    each = [usual(tokens, 16, heads, folded=True).steps for tokens, heads in
+            ((100, 8), (8192, 8), (32768, 8), (8192, 64), (32768, 64))]  # fmt: skip
+    assert each == [1, 5, 4, 9, 36]
 
 
 def test_the_op_takes_it() -> None:

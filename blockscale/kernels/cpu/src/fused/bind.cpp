@@ -104,19 +104,21 @@ void bind_fused(nb::module_& m) {
        nb::arg(), nb::call_guard<nb::gil_scoped_release>());
     m.def("cached_attention", [](const NativeFormat& keys, const NativeFormat& values,
                                  const std::array<Address, 2>& codes, const std::array<Address, 4>& key_parts,
-                                 const std::array<Address, 4>& value_parts, const std::array<Address, 4>& floats,
+                                 const std::array<Address, 4>& value_parts, const std::array<Address, 5>& floats,
                                  const std::array<int64_t, 4>& mask_strides,
-                                 const std::array<int64_t, 8>& sizes, double scale, Address y, int threads) {
+                                 const std::array<int64_t, 9>& sizes, double scale, Address y, int threads) {
         CachedAttention a{};
-        std::tie(a.batch, a.heads, a.rows, a.queries, a.tokens, a.recent, a.depth, a.width) =
+        std::tie(a.batch, a.heads, a.rows, a.queries, a.tokens, a.recent, a.depth, a.width, a.chunk) =
             std::tuple_cat(sizes);
-        OwnedLayout key_layout = keys.matrix(a.batch * a.heads * a.tokens, a.depth);
+        int64_t row = a.chunk ? a.chunk : a.depth;
+        OwnedLayout key_layout = keys.matrix(a.batch * a.heads * a.tokens * a.depth / row, row);
         OwnedLayout value_layout = values.matrix(a.batch * a.heads * a.tokens, a.width);
         Layout of_keys = key_layout, of_values = value_layout;
         a.keys = {&keys.spec(), &of_keys, at(codes[0]), scales(key_parts)};
         a.values = {&values.spec(), &of_values, at(codes[1]), scales(value_parts)};
         a.query = at<float>(floats[0]), a.recent_keys = at<float>(floats[1]);
         a.recent_values = at<float>(floats[2]), a.mask = at<float>(floats[3]);
+        a.sinks = at<float>(floats[4]);
         std::copy(mask_strides.begin(), mask_strides.end(), a.mask_strides);
         a.scale = static_cast<float>(scale);
         isa().fused->cached_attention(a, at<float>(y), threads);

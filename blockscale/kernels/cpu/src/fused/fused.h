@@ -57,11 +57,14 @@ struct CachedRows {
 // query [batch, heads, rows, depth], where the rows are the new tokens for each head of the query that
 // shares these keys; recent_keys [batch, heads, recent, depth], recent_values [.., width], behind those in
 // codes. mask: added to scores [batch, heads, rows, tokens + recent], with strides; null: a token sees
-// those before it and itself.
+// those before it and itself. sinks: of each head of the query [heads * rows / queries] a score that has
+// no value, or null. chunk: keys in codes lie feature by feature, [.., tokens / chunk, depth, chunk]; 0:
+// token by token.
 struct CachedAttention {
     CachedRows keys, values;
-    const float *query, *recent_keys, *recent_values, *mask;
+    const float *query, *recent_keys, *recent_values, *mask, *sinks;
     int64_t mask_strides[4];
+    int64_t chunk;
     int64_t batch, heads, rows, queries, tokens, recent, depth, width;
     float scale;
 };

@@ -16,6 +16,7 @@ constexpr int64_t kTokens = 32;   // that are decoded at a time
 constexpr int kKeys = 8;          // keys by one vector of queries
 constexpr int kFew = 4;           // queries up to which a sum runs along the features instead
 constexpr int kSums = 8;          // queries by two vectors of values
+constexpr int kAcross = 4;        // queries by two vectors of keys that lie feature by feature
 
 float sum_of(Vector v) {
 #if defined(__AVX512F__)
@@ -123,6 +124,46 @@ void score_keys(const Queries& q, const float* keys, int64_t count, int64_t dept
     }
 }
 
+// N queries, from row `r` on, by W vectors of keys that lie feature by feature [depth, chunk].
+template <int N, int W>
+inline void score_across(const Queries& q, int64_t r, const float* keys, int64_t chunk, int64_t depth,
+                         float* scores) {
+    Vector sums[N][W] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+        Vector key[W];
+        for (int j = 0; j < W; ++j) key[j] = load(keys + k * chunk + j * kFloats);
+        for (int n = 0; n < N; ++n) {
+            Vector feature = all(q.columns[k * q.lanes + r + n]);
+            for (int j = 0; j < W; ++j) sums[n][j] = multiply_add(feature, key[j], sums[n][j]);
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int j = 0; j < W; ++j)
+            for (int i = 0; i < kFloats; ++i) scores[(j * kFloats + i) * q.lanes + r + n] = sums[n][j][i];
+}
+
+template <int N>
+inline void score_rows(const Queries& q, int64_t r, const float* keys, int64_t chunk, int64_t depth, float* scores) {
+    int64_t i = 0;
+    for (; i + 2 * kFloats <= chunk; i += 2 * kFloats)
+        score_across<N, 2>(q, r, keys + i, chunk, depth, scores + i * q.lanes);
+    for (; i + kFloats <= chunk; i += kFloats)
+        score_across<N, 1>(q, r, keys + i, chunk, depth, scores + i * q.lanes);
+    for (; i < chunk; ++i)
+        for (int n = 0; n < N; ++n) {
+            float sum = 0.0f;
+            for (int64_t k = 0; k < depth; ++k) sum += q.columns[k * q.lanes + r + n] * keys[k * chunk + i];
+            scores[i * q.lanes + r + n] = sum;
+        }
+}
+
+// Products of all queries with a chunk of keys [depth, chunk] -> scores [chunk, lanes].
+void score_chunk(const Queries& q, const float* keys, int64_t chunk, int64_t depth, float* scores) {
+    int64_t r = 0;
+    for (; r + kAcross <= q.count; r += kAcross) score_rows<kAcross>(q, r, keys, chunk, depth, scores);
+    for (; r < q.count; ++r) score_rows<1>(q, r, keys, chunk, depth, scores);
+}
+
 // N queries by W vectors of values [count, width]: what powers [count, lanes] make of them, added to sums.
 template <int N, int W>
 inline void add_values(const float* powers, int64_t lanes, const float* values, int64_t count, int64_t width,
@@ -203,23 +244,37 @@ void soften(const CachedAttention& a, int64_t head, const Queries& q, int64_t fi
     }
 }
 
-// Keys [first, first + count) of one head, all in codes or all floats.
+// Scores [count, lanes] of keys [first, first + count) of one head, all in codes or all floats.
+void score_part(const CachedAttention& a, int64_t head, const Queries& q, int64_t first, int64_t count,
+                float* scores) {
+    Decoder keys(a.keys);
+    bool coded = first < a.tokens;
+    int64_t each = coded && a.chunk ? a.chunk : kTokens;
+    Array<float> tile(a.depth * each);
+    for (int64_t i = 0; i < count; i += each) {
+        int64_t n = smaller(each, count - i);
+        if (coded && a.chunk) {
+            keys.decode_codes((head * a.tokens + first + i) / a.chunk * a.depth, a.depth, tile);
+            score_chunk(q, tile, n, a.depth, scores + i * q.lanes);
+            continue;
+        }
+        const float* from = a.recent_keys + (head * a.recent + first - a.tokens + i) * a.depth;
+        if (coded) keys.decode_codes(head * a.tokens + first + i, n, tile);
+        score_keys(q, coded ? tile.get() : from, n, a.depth, scores + i * q.lanes);
+    }
+    if (q.count <= kFew || (coded && a.chunk))  // lanes that no query has
+        for (int64_t i = 0; i < count; ++i)
+            for (int64_t r = q.count; r < q.lanes; ++r) scores[i * q.lanes + r] = 0.0f;
+}
+
+// The part of these keys.
 void run_part(const CachedAttention& a, int64_t head, int64_t first, int64_t count, Softmax to, float* sums) {
     Queries q(a, head);
     bool coded = first < a.tokens;
-    Decoder keys(a.keys), values(a.values);
+    Decoder values(a.values);
     int64_t row = head * a.tokens + first, recent = head * a.recent + first - a.tokens;
-    Array<float> scores(count * q.lanes), tile(kTokens * larger(a.depth, a.width));
-    for (int64_t i = 0; i < count; i += kTokens) {
-        int64_t n = smaller(kTokens, count - i);
-        const float* from = tile;
-        if (coded) keys.decode_codes(row + i, n, tile);
-        else from = a.recent_keys + (recent + i) * a.depth;
-        score_keys(q, from, n, a.depth, scores + i * q.lanes);
-    }
-    if (q.count <= kFew)  // lanes that no query has
-        for (int64_t i = 0; i < count; ++i)
-            for (int64_t r = q.count; r < q.lanes; ++r) scores[i * q.lanes + r] = 0.0f;
+    Array<float> scores(count * q.lanes), tile(kTokens * a.width);
+    score_part(a, head, q, first, count, scores);
     soften(a, head, q, first, count, scores, to);
     for (int64_t i = 0; i < count; i += kTokens) {
         int64_t n = smaller(kTokens, count - i);
@@ -230,12 +285,13 @@ void run_part(const CachedAttention& a, int64_t head, int64_t first, int64_t cou
     }
 }
 
-// Parts of one query, `apart` numbers from one to the next, -> y [width].
+// Parts of one query, `apart` numbers from one to the next, -> y [width]. sink: a score of no value.
 void joined(const float* most, const float* sum, int64_t lanes, const float* sums, int64_t apart, int64_t parts,
-            int64_t width, float* y) {
-    float top = -__builtin_inff(), total = 0.0f;
+            int64_t width, const float* sink, float* y) {
+    float top = sink ? *sink : -__builtin_inff(), total = 0.0f;
     for (int64_t p = 0; p < parts; ++p) top = most[p * lanes] > top ? most[p * lanes] : top;
     for (int64_t c = 0; c < width; ++c) y[c] = 0.0f;
+    if (sink && *sink != -__builtin_inff()) total = exponential(all(*sink - top))[0];
     for (int64_t p = 0; p < parts; ++p) {
         float below = most[p * lanes] - top;
         float by = most[p * lanes] == -__builtin_inff() ? 0.0f : exponential(all(below))[0];
@@ -250,22 +306,24 @@ void joined(const float* most, const float* sum, int64_t lanes, const float* sum
 
 void fused_cached_attention(const CachedAttention& a, float* y, int threads) {
     int64_t heads = a.batch * a.heads, lanes = ceil_div(a.rows, kFloats) * kFloats;
-    int64_t coded = ceil_div(a.tokens, kPart), parts = coded + ceil_div(a.recent, kPart);
+    int64_t each = a.chunk ? larger(kPart / a.chunk, 1) * a.chunk : kPart;
+    int64_t coded = ceil_div(a.tokens, each), parts = coded + ceil_div(a.recent, kPart);
     int64_t size = a.rows * a.width;
     Array<float> most(heads * parts * lanes), sum(heads * parts * lanes), sums(heads * parts * size);
     bool pays = heads * a.rows * (a.tokens + a.recent) * a.depth >= 16 * chosen(Choice::threaded_elements);
     for_units(heads * parts, threads, pays, [&](int64_t unit) {
         int64_t head = unit / parts, part = unit % parts;
-        int64_t first = part < coded ? part * kPart : a.tokens + (part - coded) * kPart;
+        int64_t first = part < coded ? part * each : a.tokens + (part - coded) * kPart;
         int64_t end = part < coded ? a.tokens : a.tokens + a.recent;
         for (int64_t i = 0; i < size; ++i) sums[unit * size + i] = 0.0f;
-        run_part(a, head, first, smaller(kPart, end - first), {most + unit * lanes, sum + unit * lanes},
+        run_part(a, head, first, smaller(part < coded ? each : kPart, end - first), {most + unit * lanes, sum + unit * lanes},
                  sums + unit * size);
     });
     for_units(heads * a.rows, threads, false, [&](int64_t unit) {
         int64_t head = unit / a.rows, r = unit % a.rows, from = head * parts;
+        int64_t query = (head % a.heads * a.rows + r) / a.queries;
         joined(most + from * lanes + r, sum + from * lanes + r, lanes, sums + from * size + r * a.width, size, parts,
-               a.width, y + unit * a.width);
+               a.width, a.sinks ? a.sinks + query : nullptr, y + unit * a.width);
     });
 }
 
