@@ -5,6 +5,7 @@ Importing this is all that transformers needs to read what blockscale wrote.
 """
 
 from blockscale.integrations.transformers.cache import QuantizedCache as QuantizedCache
+from blockscale.integrations.transformers.cache_scales import CacheScales as CacheScales
 from blockscale.integrations.transformers.cached_states import register_attention
 from blockscale.integrations.transformers.quantizer import BlockscaleConfig as BlockscaleConfig
 from blockscale.integrations.transformers.quantizer import (

@@ -19,6 +19,7 @@ from blockscale.core.parse import parse
 from blockscale.core.presets import cache_preset
 from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
+from blockscale.integrations.transformers.cache_scales import CacheScales
 from blockscale.integrations.transformers.cached_states import (
     CachedStates,
     LayerStates,
@@ -46,9 +47,11 @@ class QuantizedLayer(DynamicLayer):
     is_croppable = False
 
     def __init__(
-        self, keys: Format, values: Format, keys_per: str, window: int, rotated: int | None = None
-    ):
+        self, keys: Format, values: Format, keys_per: str, window: int, rotated: int | None = None,
+        scales: tuple[float, float] | None = None,
+    ):  # fmt: skip
         super().__init__()
+        self.scales = scales  # of all keys and all values, where they do not choose their own
         self.formats, self.keys_per, self.window = (keys, values), keys_per, window
         self.rotated = rotated  # how many of a key's features are rotated together
         block = _tokens_of_a_block(keys) if keys_per == "channel" else 1
@@ -106,7 +109,12 @@ class QuantizedLayer(DynamicLayer):
             tensor = turned(tensor, self.rotated)
         if self._per_channel(index):
             tensor = tensor.unflatten(-2, (-1, self.chunk)).mT
-        return quantize(tensor.contiguous(), self.formats[index])
+        scale = None
+        if self.scales is not None:
+            scale = tensor.new_full(
+                (*tensor.shape[:-1], 1), self.scales[index], dtype=torch.float32
+            )
+        return quantize(tensor.contiguous(), self.formats[index], scale)
 
     def _past(self, index: int, codes: QTensor) -> Tensor:
         """Keys (0) or values (1) in codes, decoded [batch, heads, tokens, features]."""
@@ -170,7 +178,9 @@ class QuantizedCache(Cache):
     quantizes keys before their rotary embedding, as we do not.
 
     config: of the model: how many layers there are
-    values: the format of values; its blocks are of one token: groups, `token`, of a head's features
+    values: the format of values; its blocks are of one token: groups, `token`, of a head's
+        features. Or static scales of a checkpoint (`CacheScales`): keys and values in e4m3, as
+        servers keep them, of which each layer has one scale for either
     keys: the format of keys; None for the same
     keys_per: "token": blocks of one token's features, as of values; "channel": blocks of one
         feature's tokens, as many as a group of the format has
@@ -198,13 +208,16 @@ class QuantizedCache(Cache):
     def __init__(
         self,
         config: PreTrainedConfig,
-        values: str | Format,
+        values: "str | Format | CacheScales",
         keys: str | Format | None = None,
         *,
         keys_per: str | None = None,
         window: int | None = None,
         rotate: str | None = None,
     ):
+        scales = values if isinstance(values, CacheScales) else None
+        if isinstance(values, CacheScales):
+            values = _of_scales(keys or keys_per or rotate)
         given = {"keys": keys, "keys_per": keys_per, "window": window, "rotate": rotate}
         own = {"values": values} if isinstance(values, Format) else cache_preset(values)
         how = _DEFAULTS | own | {name: each for name, each in given.items() if each is not None}
@@ -226,9 +239,13 @@ class QuantizedCache(Cache):
                 f"of {', '.join(_ATTENTION)}: use transformers' own cache"
             )
         rotated = _rotated(how["rotate"], text)
+        count = text.num_hidden_layers
+        if scales is not None and len(scales.keys) != count:
+            raise ValueError(f"scales are of {len(scales.keys)} layers, and the model has {count}")
+        each = [None] * count if scales is None else [*zip(scales.keys, scales.values, strict=True)]
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
-            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated)
-            for _ in range(text.num_hidden_layers)
+            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated, own_scales)
+            for own_scales in each
         ]
         super().__init__(layers=layers)
 
@@ -239,6 +256,19 @@ class QuantizedCache(Cache):
 
 
 _DEFAULTS: dict[str, Any] = {"keys": None, "keys_per": "token", "window": 128, "rotate": None}
+
+
+_STATIC = "e4m3:token:fp32"  # a token has the layer's scale, and its place in a growing cache
+
+
+def _of_scales(other: object) -> str:
+    """The format of values with static scales. Raises ValueError where keys have another."""
+    if other:
+        raise ValueError(
+            f"static scales are of keys and values in {_STATIC}, got {other!r} beside them: leave "
+            "keys, keys_per and rotate out, or name a format that chooses its own scales"
+        )
+    return _STATIC
 
 
 def _rotated(spec: str | None, config: Any) -> int | None:

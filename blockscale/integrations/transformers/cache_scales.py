@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Static scales of a cache's keys and values, as servers read them beside a checkpoint's weights.
+
+A server keeps keys and values in e4m3 with one scale for a layer's keys and one for its values,
+which calibration chose. compressed-tensors names them `<attention>.k_scale` and
+`<attention>.v_scale` and says so in the config's `kv_cache_scheme`; ModelOpt writes
+`<attention>.k_proj.k_scale` and `<attention>.v_proj.v_scale`, the scheme as well, and in
+hf_quant_config.json "FP8" as `kv_cache_quant_algo`. vLLM takes both (docs.vllm.ai, "Quantized KV
+Cache").
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from blockscale.files.whole import written_whole
+
+_LARGEST = 448.0  # of e4m3
+_NAME = re.compile(r"(.*\blayers\.(\d+)\..*attn)(?:\.attn)?(?:\.[kv]_proj)?\.([kv])_scale")
+_KEY = re.compile(r"(.*\blayers\.(\d+)\..*attn)\.(?:k_proj|qkv_proj)\.")
+_FILE = "model-cache-scales.safetensors"
+_SCHEME = {
+    "num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False,
+    "group_size": None, "actorder": None, "block_structure": None, "observer": "minmax",
+    "observer_kwargs": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CacheScales:
+    """What a code of each layer's keys and values is worth: value = e4m3 code * scale.
+
+    keys, values: a positive number for each layer, first to last
+    """
+
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        every = (*self.keys, *self.values)
+        if len(self.keys) != len(self.values) or not self.keys:
+            raise ValueError(
+                f"expected a scale of keys and one of values for each layer, found "
+                f"{len(self.keys)} and {len(self.values)}"
+            )
+        wrong = [each for each in every if not 0 < each < float("inf")]
+        if wrong:
+            raise ValueError(f"scales must be positive and finite, found {wrong[0]}: calibrate")
+
+    @classmethod
+    def calibrate(cls, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> "CacheScales":
+        """The least scales that hold every key and value of these batches.
+
+        model: a decoder of transformers; batches: its arguments, such as input_ids, by name
+        Raises ValueError where there are none, or keys or values are all 0 or not finite.
+        """
+        largest: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for batch in batches:
+                held = DynamicCache()
+                model(**batch, past_key_values=held, use_cache=True)
+                for i, layer in enumerate(held.layers):
+                    assert layer.keys is not None and layer.values is not None
+                    now = [float(each.abs().max()) for each in (layer.keys, layer.values)]
+                    before = largest.setdefault(i, [0.0, 0.0])
+                    largest[i] = [max(pair) for pair in zip(before, now, strict=True)]
+        if not largest:
+            raise ValueError("no batches: calibration needs some, such as [{'input_ids': tokens}]")
+        steps = [[each / _LARGEST for each in largest[i]] for i in sorted(largest)]
+        return cls(tuple(s[0] for s in steps), tuple(s[1] for s in steps))
+
+    @classmethod
+    def read(cls, directory: str | Path) -> "CacheScales":
+        """Of a checkpoint's safetensors files, by compressed-tensors' or ModelOpt's names.
+
+        directory: where the files are
+        Raises ValueError where there are none, or not two of each layer, each a single number.
+        """
+        found: dict[tuple[int, str], float] = {}
+        for path in sorted(Path(directory).glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    match = _NAME.fullmatch(name)
+                    if match is None:
+                        continue
+                    scale = file.get_tensor(name)
+                    if scale.numel() != 1:
+                        raise ValueError(
+                            f"{path}: {name} has shape {tuple(scale.shape)}: this cache takes one "
+                            "scale for a layer's keys and one for its values"
+                        )
+                    found[int(match[2]), match[3]] = float(scale)
+        layers = sorted({layer for layer, _ in found})
+        missing = [
+            f"{kind}_scale of layer {layer}"
+            for layer in range(len(layers) or 1) for kind in "kv" if (layer, kind) not in found
+        ]  # fmt: skip
+        if missing:
+            raise ValueError(
+                f"{directory}: expected k_scale and v_scale of each layer, found no {missing[0]}: "
+                "calibrate and write them (CacheScales.calibrate, .write)"
+            )
+        return cls(*(tuple(found[i, kind] for i in layers) for kind in "kv"))
+
+    def write(self, directory: str | Path, layout: str = "compressed-tensors") -> None:
+        """Into a checkpoint's directory: a file of scales, its place in the index, and the config.
+
+        directory: with config.json and safetensors files, whose names say what layers there are
+        layout: "compressed-tensors", also beside weights in floats, or "modelopt": what config.json
+            has as `quant_method`
+        Raises ValueError for another layout, a checkpoint of another, or one whose layers are not
+        as many; nothing is written then.
+        """
+        place = Path(directory)
+        names = _attention_names(place)
+        if sorted(names) != list(range(len(self.keys))):
+            raise ValueError(
+                f"{place}: scales are of {len(self.keys)} layers, and the checkpoint has "
+                f"{len(names)} with keys of their own"
+            )
+        config = _config_of(json.loads((place / "config.json").read_text()), layout)
+        between = ("", "") if layout == "compressed-tensors" else (".k_proj", ".v_proj")
+        tensors = {}
+        for i, name in names.items():
+            tensors[f"{name}{between[0]}.k_scale"] = torch.tensor(self.keys[i])
+            tensors[f"{name}{between[1]}.v_scale"] = torch.tensor(self.values[i])
+        with written_whole(place / _FILE) as path:
+            save_file(tensors, path, {"format": "pt"})
+        listing = place / "model.safetensors.index.json"
+        if listing.exists():
+            index = json.loads(listing.read_text())
+            index["weight_map"] |= dict.fromkeys(tensors, _FILE)
+            _write(listing, index)
+        _write(place / "config.json", config)
+        own = place / "hf_quant_config.json"
+        if layout == "modelopt" and own.exists():
+            data = json.loads(own.read_text())
+            data.setdefault("quantization", {})["kv_cache_quant_algo"] = "FP8"
+            _write(own, data)
+
+
+def _attention_names(place: Path) -> dict[int, str]:
+    """The attention of each layer, by the names of its weights."""
+    names = {}
+    for path in sorted(place.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            matches = [_KEY.match(name) for name in file.keys()]  # noqa: SIM118
+            names |= {int(match[2]): match[1] for match in matches if match}
+    return names
+
+
+def _config_of(config: dict[str, Any], layout: str) -> dict[str, Any]:
+    """A model's configuration that says how keys and values are kept."""
+    if layout not in ("compressed-tensors", "modelopt"):
+        raise ValueError(f"layout must be 'compressed-tensors' or 'modelopt', got {layout!r}")
+    alone = {"quant_method": layout} if layout == "compressed-tensors" else {}
+    held = dict(config.get("quantization_config") or alone)
+    if held.get("quant_method") != layout:
+        raise ValueError(
+            f"the checkpoint's quant_method is {held.get('quant_method')!r}, whose readers look "
+            f"for no scales of {layout}: pass the layout of its weights"
+        )
+    if layout == "modelopt":
+        held["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
+    else:
+        held.setdefault("config_groups", {})
+        held.setdefault("ignore", [])
+        held["kv_cache_scheme"] = _SCHEME
+    return config | {"quantization_config": held}
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    with written_whole(path) as place:
+        Path(place).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
