@@ -12,8 +12,8 @@ dense       one product of ours (`ops.linear`) of as much: as many rows as an ex
             average, with a matrix of as many outputs as all experts have that tokens went to
 copy        a device copy of the bytes of those experts
 
---sweep prints what each tile takes, beside what is chosen; --compile makes the kernels of a sweep
-and times nothing, so that several processes do it side by side.
+--sweep prints what each tile takes, beside what is chosen; --compile makes the kernels and times
+nothing, so that several processes do it side by side.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.stacks import parts_of
 from blockscale.kernels.cuda import available
-from blockscale.kernels.cuda.grouped import StackSettings, grouped, tile_table
+from blockscale.kernels.cuda.grouped import FusedTiles, StackSettings, grouped, tile_table
 from blockscale.kernels.cuda.linear import how_read
 from blockscale.kernels.cuda.matmul.fused import FusedSettings, arrangement, takes
 from blockscale.kernels.cuda.matmul.order import for_fused
@@ -67,9 +67,10 @@ MODELS = {
     "qwen3-moe gate_up": Experts(128, 1536, 2048, 8, 2),
     "qwen3-moe down": Experts(128, 2048, 768, 8, 1),
 }
-TILES = (  # rows, outputs, programs that share a processor, as FusedSettings takes them
-    *((64, 64, 2), (64, 64, 3), (64, 128, 0), (128, 64, 2), (128, 128, 0), (192, 128, 0)),
-    *((256, 64, 0), (256, 128, 0)),
+LOW, HIGH, TALL = FusedSettings(64, 64, 3), FusedSettings(128, 128), FusedSettings(256, 128)
+TILES = (
+    *((LOW,), (HIGH,), (TALL,), (HIGH, LOW), (TALL, HIGH, LOW), (TALL, LOW)),
+    (FusedSettings(128, 64, 2), LOW),
 )
 FEW_TILES = tuple(StackSettings(*each) for each in (
     *((16, 64, 4, 3), (16, 64, 4, 6), (16, 32, 2, 4), (16, 32, 2, 6), (16, 16, 1, 6)),
@@ -139,12 +140,12 @@ def case(e: Experts, fmt: str, whole: Operand, tokens: int, floats: Tensor, copy
     }  # fmt: skip
 
 
-def tiles_of(r: Reading, e: Experts, tokens: int) -> list[StackSettings | FusedSettings]:
+def tiles_of(r: Reading, e: Experts, tokens: int) -> list[StackSettings | FusedTiles]:
     """What is worth a measurement for so many tokens."""
     each = tokens * e.top / min(e.experts, tokens * e.top)
-    few = [s for s in FEW_TILES if s.rows <= max(4 * each, 16) and each <= 128]
-    many = [FusedSettings(*tile) for tile in TILES if tile[0] <= max(4 * each, 64) and each >= 16]
-    return [*few, *(s for s in many if takes(r, s))]
+    few = [s for s in FEW_TILES if s.rows <= max(4 * each, 16) and each <= 16]
+    many = [tiles for tiles in TILES if tiles[0].rows <= max(2 * each, 64) and each >= 4]
+    return [*few, *(tiles for tiles in many if all(takes(r, s) for s in tiles))]
 
 
 def by_tile(whole: Operand, x: Tensor, settings: Any) -> Callable[[Tensor], Tensor]:
@@ -161,8 +162,11 @@ def sweep(e: Experts, whole: Operand, tokens: int, compiles: bool) -> str:
     r = how_read(x, parts_of(whole).fmt, x.dtype)
     times: dict[str, float] = {}
     for settings in tiles_of(r, e, tokens):
-        call, name = by_tile(whole, x, settings), ",".join(map(str, settings[:4]))
-        name = f"{'fused' if isinstance(settings, FusedSettings) else 'tile'}({name})"
+        call = by_tile(whole, x, settings)
+        if isinstance(settings, StackSettings):
+            name = f"tile({','.join(map(str, settings))})"
+        else:
+            name = "+".join(f"{s.rows}x{s.outputs}" for s in settings)
         try:
             if compiles:
                 call(ends[0])
@@ -175,6 +179,16 @@ def sweep(e: Experts, whole: Operand, tokens: int, compiles: bool) -> str:
         times["table"] = timed([partial(tile_table, ends[0], x.shape[0], 128)]) * 1e6
     each = sorted(times.items(), key=lambda pair: pair[1])
     return "    " + " ".join(f"{name} {time:.1f}" for name, time in each)
+
+
+def compile_all(e: Experts, fmt: str, whole: Operand, tokens: int, sweeps: bool) -> None:
+    """Run once what `case` times and, where asked for, a sweep."""
+    if sweeps:
+        sweep(e, whole, tokens, True)
+    x = torch.randn(tokens * e.top, e.k, device="cuda").bfloat16()
+    grouped_linear(x, whole, routing(e, tokens, 0))
+    dense_call(e, fmt, tokens * e.top, min(e.experts, tokens * e.top), 1)[0]()
+    torch.cuda.synchronize()
 
 
 def told(line: dict) -> str:
@@ -208,9 +222,7 @@ def measured(
             print("out of time", flush=True)
             break
         if args.compile:
-            sweep(e, whole, tokens, True)
-            touched = min(e.experts, tokens * e.top)
-            dense_call(e, fmt, tokens * e.top, touched, 1)[0]()
+            compile_all(e, fmt, whole, tokens, args.sweep)
             continue
         try:
             line = {"model": name} | case(e, fmt, whole, tokens, floats, copy)

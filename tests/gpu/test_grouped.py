@@ -86,7 +86,11 @@ def test_products(spelling: str, parts: int, name: str) -> None:
                 assert torch.equal(same, y)
 
 
-FUSED = ((64, 64, 3), (128, 64, 2), (128, 128, 0), (192, 128, 0), (256, 128, 0))  # as settings
+LOW, HIGH = FusedSettings(64, 64, 3), FusedSettings(128, 128)
+FUSED = {
+    "low": (LOW,), "shared": (FusedSettings(128, 64, 2),), "two": (HIGH, LOW),
+    "split": (FusedSettings(192, 128),), "three": (FusedSettings(256, 128), HIGH, LOW),
+}  # fmt: skip
 RAGGED = {
     "empty ones": [0, 70, 70, 71, 333, 333, 600, 600],
     "one has all": [0, 0, 0, 0, 0, 500, 500, 500],
@@ -99,24 +103,24 @@ RAGGED = {
     not torch.cuda.is_available() or hopper.unusable(0) is not None,
     reason="needs a Hopper and a Triton that the kernel was tested with",
 )
-@pytest.mark.parametrize("tile", FUSED, ids=lambda tile: "x".join(map(str, tile)))
+@pytest.mark.parametrize("tiles", FUSED)
 @pytest.mark.parametrize("spelling", [*STEPS, *SMALL, "uint4:group32:fp32:asym"])
-def test_beside_products(spelling: str, tile: tuple[int, int, int]) -> None:
+def test_beside_products(spelling: str, tiles: str) -> None:
     """Codes decoded beside a Hopper's tensor cores: the bits of the same kernel with each matrix
     alone, within the bound; rows of nobody are 0, wherever matrices end."""
-    settings, k = FusedSettings(*tile), 1152
+    settings, k = FUSED[tiles], 1152
     whole = stack(spelling, 2, 512 if "tile" in spelling else 272, k)
     of = parts_of(whole)
     r = reading(of.fmt, k)
-    if not fused.takes(r, settings):
-        pytest.skip(f"{tile} is no tile for {spelling}")
+    if not all(fused.takes(r, each) for each in settings):
+        pytest.skip(f"{tiles}: no tiles for {spelling}")
     bias = torch.randn(8, whole.codes.shape[1]).cuda().bfloat16()
     for ends in RAGGED.values():
         x = torch.randn(ends[-1] + 40, k).cuda().bfloat16()
         row, at = torch.rand(x.shape[0]).cuda() + 0.5, torch.tensor(ends).cuda()
         y = grouped(x, whole, at, of.fmt, r, row, bias, x.dtype, settings)
         assert not y[ends[-1] :].any()
-        start, way = 0, WayChoice("fused", settings)
+        start, way = 0, WayChoice("fused", settings[0])
         for index, end in enumerate(ends):
             if end > start:
                 own = Values(x[start:end].clone(), row[start:end].clone())

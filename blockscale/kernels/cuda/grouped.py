@@ -18,6 +18,7 @@ weight_matrix, scale_matrix, factor_matrix: from one matrix to the next; 0 where
 height: outputs that share a factor
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,11 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockscale.core import reference
 from blockscale.core.format import Format
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer
 from blockscale.core.parse import parse
-from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.core.stacks import Parts, check_ends, parts_of
 from blockscale.kernels.cuda.device.numerics import INTERPRETED
@@ -43,6 +42,7 @@ from blockscale.kernels.cuda.matmul.operands import (
     OutputFactors,
     Weight,
     exact_products,
+    factors_of,
     kind,
     read,
 )
@@ -65,21 +65,37 @@ from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.registry import batch_invariant, kernel
 
 _PROCESSORS = 264  # programs that keep an H200 busy: below, tiles have fewer outputs
-_MANY = 48  # rows of a matrix, on the average, from which its codes are decoded beside products
+_MANY = 12  # rows of a matrix, on the average, from which its codes are decoded beside products
 
 
 @triton.jit
-def matrix_of(ends, tile, rows, count, EACH: tl.constexpr, BM: tl.constexpr):
+def matrix_of(
+    ends, tile, rows, count, EACH: tl.constexpr, BM: tl.constexpr,
+    SHORT: tl.constexpr = 0, LAST: tl.constexpr = 0,
+):  # fmt: skip
     """Which matrix the rows of a tile belong to, its first row there and the row after the last.
 
     Matrix `count` stands for rows after the last end, and a larger one for no rows.
+    SHORT: matrices whose last tile would have so many rows or fewer have none for these
+    LAST: or only tiles for the last rows, where those are more than SHORT and at most LAST
     """
     i = tl.arange(0, EACH)
     end = tl.load(ends + i, mask=i < count, other=rows)
     start = tl.load(ends + i - 1, mask=(i > 0) & (i <= count), other=0)
     end = tl.minimum(tl.maximum(end, 0), rows).to(tl.int32)
     start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
-    tiles = tl.where(i <= count, (tl.maximum(end - start, 0) + BM - 1) // BM, 0)
+    size = tl.maximum(end - start, 0)
+    if SHORT == 0 and LAST == 0:
+        tiles = (size + BM - 1) // BM
+    else:
+        left = size % BM
+        more = left > tl.where(i < count, SHORT, 0)
+        if LAST > 0:
+            start += size - left
+            tiles = (more & (left <= LAST) & (i < count)).to(tl.int32)
+        else:
+            tiles = size // BM + more.to(tl.int32)
+    tiles = tl.where(i <= count, tiles, 0)
     upto = tl.cumsum(tiles, 0)
     matrix = tl.sum((upto <= tile).to(tl.int32), 0)
     mine = i == matrix
@@ -88,10 +104,13 @@ def matrix_of(ends, tile, rows, count, EACH: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def write_table(ends, table, rows, count, EACH: tl.constexpr, BM: tl.constexpr):
+def write_table(
+    ends, table, rows, count, EACH: tl.constexpr, BM: tl.constexpr, SHORT: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
     """`matrix_of` each tile -> table, int32 [tiles, 3]. A program has one tile."""
     tile = tl.program_id(0)
-    matrix, first, end = matrix_of(ends, tile, rows, count, EACH, BM)
+    matrix, first, end = matrix_of(ends, tile, rows, count, EACH, BM, SHORT, LAST)
     tl.store(table + 3 * tile, matrix)
     tl.store(table + 3 * tile + 1, first)
     tl.store(table + 3 * tile + 2, end)
@@ -239,22 +258,37 @@ def usual(rows: int, n: int, count: int) -> StackSettings:
     """
     each = cdiv(rows, min(rows, count))
     height = min(max(power_of_2(each), 16), 128)
-    outputs = 128 if most_tiles(rows, count, height) * cdiv(n, 128) >= _PROCESSORS else 64
+    tiles = most_tiles(rows, count, height)
+    if height == 16 and tiles * cdiv(n, 64) < _PROCESSORS:
+        return StackSettings(16, 32, 2, 4)
+    outputs = 128 if tiles * cdiv(n, 128) >= _PROCESSORS else 64
     return StackSettings(height, outputs, 8 if height > 32 and outputs == 128 else 4, 3)
 
 
-def tile_table(ends: Tensor, rows: int, height: int) -> Tensor:
+def tile_table(ends: Tensor, rows: int, height: int, short: int = 0, last: int = 0) -> Tensor:
     """Of each tile of `height` rows its matrix, first row and the row after the last: [tiles, 3].
 
-    rows: of x in all
+    rows: of x in all; short, last: as in `matrix_of`
     """
     count = ends.shape[0]
-    tiles = most_tiles(rows, count, height)
+    tiles = min(count, rows) if last else most_tiles(rows, count, height)
     table = ends.new_empty((tiles, 3), dtype=torch.int32)
     direct(write_table)[(tiles,)](
-        ends, table, rows, count, EACH=power_of_2(count + 1), BM=height, num_warps=1
-    )
+        ends, table, rows, count, EACH=power_of_2(count + 1), BM=height, SHORT=short, LAST=last,
+        num_warps=1,
+    )  # fmt: skip
     return table
+
+
+def tile_tables(ends: Tensor, rows: int, heights: Sequence[int]) -> list[Tensor]:
+    """Tables of tiles of several heights, the greatest first, which have each row once: what is
+    left of a matrix's rows is the tile of least height that holds it."""
+    lower = (*heights[1:], 0)
+    tall = [tile_table(ends, rows, heights[0], lower[0])]
+    return tall + [
+        tile_table(ends, rows, heights[0], low, high)
+        for high, low in zip(heights[1:], lower[1:], strict=True)
+    ]
 
 
 def most_tiles(rows: int, count: int, height: int) -> int:
@@ -276,37 +310,11 @@ def takes(r: Reading | None, whole: Operand, of: Parts) -> bool:
     return result is not None and (r.width > 0 or not isinstance(parse(of.fmt).scale, TwoLevel))
 
 
-class StackFactors(NamedTuple):
-    """What sums are multiplied by: float32 [E or 1, count] or None; `height` outputs share one."""
-
-    values: Tensor | None
-    height: int
-
-    @property
-    def apart(self) -> int:
-        """From the values of one matrix to those of the next; 0 where all have the same."""
-        return 0 if self.values is None or len(self.values) == 1 else self.values.shape[1]
+FusedTiles = tuple[FusedSettings, ...]  # the tallest first
+_LOW, _HIGH, _TALL = FusedSettings(64, 64, 3), FusedSettings(128, 128), FusedSettings(256, 128)
 
 
-def factors_of(whole: Operand, r: Reading, fmt: str) -> StackFactors | None:
-    """What of the scales of a stack is left for the sums, as operands.output_factors says of one
-    matrix. None where outputs do not share factors evenly."""
-    n, scale = whole.codes.shape[1], whole.scale
-    if r.width and r.fold != "codes":
-        return StackFactors(None, 1)
-    if r.width:
-        assert whole.outer is not None
-        values = whole.outer.reshape(whole.outer.shape[0], -1)
-    else:
-        steps = reference.step_of(QParams(scale, whole.outer, whole.zero_point), parse(fmt))
-        values = steps.reshape(scale.shape[0], -1)
-    count = values.shape[1]
-    if r.height > 1 and count == cdiv(n, r.height):
-        return StackFactors(values, r.height)
-    return StackFactors(values, n // count) if n % count == 0 else None
-
-
-def beside(x: Tensor, whole: Operand, r: Reading, dtype: torch.dtype) -> FusedSettings | None:
+def beside(x: Tensor, whole: Operand, r: Reading, dtype: torch.dtype) -> FusedTiles | None:
     """Tiles for decoding beside the tensor cores of a Hopper, where matrices have rows enough on
     the average; None where that is not done."""
     count = whole.codes.shape[0]
@@ -314,8 +322,9 @@ def beside(x: Tensor, whole: Operand, r: Reading, dtype: torch.dtype) -> FusedSe
     short = x.dtype is dtype is torch.bfloat16  # what hides the bits that tensor cores drop
     if not short or batch_invariant() or each < _MANY or not hopper.can_run(whole.codes[0]):
         return None
-    choice = FusedSettings(128 if each > 64 else 64, 128)
-    return choice if fused.takes(r, choice) else None
+    every = (_LOW,) if each <= 96 else (_HIGH, _LOW) if each <= 160 else (_TALL, _HIGH, _LOW)
+    tiles = tuple(s for s in every if fused.takes(r, s))
+    return tiles if tiles and fused.takes(r, _LOW) else None
 
 
 def with_fused(
@@ -326,18 +335,21 @@ def with_fused(
     r: Reading,
     row: Tensor | None,
     bias: Tensor | None,
-    settings: FusedSettings,
+    settings: FusedTiles,
 ) -> Tensor:
     """As `grouped`, of x and a result in bfloat16, by the kernel of matmul/fused.py."""
     count, factors, scale = whole.codes.shape[0], factors_of(whole, r, fmt), whole.scale
     assert factors is not None
-    zero, table = whole.zero_point, tile_table(ends, x.shape[0], settings.rows)
+    zero, tables = whole.zero_point, tile_tables(ends, x.shape[0], [s.rows for s in settings])
     each = scale.stride(0) if scale.shape[0] > 1 else 0
-    stack = fused.StackTable(table, count, each, factors.apart, factors.height)
+    stacks = [
+        (fused.StackTable(table, count, each, factors.apart, factors.height), s)
+        for table, s in zip(tables, settings, strict=True)
+    ]
     flat = None if zero is None else zero.flatten(0, 1)
     weight = Weight(whole.codes.flatten(0, 1), scale.flatten(0, 1), flat, None)
     by = OutputFactors(factors.values, 1)
-    return fused.fused_stack(x, weight, by, stack, r, Ends(row, bias), settings)
+    return fused.fused_stack(x, weight, by, stacks, r, Ends(row, bias))
 
 
 def grouped(
@@ -349,7 +361,7 @@ def grouped(
     row: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
-    settings: StackSettings | FusedSettings | None = None,
+    settings: StackSettings | FusedTiles | None = None,
 ) -> Tensor:
     """x [rows, k] with the matrix of each row, read by `r` -> [rows, n] of dtype.
 
@@ -358,7 +370,7 @@ def grouped(
     """
     (count, n), rows = whole.codes.shape[:2], x.shape[0]
     s = settings or beside(x, whole, r, dtype) or usual(rows, n, count)
-    if isinstance(s, FusedSettings):
+    if not isinstance(s, StackSettings):
         return with_fused(x, whole, ends, fmt, r, row, bias, s)
     small, parts = not in_registers(r), PARTS[x.dtype]
     ready = in_parts(x).contiguous() if small else by_planes(x, r.planes)
@@ -455,10 +467,9 @@ def _checked(weight: Operand) -> Operand:
     stored = form(weight.fmt)
     codes = stored.checked_codes(weight.codes, weight.shape)
     scale, zero_point, outer = weight.scale, weight.zero_point, weight.outer
-    stored.given_parts(codes, weight.shape, scale, zero_point, outer, weight.more)
+    parts = stored.checked_parts(
+        weight.shape, scale, zero_point, outer, codes.device, weight.more
+    )  # as they are: not an outer scale for each block
     return weight._replace(
-        codes=codes,
-        scale=scale.contiguous(),
-        zero_point=None if zero_point is None else zero_point.contiguous(),
-        outer=None if outer is None else outer.contiguous(),
+        codes=codes, scale=parts.scale, zero_point=parts.zero_point, outer=parts.outer
     )

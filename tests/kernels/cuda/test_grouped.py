@@ -21,6 +21,7 @@ from blockscale.kernels.cuda.grouped import (
     most_tiles,
     takes,
     tile_table,
+    tile_tables,
     usual,
     with_fused,
 )
@@ -106,6 +107,27 @@ def test_every_row_has_one_tile(ends: list[int], dtype: torch.dtype) -> None:
     assert [owner[row] for row in range(rows)] == expected
 
 
+@pytest.mark.parametrize("heights", [(16,), (16, 8), (32, 16, 8)])
+@pytest.mark.parametrize(
+    "ends", [[0, 3, 3, 40], [8, 24, 49, 70], [0, 0, 0, 0], [70, 70, 70, 70], [33, 45, 61, 62]]
+)
+def test_tiles_of_several_heights(ends: list[int], heights: tuple[int, ...]) -> None:
+    """Every row has one, and what is left of a matrix's rows the least that holds it."""
+    rows, owner = 70, {}
+    tables = tile_tables(torch.tensor(ends, device=DEVICE), rows, heights)
+    for height, table, lower in zip(heights, tables, (*heights[1:], 0), strict=True):
+        for owner_of, first, end in table.tolist():
+            if owner_of > 4 or (owner_of == 4 and height < heights[0]):
+                continue
+            held = range(first, min(first + height, end))
+            assert owner_of == 4 or len(held) > lower
+            for row in held:
+                assert row not in owner
+                owner[row] = owner_of
+    expected = [sum(end <= row for end in ends) for row in range(rows)]
+    assert [owner[row] for row in range(rows)] == expected
+
+
 @pytest.mark.parametrize("ends", [[50, 60, 70, 80], [-3, 2**40, 5, 1]])
 def test_ends_that_do_not_fit_are_cut_off(ends: list[int]) -> None:
     for owner_of, first, end in tile_table(torch.tensor(ends, device=DEVICE), 10, 16).tolist():
@@ -116,7 +138,8 @@ def test_tiles_that_are_launched() -> None:
     """As many as rows can need, of few rows no more than rows; outputs that keep a GPU busy."""
     assert most_tiles(8, 128, 16) == 8
     assert most_tiles(4096, 8, 128) == 41
-    assert usual(8, 1536, 128) == StackSettings(16, 64, 4, 3)
+    assert usual(8, 1536, 128) == StackSettings(16, 32, 2, 4)
+    assert usual(16, 1536, 128) == StackSettings(16, 64, 4, 3)
     assert usual(8192, 28672, 8) == StackSettings(128, 128, 8, 3)
     assert usual(2048, 1536, 64) == StackSettings(32, 128, 4, 3)
 
@@ -158,9 +181,14 @@ def test_what_a_hopper_decodes_beside_products(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(hopper, "can_run", lambda codes: True)
     whole, x = stacked("mxfp4"), torch.zeros(300, 64, dtype=torch.bfloat16)
     r = reading(parts_of(whole).fmt, 64)
-    assert beside(x, whole, r, x.dtype) == FusedSettings(128, 128)
-    assert beside(x[:180], whole, r, x.dtype) == FusedSettings(64, 128)
+    low, high, tall = FusedSettings(64, 64, 3), FusedSettings(128, 128), FusedSettings(256, 128)
+    assert beside(x.repeat(2, 1), whole, r, x.dtype) == (tall, high, low)
+    assert beside(x.repeat(2, 1)[:400], whole, r, x.dtype) == (high, low)
+    assert beside(x[:180], whole, r, x.dtype) == (low,)
     assert beside(x[:30], whole, r, x.dtype) is None
+    by_slots = stacked("int4:group32:fp32")  # whose sums do not fit in the registers of tall tiles
+    each = reading(parts_of(by_slots).fmt, 64)
+    assert beside(x.repeat(2, 1), by_slots, each, x.dtype) == (high, low)
     assert beside(x, whole, r, torch.float32) is None
     assert beside(x.half(), whole, r, torch.float16) is None
     small = stacked("int4:group16:fp32")  # blocks that are less than a slot
@@ -187,11 +215,15 @@ def test_what_the_kernel_for_hopper_gets(
     whole, fmt = stacked(spelling, parts=parts), parts_of(stacked(spelling, parts=parts)).fmt
     r, x = reading(fmt, 64), torch.randn(5, 64, device=DEVICE).bfloat16()
     row, bias = torch.ones(5), torch.zeros(3, 12)
-    with_fused(x, whole, ENDS.to(DEVICE), fmt, r, row, bias, FusedSettings(64, 128))
-    ((given, weight, by, stack, reads, ends, settings),) = calls
+    tiles = FusedSettings(128, 128), FusedSettings(64, 128)
+    with_fused(x, whole, ENDS.to(DEVICE), fmt, r, row, bias, tiles)
+    ((given, weight, by, stacks, reads, ends),) = calls
     assert (given is x, reads is r, ends.x_row is row, ends.bias is bias) == (True,) * 4
-    assert settings == FusedSettings(64, 128)
-    assert stack.table.shape == (most_tiles(5, 3, 64), 3)
+    assert tuple(settings for _, settings in stacks) == tiles
+    (stack, _), (last, _) = stacks
+    assert stack.table.shape == (most_tiles(5, 3, 128), 3)
+    assert last.table.tolist() == [[0, 0, 1], [2, 1, 4], [4, 0, 0]]
+    assert stack[1:] == last[1:]
     assert (stack.matrices, stack.scale_matrix, stack.factor_height) == (3, each, height)
     assert stack.factor_matrix == (factors[1] if factors else 0)
     assert (by.values is None) if factors is None else by.values.shape == factors

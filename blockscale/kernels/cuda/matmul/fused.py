@@ -157,6 +157,11 @@ class Work:
         return 2 if self.block and self.outputs == 128 and not self.six_bits else 1
 
     @property
+    def alternates(self) -> bool:
+        """Whether two groups take turns at the tensor cores, by barriers of their own."""
+        return self.groups == 2 and not self.slots and self.halves == 2
+
+    @property
     def warps(self) -> int:
         """Of a group."""
         return self.outputs // self.groups // 16
@@ -423,25 +428,25 @@ def fused_stack(
     x: Tensor,
     weight: Weight,
     factors: OutputFactors,
-    stack: StackTable,
+    stacks: Sequence[tuple[StackTable, FusedSettings]],
     r: Reading,
     ends: Ends,
-    settings: FusedSettings,
 ) -> Tensor:
     """x [rows, k] bfloat16 with the matrix of each row -> [rows, n] bfloat16, sums in tensor cores.
 
     weight: of all matrices, below each other; ends: the bias is [matrices, n]
+    stacks: tables that have each row once, and the tiles of each
     """
-    assert stack.table is not None
-    n, step = weight.codes.shape[0] // stack.matrices, step_codes(r)
-    ready = for_fused(x, *arrangement(r))
+    step, n = step_codes(r), weight.codes.shape[0] // stacks[0][0].matrices
+    ready, y = for_fused(x, *arrangement(r)), x.new_empty((x.shape[0], n))
     block = max(r.words // STEP_WORDS, 1) if r.per_block else 0
-    unit = (block or cdiv(128, step)) * unrolled(settings, block)
-    steps = cdiv(cdiv(ready.shape[1], step), unit) * unit
-    grid = stack.table.shape[0] * cdiv(n, settings.outputs), 1
-    y = x.new_empty((x.shape[0], n))
-    c = Cut(0, grid, steps, 0, 1, steps, 1)
-    _launch(ready, weight, factors, ends, y, None, c, work(r, settings, block, 0, True), stack)
+    for stack, settings in stacks:
+        assert stack.table is not None
+        unit = (block or cdiv(128, step)) * unrolled(settings, block)
+        steps = cdiv(cdiv(ready.shape[1], step), unit) * unit
+        grid = stack.table.shape[0] * cdiv(n, settings.outputs), 1
+        c, t = Cut(0, grid, steps, 0, 1, steps, 1), work(r, settings, block, 0, True)
+        _launch(ready, weight, factors, ends, y, None, c, t, stack)
     return y
 
 

@@ -19,7 +19,7 @@ from blockscale.core.reference import QParams
 from blockscale.core.scale import PowerOfTwo
 from blockscale.kernels.cuda.matmul.reading import Reading, is_bfloat16
 from blockscale.kernels.cuda.quantize import choose_quantize, dequantize, fake_quantize, quantize
-from blockscale.kernels.cuda.relaunch import power_of_2
+from blockscale.kernels.cuda.relaunch import cdiv, power_of_2
 
 # What a linear layer multiplies the weight with: x itself, or what its input format leaves of it.
 #
@@ -168,6 +168,36 @@ def output_factors(weight: Weight, fmt: str, r: Reading) -> OutputFactors:
     if r.height > 1:
         steps = steps.repeat_interleave(r.height, 0)
     return OutputFactors(steps.reshape(-1), int(steps.numel() > 1))
+
+
+class StackFactors(NamedTuple):
+    """What sums are multiplied by: float32 [E or 1, count] or None; `height` outputs share one."""
+
+    values: Tensor | None
+    height: int
+
+    @property
+    def apart(self) -> int:
+        """From the values of one matrix to those of the next; 0 where all have the same."""
+        return 0 if self.values is None or len(self.values) == 1 else self.values.shape[1]
+
+
+def factors_of(whole: Operand, r: Reading, fmt: str) -> StackFactors | None:
+    """What of the scales of a stack is left for the sums, as `output_factors` says of one matrix.
+    None where outputs do not share factors evenly."""
+    n, scale = whole.codes.shape[1], whole.scale
+    if r.width and r.fold != "codes":
+        return StackFactors(None, 1)
+    if r.width:
+        assert whole.outer is not None
+        values = whole.outer.reshape(whole.outer.shape[0], -1)
+    else:
+        steps = reference.step_of(QParams(scale, whole.outer, whole.zero_point), parse(fmt))
+        values = steps.reshape(scale.shape[0], -1)
+    count = values.shape[1]
+    if r.height > 1 and count == cdiv(n, r.height):
+        return StackFactors(values, r.height)
+    return StackFactors(values, n // count) if n % count == 0 else None
 
 
 # What is asked of a product, and how a table writes the settings of a way to compute it.

@@ -163,19 +163,22 @@ def order_for_fused(
     A program has BLOCK words of one row.
     """
     row = tl.program_id(0).to(tl.int64)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    i = tl.arange(0, PLANES)
-    at = word[:, None] * PLANES + i[None, :]
+    if SLOTS == 0:
+        word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        i = tl.arange(0, PLANES)
+        at = word[:, None] * PLANES + i[None, :]
+        to = (word // 16 * (16 * PLANES) + word % 16)[:, None] + i[None, :] * 16
+    else:  # neighbours are written together: they are read from one line of memory anyway
+        to = tl.program_id(1) * (BLOCK * PLANES) + tl.arange(0, BLOCK * PLANES)
+        inside = to % (4 * PLANES)
+        pair, second = inside // 16 * 2 + inside // 8 % 2, inside % 2
+        if SLOTS > 1:
+            i = second * SLOTS + pair
+        else:
+            i = 2 * pair + second
+        at = to - inside + inside // 2 % 4 * PLANES + i
     rest = tl.load(x + row * stride + at, mask=at < k, other=0.0)
     rest = rest.to(tl.float32)
-    if SLOTS == 0:
-        to = (word // 16 * (16 * PLANES) + word % 16)[:, None] + i[None, :] * 16
-    else:
-        pair, second = i // 2, i % 2
-        if SLOTS > 1:
-            pair, second = i % SLOTS, i // SLOTS
-        inside = pair // 2 * 16 + pair % 2 * 8 + second
-        to = (word // 4 * (4 * PLANES) + word % 4 * 2)[:, None] + inside[None, :]
     for part in tl.static_range(PARTS):
         head, rest = leading(rest, part == 0)
         at = out + (part * rows.to(tl.int64) + row) * width + to

@@ -26,7 +26,7 @@ class Ring(NamedTuple):
     full, empty: barriers [stages] that are passed when a stage was filled, and when all are done
         with it
     alternate: barriers [2] by which two groups of warps keep half a product apart; full again,
-        unused, where there is one group
+        unused, where they do not
     """
 
     x_tiles: gl.shared_memory_descriptor
@@ -192,7 +192,7 @@ def ring_of(x_at, w_at, T: gl.constexpr):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=T.groups)
     alternate = full
-    if T.groups == 2:
+    if T.alternates:
         alternate = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(2):
             mbarrier.init(alternate.index(i), count=1)
