@@ -6,7 +6,7 @@ and run on numbers of rows, say which rows of codes and scales belong to which p
 renaming_carry.py has it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,15 @@ from blockscale.files.renaming_moves import Move, of_transformers
 from blockscale.ops.tensor import QTensor, from_parts
 
 
+class SavingConversions(list[Any]):
+    """The conversions by which transformers saves a model, some of `whole`: those by which it was
+    loaded, which hold for all else."""
+
+    def __init__(self, kept: Iterable[Any], whole: Iterable[Any]):
+        super().__init__(kept)
+        self.whole = list(whole)
+
+
 def conversions_of(model: Any) -> list[Any]:
     """What transformers does with the tensors of a checkpoint when it loads this model.
 
@@ -31,7 +40,7 @@ def conversions_of(model: Any) -> list[Any]:
 
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
-        return list(conversions)
+        return list(getattr(conversions, "whole", conversions))
     mapping = get_model_conversion_mapping(model, add_legacy=False)
     return [each for each in mapping if not isinstance(each, PrefixChange)]
 

@@ -20,7 +20,7 @@ from transformers.core_model_loading import (
 
 from blockscale.core.untrusted import kind_of
 from blockscale.files.metadata import QUANTIZERS, Metadata, TensorInfo
-from blockscale.files.renaming_apart import conversions_of
+from blockscale.files.renaming_apart import SavingConversions, conversions_of
 from blockscale.files.renaming_view import of_stack_of
 from blockscale.files.save import describe, spellings
 from blockscale.files.stored_model import StoredModel
@@ -179,8 +179,9 @@ def _offloaded(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def without_splits(model: Any, names: Sequence[str]) -> list[WeightTransform]:
     """The model's conversions but for those that would take codes apart: such parameters are stored
-    as the model has them, fused."""
-    return [each for each in conversions_of(model) if not _splits(each, names)]
+    as the model has them, fused. Exporters and later savings still find all of them."""
+    whole = conversions_of(model)
+    return SavingConversions([each for each in whole if not _splits(each, names)], whole)
 
 
 def _splits(conversion: WeightTransform, names: Sequence[str]) -> bool:

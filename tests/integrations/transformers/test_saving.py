@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming
 
 import blockscale as bs
 from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import Metadata, TensorInfo
+from blockscale.files.renaming_apart import conversions_of
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.transformers.saving import (
     Arriving,
@@ -52,6 +54,21 @@ def test_parameters_that_would_be_split_keep_their_names() -> None:
     state, _ = state_and_metadata(model)
     names = stored_names(model, [name for name in state if name.endswith(".codes")])
     assert any(name.endswith("experts.gate_up_proj.codes") for name in names.values())
+
+
+def test_a_saved_model_goes_to_other_layouts(tmp_path: Path) -> None:
+    """Saving keeps codes of fused experts whole; exporters take them apart after it as before."""
+    model: Any = mixtral()
+    bs.quantize_(model, Recipe("fp8", skip=["*embed*", "*.gate", "lm_head"]))
+    before = conversions_of(model)
+    for name in ("once", "twice"):
+        model.save_pretrained(tmp_path / name)
+    assert [type(each) for each in conversions_of(model)] == [type(each) for each in before]
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("once", "twice")]
+    assert set(files[0]) == set(files[1])
+    bs.export.compressed_tensors(model, tmp_path / "servers")
+    with bs.checkpoint(tmp_path / "servers") as result:
+        assert any(".experts.3.w1.weight" in name for name in result)
 
 
 def test_renamed_names_everything() -> None:
