@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,19 @@ LIBRARY = "" if isinstance(cpu.load(), str) else str(cpu.load().__file__)
 needs_library = pytest.mark.skipif(isinstance(cpu.load(), str), reason=str(cpu.load()))
 
 
-def python(script: str, ready: tuple[str, ...] = fresh.WITH_OURS, **env: str) -> str:
-    """What a fresh Python prints, its last error's text if it fails."""
-    done = fresh.run(script, env={**os.environ, **env}, cwd=ROOT, ready=ready)
-    return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
+HARDWARE = """
+import blockscale as bs
+h = bs.hardware()
+print(h.backends["cpu"], h.native.used, h.native.openmp, *h.openmp)
+"""
+
+
+@cache
+def on_the_slowest() -> list[str]:
+    """What a process that is given the slowest instruction set says of the library."""
+    environment = {**os.environ, "BLOCKSCALE_CPU_ISA": cpu.load().isas()[0]}
+    how = {"env": environment, "cwd": ROOT, "ready": fresh.WITH_OURS}
+    return fresh.run(HARDWARE, check=True, **how).stdout.split()
 
 
 def test_this_machine() -> None:
@@ -94,15 +104,14 @@ def test_the_processor_has_what_is_said_to_be_present() -> None:
 )
 def test_one_openmp_library() -> None:
     """Torch's: two would each have a thread for every core."""
-    script = "import blockscale as bs; h = bs.hardware(); print(h.native.openmp, *h.openmp)"
-    openmp, *libraries = python(script, fresh.TORCH).split()
+    openmp, *libraries = on_the_slowest()[2:]
     assert openmp == "True"
     assert libraries == [str(Path(torch.__file__).with_name("lib") / "libgomp.so.1")]
 
 
 def test_nothing_native_is_loaded_by_import() -> None:
     script = "import blockscale, sys; print('blockscale.kernels.cpu._native' in sys.modules)"
-    assert python(script, fresh.TORCH) == "False\n"
+    assert fresh.run(script, cwd=ROOT, check=True).stdout == "False\n"
 
 
 ASK = """
@@ -119,7 +128,10 @@ def test_an_instruction_set_that_is_not_there() -> None:
     error = (
         f"no instruction set 'avx9' here: this library was not compiled for it; there are {present}"
     )
-    assert python(ASK, BLOCKSCALE_CPU_ISA="avx9") == f"ValueError: BLOCKSCALE_CPU_ISA: {error}"
+    environment = {**os.environ, "BLOCKSCALE_CPU_ISA": "avx9"}
+    done = fresh.run(ASK, env=environment, cwd=ROOT, ready=fresh.WITH_OURS)
+    assert done.stderr.splitlines()[-1] == f"ValueError: BLOCKSCALE_CPU_ISA: {error}"
+    assert done.stdout.endswith(f"there are {present} None\n")
     before = cpu.load().isa()
     with pytest.raises(ValueError, match="select_isa: no instruction set 'mmx' here"):
         cpu.load().select_isa("mmx")
@@ -128,12 +140,7 @@ def test_an_instruction_set_that_is_not_there() -> None:
 
 @needs_library
 def test_an_instruction_set_by_name() -> None:
-    slowest = cpu.load().isas()[0]
-    script = "import blockscale as bs; h = bs.hardware(); print(h.backends['cpu'], h.native.used)"
-    assert python(script, BLOCKSCALE_CPU_ISA=slowest) == f"None {slowest}\n"
-    assert python(script, BLOCKSCALE_CPU_ISA="avx9").endswith(
-        f"there are {', '.join(cpu.load().isas())} None\n"
-    )
+    assert on_the_slowest()[:2] == ["None", cpu.load().isas()[0]]
 
 
 def test_a_library_for_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
