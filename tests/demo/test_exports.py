@@ -54,20 +54,18 @@ SECONDS = ("executorch", "c")
     "target",
     [pytest.param(name, marks=pytest.mark.slow if name in SECONDS else ()) for name in CASES],
 )
-@pytest.mark.usefixtures("small")  # what imports transformers may print
-def test_a_file(capfd, monkeypatch, target):
-    count = 3 if CASES[target].layers else 1  # some are left out
-    model, tokens = encoder(count)
+def test_a_file(small, capfd, monkeypatch, target):
+    model, tokens = small
     monkeypatch.setattr(exports, "CASES", {target: CASES[target]})
     made = list(files(model, tokens))
     assert [file.target for file in made] == [target]
     for file in made:
         if file.missing is None:
             assert LEAST[file.target] < file.cosine < 1, file
-            assert file.layers == (CASES[file.target].layers or 1), file
+            assert file.layers == (CASES[file.target].layers or 3), file
             assert (file.note is not None) == (target == "c")
             assert file.file_bytes > 50_000 and file.write_seconds > 0 < file.embed_seconds
-    assert len(model.encoder.layer) == count  # those left out are so in a copy
+    assert len(model.encoder.layer) == 3  # those left out are so in a copy
     said = capfd.readouterr()
     assert not said.err and not said.out  # a table is being made
 
