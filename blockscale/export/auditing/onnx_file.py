@@ -276,9 +276,10 @@ def _packed(tensor: FileTensor, words: str) -> None:
 
 
 def _format(description: str) -> str:
-    """The format that a tensor's description is, as our files have it of packed codes; or empty."""
+    """The format in a tensor's description, as our files have it of packed codes; or empty."""
+    spelling = description.partition(" ")[0]  # behind it is their shape
     try:
-        return parse(description).spelling if ":" in description else ""
+        return parse(spelling).spelling if ":" in spelling else ""
     except ValueError:
         return ""
 

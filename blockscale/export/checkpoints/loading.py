@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.core.pack import stored_shape
+from blockscale.core.pack import of_convolution, stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.opening import reader_of
@@ -132,6 +132,9 @@ def _info(model: nn.Module, name: str, stored: Stored, target: Tensor | None) ->
     layout, shape = _layout(model, name), stored.shape
     if layout == "transposed" and len(shape) == 2:
         return TensorInfo(stored.format, stored_shape(shape, layout), layout=layout)
+    sizes = () if target is None else tuple(target.shape)
+    if of_convolution(layout) and len(sizes) > len(shape) and stored_shape(sizes, layout) == shape:
+        return TensorInfo(stored.format, sizes, layout=layout)
     if target is not None and tuple(target.shape) != shape and stored.flat:
         return _of_shape(stored.format, shape, tuple(target.shape))
     return TensorInfo(stored.format, shape)

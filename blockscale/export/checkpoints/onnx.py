@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """ONNX files as checkpoints: weights in codes become QTensors with their codes as stored."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor as Values
+from torch import nn
 
 from blockscale.core.format import Format
-from blockscale.core.pack import pack
+from blockscale.core.pack import pack, packed_dtype, packed_size
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
+from blockscale.export.checkpoints.onnx_in_model import in_model
 from blockscale.export.checkpoints.onnx_tensors import Model, Tensor, read_model
 from blockscale.export.checkpoints.onnx_weights import DTYPES, OnnxWeight, ScaleParts, find_weights
 from blockscale.export.checkpoints.places import Files, check_apart, fields, packed_rows
@@ -27,6 +30,7 @@ _PLAIN = {
 }  # fmt: skip
 _FLOATS = ("float32", "float16", "bfloat16")
 _SUFFIX = ".onnx"
+_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
 _BY_ROW = ("MatMulNBits", "GatherBlockQuantized")  # whose zero points are packed row by row
 
 
@@ -59,6 +63,9 @@ class ONNX(Checkpoint):
         self.metadata: dict[str, Any] = dict(model.properties)
         self.evidence += f": IR version {model.properties['ir_version']}, opset {model.opset}"
         self.warnings += too_new(model)
+        rounding = [node for node in model.nodes if node.op in _ROUNDING]
+        self._rounded = sum(node.inputs[0] not in model.tensors for node in rounding)
+        self._of_inputs = {name for node in rounding for name in node.inputs[1:]}
         check_apart({name: each.place for name, each in model.tensors.items()})
         result = find_weights(model)
         parts = {each.name for weight in result.values() for each in weight.tensors[1:]}
@@ -85,6 +92,8 @@ class ONNX(Checkpoint):
 
     def _spelling(self, weight: OnnxWeight) -> str:
         """The format of a weight; of signed numbers it has zero points if one of them is not 0."""
+        if weight.parts:
+            return weight.element
         assert weight.scale is not None
         element, scale, option = weight.element, weight.scale, ""
         spelling = scale.spelling
@@ -122,8 +131,11 @@ class ONNX(Checkpoint):
             tensor = self._tensors[stored.name]
             data = self._files.read(tensor.place)
             return data.view(_PLAIN[tensor.type]).reshape(tensor.shape)
-        assert stored.format is not None and weight.scale is not None
+        assert stored.format is not None
         fmt = parse(stored.format)
+        if weight.parts:
+            return self._packed(weight, fmt)
+        assert weight.scale is not None
         shapes = fmt.stored(weight.shape)
         parts = self._scales(weight.scale)
         if fmt.offset is not None and weight.zero is not None:
@@ -137,6 +149,20 @@ class ONNX(Checkpoint):
             parts[part] = parts[part].to(dtype).reshape(shape)
         parts["codes"] = self._codes(weight, fmt)
         return from_parts(fmt, (weight.shape or (1,))[-1], parts)
+
+    def _packed(self, weight: OnnxWeight, fmt: Format) -> QTensor:
+        """Codes that our exporter packed, rows of whole groups of them, and what is beside them."""
+        size, dtype = weight.shape[-1], packed_dtype(fmt.element)
+        rows = self._files.read(weight.codes.place).view(dtype).reshape(weight.codes.shape)
+        row = (*weight.shape[:-1], packed_size(fmt.element, size))
+        parts = {"codes": rows[:, : row[-1]].reshape(row)}
+        for part, (kind, shape) in fmt.stored(weight.shape).items():
+            tensor = weight.parts[part]
+            data = self._files.read(tensor.place)
+            wide = tensor.bits != 8 * kind.itemsize  # zero points as numbers
+            values = data.view(torch.float32).to(kind) if wide else data.view(kind)
+            parts[part] = values.reshape(shape)
+        return from_parts(fmt, size, parts)
 
     def _scales(self, scale: ScaleParts) -> dict[str, Values]:
         parts = {"scale": self._files.read(scale.inner.place).view(DTYPES[scale.inner.type])}
@@ -171,6 +197,19 @@ class ONNX(Checkpoint):
         if bits >= 8:
             return data.view(_PLAIN[zero.type])
         return element.from_bits(fields(data, bits, torch.Size(shape).numel()))
+
+    def in_model(self, model: nn.Module) -> Checkpoint:
+        """The tensors as layers hold them: what products read [k, n] is [n, k]."""
+        if self._rounded:
+            warnings.warn(
+                f"blockscale: {self.path}: QuantizeLinear rounds {self._rounded} input(s) of "
+                "layers, whose formats are not read from ONNX files: layers get floats",
+                stacklevel=6,
+            )
+        turns = {name for name, weight in self._weights.items() if weight.inputs_first}
+        constants = {name for name, tensor in self._tensors.items() if tensor.constant}
+        constants |= self._of_inputs
+        return in_model(self, model, turns, constants)
 
     def file_of(self, name: str) -> Path:
         weight = self._weights.get(name)

@@ -5,7 +5,7 @@ Field numbers: onnx/onnx.proto of ONNX 1.23. The package onnx is not needed.
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -32,13 +32,16 @@ _RAW, _EXTERNAL = 9, 14
 
 @dataclass(frozen=True)
 class Tensor:
-    """A stored tensor. type: ONNX's name in small letters; bits: of one element"""
+    """A stored tensor. type: ONNX's name in small letters; bits: of one element; about: its
+    description; constant: whether a node holds it, and not the list of initializers"""
 
     name: str
     type: str
     bits: int
     shape: tuple[int, ...]
     place: Place
+    about: str = ""
+    constant: bool = False
 
     @property
     def elements(self) -> int:
@@ -126,7 +129,7 @@ class _Reading:
         for attribute in protobuf.messages(protobuf.fields(data, self._budget), 5):
             for held in protobuf.messages(protobuf.fields(attribute, self._budget), 5):
                 tensor = self._tensor(held, read.outputs[0] if read.outputs else "")
-                self._add(model, tensor)
+                self._add(model, replace(tensor, constant=True))
 
     def _tensor(self, data: memoryview, name: str = "") -> Tensor:
         values = protobuf.fields(data, self._budget)
@@ -147,7 +150,8 @@ class _Reading:
                 f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
                 f"expected {needed:,}"
             )
-        return Tensor(name, label, bits, shape, place)
+        about = protobuf.text(values, 12)[:LONGEST]
+        return Tensor(name, label, bits, shape, place, about)
 
     def _place(self, result: protobuf.Fields, name: str, label: str, needed: int) -> Place:
         if protobuf.number(result, _EXTERNAL) == 1:

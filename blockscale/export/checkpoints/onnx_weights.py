@@ -4,13 +4,16 @@
 Operators and attributes: ONNX 1.23 (DequantizeLinear 25) and onnxruntime 1.31, ContribOperators.md.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import prod
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import gcd, prod
 from typing import NamedTuple
 
 import torch
 
+from blockscale.core.pack import packed_dtype, packed_size
+from blockscale.core.parse import parse
 from blockscale.export.auditing.onnx_file import Node
 from blockscale.export.checkpoints.onnx_tensors import Model, Tensor
 
@@ -114,9 +117,12 @@ ELEMENTS = {
 class OnnxWeight:
     """A weight in codes.
 
-    op: the operator that decodes it; element: of ours; shape: of the values; block: of ours
+    op: the operator that decodes it; element: of ours, of packed codes the whole format
+    shape: of the values; block: of ours
     scale, zero: how scales and zero points are stored; unread: why it cannot be read, or empty
     middle: the code of 0 where no zero points are stored; padded: whether rows are whole blocks
+    inputs_first: whether a product reads it as [inputs, outputs]
+    parts: what stands beside codes that our exporter packed, by its names in our formats
     """
 
     codes: Tensor
@@ -129,12 +135,15 @@ class OnnxWeight:
     middle: int = 0
     padded: bool = False
     unread: str = ""
+    inputs_first: bool = field(default=False, compare=False)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that is stored for it."""
         beside = [] if self.scale is None else self.scale.tensors
-        return [self.codes, *beside, *([] if self.zero is None else [self.zero])]
+        beside += [] if self.zero is None else [self.zero]
+        return [self.codes, *beside, *self.parts.values()]
 
 
 class _Inputs(NamedTuple):
@@ -155,18 +164,77 @@ _LINEAR = {  # onnxruntime's and ONNX's operators that compute with codes
 
 def find_weights(model: Model) -> dict[str, OnnxWeight]:
     """{name of the codes: the weight}. What several operators decode otherwise cannot be read."""
-    weights: dict[str, OnnxWeight] = {}
-    makers = model.graph.makers
+    weights = find_packed(model)
+    makers, readers = model.graph.makers, model.graph.readers
     for node in model.nodes:
         take = _TAKES.get(node.op)
         weight = take(node, model, makers) if take is not None else None
         if weight is None:
             continue
         name = weight.codes.name
+        weight = replace(weight, inputs_first=_inputs_first(node, readers))
         if weights.setdefault(name, weight) != weight:
             reason = "operators of the file decode it in different ways"
             weights[name] = OnnxWeight(weight.codes, node.op, weight.element, (), unread=reason)
     return weights
+
+
+def _inputs_first(node: Node, readers: Mapping[str, list[Node]]) -> bool:
+    """Whether a product reads what a node decodes, or the node itself its codes, [k, n]."""
+    if node.op in _LINEAR:
+        return node.op != "QLinearConv" and not node.attributes.get("transB")
+    name = node.outputs[0] if node.outputs else ""
+    return any(
+        each.op in ("MatMul", "Gemm")
+        and each.inputs[1:2] == [name]
+        and not each.attributes.get("transB")
+        for each in readers.get(name, [])
+    )
+
+
+# Packed codes as our exporter writes them where ONNX has no type: bytes, whose description is the
+# format and the shape ("e2m1:group32:e8m0/floor [48, 64]"), and beside them `.scale` and so on.
+
+_CODES = ".codes"
+_SHAPE = re.compile(r"(\S+) \[([0-9]{1,18}(?:, [0-9]{1,18}){0,7})\]")
+
+
+def find_packed(model: Model) -> dict[str, OnnxWeight]:
+    """{name of the codes: the weight} of those that our exporter packed."""
+    weights = {}
+    for name, tensor in model.tensors.items():
+        match = _SHAPE.fullmatch(tensor.about) if name.endswith(_CODES) else None
+        if match is not None and tensor.type in ("uint8", "int8", "int16", "uint16"):
+            shape = tuple(int(each) for each in match[2].split(", "))
+            weights[name] = _packed(model, tensor, match[1], shape)
+    return weights
+
+
+def _packed(model: Model, codes: Tensor, spelling: str, shape: tuple[int, ...]) -> OnnxWeight:
+    weight = OnnxWeight(codes, "packed by blockscale", "", shape)
+    try:
+        fmt = parse(spelling)
+        kinds = fmt.stored(shape)
+    except ValueError as error:
+        return _unread(weight, str(error))
+    row = packed_size(fmt.element, shape[-1])
+    group = 1 if fmt.bits in (8, 16) else fmt.bits // gcd(8, fmt.bits)
+    expected = (prod(shape[:-1]), row + -row % group)
+    if codes.shape != expected or codes.bits != 8 * packed_dtype(fmt.element).itemsize:
+        kind = f"{codes.type} {list(codes.shape)}"
+        return _unread(weight, f"its codes are {kind}, expected {list(expected)}")
+    parts: dict[str, Tensor] = {}
+    for part, (dtype, dims) in kinds.items():
+        name = f"{codes.name.removesuffix(_CODES)}.{part}"
+        tensor = model.tensors.get(name)
+        if tensor is None:
+            return _unread(weight, f"its {part} is not stored, but numbers made of it")
+        wide = tensor.type == "float32" and part == "zero_point"  # beside a table, as numbers
+        if tensor.elements != prod(dims) or (tensor.bits != 8 * dtype.itemsize and not wide):
+            kind = f"{tensor.type} {list(tensor.shape)}"
+            return _unread(weight, f"its {part} is {kind}, expected {dtype} {list(dims)}")
+        parts[part] = tensor
+    return replace(weight, element=fmt.spelling, parts=parts)
 
 
 def _given(node: Node, model: Model, place: int) -> Tensor | None:

@@ -2,8 +2,8 @@
 """Quantized weights in a file: codes as they are stored, and the nodes that make floats of them.
 
 DequantizeLinear where ONNX has a type for the codes and the blocks lie along one axis; else packed
-bytes, whose description (doc_string) is their format, and operators on bits and numbers. Weights
-lie as the op that reads them wants them, [k, n] for MatMul, because onnxruntime fuses only that.
+bytes, whose description (doc_string) is their format and shape, and operators on bits and numbers.
+Weights lie as the op that reads them wants them, [k, n] for MatMul: onnxruntime fuses only that.
 """
 
 from typing import Any, NamedTuple
@@ -156,7 +156,7 @@ def _by_operators(scope: Scope, name: str, stored: Operand) -> str:
     fmt, shape, qparams = stored.format, stored.shape, stored.qparams
     packed = whole_groups(stored.codes, fmt.bits)
     packed = packed.reshape(-1, packed.shape[-1])
-    codes = put_tensor(scope.file, f"{name}.codes", packed, fmt.spelling)
+    codes = put_tensor(scope.file, f"{name}.codes", packed, description(stored))
     patterns = unpack(scope, codes, fmt.element, stored.size)
     values = decode(scope, patterns, fmt.element, _book(scope, name, qparams))
     values = scope.op("Reshape", values, scope.ints(*shape))
@@ -172,6 +172,11 @@ def _by_operators(scope: Scope, name: str, stored: Operand) -> str:
         return values
     spread = expand(scope, offset[0], offset[1], tuple(qparams.offset.shape), shape)
     return scope.op("Add", values, spread)
+
+
+def description(stored: Operand) -> str:
+    """What a tensor of packed codes says of them: format and shape, by which they can be read."""
+    return f"{stored.format.spelling} {list(stored.shape)}"
 
 
 def _book(scope: Scope, name: str, qparams: QParams) -> str:
@@ -197,7 +202,9 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
         values = _turned_rows(scope, name, stored, along, flat)
         return _as_rows(scope, values, indices, stored, dtype)
     file, qparams = scope.file, stored.qparams
-    packed = put_tensor(file, f"{name}.codes", whole_groups(stored.codes, fmt.bits), fmt.spelling)
+    packed = put_tensor(
+        file, f"{name}.codes", whole_groups(stored.codes, fmt.bits), description(stored)
+    )
     patterns = unpack(scope, scope.op("Gather", packed, flat, axis=0), fmt.element, stored.size)
     values = decode(scope, patterns, fmt.element, _book(scope, name, qparams))
 

@@ -59,7 +59,7 @@ def test_codes_take_the_place_of_the_mark(model):
     named = {name for name in tensors if "scalar_tensor" not in name}  # torch's own constants
     assert named == {"norm.weight", "norm.bias", "layer.weight.codes", "layer.weight.scale"}
     assert array(tensors["layer.weight.codes"]).shape == (12, 30)
-    assert tensors["layer.weight.codes"].doc_string == "e3m2:group8:e8m0/floor"
+    assert tensors["layer.weight.codes"].doc_string == "e3m2:group8:e8m0/floor [12, 40]"
     assert not [node for node in model.graph.node if node.op_type == "Placed"]
     told = {value.name for value in model.graph.value_info}
     there = {name for node in model.graph.node for name in node.output}
