@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from blockscale.graph.nodes import scope
+from blockscale.graph.nodes import arguments, scope
 from blockscale.layers.kinds import Conv1D
 
 aten = torch.ops.aten
@@ -44,62 +44,54 @@ def parameter(graph: fx.GraphModule, node: object) -> Tensor | None:
     return value if isinstance(value, Tensor) and value.is_floating_point() else None
 
 
-def _given(node: fx.Node) -> dict[str, Any]:
-    """The node's arguments by the names of the op's schema, defaults included."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
-    names = [argument.name for argument in schema.arguments]
-    data = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return data | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
-    """The module with these tensors as its parameters, which stay the program's own."""
+def _hold(layer: nn.Module, **tensors: Tensor | None) -> None:
+    """Give a layer, which is then in evaluation, these parameters, which stay the program's own."""
     for name, tensor in tensors.items():
         if tensor is not None and not isinstance(tensor, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=False)  # noqa: PLW2901
-        module.register_parameter(name, tensor)
-    return module.eval()
+        layer.register_parameter(name, tensor)
+    layer.eval()
 
 
 def linear(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """linear(x, weight [n, k], bias)."""
-    inputs = _given(node)
+    inputs = arguments(node)
     weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
     if weight is None or weight.ndim != 2 or (inputs["bias"] is not None and bias is None):
         return None
-    result = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    held_parts = _holding(result, weight=weight, bias=bias)
-    return LayerNode(held_parts, inputs["input"], inputs["weight"].target, ("Linear",))
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    _hold(layer, weight=weight, bias=bias)
+    return LayerNode(layer, inputs["input"], inputs["weight"].target, ("Linear",))
 
 
 def addmm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """addmm(bias, x [m, k], weight [k, n]), or mm: GPT-2's Conv1D, or a linear layer that was
     decomposed, whose weight is transposed before."""
-    inputs = _given(node)
+    inputs = arguments(node)
     if inputs.get("beta", 1) != 1 or inputs.get("alpha", 1) != 1:
         return None
     x = inputs["mat1"] if "mat1" in inputs else inputs["self"]
     from_bias = inputs["self"] if "mat1" in inputs else None
     bias = parameter(graph, from_bias)
     at, transposed = inputs["mat2"], False
-    if isinstance(at, fx.Node) and _turns(at):
+    if isinstance(at, fx.Node) and _is_transpose(at):
         at, transposed = at.args[0], True
     weight = parameter(graph, at)
     if weight is None or (from_bias is not None and (bias is None or bias.ndim != 1)):
         return None
     if transposed:
-        module: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        layer: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     else:
-        module = Conv1D(weight.shape[1], weight.shape[0])
-    held_parts = _holding(module, weight=weight, bias=bias)
+        layer = Conv1D(weight.shape[1], weight.shape[0])
+    _hold(layer, weight=weight, bias=bias)
     whole = _around(node, x)
     names = ("Linear",) if transposed else ("Conv1D",)
     if whole is None:
-        return LayerNode(held_parts, x, at.target, names)
-    return LayerNode(held_parts, whole[0], at.target, names, whole[1])
+        return LayerNode(layer, x, at.target, names)
+    return LayerNode(layer, whole[0], at.target, names, whole[1])
 
 
-def _turns(node: fx.Node) -> bool:
+def _is_transpose(node: fx.Node) -> bool:
     """Whether it transposes a matrix."""
     if node.op != "call_function":
         return False
@@ -121,10 +113,10 @@ def _around(node: fx.Node, rows: Any) -> tuple[fx.Node, fx.Node] | None:
     after, x = next(iter(node.users)), rows.args[0]
     if after.op != "call_function" or after.target not in _VIEWS:
         return None
-    value, given_y = x.meta.get("val"), after.meta.get("val")
-    if value is None or given_y is None or value.ndim != given_y.ndim:
+    value, result = x.meta.get("val"), after.meta.get("val")
+    if value is None or result is None or value.ndim != result.ndim:
         return None
-    same = all(str(a) == str(b) for a, b in zip(value.shape[:-1], given_y.shape[:-1], strict=True))
+    same = all(str(a) == str(b) for a, b in zip(value.shape[:-1], result.shape[:-1], strict=True))
     return (x, after) if same and len(rows.meta["val"].shape) == 2 else None
 
 
@@ -134,29 +126,30 @@ _TRANSPOSED = {3: nn.ConvTranspose1d, 4: nn.ConvTranspose2d, 5: nn.ConvTranspose
 
 def conv(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """conv1d, conv2d, conv3d, conv_transpose*, and what they are decomposed to."""
-    inputs = _given(node)
+    inputs = arguments(node)
     weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
     if weight is None or (inputs["bias"] is not None and bias is None):
         return None
     name = str(node.target)
-    turned = inputs.get("transposed", "transpose" in name)
+    transposed = inputs.get("transposed", "transpose" in name)
     groups, dims = int(inputs["groups"]), weight.ndim - 2
     settings: dict[str, Any] = {
         each: _each(inputs[each], dims) for each in ("stride", "padding", "dilation")
     }
-    if turned:
+    if transposed:
         settings["output_padding"] = _each(inputs["output_padding"], dims)
         sizes = weight.shape[0], weight.shape[1] * groups
     else:
         sizes = weight.shape[1] * groups, weight.shape[0]
-    kind: Any = (_TRANSPOSED if turned else _CONVS)[weight.ndim]
+    kind: Any = (_TRANSPOSED if transposed else _CONVS)[weight.ndim]
     kernel = tuple(weight.shape[2:])
-    result = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
-    held_parts, x = _holding(result, weight=weight, bias=bias), inputs["input"]
+    layer = kind(*sizes, kernel, groups=groups, bias=bias is not None, device="meta", **settings)
+    _hold(layer, weight=weight, bias=bias)
+    x = inputs["input"]
     if (padded := _padding(x, node)) is not None:
         # the convolution's own padding, of a mode that torch's convolutions do not know
-        x, result._reversed_padding_repeated_twice, result.padding_mode = padded
-    return LayerNode(held_parts, x, inputs["weight"].target, (kind.__name__,))
+        x, layer._reversed_padding_repeated_twice, layer.padding_mode = padded
+    return LayerNode(layer, x, inputs["weight"].target, (kind.__name__,))
 
 
 def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
@@ -164,7 +157,7 @@ def _padding(pad: Any, node: fx.Node) -> tuple[fx.Node, list[int], str] | None:
     the forward of the same layer."""
     if pad.op != "call_function" or pad.target is not aten.pad.default or len(pad.users) != 1:
         return None
-    inputs = _given(pad)
+    inputs = arguments(pad)
     if inputs["mode"] == "constant" or scope(pad) != scope(node):
         return None
     return inputs["self"], [int(size) for size in inputs["pad"]], inputs["mode"]
@@ -180,16 +173,16 @@ def _each(sizes: Any, dims: int) -> Any:
 
 def embedding(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """embedding(weight, indices, padding_idx)."""
-    inputs = _given(node)
+    inputs = arguments(node)
     weight = parameter(graph, inputs["weight"])
     if weight is None or weight.ndim != 2:
         return None
     padding = inputs["padding_idx"]
-    result = nn.Embedding(1, 1, device="meta")
-    result.num_embeddings, result.embedding_dim = weight.shape
-    result.padding_idx = None if padding is None or padding < 0 else padding
-    held_parts = _holding(result, weight=weight)
-    return LayerNode(held_parts, inputs["indices"], inputs["weight"].target, ("Embedding",))
+    layer = nn.Embedding(1, 1, device="meta")
+    layer.num_embeddings, layer.embedding_dim = weight.shape
+    layer.padding_idx = None if padding is None or padding < 0 else padding
+    _hold(layer, weight=weight)
+    return LayerNode(layer, inputs["indices"], inputs["weight"].target, ("Embedding",))
 
 
 _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -197,28 +190,28 @@ _NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNo
 
 def batch_norm(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """batch_norm(x, weight, bias, running mean, running variance, training, momentum, eps)."""
-    inputs = _given(node)
+    inputs = arguments(node)
     mean, var = parameter(graph, inputs["running_mean"]), parameter(graph, inputs["running_var"])
     value = inputs["input"].meta.get("val")
     if mean is None or var is None or value is None:
         return None
-    result = _NORMS[value.ndim](
+    layer = _NORMS[value.ndim](
         mean.numel(), inputs["eps"], inputs["momentum"], inputs["weight"] is not None, device="meta"
     )
-    result.register_buffer("running_mean", mean)
-    result.register_buffer("running_var", var)
-    result.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+    layer.register_buffer("running_mean", mean)
+    layer.register_buffer("running_var", var)
+    layer.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
     weight, bias = parameter(graph, inputs["weight"]), parameter(graph, inputs["bias"])
-    held_parts = _holding(result, weight=weight, bias=bias)
+    _hold(layer, weight=weight, bias=bias)
     at = inputs["weight"] if inputs["weight"] is not None else inputs["running_mean"]
     name = str(at.target).replace("running_mean", "weight")
-    return LayerNode(held_parts, inputs["input"], name, (type(result).__name__,))
+    return LayerNode(layer, inputs["input"], name, (type(layer).__name__,))
 
 
 def dropout(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:
     """dropout(x, p, train)."""
     del graph
-    inputs = _given(node)
+    inputs = arguments(node)
     return LayerNode(nn.Dropout(inputs["p"]).eval(), inputs["input"], None, ("Dropout",))
 
 

@@ -71,8 +71,8 @@ class Decomposer:
         """Put the reference's ops in the node's place. Raises what tracing raises."""
         body = self._body(node)
         flat = pytree.tree_flatten((node.args, node.kwargs))[0]
-        given = [each for each in flat if isinstance(each, fx.Node)]
-        inputs = [each for each in given if _is_input(self._value(each))]
+        nodes = [each for each in flat if isinstance(each, fx.Node)]
+        inputs = [each for each in nodes if _is_input(self._value(each))]
         _inline(self._graph, node, body, inputs, self._mode)
 
     def _body(self, node: fx.Node) -> fx.GraphModule:
@@ -80,16 +80,16 @@ class Decomposer:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         flat = [self._value(each) if isinstance(each, fx.Node) else each for each in flat]
         inputs = [i for i, each in enumerate(flat) if _is_input(each)]
-        key = f"{node.target} {spec} {[_told(each) for each in flat]}"
+        key = f"{node.target} {spec} {[_key(each) for each in flat]}"
         if key not in self._traced:
             target = self._table[node.target]
 
-            def run(*given: Any) -> Any:
-                filled = list(flat)
-                for i, value in zip(inputs, given, strict=True):
-                    filled[i] = value
-                args, named = pytree.tree_unflatten(filled, spec)
-                return target(*args, **named)
+            def run(*tensors: Any) -> Any:
+                arguments = list(flat)
+                for i, value in zip(inputs, tensors, strict=True):
+                    arguments[i] = value
+                args, keywords = pytree.tree_unflatten(arguments, spec)
+                return target(*args, **keywords)
 
             with torch.no_grad(), enable_python_dispatcher():  # whose rules know symbolic sizes
                 traced = make_fx(run, decomposition_table=self._table)(*(flat[i] for i in inputs))
@@ -100,20 +100,12 @@ class Decomposer:
     def _value(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if value is None and node.op == "get_attr":
-            value = attribute(self._graph, str(node.target))
+            value = operator.attrgetter(str(node.target))(self._graph)
         if value is None:
             raise ValueError(f"the shape of {node.name} is not known")
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             value = node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)
         return value
-
-
-def attribute(graph: fx.GraphModule, name: str) -> Any:
-    """The buffer, parameter or module under a dotted name."""
-    found: Any = graph
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _fake_mode(graph: fx.GraphModule) -> FakeTensorMode:
@@ -128,7 +120,7 @@ def _is_input(value: Any) -> bool:
     return isinstance(value, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def _told(value: Any) -> str:
+def _key(value: Any) -> str:
     """What tracing sees of an argument."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {value.device} {tuple(value.shape)} {value.stride()}"
@@ -144,23 +136,23 @@ def _inline(
 ) -> None:
     """Copy the body's nodes before `node`, hand over its users and remove it."""
     placeholders = [each for each in body.graph.nodes if each.op == "placeholder"]
-    made: dict[fx.Node, fx.Node] = dict(zip(placeholders, inputs, strict=True))
+    copies: dict[fx.Node, fx.Node] = dict(zip(placeholders, inputs, strict=True))
     result: Any = None
     with graph.graph.inserting_before(node):
         for each in body.graph.nodes:
             if each.op == "placeholder":
                 continue
             if each.op == "output":
-                result = fx.node.map_arg(each.args[0], lambda n: made[n])
+                result = fx.node.map_arg(each.args[0], lambda n: copies[n])
                 continue
             if is_constant(each):  # a table that the function made
                 name = f"tables.{each.target}"
-                made[each] = put(graph, name, get(body, each), like=node)
+                copies[each] = put(graph, name, get(body, each), like=node)
                 continue
-            copy = graph.graph.node_copy(each, lambda n: made[n])
+            copy = graph.graph.node_copy(each, lambda n: copies[n])
             copy.meta.update(_origin(node.meta))
             _give_value(copy, mode)
-            made[each] = copy
+            copies[each] = copy
     _hand_over(node, result)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What runs a node of ours on one backend, as the registry would choose when it is called."""
 
+import operator
 from functools import cache
 from typing import Any
 
@@ -129,17 +130,15 @@ def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
     """
 
     def value(each: fx.Node) -> Any:
-        found = each.meta.get("val")
-        if found is None and each.op == "get_attr":
-            found = each.graph.owning_module
-            for part in str(each.target).split("."):
-                found = getattr(found, part)
-        if found is None:
+        example = each.meta.get("val")
+        if example is None and each.op == "get_attr":
+            example = operator.attrgetter(str(each.target))(each.graph.owning_module)
+        if example is None:
             raise ValueError(
                 f"{node.name}: the value of {each.name} is not known: lower a graph that "
                 "torch.export.export or bs.graph returned, unchanged"
             )
-        return pytree.tree_map(_hinted, found)
+        return pytree.tree_map(_hinted, example)
 
     args = fx.node.map_arg(node.args, value)
     named = fx.node.map_arg(dict(node.kwargs), value)

@@ -10,7 +10,7 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import operand
 from blockscale.core.parse import CATALOG, parse
-from blockscale.graph.lowering.decompose import Decomposer, attribute, bodies
+from blockscale.graph.lowering.decompose import Decomposer, bodies
 from blockscale.graph.lowering.way import of_ours
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list
 from tests.graph.lowering.programs import layers
@@ -88,8 +88,3 @@ def test_new_nodes_come_from_where_the_op_came():
     new = [n for n in made.graph.nodes if n not in before and n.op == "call_function"]
     assert new and all(n.meta["stack_trace"] == trace for n in new)
     assert all("val" in n.meta for n in new if n.target is not operator.getitem)
-
-
-def test_attribute():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
-    assert attribute(model, "0.weight") is model[0].weight

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whether a graph computes on integers alone: walked from its nodes, whoever wrote it."""
 
+import operator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -77,7 +78,7 @@ def audit_integer(graph: fx.GraphModule) -> IntegerAudit:
     are the graph's inputs, integer_quantize and integer_dequantize, which are where floats come in
     and go out, and the graph's output. A node whose value nobody knows counts as one that does.
     """
-    return replace(_walked(graph), weights=weights(graph))
+    return replace(_audit_ops(graph), weights=weights(graph))
 
 
 def name_of(node: fx.Node) -> str:
@@ -90,7 +91,7 @@ def _names() -> dict[Any, str]:
     return {op.overload: name for name, op in INTEGER_OPS.items()}
 
 
-def _walked(graph: fx.GraphModule) -> IntegerAudit:
+def _audit_ops(graph: fx.GraphModule) -> IntegerAudit:
     """All but the weights, whose numbers have to be looked at."""
     ops: dict[str, int] = {}
     edges: dict[str, int] = {}
@@ -103,9 +104,9 @@ def _walked(graph: fx.GraphModule) -> IntegerAudit:
             if node.op == "call_function":
                 key = name or "move"
                 ops[key] = ops.get(key, 0) + 1
-                found = value(node)
-                if isinstance(found, Tensor) and name != "integer_dequantize":
-                    dtype = str(found.dtype).removeprefix("torch.")
+                result = value(node)
+                if isinstance(result, Tensor) and name != "integer_dequantize":
+                    dtype = str(result.dtype).removeprefix("torch.")
                     edges[dtype] = edges.get(dtype, 0) + 1
         else:
             floats.append(
@@ -116,7 +117,7 @@ def _walked(graph: fx.GraphModule) -> IntegerAudit:
 
 def weights(graph: fx.GraphModule) -> tuple[ProductWeights, ...]:
     """What the products of a graph's layers multiply by, from its tensors."""
-    found = []
+    products = []
     for node in graph.graph.nodes:
         name = name_of(node)
         stored: Any = node.args[1] if name in LAYERS and len(node.args) > 1 else None
@@ -124,17 +125,17 @@ def weights(graph: fx.GraphModule) -> tuple[ProductWeights, ...]:
             tensor = get(graph, stored)
             most = int(terms(tensor).amax()) if tensor.numel() else 0
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(ProductWeights(node.name, name, tuple(tensor.shape), dtype, most))
-    return tuple(found)
+            products.append(ProductWeights(node.name, name, tuple(tensor.shape), dtype, most))
+    return tuple(products)
 
 
 def check(graph: fx.GraphModule) -> None:
     """Raise NotIntegerError that names each node that computes with floats."""
-    found = _walked(graph)
-    if not found.integer:
+    audit = _audit_ops(graph)
+    if not audit.integer:
         raise NotIntegerError(
             "these nodes of an integer graph compute with floats:"
-            + "".join(f"\n  {each}" for each in found.floats)
+            + "".join(f"\n  {each}" for each in audit.floats)
         )
 
 
@@ -147,21 +148,14 @@ def _knows_floats(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_float(graph: fx.GraphModule, node: fx.Node) -> bool:
-    found = value(node)
-    if found is None and node.op == "get_attr":
-        found = _attribute(graph, str(node.target))
-    if found is None and node.op == "call_function":
+    result = value(node)
+    if result is None and node.op == "get_attr":
+        result = operator.attrgetter(str(node.target))(graph)
+    if result is None and node.op == "call_function":
         return True
-    listed = found if isinstance(found, list | tuple) else [found]
+    values = result if isinstance(result, list | tuple) else [result]
     return any(
         isinstance(each, float | torch.SymFloat)
         or (isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()))
-        for each in listed
+        for each in values
     )
-
-
-def _attribute(graph: fx.GraphModule, name: str) -> Any:
-    found: Any = graph
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
