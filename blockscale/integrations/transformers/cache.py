@@ -239,10 +239,7 @@ class QuantizedCache(Cache):
                 f"of {', '.join(_ATTENTION)}: use transformers' own cache"
             )
         rotated = _rotated(how["rotate"], text)
-        count = text.num_hidden_layers
-        if scales is not None and len(scales.keys) != count:
-            raise ValueError(f"scales are of {len(scales.keys)} layers, and the model has {count}")
-        each = [None] * count if scales is None else [*zip(scales.keys, scales.values, strict=True)]
+        each = _of_layers(scales, text.num_hidden_layers)
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
             QuantizedLayer(formats[0], formats[1], keys_per, window, rotated, own_scales)
             for own_scales in each
@@ -269,6 +266,15 @@ def _of_scales(other: object) -> str:
             "keys, keys_per and rotate out, or name a format that chooses its own scales"
         )
     return _STATIC
+
+
+def _of_layers(scales: CacheScales | None, count: int) -> list[tuple[float, float] | None]:
+    """A pair for each layer. Raises ValueError where scales are of another number of them."""
+    if scales is None:
+        return [None] * count
+    if len(scales.keys) != count:
+        raise ValueError(f"scales are of {len(scales.keys)} layers, and the model has {count}")
+    return [*zip(scales.keys, scales.values, strict=True)]
 
 
 def _rotated(spec: str | None, config: Any) -> int | None:

@@ -44,6 +44,7 @@ from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import known
 from blockscale.kernels.cuda.token_reading import (
     TokenReading,
+    folded_scores,
     outer_of,
     planes_of,
     query_planes,
@@ -59,6 +60,7 @@ from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
 _PROGRAMS = 132  # an H200's processors
+_FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many steps
 
 
 @triton.jit
@@ -201,20 +203,13 @@ def folded_values(found, power, less, planes, by, V: tl.constexpr, POWERS: tl.co
 
 
 @triton.jit
-def folded_scores(
-    word, scale, outer, outer_stride, against, at, there, K: tl.constexpr, TYPES_K: tl.constexpr,
-    PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, WK: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """As `scores_of`, float32 [WARPS, M, BT], of keys times their scales."""
-    planes = planes_of(word, K, TYPES_K)
-    by = scales_of_words(scale, at, there, K, WK, False)
-    scores = tl.zeros((WARPS, BT, M), tl.float32)
-    count: tl.constexpr = K.planes
-    for i in tl.static_range(count):
-        for p in tl.static_range(PARTS):
-            scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
-    scores *= outer_of(outer, outer_stride, at, there, K)[:, :, None]
-    return tl.permute(scores, (0, 2, 1))
+def no_values(V: tl.constexpr, WARPS: tl.constexpr, WV: tl.constexpr, M: tl.constexpr):
+    """Sums of each plane, [WARPS, words, M], of nothing yet."""
+    found = ()
+    count: tl.constexpr = V.planes
+    for _ in tl.static_range(count):
+        found += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
+    return found
 
 
 @triton.jit
@@ -241,10 +236,7 @@ def of_folded(
     total = tl.zeros((WARPS, M), tl.float32)
     top = total + float("-inf")
     against = query_planes_across(query, rows, depth, K, PARTS, M, WK, WARPS)
-    found = ()
-    count: tl.constexpr = V.planes
-    for _ in tl.static_range(count):
-        found += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
+    found = no_values(V, WARPS, WV, M)
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
     rk, rv = tl.arange(0, WK), tl.arange(0, WV)
     for step in range(steps):
@@ -397,16 +389,17 @@ class PartSettings(NamedTuple):
 
 def usual(tokens: int, recent: int, heads: int, folded: bool = False) -> PartSettings:
     """Parts for as many programs as an H200 has processors, which begin and end once, or of four
-    steps and more for twice as many, four times with folded scales, whose programs hold less; the
-    same on other GPUs, so that sums have one order."""
-    counts = (4, 2, 1) if folded else (2, 1)
-    steps = 1
-    for programs in (_PROGRAMS * each for each in counts):
-        left = max(programs - heads * cdiv(recent, _RECENT), programs // 2)
-        steps = max(1, cdiv(tokens * heads, left * 128))
-        if steps >= 4:
-            break
-    return PartSettings(32, steps, 4, 3)
+    steps and more for twice as many; with folded scales, of which a processor holds three, for up
+    to four times as many. The same on other GPUs, so that sums have one order."""
+    for times, least in _FOLDED if folded else ():
+        steps = cdiv(tokens * heads, times * _PROGRAMS * 128)
+        if steps >= least:
+            return PartSettings(32, steps, 4, 3)
+    few, many = (
+        max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
+        for each in (_PROGRAMS, 2 * _PROGRAMS)
+    )
+    return PartSettings(32, many if many >= 4 and not folded else few, 4, 3)
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:

@@ -28,6 +28,7 @@ from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.order import leading
 from blockscale.kernels.cuda.matmul.reading import SIGNIFICAND, WORD, is_bfloat16, significand
+from blockscale.kernels.cuda.matmul.tile import dot
 from blockscale.kernels.cuda.relaunch import power_of_2
 from blockscale.kernels.cuda.spec import Spec, spec
 
@@ -271,3 +272,20 @@ def query_planes_across(
             head, rest = leading(rest, part == 0)
             planes += (tl.broadcast_to(head[None, :, :], (WARPS, WK, M)),)  # type: ignore[assignment]
     return planes
+
+
+@triton.jit
+def folded_scores(
+    word, scale, outer, outer_stride, against, at, there, K: tl.constexpr, TYPES_K: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, WK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """As `scores_of`, float32 [WARPS, M, BT], of keys times their scales."""
+    planes = planes_of(word, K, TYPES_K)
+    by = scales_of_words(scale, at, there, K, WK, False)
+    scores = tl.zeros((WARPS, BT, M), tl.float32)
+    count: tl.constexpr = K.planes
+    for i in tl.static_range(count):
+        for p in tl.static_range(PARTS):
+            scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
+    scores *= outer_of(outer, outer_stride, at, there, K)[:, :, None]
+    return tl.permute(scores, (0, 2, 1))

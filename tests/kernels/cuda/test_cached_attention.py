@@ -163,7 +163,7 @@ def test_parts_keep_an_h200_busy() -> None:
     assert usual(32768, 160, 64).steps >= 1
     each = [usual(tokens, 16, heads, folded=True).steps for tokens, heads in
             ((100, 8), (8192, 8), (32768, 8), (8192, 64), (32768, 64))]  # fmt: skip
-    assert each == [1, 5, 4, 9, 36]
+    assert each == [1, 5, 8, 11, 32]  # what was fastest on an H200
 
 
 def test_the_op_takes_it() -> None:
