@@ -3,12 +3,14 @@
 
 import importlib.util
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 from torch.export import ExportedProgram
 
+from blockscale.core.format import Format
 from blockscale.export.to_onnx import take, write
 from blockscale.export.to_onnx.decoder import (
     GENAI,
@@ -18,6 +20,7 @@ from blockscale.export.to_onnx.decoder import (
     name_inputs,
     write_config,
 )
+from blockscale.export.to_onnx.decoder_cache import cache_format, fixed_sizes, put_codes_in
 from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, OpsetNeeds
 from blockscale.export.to_onnx.take import Piece, is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
@@ -50,7 +53,8 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     *,
     opset: int | None = None,
     dynamic_batch: bool = False,
-    cache: bool = False,
+    cache: bool | str | Format = False,
+    sizes: Mapping[str, int] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write an ONNX file (.onnx) of a converted graph, a quantized model or an integer model.
@@ -63,7 +67,10 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     dynamic_batch: as in bs.export.program, for models. Sizes that are free in a graph stay free.
     cache: of a language model of transformers, which then needs no example: keys and values of
         past tokens are inputs and outputs, named as optimum names them, all sizes free; beside the
-        file lies genai_config.json, which onnxruntime-genai reads
+        file lies genai_config.json, which onnxruntime-genai reads. A format, such as
+        "int8:token:fp32" or "int4:group32:fp32": they are codes and scales (docs/export.md)
+    sizes: with a cache, {"batch_size": …, "sequence_length": …, "past_sequence_length": …}: every
+        call is of just so many rows, new and past tokens, and no size in the file is free
     overwrite: replace a file that is there
 
     Weights are stored as their codes, packed, with their scales as they are. QuantizeLinear and
@@ -76,8 +83,8 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     example that does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
     path = _checked(path, opset, overwrite)
-    decoder = _decoder(graph, example, path, overwrite) if cache else None
-    graph = graph if decoder is None else decoder_program(decoder)
+    decoder = _decoder(graph, example, cache, sizes, path, overwrite)
+    graph = graph if decoder is None else decoder.program()
     program, pieces = _marked(graph, example, dynamic_batch and decoder is None)
     if example is not None:
         tried(program.module(), *arguments(example))
@@ -87,20 +94,55 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     needs = write.filled(model, pieces_widened(pieces), opset or 0).needs
     write.stamp(model, _enough(opset, needs))
     if decoder is not None:
-        name_inputs(model.graph, decoder)
+        decoder.finish(model.graph)
     if write.is_large(model):
         check_new(write.beside(path), overwrite)
     write.save(model, path)
-    if decoder is not None:
-        write_config(decoder, path)
+    if decoder is not None and decoder.for_genai:
+        write_config(decoder.decoder, path)
 
 
-def _decoder(model: Any, example: Example | None, path: Path, overwrite: bool) -> Decoder:
-    """What is written with its cache. Raises ValueError for an example, which it has itself."""
+class _CachedFile(NamedTuple):
+    """A decoder as a file has it. fmt: of keys and values in codes; fixed: rows, tokens, past"""
+
+    decoder: Decoder
+    fmt: Format | None
+    fixed: tuple[int, int, int] | None
+
+    @property
+    def for_genai(self) -> bool:
+        """Whether onnxruntime-genai (0.18) can run it: its caches are floats, and grow."""
+        return self.fmt is None and self.fixed is None
+
+    def program(self) -> ExportedProgram:
+        """torch.export's program of it, in floats."""
+        return decoder_program(self.decoder, self.fixed)
+
+    def finish(self, graph: Any) -> None:
+        """The graph (GraphProto) with its names, and its cache in codes."""
+        name_inputs(graph, self.decoder, fixed=self.fixed is not None)
+        if self.fmt is not None:
+            put_codes_in(graph, self.decoder, self.fmt)
+
+
+def _decoder(
+    model: Any, example: Example | None, cache: bool | str | Format,
+    sizes: Mapping[str, int] | None, path: Path, overwrite: bool,
+) -> _CachedFile | None:  # fmt: skip
+    """What is written with its cache, if it is. Raises ValueError for an example, which it has
+    itself, and for sizes without a cache."""
+    if cache is False:
+        if sizes is not None:
+            raise ValueError("sizes are those of a decoder with its cache: pass cache=True, too")
+        return None
     if example is not None:
         raise ValueError("cache=True has an example of its own: leave example out")
-    check_new(path.with_name(GENAI), overwrite)
-    return decoder_of(model)
+    fixed = None if sizes is None else fixed_sizes(sizes)
+    decoder = decoder_of(model)
+    made = _CachedFile(decoder, None if cache is True else cache_format(cache, decoder), fixed)
+    if made.for_genai:
+        check_new(path.with_name(GENAI), overwrite)
+    return made
 
 
 def _checked(path: str | Path, opset: int | None, overwrite: bool) -> Path:

@@ -123,12 +123,14 @@ def _shapes(name: str, model: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def decoder_program(decoder: Decoder) -> ExportedProgram:
-    """torch.export's program of a model with its cache; rows, tokens and past of any number.
+def decoder_program(decoder: Decoder, fixed: tuple[int, int, int] | None = None) -> ExportedProgram:
+    """torch.export's program of a model with its cache; rows, tokens and past of any number, or as
+    many as `fixed` says.
 
     Raises ValueError where the model is another one for other sizes.
     """
-    example, sizes = _example(decoder, decoder.model.device)
+    example, free = _example(decoder, decoder.model.device, fixed or (_ROWS, _TOKENS, _PAST))
+    sizes = None if fixed else free
     with torch.no_grad(), _called_with_tensors(decoder):
         tried(decoder.model, (), example)
         try:
@@ -141,19 +143,22 @@ def decoder_program(decoder: Decoder) -> ExportedProgram:
             ) from error
 
 
-def _example(decoder: Decoder, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of a call with a past, and their free sizes."""
+def _example(
+    decoder: Decoder, device: torch.device, counts: tuple[int, int, int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of a call of so many rows and tokens with so long a past, and their free sizes."""
     rows, past, tokens = Dim("batch_size"), Dim("past_sequence_length"), Dim("sequence_length")
-    ids = torch.zeros((_ROWS, _TOKENS), dtype=torch.int64, device=device)
-    positions = torch.arange(_PAST, _PAST + _TOKENS, device=device).repeat(_ROWS, 1)
+    batch, new, before = counts
+    ids = torch.zeros((batch, new), dtype=torch.int64, device=device)
+    positions = torch.arange(before, before + new, device=device).repeat(batch, 1)
     dtype = decoder.model.dtype
     pairs = [
-        tuple(torch.zeros((_ROWS, heads, _PAST, size), dtype=dtype, device=device)
+        tuple(torch.zeros((batch, heads, before, size), dtype=dtype, device=device)
               for heads, size in shapes)
         for shapes in decoder.shapes
     ]  # fmt: skip
     example: dict[str, Any] = {
-        "input_ids": ids, _MASK: ids.new_ones((_ROWS, _PAST + _TOKENS)),
+        "input_ids": ids, _MASK: ids.new_ones((batch, before + new)),
         "position_ids": positions, "past_key_values": pairs,
     }  # fmt: skip
     sizes: dict[str, Any] = {
@@ -208,15 +213,18 @@ def _called_with_tensors(decoder: Decoder) -> Iterator[None]:
             model.forward = own
 
 
-def name_inputs(graph: Any, decoder: Decoder) -> None:
-    """Inputs and sizes of a file's graph (GraphProto) under the names that programs look for."""
+def name_inputs(graph: Any, decoder: Decoder, *, fixed: bool = False) -> None:
+    """Inputs and sizes of a file's graph (GraphProto) under the names that programs look for.
+
+    fixed: whether sizes are numbers; free ones that are not free are an error.
+    """
     names = {each.name: new for each, new in zip(graph.input, decoder.inputs, strict=True)}
     symbols: dict[str, str] = {}
     for each in graph.input:
         each.name = names[each.name]
         wanted = _SIZES.get(each.name, ("batch_size", "", "past_sequence_length", ""))
         for dim, name in zip(each.type.tensor_type.shape.dim, wanted, strict=True):
-            if name and not dim.dim_param:
+            if name and not dim.dim_param and not fixed:
                 raise ValueError(
                     f"{type(decoder.model).__name__} with a cache is a program for one {name} "
                     f"alone ({dim.dim_value} in {each.name}), and no file for others"

@@ -48,14 +48,14 @@ class QuantizedLayer(DynamicLayer):
 
     def __init__(
         self, keys: Format, values: Format, keys_per: str, window: int, rotated: int | None = None,
-        scales: tuple[float, float] | None = None,
+        scales: tuple[float, float] | None = None, chunk: int = CHUNK,
     ):  # fmt: skip
         super().__init__()
         self.scales = scales  # of all keys and all values, where they do not choose their own
         self.formats, self.keys_per, self.window = (keys, values), keys_per, window
         self.rotated = rotated  # how many of a key's features are rotated together
         block = _tokens_of_a_block(keys) if keys_per == "channel" else 1
-        self.chunk = (CHUNK + block - 1) // block * block
+        self.chunk = (chunk + block - 1) // block * block
         self.codes: list[QTensor | None] = [None, None]
         self.seen = 0
 
@@ -184,9 +184,10 @@ class QuantizedCache(Cache):
     keys: the format of keys; None for the same
     keys_per: "token": blocks of one token's features, as of values; "channel": blocks of one
         feature's tokens, as many as a group of the format has
-    window: the last tokens that stay in float, and up to a chunk less one more: chunks of 32
-        tokens, or with keys_per="channel" of the fewest whole groups of as many, are quantized
-        together. The last tokens that `update` was given are read in float once, however many
+    window: the last tokens that stay in float, and up to a chunk less one more. The last tokens
+        that `update` was given are read in float once, however many
+    chunk: how many tokens are quantized together; with keys_per="channel" the fewest whole groups
+        of as many. With 1 and window=0 the past is codes alone, as in ONNX files
     rotate: "hadamard", or "hadamard:N", as the transform of that name: keys are multiplied by a
         Walsh-Hadamard matrix, for each N features (the largest power of two that divides a head's),
         before they are rounded, and again when they are read, in float32. Outliers of a few
@@ -205,7 +206,7 @@ class QuantizedCache(Cache):
     kept, and masked by the model), and for rotations that do not fit a head.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the first two are the call, the rest are options
         self,
         config: PreTrainedConfig,
         values: "str | Format | CacheScales",
@@ -214,6 +215,7 @@ class QuantizedCache(Cache):
         keys_per: str | None = None,
         window: int | None = None,
         rotate: str | None = None,
+        chunk: int = CHUNK,
     ):
         scales = values if isinstance(values, CacheScales) else None
         if isinstance(values, CacheScales):
@@ -227,6 +229,8 @@ class QuantizedCache(Cache):
                 f"keys_per must be one of {', '.join(PLACES)} and window >= 0, got "
                 f"{keys_per!r} and {window}"
             )
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         both = (how["values"] if how["keys"] is None else how["keys"], how["values"])
         formats = [_one_token(parse(each)) for each in both]
         if keys_per == "channel":
@@ -241,7 +245,7 @@ class QuantizedCache(Cache):
         rotated = _rotated(how["rotate"], text)
         each = _of_layers(scales, text.num_hidden_layers)
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
-            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated, own_scales)
+            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated, own_scales, chunk)
             for own_scales in each
         ]
         super().__init__(layers=layers)

@@ -9,7 +9,8 @@ import pytest
 import blockscale.kernels.cpu as cpu
 
 SRC = Path(cpu.__file__).parent / "src"
-ROOMS = ("simd", "primitives", "integer", "linear", "fused")  # each may include itself and those before it
+# each may include itself and those before it
+ROOMS = ("simd", "primitives", "integer", "linear", "fused")
 FILES = sorted(path for path in SRC.rglob("*") if path.suffix in (".cpp", ".h"))
 
 
