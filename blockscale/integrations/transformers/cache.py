@@ -47,14 +47,14 @@ class QuantizedLayer(DynamicLayer):
     is_croppable = False
 
     def __init__(
-        self, keys: Format, values: Format, keys_per: str, window: int, rotated: int | None = None,
+        self, formats: tuple[Format, Format], keys_per: str, window: int, rotated: int | None = None,
         scales: tuple[float, float] | None = None, chunk: int = CHUNK,
     ):  # fmt: skip
         super().__init__()
         self.scales = scales  # of all keys and all values, where they do not choose their own
-        self.formats, self.keys_per, self.window = (keys, values), keys_per, window
+        self.formats, self.keys_per, self.window = formats, keys_per, window
         self.rotated = rotated  # how many of a key's features are rotated together
-        block = _tokens_of_a_block(keys) if keys_per == "channel" else 1
+        block = _tokens_of_a_block(formats[0]) if keys_per == "channel" else 1
         self.chunk = (chunk + block - 1) // block * block
         self.codes: list[QTensor | None] = [None, None]
         self.seen = 0
@@ -232,7 +232,7 @@ class QuantizedCache(Cache):
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
         both = (how["values"] if how["keys"] is None else how["keys"], how["values"])
-        formats = [_one_token(parse(each)) for each in both]
+        formats = _one_token(parse(both[0])), _one_token(parse(both[1]))
         if keys_per == "channel":
             _tokens_of_a_block(formats[0])
         text = config.get_text_config(decoder=True)
@@ -245,7 +245,7 @@ class QuantizedCache(Cache):
         rotated = _rotated(how["rotate"], text)
         each = _of_layers(scales, text.num_hidden_layers)
         layers: list[Any] = [  # lists are invariant, and ours are none of its union
-            QuantizedLayer(formats[0], formats[1], keys_per, window, rotated, own_scales, chunk)
+            QuantizedLayer(formats, keys_per, window, rotated, own_scales, chunk)
             for own_scales in each
         ]
         super().__init__(layers=layers)

@@ -44,7 +44,7 @@ def per_channel(x: torch.Tensor, fmt: bs.Format, group: int) -> torch.Tensor:
 def test_what_attention_reads(spelling: str, per: str, group: int, chunk: int, window: int) -> None:
     keys, values = states(130)
     fmt = bs.parse(spelling)
-    layer = QuantizedLayer(fmt, fmt, per, window)
+    layer = QuantizedLayer((fmt, fmt), per, window)
     start, held = 0, 0
     for size in (41, *[1] * 40, 9, *[1] * 35, 5):  # a prompt, and tokens after it
         k, v = layer.update(*(x[..., start : start + size, :] for x in (keys, values)))
@@ -68,7 +68,7 @@ def test_what_attention_reads(spelling: str, per: str, group: int, chunk: int, w
 def test_beams_take_their_codes_along(per: str) -> None:
     keys, values = states(80)
     fmt = bs.parse(G)
-    layer = QuantizedLayer(fmt, fmt, per, 8)
+    layer = QuantizedLayer((fmt, fmt), per, 8)
     layer.reorder_cache(torch.tensor([1, 0]))  # of nothing
     layer.update(keys[..., :79, :], values[..., :79, :])
     last = keys[..., 79:, :], values[..., 79:, :]
@@ -87,7 +87,7 @@ def test_what_is_held() -> None:
     keys, values = states(512)
     fmt = bs.parse("mxfp4")
     whole = bs.quantize(keys, fmt).nbytes + bs.quantize(values, fmt).nbytes
-    layer = QuantizedLayer(fmt, fmt, "token", 0)
+    layer = QuantizedLayer((fmt, fmt), "token", 0)
     for token in range(512):
         layer.update(keys[..., token : token + 1, :], values[..., token : token + 1, :])
     assert layer.nbytes == whole
@@ -157,7 +157,7 @@ def test_rotated_keys_against_a_dense_matrix(per: str, features: int, size: int)
     torch.manual_seed(0)
     keys, values = torch.randn(2, 3, 32, features), torch.randn(2, 3, 32, features)
     fmt = bs.parse(G)
-    layer = QuantizedLayer(fmt, fmt, per, 0, size)
+    layer = QuantizedLayer((fmt, fmt), per, 0, size)
     layer.update(keys, values)
     read, past = (x[..., :32, :] for x in layer.update(keys[..., :1, :], values[..., :1, :]))
     one = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
@@ -177,9 +177,7 @@ def test_outliers_of_one_feature_cost_less_when_keys_are_rotated() -> None:
     keys[..., 3] *= 30
     lost = []
     for size in (None, 8):
-        layer = QuantizedLayer(
-            bs.parse("int4:token:fp32"), bs.parse("int4:token:fp32"), "token", 0, size
-        )
+        layer = QuantizedLayer((bs.parse("int4:token:fp32"),) * 2, "token", 0, size)
         layer.update(keys, values)
         read = layer.update(keys[..., :1, :], values[..., :1, :])[0]
         lost.append(float((read[..., :64, :] - keys).square().mean()))

@@ -108,7 +108,7 @@ def test_sliding_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_attention_over_codes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout, training and other ops read what is decoded, to the bit."""
     keys, values = states(40)
-    layer = QuantizedLayer(bs.parse("int8_token"), bs.parse("int8_token"), "token", 0)
+    layer = QuantizedLayer((bs.parse("int8_token"),) * 2, "token", 0)
     layer.update(keys, values)
     k, v = layer.update(keys[:, :, :1], values[:, :, :1])
     assert isinstance(k, CachedStates) and k.shape == v.shape == (2, 3, 41, 8)
@@ -129,7 +129,7 @@ def test_what_attention_over_codes_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 def test_repeated_heads_stay_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers repeats them; a slice, another shape or half a repetition is decoded."""
     keys, values = states(40)
-    layer = QuantizedLayer(bs.parse("int8_token"), bs.parse("int8_token"), "token", 0)
+    layer = QuantizedLayer((bs.parse("int8_token"),) * 2, "token", 0)
     layer.update(keys, values)
     k, v = layer.update(keys[:, :, :1], values[:, :, :1])
     wide = [repeat_kv(x, 2) for x in (k, v)]
