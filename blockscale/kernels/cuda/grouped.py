@@ -66,6 +66,7 @@ from blockscale.kernels.registry import batch_invariant, kernel
 
 _PROCESSORS = 264  # programs that keep an H200 busy: below, tiles have fewer outputs
 _MANY = 12  # rows of a matrix, on the average, from which its codes are decoded beside products
+_SOME = 3  # where the sums of blocks have scales: the other kernel is slower then
 
 
 @triton.jit
@@ -318,9 +319,9 @@ def beside(x: Tensor, whole: Operand, r: Reading, dtype: torch.dtype) -> FusedTi
     """Tiles for decoding beside the tensor cores of a Hopper, where matrices have rows enough on
     the average; None where that is not done."""
     count = whole.codes.shape[0]
-    each = cdiv(x.shape[0], count)
+    each, least = cdiv(x.shape[0], count), _SOME if r.per_block else _MANY
     short = x.dtype is dtype is torch.bfloat16  # what hides the bits that tensor cores drop
-    if not short or batch_invariant() or each < _MANY or not hopper.can_run(whole.codes[0]):
+    if not short or batch_invariant() or each < least or not hopper.can_run(whole.codes[0]):
         return None
     every = (_LOW,) if each <= 96 else (_HIGH, _LOW) if each <= 160 else (_TALL, _HIGH, _LOW)
     tiles = tuple(s for s in every if fused.takes(r, s))

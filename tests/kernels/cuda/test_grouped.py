@@ -189,6 +189,8 @@ def test_what_a_hopper_decodes_beside_products(monkeypatch: pytest.MonkeyPatch) 
     by_slots = stacked("int4:group32:fp32")  # whose sums do not fit in the registers of tall tiles
     each = reading(parts_of(by_slots).fmt, 64)
     assert beside(x.repeat(2, 1), by_slots, each, x.dtype) == (high, low)
+    assert beside(x[:9], by_slots, each, x.dtype) == (low,)
+    assert beside(x[:6], by_slots, each, x.dtype) is None
     assert beside(x, whole, r, torch.float32) is None
     assert beside(x.half(), whole, r, torch.float16) is None
     small = stacked("int4:group16:fp32")  # blocks that are less than a slot
