@@ -5,7 +5,7 @@ Here the outer scale of a two-level format is fixed: it is what the whole weight
 largest magnitude, spread to one per block (`spread`), so that blocks can be looked at one by one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -338,10 +338,9 @@ class Errors(NamedTuple):
             error = self.of(candidates[0])
             return select(error < least, candidates[0], best), torch.minimum(error, least)
 
-        def by_number(parts: list[Tensor]) -> Tensor:
-            return torch.stack([part.unflatten(0, (times, size)) for part in parts], 1).flatten(
-                0, 1
-            )
+        def by_number(parts: Iterable[Tensor]) -> Tensor:
+            numbered = [part.unflatten(0, (times, size)) for part in parts]
+            return torch.stack(numbered, 1).flatten(0, 1)
 
         errors = by_number([self.of(each) for each in candidates]).nan_to_num(nan=torch.inf)
         error, which = errors.min(0)

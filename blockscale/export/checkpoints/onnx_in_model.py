@@ -93,7 +93,9 @@ def _layout(model: nn.Module, name: str) -> str:
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner) if attribute == "weight" else None
     kind = None if module is None else quantized_class(module)
-    return "" if kind is None or kind.refuses(module) is not None else kind.layout_of(module)
+    if module is None or kind is None or kind.refuses(module) is not None:
+        return ""
+    return kind.layout_of(module)
 
 
 def _is_float(stored: Stored) -> bool:

@@ -55,8 +55,9 @@ class _States:
     @property
     def parts(self) -> dict[str, tuple[str, int]]:
         """{part: (its type in ONNX, the size of its last dimension)}."""
-        kind = "INT8" if self.fmt.bits == 8 else "UINT8"
-        return {"codes": (kind, self.row), "scale": (_KINDS[self.fmt.scale.name], self.groups)}
+        kind, scale = "INT8" if self.fmt.bits == 8 else "UINT8", self.fmt.scale
+        assert isinstance(scale, FloatScale)  # `cache_format` takes no other
+        return {"codes": (kind, self.row), "scale": (_KINDS[scale.name], self.groups)}
 
 
 def cache_format(spec: str | Format, decoder: Decoder) -> Format:
@@ -102,10 +103,10 @@ def put_codes_in(graph: Any, decoder: Decoder, fmt: Format) -> None:
         for i, name in enumerate(node.input):
             node.input[i] = floats.get(name, name)
         scope.nodes.append(node)
-        states = every.get(node.output[0]) if node.output else None
-        if states is not None:
-            scope.within = states.past
-            _write(scope, states, _joined(states, node, floats))
+        written = every.get(node.output[0]) if node.output else None
+        if written is not None:
+            scope.within = written.past
+            _write(scope, written, _joined(written, node, floats))
     nodes = scope.nodes
     del graph.node[:]
     graph.node.extend(nodes)

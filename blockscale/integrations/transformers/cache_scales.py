@@ -69,8 +69,8 @@ class CacheScales:
                 held = DynamicCache()
                 model(**batch, past_key_values=held, use_cache=True)
                 for i, layer in enumerate(held.layers):
-                    assert layer.keys is not None and layer.values is not None
-                    now = [float(each.abs().max()) for each in (layer.keys, layer.values)]
+                    states: tuple[Tensor, Tensor] = (layer.keys, layer.values)  # type: ignore[union-attr, assignment]
+                    now = [float(each.abs().max()) for each in states]
                     before = largest.setdefault(i, [0.0, 0.0])
                     largest[i] = [max(pair) for pair in zip(before, now, strict=True)]
         if not largest:
@@ -150,7 +150,7 @@ class CacheScales:
 
 def _attention_names(place: Path) -> dict[int, str]:
     """The attention of each layer, by the names of its weights."""
-    names = {}
+    names: dict[int, str] = {}
     for path in sorted(place.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             matches = [_KEY.match(name) for name in file.keys()]  # noqa: SIM118
