@@ -47,8 +47,8 @@ class QuantizedLayer(DynamicLayer):
     is_croppable = False
 
     def __init__(
-        self, formats: tuple[Format, Format], keys_per: str, window: int, rotated: int | None = None,
-        scales: tuple[float, float] | None = None, chunk: int = CHUNK,
+        self, formats: tuple[Format, Format], keys_per: str, window: int,
+        rotated: int | None = None, scales: tuple[float, float] | None = None, chunk: int = CHUNK,
     ):  # fmt: skip
         super().__init__()
         self.scales = scales  # of all keys and all values, where they do not choose their own
