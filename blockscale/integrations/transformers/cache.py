@@ -224,13 +224,7 @@ class QuantizedCache(Cache):
         own = {"values": values} if isinstance(values, Format) else cache_preset(values)
         how = _DEFAULTS | own | {name: each for name, each in given.items() if each is not None}
         keys_per, window = how["keys_per"], how["window"]
-        if keys_per not in PLACES or window < 0:
-            raise ValueError(
-                f"keys_per must be one of {', '.join(PLACES)} and window >= 0, got "
-                f"{keys_per!r} and {window}"
-            )
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+        _check_places(keys_per, window, chunk)
         both = (how["values"] if how["keys"] is None else how["keys"], how["values"])
         formats = _one_token(parse(both[0])), _one_token(parse(both[1]))
         if keys_per == "channel":
@@ -254,6 +248,16 @@ class QuantizedCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all layers: codes, scales and recent floats."""
         return sum(layer.nbytes for layer in self.layers if isinstance(layer, QuantizedLayer))
+
+
+def _check_places(keys_per: str, window: int, chunk: int) -> None:
+    if keys_per not in PLACES or window < 0:
+        raise ValueError(
+            f"keys_per must be one of {', '.join(PLACES)} and window >= 0, got "
+            f"{keys_per!r} and {window}"
+        )
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 token, got {chunk}")
 
 
 _DEFAULTS: dict[str, Any] = {"keys": None, "keys_per": "token", "window": 128, "rotate": None}

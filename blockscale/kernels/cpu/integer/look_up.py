@@ -51,7 +51,7 @@ def _supports_quantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) 
 
 @kernel("integer_quantize", backend="cpu", supports=_supports_quantize)
 def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
-    """As ops.integer.doors.quantize."""
+    """As ops.integer.elementwise.quantize."""
     by = _quantizer(exponent, zero, fmt, x.ndim)
     if not x.is_contiguous() or not x.numel():
         return quantize_by(x, by)
@@ -104,7 +104,7 @@ def _supports_dequantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]
 
 @kernel("integer_dequantize", backend="cpu", supports=_supports_dequantize)
 def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
-    """As ops.integer.doors.dequantize: one rounding, that of int32 to float32."""
+    """As ops.integer.elementwise.dequantize: one rounding, that of int32 to float32."""
     codes = channels_first(x)
     if codes.dtype == torch.int32 or not codes.ndim:
         if not zero:  # one op, in float32 whatever torch's default is

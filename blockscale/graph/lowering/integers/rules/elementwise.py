@@ -15,7 +15,7 @@ from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own
 from blockscale.graph.nodes import aten, call
 from blockscale.kernels.registry import use
 from blockscale.ops.fused import FUSED
-from blockscale.ops.integer.doors import quantize
+from blockscale.ops.integer.elementwise import quantize
 
 _MOST = 40  # bits by which two exponents may differ: int64 holds codes so far apart
 

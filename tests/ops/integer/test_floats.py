@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.ops.integer.doors import dequantize, quantize
+from blockscale.ops.integer.elementwise import dequantize, quantize
 
 FORMATS = ("int8:tensor:pow2/nearest", "uint8:tensor:pow2/nearest:asym", "int16:tensor:pow2/ceil",
            "int8:tensor:pow2/nearest:full:nearest_away", "int4:tensor:pow2/floor")  # fmt: skip
