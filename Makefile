@@ -6,9 +6,8 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
-# Twice quiet: errors only. Python compiles what is imported when it is first imported: a tenth of all that
-# pip would compile, which takes a minute of processor time.
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
+# Twice quiet: errors only.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SHELL := /bin/bash
 # Where it is set, each process that tests start compiles all of blockscale's Python again: a second.
 unexport PYTHONDONTWRITEBYTECODE
@@ -133,9 +132,11 @@ clean: ## remove the environment, what was built and the caches
 	@$(PYTHON) -m venv .venv || { echo "no venv in this Python (Debian: apt install python3-venv)"; exit 1; }
 	@echo '$(realpath .)' > $@
 
+# The demonstration imports a tenth of what pip would compile, in a minute of processor time. Tests import far more,
+# and take a warning of the compiler, such as of torchao's docstrings, for an error.
 .venv/.demo: requirements/demo.txt | .venv/.made
 	@echo "installing requirements/demo.txt into .venv (once; minutes)"
-	@$(PIP) -r requirements/demo.txt
+	@$(PIP) --no-compile -r requirements/demo.txt
 	@touch $@
 
 # What builds blockscale is among the requirements, so installing blockscale itself fetches nothing.
@@ -158,6 +159,7 @@ endef
 .venv/.test: requirements/test.txt .venv/.demo
 	@echo "installing requirements/test.txt into .venv (once)"
 	@$(PIP) -r requirements/test.txt
+	@$(BIN)/python -W ignore -m compileall -qq -j 2 $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
 	@touch $@
 
 # A CUDA build of torch brings its own Triton along, which must stay.
