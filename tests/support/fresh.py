@@ -90,6 +90,8 @@ def fork_for(job):
         return
     if os.fork():
         os._exit(0)
+    for name in ("out", "err"):  # there, too, for who ends the program before it begins
+        os.close(os.open(job[name], os.O_WRONLY | os.O_CREAT))
     child = os.fork()
     if not child:
         begin(job)
