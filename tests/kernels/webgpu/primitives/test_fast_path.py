@@ -83,8 +83,8 @@ def test_every_setting(
         def forced(*arguments: Any, given: Settings = given) -> Lines | None:
             return lines(*arguments, given if arguments[3] == what else None)
 
-        monkeypatch.setattr(plan, "lines", forced)
-        with bs.use("webgpu"):
+        with monkeypatch.context() as patch, bs.use("webgpu"):
+            patch.setattr(plan, "lines", forced)
             found = made(x, fmt, what)
         assert all(same(a, b) for a, b in zip(found, expected, strict=True)), given
         tried += 1
