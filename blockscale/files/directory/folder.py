@@ -153,23 +153,30 @@ def _lock(path: Path) -> int:
         except FileNotFoundError:  # another process has just removed the folder
             continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            _take(lock, path)
+        except BaseException:
             os.close(lock)
-            raise FileError(
-                f"another process is writing {path}: wait for it, or write to another directory"
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(lock)
-                raise
-            warnings.warn(
-                f"the disk of {path} has no locks ({os.strerror(error.errno)}), so nothing keeps "
-                "another run of this command away: start no second one before this one ends",
-                stacklevel=2,
-            )
+            raise
         # the process that held it may have finished and removed the folder
         with suppress(FileNotFoundError):
             if (path / LOCK).stat().st_ino == os.fstat(lock).st_ino:
                 return lock
         os.close(lock)
+
+
+def _take(lock: int, path: Path) -> None:
+    """Lock an open file of a folder, where the disk has locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileError(
+            f"another process is writing {path}: wait for it, or write to another directory"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(
+            f"the disk of {path} has no locks ({os.strerror(error.errno)}), so nothing keeps "
+            "another run of this command away: start no second one before this one ends",
+            stacklevel=2,
+        )
