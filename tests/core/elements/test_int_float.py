@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.calibration.algorithms.block_scales import nearest_scale
+from blockscale.core import reference
 from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.parse import parse
+from blockscale.core.reference import QParams
 from blockscale.kernels.numbers import lower
 
 pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs")
@@ -117,6 +120,18 @@ def test_weight_algorithms_lose_no_more_than_rounding(weight: str) -> None:
             made[0].dequantize_weight() - model[0].weight).abs()  # fmt: skip
         lost[how] = float(error.detach().abs().pow(0.7 if weight == "hqq" else 2).sum())
     assert lost[weight] <= lost["absmax"] * 1.0001
+
+
+def test_the_scale_nearest_to_a_step_of_its_own_is_itself() -> None:
+    """With its sign, which says whether a block's codes are integers."""
+    fmt = parse(IF4)
+    scale = torch.arange(256, dtype=torch.uint8)[:, None]
+    size = scale[:, 0] & 0x7F
+    scale = scale[(size >= 8) & (size < 0x7F)]  # from 2^-6, below which no step is chosen
+    qparams = QParams(scale, torch.tensor(0.5))
+    step = reference.step_of(qparams, fmt)
+    assert bool((step[: len(step) // 2] > 0).all()) and bool((step[len(step) // 2 :] < 0).all())
+    assert torch.equal(nearest_scale(step, qparams.outer, fmt), scale)
 
 
 def test_layers_train_convert_and_lie_in_files(tmp_path) -> None:
