@@ -5,7 +5,7 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration import observers
-from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.algorithms import Transform, WeightAlgorithm, check_rotatable, rotates
 from blockscale.calibration.batches import Batches, device_of
 from blockscale.calibration.bias import CORRECT, KEEP, correct_biases, correctable
 from blockscale.calibration.block_calls import BlockAlgorithm
@@ -30,7 +30,7 @@ from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.mixing import ALL, all_tokens
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.ranks import Ranks
-from blockscale.calibration.rotated import check_rotatable, rotated
+from blockscale.calibration.rotated import Rotated, rotated
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.resume import method_text
 from blockscale.calibration.walk.weights import Source, streamed
@@ -150,18 +150,29 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
         with (
             subnormals_kept(),  # also in what is learned outside ops
             folded(plain, recipe) as folding,
-            rotated(
-                plain, methods.transform, recipe, data.batches, data.padding, data.ranks
-            ) as turned,
+            _rotation(plain, recipe, methods, data) as turned,
             nullcontext() if source is None else streamed(plain, source, seed) as settler,
         ):
-            methods = methods._replace(transform=turned.transform)
-            data = data._replace(batches=turned.batches, settler=settler)
+            data = data._replace(settler=settler)
+            if turned is not None:
+                methods = methods._replace(transform=turned.transform)
+                data = data._replace(batches=turned.batches)
             with agreeing(plain, group):
                 ledger = _quantized(plain, recipe, methods, data, seed, corrects=corrects)
-        ledger = turned.told(folding.told(ledger))
+        ledger = folding.told(ledger)
+        if turned is not None:
+            ledger = turned.told(ledger)
     ledger.warn()
     return ledger
+
+
+def _rotation(
+    model: nn.Module, recipe: Recipe, methods: Methods, data: Data
+) -> AbstractContextManager[Rotated | None]:
+    """The model with its residual stream rotated, where the transform does so."""
+    if not rotates(methods.transform):
+        return nullcontext()
+    return rotated(model, methods.transform, recipe, data.batches, data.padding, data.ranks)
 
 
 def _of_experts(experts: int | str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
-from blockscale.calibration.places import share
+from blockscale.calibration.places import from_bytes, packed, to_bytes, unpack
 from blockscale.calibration.session import Session, has_rows, of_a_stack, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
@@ -70,6 +70,26 @@ def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
         return plan.name if one_by_one else parent
 
     return place
+
+
+def share(session: Session, plans: Sequence[Plan], choose: Callable[[], object]) -> None:
+    """choose(), and then what owners have chosen for these layers is chosen in every process.
+
+    Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
+    them received something else than its owner chose.
+    """
+    ranks = session.ranks
+    if ranks.alone:
+        choose()
+        return
+
+    def own() -> dict[str, bytes]:
+        choose()
+        return {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
+
+    result = ranks.spread(own)
+    for plan in plans:
+        unpack(plan, session, *from_bytes(result[plan.name]))
 
 
 def choose_before(

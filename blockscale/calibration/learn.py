@@ -17,13 +17,13 @@ from blockscale.calibration.choose import (
     choose_before,
     choose_weights,
     groups,
+    share,
     side_by_side,
     statistics_bytes,
 )
 from blockscale.calibration.find_blocks import LayerBlock, blocks_of
 from blockscale.calibration.mixing import ALL, Mixing, place_of
 from blockscale.calibration.padding import MASK, Padding
-from blockscale.calibration.places import share
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.session import (
     Session,
@@ -184,6 +184,9 @@ def _in_passes(
     return session
 
 
+DEFAULT = "mse"  # the observer of static scales where none is named
+
+
 class Methods(NamedTuple):
     """How weights, inputs and static scales are chosen; None for what needs no choice."""
 
@@ -199,7 +202,8 @@ class Methods(NamedTuple):
         transform: str | Transform | None,
     ) -> "Methods":
         """What the arguments of `calibrate` name. Raises ValueError for what there is not."""
-        observers.check(observer)  # also where nothing is static, so that a slip is seen
+        if observer != DEFAULT:
+            observers.check(observer)  # also where nothing is static, so that a slip is seen
         algorithm = algorithms.weights(cast("str | WeightAlgorithm", weight))
         return cls(algorithm, algorithms.transforms(transform), observer)
 
@@ -226,9 +230,11 @@ def read_methods(
     own = recipe.calibration
     given = {"weight": weight, "transform": transform, "observer": observer, "bias": bias}
     if own is None:
-        return recipe, Methods.read(observer or "mse", weight or "absmax", transform)
+        return recipe, Methods.read(observer or DEFAULT, weight or "absmax", transform)
     done = {part: getattr(own, part) if each is None else each for part, each in given.items()}
-    methods = Methods.read(done["observer"] or "mse", done["weight"] or "absmax", done["transform"])
+    methods = Methods.read(
+        done["observer"] or DEFAULT, done["weight"] or "absmax", done["transform"]
+    )
     names = {part: _name_of(each) for part, each in done.items()}
     return replace(recipe, calibration=Calibration(**names)), methods
 

@@ -67,33 +67,16 @@ def tensors_of(q: QTensor) -> dict[str, Tensor]:
     return {"codes": q.packed, **_parts(q.qparams)}
 
 
-def share(session: Session, plans: Sequence[Plan], choose: Callable[[], object]) -> None:
-    """choose(), and then what owners have chosen for these layers is chosen in every process.
-
-    Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
-    them received something else than its owner chose.
-    """
-    ranks = session.ranks
-    if ranks.alone:
-        choose()
-        return
-
-    def own() -> dict[str, bytes]:
-        choose()
-        return {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
-
-    result = ranks.spread(own)
-    for plan in plans:
-        unpack(plan, session, *from_bytes(result[plan.name]))
-
-
 def share_codes(
     ranks: Ranks,
     plans: Sequence[Plan],
     choose: Callable[[], Mapping[str, tuple[QTensor, list[str]]]],
 ) -> dict[str, tuple[QTensor, list[str]]]:
-    """choose() -> {plan.name: codes and notes} of the layers of each process; those of all. Raises
-    as `share`."""
+    """choose() -> {plan.name: codes and notes} of the layers of each process; those of all.
+
+    Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
+    them received something else than its owner chose.
+    """
     if ranks.alone:
         return dict(choose())
     result = ranks.spread(

@@ -61,15 +61,6 @@ class Rotated:
         return replace(entry, details=", ".join(filter(None, [how, entry.details])))
 
 
-def check_rotatable(transform: Any, why: str) -> None:
-    """Raise UnrotatableError, for the reason given, if the transform rotates whole models."""
-    if hasattr(transform, "learned"):
-        raise UnrotatableError(
-            f"transform {transform.name!r} rotates a whole float model, which must be in "
-            f"memory and able to run: {why}"
-        )
-
-
 @contextmanager
 def rotated(
     model: nn.Module,
@@ -79,15 +70,12 @@ def rotated(
     padding: str | bool | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[Rotated]:
-    """The model with its residual stream rotated, where the transform is one that does so.
+    """The model with its residual stream rotated, by a transform that `rotates` models.
 
     What the model gives stays what it was, which is checked on the first batch. If that, or what
     this is around, raises, then every parameter is what it was, to the bit. Raises ValueError for a
     model whose stream cannot be rotated, with the reason.
     """
-    if not hasattr(transform, "learned"):
-        yield Rotated(transform, batches)
-        return
     batch, batches = _first(batches)
     with _restored(model), torch.no_grad():
         try:

@@ -11,13 +11,12 @@ from typing import Any
 from torch import fx, nn
 
 from blockscale.calibration import observers
-from blockscale.calibration.algorithms import Transform, WeightAlgorithm
+from blockscale.calibration.algorithms import Transform, WeightAlgorithm, check_rotatable
 from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.bias import CORRECT
 from blockscale.calibration.input_stats import Callback, InputStatsCollector, watch
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.padding import Padding
-from blockscale.calibration.rotated import check_rotatable
 from blockscale.calibration.session import Observing, Session, each_of, has_rows, static_parts
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.places import from_bytes, packed, share, share_codes, to_bytes, unpack
+from blockscale.calibration.choose import share
+from blockscale.calibration.places import from_bytes, packed, share_codes, to_bytes, unpack
 from blockscale.calibration.ranks import ALONE
 from blockscale.calibration.session import Session
 from blockscale.layers.apply import plans_for

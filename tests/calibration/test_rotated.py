@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
+from blockscale.calibration import algorithms, calibrate
 from blockscale.calibration import rotated as under_test
+from blockscale.calibration.algorithms import rotates
 from blockscale.calibration.algorithms.quarot import QuaRot
 from blockscale.calibration.residual_stream import UnrotatableError, stream_of
 from blockscale.calibration.rotated import rotated
@@ -149,7 +151,10 @@ def test_streamed_weights_are_refused_before_anything_is_read(transform: str) ->
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_others_pass_through() -> None:
-    model, data = decoder("llama"), batches()
-    with rotated(model, "anything", RECIPE, data) as turned:
-        assert (turned.transform, turned.batches, turned.rotations) == ("anything", data, {})
+def test_others_rotate_no_model() -> None:
+    model, data = decoder("llama").float(), batches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "rotated", None)  # a call would raise TypeError
+        bs.calibrate(model, data, RECIPE, transform="hadamard", progress=False)
+    every = {name: algorithms.transforms(name) for name in algorithms.transform_names()}
+    assert [name for name in every if rotates(every[name])] == ["quarot", "spinquant"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from torch import Tensor, nn
 
+from blockscale.calibration.residual_stream import UnrotatableError
 from blockscale.core import import_all
 from blockscale.core.format import Format
 from blockscale.ops.tensor import QTensor
@@ -85,6 +86,20 @@ def transforms(spec: "str | Transform | None" = None) -> Transform | None:
     Raises ValueError with the list of what there is.
     """
     return None if spec is None else cast("Transform", _find(spec, "transform", _TRANSFORMS, ()))
+
+
+def rotates(transform: Transform | None) -> bool:
+    """Whether a transform rotates a whole model (calibration.rotated), not each layer's input."""
+    return hasattr(transform, "learned")
+
+
+def check_rotatable(transform: Any, why: str) -> None:
+    """Raise UnrotatableError, for the reason given, if the transform rotates whole models."""
+    if rotates(transform):
+        raise UnrotatableError(
+            f"transform {transform.name!r} rotates a whole float model, which must be in "
+            f"memory and able to run: {why}"
+        )
 
 
 _WEIGHTS, _TRANSFORMS = ("quantize", "quantize_block"), ("prepare",)

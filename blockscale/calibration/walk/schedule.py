@@ -8,8 +8,8 @@ from typing import Any
 from blockscale.calibration.algorithms.learned.stage import first_given
 from blockscale.calibration.batches import device_of, inference
 from blockscale.calibration.block_calls import BlockCall, BlockTask
+from blockscale.calibration.choose import share
 from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError
-from blockscale.calibration.places import share
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.walk import Walk
 from blockscale.calibration.walk.weights import Options

@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from blockscale.calibration.batches import Coverage
-from blockscale.calibration.choose import groups, statistics_bytes
+from blockscale.calibration.choose import groups, share, statistics_bytes
 from blockscale.calibration.input_stats import Callback, DriftCollector, InputStats, rows_of, watch
 from blockscale.calibration.mixing import matched, place_of
 from blockscale.calibration.observers import Spec
-from blockscale.calibration.places import share
 from blockscale.calibration.session import (
     Session,
     Size,

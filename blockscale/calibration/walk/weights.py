@@ -14,10 +14,15 @@ from torch import Tensor, nn
 from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.algorithms.hessian import by_nearest
 from blockscale.calibration.block_calls import BlockTask, Sequenced
-from blockscale.calibration.choose import choose_each, transform_layers, weight_of, weights_only
+from blockscale.calibration.choose import (
+    choose_each,
+    share,
+    transform_layers,
+    weight_of,
+    weights_only,
+)
 from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.input_stats import InputStats
-from blockscale.calibration.places import share
 from blockscale.calibration.session import Session, told_changed
 from blockscale.calibration.walk.resume import Finished
 from blockscale.core.work import Progress
