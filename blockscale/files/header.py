@@ -9,6 +9,7 @@ before its first tensor is computed.
 import json
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,22 @@ def parse_header(text: bytes) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             raise ValueError(f"tensor {quoted(name)} starts at byte {tensor.start}, expected {end}")
         end += tensor.nbytes
     return tensors, metadata
+
+
+def order_metadata(path: Path) -> None:
+    """Put the metadata of a file that safetensors wrote in the order of their keys.
+
+    Its own order differs from call to call; so, two saves of one model are the same bytes.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(LENGTH), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise AssertionError(f"{path}: a header of {length} bytes became one of {len(text)}")
+        file.seek(LENGTH)
+        file.write(text.ljust(length))
 
 
 def _no_minus(text: str) -> int:

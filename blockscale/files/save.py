@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from blockscale.core.untrusted import kind_of
+from blockscale.files.header import order_metadata
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.files.whole import check_place, written_whole
 from blockscale.graph.pickled import State
@@ -44,6 +45,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     with written_whole(path) as temporary:
         try:
             save_file(tensors, temporary, metadata.encode())
+            order_metadata(temporary)
         except SafetensorError as error:  # a full disk among them
             raise OSError(f"{path} cannot be written: {error}") from error
 

@@ -43,6 +43,18 @@ def test_any_safetensors_reader_reads_it(path) -> None:
     assert all(torch.equal(stored[n], t) for n, t in state.items())
 
 
+def test_two_saves_are_the_same_bytes(tmp_path) -> None:
+    """safetensors orders metadata anew at each call: of eight files some would differ."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    model.register_buffer('a "quoted" \u00fc\n\x01 \x7f name', torch.ones(1))
+    bs.quantize_(model, "mxfp4")
+    files = [tmp_path / f"{i}.safetensors" for i in range(8)]
+    for file in files:
+        bs.save(model, file)
+    assert len({file.read_bytes() for file in files}) == 1
+    assert load_file(files[0]).keys() == model.state_dict().keys() - {"0.weight._extra_state"}
+
+
 def test_two_writers_do_not_meet(path, monkeypatch) -> None:
     """Threads, or ranks whose containers all count from process 1, on one shared disk."""
     write, others = save_module.save_file, []
