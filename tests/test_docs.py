@@ -8,6 +8,7 @@ import pathlib
 import re
 import runpy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,19 @@ def name(page: pathlib.Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# Pages whose code takes a second and more: slow tests, first in those of CI when the page changed.
+LONG = ["calibration", "experts", "export", "fused_quant", "graph", "integers", "peft", "pt2e",
+        "qat", "transformers"]  # fmt: skip
+
+
+def pages_to_run() -> list[Any]:
+    """Each page as a parameter, the long ones marked slow."""
+    assert {f"docs/{each}.md" for each in LONG} <= {name(page) for page in PAGES}
+    slow = {ROOT / "docs" / f"{each}.md" for each in LONG}
+    return [pytest.param(p, marks=[pytest.mark.slow] if p in slow else []) for p in PAGES]
+
+
+@pytest.mark.parametrize("page", pages_to_run(), ids=name)
 def test_python_runs(
     page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

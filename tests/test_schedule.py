@@ -92,6 +92,13 @@ def test_bugs_of_files_that_changed() -> None:
         assert each.rank(Case(test, "blockscale/core/format.py")) == OTHERS
 
 
+def test_a_page_that_changed_is_run() -> None:
+    test = "tests/test_docs.py::test_python_runs[docs/qat.md]"
+    changes = Changes(FILES | {"docs/qat.md"}, USERS, TESTS)
+    assert changes.rank(Case(test, about="docs/qat.md")) == OWN
+    assert changes.rank(Case(test, about="docs/graph.md")) == OTHERS
+
+
 def test_rooms() -> None:
     assert room("blockscale/kernels/cpu/src/isa/simd/x.h") == "kernels/cpu"
     assert room("blockscale/core/format.py") == room("tests/core/test_format.py") == "core"

@@ -94,6 +94,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_an_old_compiler_and_then_a_newer_one(tmp_path: Path) -> None:
     compiler = tmp_path / "old c++"
     refuse = 'for each; do case "$each" in -std=*20) exit 1;; esac; done'
@@ -115,6 +116,7 @@ def test_no_headers(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_no_nanobind(tmp_path: Path) -> None:
     (tmp_path / "nanobind").mkdir()
     (tmp_path / "nanobind/__init__.py").write_text("raise ImportError\n")
@@ -146,6 +148,7 @@ def says_why(shown: str) -> None:
     assert warned == [f"the slow reference runs instead of cpu kernels: {reason}"]
 
 
+@pytest.mark.slow
 def test_a_package_without_its_library(tmp_path: Path) -> None:
     """It works, warns once and says why."""
     ignored = shutil.ignore_patterns("src", "*.so")
@@ -221,7 +224,8 @@ def configure(build: Path, wish: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("wish", ["native", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", ["native", "all"])
 def test_for_this_processor_alone(tmp_path: Path, wish: str) -> None:
     """The last instruction set that runs here, and no other."""
     library = load()

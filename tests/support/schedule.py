@@ -4,7 +4,8 @@
 `--budget SECONDS --base COMMIT` chooses, among the tests that pytest would run, as many as fit into
 so many seconds of processor time, by what they took when it was recorded (tests/slow_costs.json):
 
-1. those that changed since the base, belong to a file that did, or import a helper that did;
+1. those that changed since the base, belong to a file that did, import a helper that did, or have
+   the path of a file that did as a parameter (a page whose code they run);
 2. planted bugs in files that changed;
 3. those of the rooms (folders of the package) that changed;
 4. those of the rooms that import these;
@@ -47,10 +48,12 @@ _SHOWN = 15  # files in the summary
 
 @dataclass(frozen=True)
 class Case:
-    """A test, by pytest's name, and the file that its planted bug breaks, if it has one."""
+    """A test, by pytest's name; the file that its planted bug breaks, and the one that is its
+    parameter, if it has them."""
 
     name: str
     bug: str | None = None
+    about: str | None = None
 
     @property
     def file(self) -> str:
@@ -120,7 +123,9 @@ class Changes:
         if case.bug is not None:
             return BUGS if case.bug in self.files else OTHERS
         mirrored = case.file.replace("tests/", "blockscale/", 1).replace("/test_", "/")
-        if case.file in self.files or mirrored in self.files or case.file in self.helpers:
+        if case.file in self.helpers or not self.files.isdisjoint(
+            {case.file, mirrored, case.about}
+        ):
             return OWN
         for rank, rooms in ((ROOM, self.rooms), (IMPORTING, self.importing)):
             if room(case.file) in rooms:
@@ -246,7 +251,9 @@ def _case(item: pytest.Item) -> Case:
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     bugs = [each["file"] for each in parameters
             if isinstance(each, dict) and {"file", "replace"} <= each.keys()]  # fmt: skip
-    return Case(item.nodeid, bugs[0] if bugs else None)
+    about = [each.relative_to(ROOT).as_posix() for each in parameters
+             if isinstance(each, Path) and each.is_relative_to(ROOT)]  # fmt: skip
+    return Case(item.nodeid, bugs[0] if bugs else None, about[0] if about else None)
 
 
 def _summary(commit: str, base: str, seconds: float, ranks: Counter[int], total: int) -> list[str]:

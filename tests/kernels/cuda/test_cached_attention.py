@@ -51,6 +51,7 @@ def ours(
     return attention(query, keys, values, (k, v), mask, scaling, settings, sinks).cpu()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_formats(fmt: str) -> None:
     """Three parts of codes, of which the last is short, and one of floats."""
@@ -95,6 +96,7 @@ def test_dtypes_come_back(dtype: torch.dtype) -> None:
     assert ((y.double() - expected).abs() <= rounding * expected.abs() + 1e-5).all()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("kind", ["seen", "added"])
 def test_masks(kind: str, heads: int) -> None:

@@ -66,7 +66,7 @@ FAR = ("int4:group16:ue2m1:asym", "uint4:group16:ue2m1:asym", "log4:group16:ue2m
 def test_numbers_far_above_the_largest_scale(fmt: str) -> None:
     """Codes saturate, as quotients are too large to be counted in the low bits of a sum."""
     x = torch.randn(4, 64)
-    for size in (2.0**5, 2.0**20, 2.0**28, 2.0**30, 2.0**32, 2.0**40, 2.0**80):
+    for size in (2.0**5, 2.0**30, 2.0**80):
         assert wrong(x * size, fmt) == [], size
 
 
