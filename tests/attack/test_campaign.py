@@ -35,6 +35,7 @@ def faulty(case: Case) -> None:
 PART = Part("faulty", "cases", 12, faulty, seconds=0.3)
 
 
+@pytest.mark.slow
 def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     found = Worker(PART, 0, tmp_path).run(0, float("inf"), count=12)
     kinds = {failure["case"]: failure["kind"] for failure in found["failures"]}

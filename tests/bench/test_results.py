@@ -50,6 +50,7 @@ def save(path, **changes):
     return path
 
 
+@pytest.mark.slow
 def test_the_newest_full_run(tmp_path):
     part = results.about(Settings(quick=True))["settings"]
     paths = [

@@ -176,6 +176,7 @@ def test_sixty_sentences_and_all_their_phonemes_are_recorded():
     )
 
 
+@pytest.mark.slow
 def test_the_listener_keeps_what_it_has_heard():
     """Keys and values are kept between tokens: the same words as from the beginning each time."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
@@ -257,6 +258,7 @@ def test_torchao_rounds_linear_layers_alone(name):
     assert not torch.equal(rounded, original)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["onnxruntime MinMax", pytest.param("onnxruntime Entropy", marks=pytest.mark.slow)]
 )

@@ -77,6 +77,7 @@ def test_an_expert_gets_what_a_linear_gets_of_all_tokens() -> None:
             )
 
 
+@pytest.mark.slow
 def test_stacks_and_lists_learn_the_same() -> None:
     stack, ledger = done(Routed)
     listed, other = done(OfLists)
@@ -98,6 +99,7 @@ def test_an_expert_without_tokens_learns_as_well(kind: type) -> None:
     assert values(model, "0.up").shape[0] == EXPERTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Routed, OfLists])
 def test_neither_the_order_of_experts_nor_of_batches_counts(kind: type) -> None:
     """Inputs are eighths, so that the sums of the first layer's inputs are exact."""

@@ -28,6 +28,7 @@ class Wrong:
         return bs.quantize(weight, fmt), []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "error", [RuntimeError("no"), KeyboardInterrupt()], ids=["error", "ctrl-c"]
 )
@@ -145,6 +146,7 @@ def test_an_observer_that_does_not_exist_is_an_error_also_where_none_is_needed()
     assert type(model[0]) is torch.nn.Linear
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -228,7 +230,7 @@ def first(given: Any) -> Tensor:
 LEAST = {4: 12.0, 8: 25.0}  # dB of what the float model gives, of tiny models of random weights
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("family", ["llama", "bert"])
 @pytest.mark.parametrize(
     "name",
@@ -262,6 +264,7 @@ def test_each_preset_on_a_model_of_its_family(
     assert ends == []
 
 
+@pytest.mark.slow
 def test_edge_int8_on_a_small_cnn_is_integers_alone() -> None:
     from blockscale.graph import to_integer, with_integer_bias
 
@@ -279,6 +282,7 @@ def test_edge_int8_on_a_small_cnn_is_integers_alone() -> None:
         assert torch.equal(integer(images), with_integer_bias(model)(images))
 
 
+@pytest.mark.slow
 def test_arguments_come_before_the_recipes_own_and_stand_in_it(llama: nn.Module) -> None:
     from transformers import LlamaForCausalLM  # noqa: F401 - saves know its class
 
@@ -291,6 +295,7 @@ def test_arguments_come_before_the_recipes_own_and_stand_in_it(llama: nn.Module)
     assert held.calibration.to_dict() == {"transform": "awq", "weight": "hqq"}
 
 
+@pytest.mark.slow
 def test_a_preset_is_what_its_parts_are(llama: nn.Module) -> None:
     one, other = copy.deepcopy(llama), copy.deepcopy(llama)
     quietly(one, tokens(), "w4a4-nvfp4")

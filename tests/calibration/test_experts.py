@@ -100,6 +100,7 @@ def test_an_expert_gets_what_a_linear_gets_of_the_same_tokens() -> None:
             assert torch.equal(stack_values(stack, f"0.{name}")[e], expected), (e, name)
 
 
+@pytest.mark.slow
 def test_calibrated_experts_lose_less() -> None:
     floats, data = model(OfStacks), batches()
     plain = copy.deepcopy(floats)
@@ -118,6 +119,7 @@ def test_calibrated_experts_lose_less() -> None:
         assert loss(done) < 0.8 * loss(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OfStacks, OfLists])
 def test_permuted_experts_get_the_same_bits(kind: type[Mixture]) -> None:
     order = [2, 0, 3, 1]

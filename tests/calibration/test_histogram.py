@@ -77,6 +77,7 @@ def test_every_boundary_and_its_neighbours():
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(floats | st.sampled_from(EDGES), min_size=1, max_size=8), min_size=1))
 def test_growing_is_counting_from_the_start(batches):

@@ -10,6 +10,7 @@ from blockscale.calibration.learn import Data, Methods, read_methods
 from tests.calibration.walk.networks import CALLS, GROUPS, Gram, Plain, decoder, ids
 
 
+@pytest.mark.slow
 def test_where_one_pass_will_do_there_is_one() -> None:
     calibrate(decoder(4), ids(), bs.Recipe("int8", "int8"), progress=False)
     assert set(CALLS.values()) == {3}
@@ -49,6 +50,7 @@ def test_auto_is_what_the_closest_preset_does_and_says_so() -> None:
         assert (recipe, methods.algorithm, methods.transform) == (plain, None, None)
 
 
+@pytest.mark.slow
 def test_auto_gives_the_bits_of_what_it_stands_for() -> None:
     one, other = decoder(2), decoder(2)
     calibrate(one, ids(), "int4:group4:fp16", weight="auto", progress=False)

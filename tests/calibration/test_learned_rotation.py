@@ -31,6 +31,7 @@ def test_steps_stay_orthogonal_and_go_down(*, keeps_mean: bool) -> None:
         torch.testing.assert_close(r.sum(0), torch.ones(12, dtype=r.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_it_is_never_worse_and_learns(name: str) -> None:
     model, data = decoder(name, torch.float32), batches()

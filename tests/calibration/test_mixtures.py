@@ -48,6 +48,7 @@ def check(kind: str) -> None:
             assert "tokens per expert: least" in details
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FEW)
 def test_families(kind: str) -> None:
     check(kind)
@@ -59,6 +60,7 @@ def test_other_families(kind: str) -> None:
     check(kind)
 
 
+@pytest.mark.slow
 def test_every_way_through_the_experts_sees_the_same_tokens() -> None:
     found = []
     for way in WAYS:
@@ -70,6 +72,7 @@ def test_every_way_through_the_experts_sees_the_same_tokens() -> None:
     assert "tokens per expert" in found[0]["model.layers.0.mlp.experts.down_proj"]
 
 
+@pytest.mark.slow
 def test_stacks_that_are_read_block_by_block_say_why_they_are_rounded() -> None:
     """With source= the weights of one block are there at a time, and its experts learn nothing."""
     loaded = build("qwen3_moe", num_hidden_layers=3)

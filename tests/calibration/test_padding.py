@@ -147,6 +147,7 @@ def test_padded_batches_are_their_sentences(recipe: bs.Recipe, options: dict[str
     assert differ(without, with_mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_masks_of_tokenizers_and_of_other_names(side: str) -> None:
     ours, other, named = bert(), bert(), bert()
@@ -210,6 +211,7 @@ def test_the_mask_of_an_encoder_is_not_the_decoders() -> None:
         assert each == (not name.startswith("encoder.")), name
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_of_the_same_tokens(tmp_path: Path) -> None:
     first, again, whole = llama(), llama(), llama()
     options = {"weight": "gptq", "resume": tmp_path}

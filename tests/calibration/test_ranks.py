@@ -33,6 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_choose_what_one_chooses(found: Found, name: str) -> None:
     """To the bit, and with the same ledger."""
@@ -71,6 +72,7 @@ def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
     assert "process 1 of 2 raised OverflowError: three rows" in both[0]["raised"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_group_goes_on_in_any_number_of_processes(found: Found) -> None:
     """The first process keeps the blocks that are finished; what fails there is told to all."""
     both = [each["resumed"] for each in found]

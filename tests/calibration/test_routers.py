@@ -64,6 +64,7 @@ def test_agreement_is_counted_by_choices(mixture: nn.Module) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_small_budget_counts_each_token_once(mixture: nn.Module) -> None:
     """Batches go through the models several times then."""
     model = copy.deepcopy(mixture)

@@ -49,11 +49,13 @@ def test_help_fits_80_columns(command):
         assert not row.endswith("..."), f"cut: {row}"
 
 
+@pytest.mark.slow
 def test_every_command_has_json():
     for command in app.registered_commands:
         assert "--json" in run(command.name, "--help").stdout, command.name
 
 
+@pytest.mark.slow
 def test_a_module_that_runs():
     """As `torchrun -m blockscale.cli` starts it."""
     code = "import runpy; runpy.run_module('blockscale.cli', run_name='__main__', alter_sys=True)"
@@ -103,6 +105,7 @@ def test_a_command_keeps_its_signature():
     assert command.__wrapped__.__annotations__ == {"one": int, "two": str, "return": None}
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading():
     code = """
 import os, runpy

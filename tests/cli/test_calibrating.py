@@ -35,6 +35,7 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
+@pytest.mark.slow
 def test_a_preset_is_calibrated_on_a_text(model, text, tmp_path):
     out = tmp_path / "out"
     result = run("quantize", model, out, "-r", "w4a4-nvfp4", "--calibrate", text, *SHORT)
@@ -133,6 +134,7 @@ def test_a_directory_without_a_tokenizer(text, tmp_path):
     assert "has no tokenizer: put the model's there (tokenizer.json)" in said
 
 
+@pytest.mark.slow
 def test_a_format_alone_is_calibrated_as_the_closest_preset(model, text, tmp_path):
     out = tmp_path / "out"
     result = run("quantize", model, out, "-r", "int4:group16:fp16", "--calibrate", text, *SHORT)

@@ -47,6 +47,7 @@ def test_tokens_without_a_tokenizer(folder):
     assert found["input_ids"].shape == (8, 8) and int(found["input_ids"].max()) < 64
 
 
+@pytest.mark.slow
 def test_programs_take_other_sizes(folder):
     model, _ = read_model(folder)
     example = tokenized(folder, SENTENCES, 8)
@@ -93,6 +94,7 @@ def test_tokens_fit_the_models_positions(folder):
     assert fitting(torch.nn.Linear(2, 2), 128) == 128
 
 
+@pytest.mark.slow
 def test_results_by_name(folder):
     model, _ = read_model(folder)
     example = tokenized(folder, SENTENCES, 8)

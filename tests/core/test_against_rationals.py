@@ -96,6 +96,7 @@ def assert_round_trip(x, qparams, spelling, oracle, expected) -> None:
     assert bits(listed(fake)) == bits(oracle.dequantize(codes, shape, expected, NAMES[x.dtype]))
 
 
+@pytest.mark.slow
 @QUICK
 @given(cases())
 def test_reference(case) -> None:

@@ -21,6 +21,7 @@ def placed(draw) -> tuple[str, tuple[int, ...]]:
     return draw(blocks(len(shape))), shape
 
 
+@pytest.mark.slow
 @QUICK
 @given(placed())
 def test_shape_and_expand(case) -> None:
@@ -33,6 +34,7 @@ def test_shape_and_expand(case) -> None:
     assert seen.flatten().tolist() == block_of(name, shape)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data(), placed())
 def test_reductions(data, case) -> None:
@@ -197,6 +199,7 @@ def cases(draw) -> tuple[str, tuple[int, ...], list[float]]:
     return draw(blocks(len(shape))), shape, draw(st.lists(value, min_size=count, max_size=count))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200, derandomize=True)
 @given(cases())
 def test_ranges_of_every_block(case) -> None:

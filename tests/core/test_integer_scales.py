@@ -188,6 +188,7 @@ def test_it_compiles(dtype: torch.dtype, backend: str) -> None:
     assert torch.equal(compiled(x), round_to_power_of_2(x))
 
 
+@pytest.mark.slow
 def test_numbers_compile_into_constants() -> None:
     torch._dynamo.reset()
 
@@ -248,7 +249,7 @@ def half_even(x: Fraction) -> int:
     return floor + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and floor % 2 == 1))
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", [n for n in observers.names() if n not in ("mean", "adaptive")])
 @pytest.mark.parametrize(
     "fmt",
@@ -270,6 +271,7 @@ def test_every_observer(name: str, fmt: str) -> None:
     check(form, low, high, scale, zero_point)
 
 
+@pytest.mark.slow
 def test_the_adaptive_observer() -> None:
     form = bs.parse("uint8:tensor:pow2/nearest:asym")
     observer = observers.make("adaptive", form)

@@ -115,6 +115,7 @@ def cases(draw) -> tuple[str, tuple[int, ...]]:
     return layout, (first * 3, *rest) if grouped else (first, *rest)[: max(most, 1)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(cases(), st.booleans())
 def test_there_and_back(case, reversed_strides: bool) -> None:

@@ -62,6 +62,7 @@ def test_the_catalogue_reads_back(name: str) -> None:
     assert hash(parse(str(fmt))) == hash(fmt)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.integers(0, 4).flatmap(spellings))
 def test_canonical_spellings_read_back(spelling: str) -> None:
@@ -70,6 +71,7 @@ def test_canonical_spellings_read_back(spelling: str) -> None:
     assert parse(str(fmt)) == fmt
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.integers(0, 4).flatmap(spellings), st.randoms(use_true_random=False))
 def test_options_come_in_any_order(spelling: str, random) -> None:
@@ -331,6 +333,7 @@ def test_a_long_book_is_a_format() -> None:
     assert parse(f"book({values}):group16:e4m3").bits == 8
 
 
+@pytest.mark.slow
 def test_spellings_are_not_remembered_for_ever() -> None:
     for size in range(1, 5000):
         parse(f"int8:group{size}:fp32")

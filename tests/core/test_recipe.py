@@ -34,6 +34,7 @@ skips = st.lists(patterns, max_size=3)
 recipes = st.builds(Recipe, formats, formats, formats, rules=rules, skip=skips, bias=biases)
 
 
+@pytest.mark.slow
 @QUICK
 @given(recipes, st.lists(names, max_size=5))
 def test_json_reads_back(recipe: Recipe, layers: list[str]) -> None:

@@ -112,6 +112,7 @@ def test_numbers_of_all_matrices_are_those_of_each(spelling: str) -> None:
         assert torch.equal(dequantize(one, torch.float32), q.dequantize()[index])
 
 
+@pytest.mark.slow
 def test_cuts_are_kept_while_the_stack_lives() -> None:
     """Kernels keep what they make of a matrix beside its tensors, which are the same next time."""
     whole = stacked("nvfp4", parts=2)

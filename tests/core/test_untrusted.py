@@ -73,6 +73,7 @@ def test_usual_names_stay(name):
     assert shown(name) == shown_lines(name) == name
 
 
+@pytest.mark.slow
 def test_no_character_that_is_not_seen_is_left():
     odd = [chr(c) for c in range(0x30000) if unicodedata.category(chr(c))[0] in "CZ"]
     assert len(odd) > 50_000 and {"\x1b", "\n", "\u202e", "\u2028", "\u200b", "\ud800"} < {*odd}

@@ -79,6 +79,7 @@ def test_graphs_that_are_there_are_used(graph, monkeypatch):
     assert LEAST["program"] < made.cosine < 1 and made.layers == 1
 
 
+@pytest.mark.slow
 def test_recipes_do_what_they_say(graph, tmp_path):
     """The small encoder's weights in the files are codes; embeddings where there is place."""
     case = CASES["program"]

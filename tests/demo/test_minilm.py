@@ -35,6 +35,7 @@ def test_padding_changes_no_embedding():
     assert float(both[0] @ both[1]) < 0.9
 
 
+@pytest.mark.slow
 def test_without_weights():
     config = minilm.build(minilm.directory(), weights=False)
     assert sum(p.numel() for p in config.parameters()) == 22_713_216

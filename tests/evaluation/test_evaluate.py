@@ -38,6 +38,7 @@ def test_the_loss_is_transformers_own():
     assert sum(found.positions["loss"]) / 15 == pytest.approx(found["loss"].mean, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_quantized_model_beside_the_float_one(models):
     model, quantized = models
     found = bs.evaluate(quantized, batches(), model, layers=True)

@@ -47,6 +47,7 @@ def masked(batch):
     return mask
 
 
+@pytest.mark.slow
 def test_the_likeliest_give_all_but_kl_which_they_bound(models, tmp_path):
     model, quantized = models
     beside = plain(bs.evaluate(quantized, batches(), model))

@@ -26,6 +26,7 @@ def qlora() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_a_few_steps(qlora: Any) -> None:
     losses = qlora.run((20, 15))
     assert losses.source_after < losses.source_before - 0.02

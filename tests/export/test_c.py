@@ -69,6 +69,7 @@ def test_a_model_of_layers_that_became_integers(tmp_path):
     assert "int32_t" in (tmp_path / "of_the_model.c").read_text()
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_sizes_that_are_stated_are_those_of_the_object(tmp_path):
     path = check(small()[0], tmp_path, (small()[1],))

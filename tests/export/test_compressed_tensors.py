@@ -56,6 +56,7 @@ def check(path, recipe, dtype=torch.float32, **settings):
     return y, ours
 
 
+@pytest.mark.slow
 def test_int4_is_what_transformers_loads(tmp_path):
     y, ours = check(tmp_path / "out", bs.Recipe("int4:group32:fp32", skip=FLOAT))
     torch.testing.assert_close(y, ours)
@@ -240,6 +241,7 @@ def test_every_quantized_parameter_has_a_place_or_is_named(tmp_path):
     assert packed == done - {name for name in done if name in refused or "attention" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["program", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_graphs_hold_the_codes_of_every_parameter(target, tmp_path):
     """What a directory of layers has no place for, a graph has: its ops read any parameter."""

@@ -74,6 +74,7 @@ def check_weights(fmt, path):
         assert close(call(rows, optimized=True), expected, 2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FEW)
 def test_weights(fmt, tmp_path):
     check_weights(fmt, tmp_path / "model.onnx")
@@ -193,6 +194,7 @@ class Positions(nn.Module):
         return self.last(x[:, None] + self.table(self.places))
 
 
+@pytest.mark.slow
 def test_rows_at_places_that_the_model_holds(tmp_path):
     graph = converted(Positions(), X, bs.Recipe("int8_channel"))
     call = exported(graph, tmp_path / "model.onnx")
@@ -220,6 +222,7 @@ class Net(nn.Module):
         return self.last(self.up_groups(torch.relu(self.up(y))).mean((2, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "inputs"),
     [
@@ -261,6 +264,7 @@ def test_transformers(build, recipe, tmp_path):
         assert close(call(rows), reference(graph, rows), 2e-2)
 
 
+@pytest.mark.slow
 def test_a_quantized_model(tmp_path):
     """Without a graph: what bs.quantize_ made."""
     model = mlp()
@@ -314,6 +318,7 @@ def test_integers_and_shifts_alone(inputs, tmp_path):
     assert {t.data_type for t in stored} <= {*codes, TensorProto.INT32, TensorProto.INT64}
 
 
+@pytest.mark.slow
 def test_power_of_two_scales_stay_powers_of_two(tmp_path, capsys):
     graph = converted(mlp(), X, bs.Recipe("int8:channel0:pow2/nearest", input="int8_pow2"))
     call = exported(graph, tmp_path / "model.onnx")
@@ -362,6 +367,7 @@ def finished(stage):
     return steps[stage]() if stage in steps else made
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("stage", ["prepared", "fused", "lowered"])
 def test_only_converted_graphs(stage, tmp_path):
     with pytest.raises(ValueError, match=rf"a {stage} graph has no .*result of bs\.graph\.convert"):
@@ -369,6 +375,7 @@ def test_only_converted_graphs(stage, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_example_of_another_shape(tmp_path):
     for wrong in (torch.randn(6, 63), torch.randn(2, 64), {"y": X}):
         with pytest.raises(ValueError, match="cannot be called with the example"):
@@ -394,6 +401,7 @@ def test_an_opset_that_the_installed_onnx_has_not(tmp_path, monkeypatch):
 SMALL = {"mxfp6_e2m3": "FLOAT6E2M3", "mxfp6": "FLOAT6E3M2", "mxfp4": "FLOAT4E2M1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt", ["mxfp6_e2m3", *(pytest.param(f, marks=SLOW) for f in ("mxfp6", "mxfp4"))]
 )

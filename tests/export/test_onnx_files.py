@@ -128,6 +128,7 @@ def mlp(path: Path) -> tuple[Path, Any]:
     return model(path, nodes, tensors, {"x": ["n", 16]}), ours.eval()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("observer", ["min_max", "mse"])
 def test_static_inputs_are_those_of_a_calibrated_model(observer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -28,6 +28,7 @@ def test_a_program_has_every_part_and_the_same_bits(fmt: str) -> None:
     assert torch.equal(loaded.module()(IDS), model(IDS))
 
 
+@pytest.mark.slow
 def test_inputs_with_offsets() -> None:
     torch.manual_seed(0)
     model, recipe = small().eval(), bs.Recipe("int8_channel", input="uint8:tensor:fp32:offset")

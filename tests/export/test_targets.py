@@ -65,6 +65,7 @@ def test_a_target_without_its_package(monkeypatch):
     assert target.unavailable == "torch is not installed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

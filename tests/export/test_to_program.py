@@ -27,6 +27,7 @@ def test_any_number_of_rows(tmp_path):
     read_by_another(tmp_path, model, *rows)
 
 
+@pytest.mark.slow
 def test_another_process_tells_of_other_numbers(tmp_path):
     model, x = small(), torch.randn(3, 64)
     bs.export.program(model, tmp_path / "model.pt2", x)
@@ -56,6 +57,7 @@ def test_the_file_holds_codes(tmp_path):
     assert state["0.weight.codes"].dtype == torch.uint8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "recipe"),
     [
@@ -79,6 +81,7 @@ def test_a_model_of_somebody_else(build, recipe, tmp_path):
     read_by_another(tmp_path, model, tokens(2), tokens(5))
 
 
+@pytest.mark.slow
 def test_a_model_of_integers(tmp_path):
     """What remains after training under power-of-two scales: integers and shifts."""
     images = torch.tensor(load_digits().images[:32], dtype=torch.float32)[:, None] / 16
@@ -90,6 +93,7 @@ def test_a_model_of_integers(tmp_path):
     read_by_another(tmp_path, integer, images, images[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["int32", pytest.param("mxfp8", marks=pytest.mark.slow)])
 def test_quantized_biases(bias, tmp_path):
     """The file holds their codes, and what it adds are the values that the model adds."""

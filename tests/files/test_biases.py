@@ -70,6 +70,7 @@ def test_what_the_file_says(path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_into_a_model_of_another_dtype(model: Any, path: Path) -> None:
     other = bs.load(mlp().bfloat16(), path).eval()
     model.bfloat16()
@@ -112,6 +113,7 @@ def test_where_no_layer_holds_codes_floats_are_loaded(model: Any, path: Path) ->
     assert isinstance(other[2].bias, QBias)
 
 
+@pytest.mark.slow
 def test_what_stands_before_a_layer_is_not_applied_to_its_bias(tmp_path: Path) -> None:
     model = calibrated(mlp(), ROWS, transform="smoothquant")
     bs.save(model, tmp_path / "m")
@@ -141,6 +143,7 @@ def test_damage(change: Any, words: str, path: Path) -> None:
     refused(path, words, mlp())
 
 
+@pytest.mark.slow
 def test_missing_parts_and_models_without_the_bias(path: Path) -> None:
     without = mlp()
     without[0] = nn.Linear(24, 16, bias=False)

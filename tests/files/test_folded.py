@@ -127,6 +127,7 @@ def test_blocks_of_resnet_and_mobilenet(recipe, learn, device, tmp_path) -> None
     assert isinstance(other.norm, nn.BatchNorm1d)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", ["plain", "reflect and dropout", "inside"])
 def test_other_models_of_ours(kind: str, tmp_path) -> None:
     made = (
@@ -156,6 +157,7 @@ def test_half_precision_keeps_the_folded_bias(tmp_path) -> None:
     assert other.stem[0].bias.dtype == model.stem[0].bias.dtype
 
 
+@pytest.mark.slow
 def test_a_model_built_as_training_left_it(path, model) -> None:
     """What was needed before files knew: Identity and a bias. It still works."""
     other = Net().eval()
@@ -170,6 +172,7 @@ def test_a_model_built_as_training_left_it(path, model) -> None:
     assert bits(other) == bits(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [("int8", r"it lacks stem\.1\.weight"), (RECIPES[0][0], r"it has .*\.bias, which this model")],
@@ -182,6 +185,7 @@ def test_older_readers_refuse(recipe, words: str, tmp_path) -> None:
         bs.load(Net(), tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_files_without_have_no_word_of_it(tmp_path) -> None:
     model = Net().eval()
     bs.quantize_(model, "int8")

@@ -19,7 +19,7 @@ from tests.support.renaming_oracle import dequantized, differing
 from tests.support.saved import IDS, Net, bits, quantized
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("name", CATALOG)
 def test_there_and_back(name: str, tmp_path) -> None:
     for target in (torch.device("cpu"), torch.device("meta")):
@@ -160,6 +160,7 @@ def test_as_transformers_loads_the_pieces(name, fmt, tmp_path):
     assert differing(found, model, names)  # something is quantized
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixtral", "detr", "llava"])
 def test_on_meta(name, tmp_path):
     """A model without memory of its own gets the same."""

@@ -80,6 +80,7 @@ def test_inputs(made, fmt):
     assert_equal(made(), bs.Recipe(weight="int8_channel", input=fmt))
 
 
+@pytest.mark.slow
 def test_outputs_and_biases_and_skips():
     recipe = bs.Recipe(
         "int8_channel", "int8:tensor:fp32", "int8:tensor:fp32", bias="int32",
@@ -116,6 +117,7 @@ def test_calibrate_of_a_prepared_graph(made, options):
         assert torch.equal(run(bs.graph.convert(prepared), batches[1]), run(model, batches[1]))
 
 
+@pytest.mark.slow
 def test_no_float_copy_of_a_quantized_weight_is_left():
     graph = converted(models.bert(), "int8_channel")
     state = graph.state_dict()
@@ -129,6 +131,7 @@ def test_no_float_copy_of_a_quantized_weight_is_left():
     assert codes <= set(state)
 
 
+@pytest.mark.slow
 def test_batch_norms_are_gone():
     graph = converted(models.net(), bs.Recipe("int8_channel", "int8:tensor:fp32"))
     assert not [n for n in graph.graph.nodes if "batch_norm" in str(n.target)]
@@ -153,6 +156,7 @@ def test_what_was_given_stays_as_it_was(made):
     assert all(torch.equal(before[n], t) for n, t in program.state_dict.items())
 
 
+@pytest.mark.slow
 def test_sizes_stay_free_and_a_reloaded_program_is_equal(tmp_path):
     _, _, batches = models.bert()
     graph = converted(models.bert(), bs.Recipe("int8_channel", "mxfp8"))

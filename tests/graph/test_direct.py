@@ -63,6 +63,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("target", ["integer", "cpu", "reference"])
 def test_a_call_goes_past_torchs_code_and_gives_the_same(target: str) -> None:
     graph = lowered(target)

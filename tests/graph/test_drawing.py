@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Graphs as text."""
 
+import pytest
 import torch
 from torch import nn
 
 import blockscale as bs
 
 
+@pytest.mark.slow
 def test_a_line_for_each_op():
     model, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.randn(2, 8)
     rows = torch.export.Dim("rows")

@@ -108,6 +108,7 @@ def expected_of_casts(x):
     return q(q((x > 0).float()) * x), q(x.half()), q(x.half()), q(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qat", [False, True])
 def test_casts_are_ops_like_others(qat):
     """Their ops have names that every module has as an attribute: to, type_as, half."""
@@ -144,6 +145,7 @@ class Several(torch.nn.Module):
         return values, places, a * b, x.argmax(-1), pooled, where, torch.zeros(3), *more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qat", [False, True])
 def test_ops_of_several_tensors_and_of_indices(qat):
     x = torch.randn(4, 8)
@@ -171,6 +173,7 @@ def test_ops_of_several_tensors_and_of_indices(qat):
         assert all(torch.equal(a, b) for a, b in zip(found, prepared(x), strict=True))
 
 
+@pytest.mark.slow
 def test_several_results_get_a_format_each():
     x = torch.randn(4, 8)
     recipe = bs.Recipe(rules={"op:split": {"output": INT8}, "op:topk": {"output": INT8}})

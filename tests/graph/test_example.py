@@ -3,9 +3,12 @@
 
 import pathlib
 
+import pytest
+
 from tests.support import fresh
 
 
+@pytest.mark.slow
 def test_the_example():
     script = pathlib.Path(__file__).parents[2] / "examples" / "graph.py"
     code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"

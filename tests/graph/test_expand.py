@@ -40,7 +40,7 @@ def assert_same(model, *shapes, free=True):
         assert torch.equal(exported(graph).module()(other), model(other))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(10)
 @pytest.mark.parametrize("fmt", [None, *FORMATS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear(fmt, dtype):

@@ -65,6 +65,7 @@ def test_programs_of_models_that_were_quantized_before(fmt):
     assert found == dict.fromkeys(("c1", "c2", "up", "c3", "c4", "fc"), "int8:channel0:fp32")
 
 
+@pytest.mark.slow
 def test_programs_of_models_that_were_trained_before():
     model, _, batches = models.net()
     model = bs.prepare_qat(copy.deepcopy(model), bs.Recipe("int8_channel", "int8:tensor:fp32"))
@@ -76,6 +77,7 @@ def test_programs_of_models_that_were_trained_before():
         assert torch.equal(run(fused, batches[1]), run(model, batches[1]))
 
 
+@pytest.mark.slow
 def test_a_fused_graph_is_saved_and_read(tmp_path):
     _, _, batches = models.bert()
     fused = bs.graph.fuse(converted(models.bert(), bs.Recipe("int8_channel", "int8:tensor:fp32")))
@@ -85,6 +87,7 @@ def test_a_fused_graph_is_saved_and_read(tmp_path):
         assert torch.equal(run(read, batches[1]), run(fused, batches[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", crossed(3, ["fused", "converted", "lowered"]))
 def test_another_process_reads_a_program_and_computes_the_same(step, tmp_path):
     _, _, batches = models.net()
@@ -207,6 +210,7 @@ class Shared(nn.Module):
         return self.last(torch.relu(self.out(self.q(x) * self.k(x)) + x))
 
 
+@pytest.mark.slow
 def test_the_ledger_names_layers_whose_results_go_on_in_float():
     graph = from_us(Shared().eval(), torch.randn(3, 8))
     assert not [e for e in bs.graph.ledger(graph) if "in float" in e.details]

@@ -108,6 +108,7 @@ def test_many_seeds() -> None:
         check(quantized(model, x, WEIGHTS[seed // 6 % 6], fmt, INT8 if seed % 2 else None), x)
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     """An oracle without PyTorch: a two-layer model in exact rationals, input by input."""
     model = quantized(
@@ -156,6 +157,7 @@ def test_the_numbers_are_its_state() -> None:
     assert torch.equal(other(x), integer(x))
 
 
+@pytest.mark.slow
 def test_biases_are_the_integers_ones() -> None:
     x = torch.randn(3, 64)
     model = quantized(
@@ -174,6 +176,7 @@ def test_biases_are_the_integers_ones() -> None:
     assert torch.equal(with_integer_bias(rounded)(x), rounded(x))
 
 
+@pytest.mark.slow
 def test_what_training_made() -> None:
     """prepare_qat, a few steps, convert: the integers give what the trained model gives."""
     model = nn.Sequential(
@@ -195,6 +198,7 @@ def test_what_training_made() -> None:
     check(model, x)
 
 
+@pytest.mark.slow
 def test_calibrated_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
     model, x = nn.Sequential(*layers).eval(), torch.randn(16, 1, 8, 8)
@@ -217,6 +221,7 @@ def test_the_names_of_before_graph_had_a_folder() -> None:
     assert qat.NotIntegerError is bs.graph.NotIntegerError
 
 
+@pytest.mark.slow
 def test_it_is_pickled() -> None:
     x = torch.randn(3, 1, 8, 8)
     integer = to_integer(quantized(mlp(), x, PER_CHANNEL, INT8), x)
@@ -288,6 +293,7 @@ def test_sizes_that_windows_were_chosen_for() -> None:
         integer(x.transpose(2, 3))
 
 
+@pytest.mark.slow
 def test_what_it_takes_beside_layers_is_kept() -> None:
     """Training mode, and tuples that a model returns."""
 

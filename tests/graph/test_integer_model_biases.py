@@ -83,6 +83,7 @@ def test_saturated_codes_do_not_fit_with_sums_beside_them() -> None:
         to_integer(made.eval(), torch.randn(8, 4))
 
 
+@pytest.mark.slow
 def test_after_training() -> None:
     torch.manual_seed(0)
     made: Any = nn.Sequential(

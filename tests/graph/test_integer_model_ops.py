@@ -27,7 +27,7 @@ class Sum(nn.Module):
         return self.add(self.a(x), self.b(x))
 
 
-@pytest.mark.some(20)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])
 @pytest.mark.parametrize("outputs", [False, True])
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_every_spelling(add, outputs: bool, fmt: str) -> None:
         assert both.largest >= 2 * min(each.largest for each in layers)
 
 
+@pytest.mark.slow
 def test_by_hand() -> None:
     """Codes up to 127 under 2^-1 and 2^-3: (127 << 2) + 127 steps of 2^-3."""
     model = quantized(Sum(operator.add, 1.0), torch.randn(5, 6), PER_CHANNEL, INT8, INT8)
@@ -142,6 +143,7 @@ def test_channels_of_several_scales_are_flattened(flatten: Any) -> None:
     check(quantized(Flat(flatten, 4 * 3 * 2), x, PER_CHANNEL, INT8), x)
 
 
+@pytest.mark.slow
 def test_channels_of_several_scales_beside_batches() -> None:
     x = torch.randn(3, 2, 5, 4)
     for weight in (PER_CHANNEL, INT8):
@@ -202,6 +204,7 @@ def test_maxima_of_codes_and_of_sums(pool: Any, output: str | None) -> None:
     check(model, x)
 
 
+@pytest.mark.slow
 def test_unsigned_codes_of_more_than_eight_bits() -> None:
     """They lie in int32, where signed ones of 16 bits lie in int16."""
     for fmt in ("uint12:tensor:pow2/ceil", "uint16:tensor:pow2/ceil:asym"):

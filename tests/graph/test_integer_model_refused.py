@@ -19,6 +19,7 @@ from tests.support.integer_models import (
 )
 
 
+@pytest.mark.slow
 def test_convolutions_in_space_and_transposed_ones() -> None:
     x = torch.randn(2, 1, 4, 5, 4)
     layers = nn.Conv3d(1, 2, (2, 3, 1), padding=1), nn.ReLU(), nn.Conv3d(2, 4, 2, groups=2)
@@ -60,6 +61,7 @@ class Odd(nn.Module):
         return self.b(self.between(self.a(self.before(x))))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("message", "made"),
     [

@@ -16,6 +16,7 @@ from tests.support.integer_models import (
 )
 
 
+@pytest.mark.slow
 def test_a_bound_for_every_layer() -> None:
     """Beyond 2^24 float32 may round: told; beyond int32 it is an error."""
     model = nn.Sequential(nn.Linear(3000, 2, bias=False))
@@ -40,6 +41,7 @@ def test_a_bound_for_every_layer() -> None:
         to_integer(big, torch.zeros(1, 300_000))
 
 
+@pytest.mark.slow
 def test_exactness_ends_at_two_to_the_24() -> None:
     for more, exact in ((0, True), (1, False)):
         model = nn.Sequential(nn.Linear(1, 1))
@@ -51,6 +53,7 @@ def test_exactness_ends_at_two_to_the_24() -> None:
         assert [(each.largest, each.exact) for each in integer.sums] == [(2**24 + more, exact)]
 
 
+@pytest.mark.slow
 def test_steps_beyond_float32() -> None:
     model = linear(scale=2.0**-120)
     model[0].bias.data.zero_()

@@ -33,6 +33,7 @@ def test_the_graph_computes_the_same(made):
             assert ours.get_parameter(key).data_ptr() == tensor.data_ptr()
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_name():
     model, program, _ = models.gpt2()
     graph = imported(program)
@@ -96,6 +97,7 @@ def test_one_weight_in_layers_of_different_settings():
     assert torch.equal(graph(x), model(x))
 
 
+@pytest.mark.slow
 def test_functional_and_decomposed_programs():
     class Functional(nn.Module):
         def __init__(self):
@@ -128,6 +130,7 @@ def test_what_is_computed_from_a_weight_is_no_layer():
     assert layered(Tied(), torch.ones(2, 4))[1] == ()
 
 
+@pytest.mark.slow
 def test_padding_of_other_modes_belongs_to_the_convolution():
     graph, _ = layered(models.Net(), torch.randn(2, 3, 8, 8))
     conv = graph.get_submodule("c3")
@@ -136,6 +139,7 @@ def test_padding_of_other_modes_belongs_to_the_convolution():
     ]
 
 
+@pytest.mark.slow
 def test_for_training_batch_norms_and_dropouts_are_layers():
     graph, names = layered(models.Net(), torch.randn(2, 3, 8, 8), training=True)
     assert {"b1", "b2", "drop"} <= set(names)

@@ -12,6 +12,7 @@ from tests.support import adopt_producers as producers
 from tests.support import graph_models as models
 
 
+@pytest.mark.slow
 def test_every_layer_and_parameter_is_there():
     model, program, _ = models.bert()
     recipe = bs.Recipe("int8_channel", skip=["encoder.layer.0.attention"])
@@ -21,6 +22,7 @@ def test_every_layer_and_parameter_is_there():
     assert ledger.bytes_before == theirs.bytes_before and ledger.bytes_after == theirs.bytes_after
 
 
+@pytest.mark.slow
 def test_of_a_program_that_came_quantized():
     model, _, batches = models.net()
     model = copy.deepcopy(model)
@@ -33,6 +35,7 @@ def test_of_a_program_that_came_quantized():
     assert ledger["fc.weight"].status == "kept"
 
 
+@pytest.mark.slow
 def test_scales_of_activations_are_no_parameters():
     """Of whatever rank: in adopted graphs they have the activation's, in ours they are reshaped."""
     x = producers.example()

@@ -99,7 +99,7 @@ def same(a: Any, b: Any, rows: int = 5) -> None:
         assert all(torch.equal(one[name], other[name]) for name in ("logits", "rows"))
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_graph_comes_back(step: str, way: str) -> None:
@@ -130,6 +130,7 @@ def test_later_steps_go_on(way: str) -> None:
         program.module()({"x": torch.randn(65, 32)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ready", [fresh.WITH_OURS, pytest.param(fresh.TORCH, marks=pytest.mark.slow)], ids=len
 )
@@ -166,6 +167,7 @@ def test_a_graph_in_training(way: str) -> None:
     same(bs.graph.convert(again.eval()), bs.graph.convert(graph.eval()))
 
 
+@pytest.mark.slow
 def test_integers(tmp_path: Path) -> None:
     """The program of integers that a quantized model becomes."""
     torch.manual_seed(0)
@@ -181,6 +183,7 @@ def test_integers(tmp_path: Path) -> None:
 # What a graph knows beside its nodes.
 
 
+@pytest.mark.slow
 def test_it_stays_with_copies():
     graph = bs.graph.convert(bs.graph.prepare(models.net()[1], "int8_channel"))
     with warnings.catch_warnings():
@@ -190,6 +193,7 @@ def test_it_stays_with_copies():
     assert [e.name for e in bs.graph.ledger(again)] == [e.name for e in bs.graph.ledger(graph)]
 
 
+@pytest.mark.slow
 def test_a_step_does_not_change_the_state_of_its_input():
     graph = bs.graph.convert(bs.graph.prepare(models.net()[1], "int8_channel"))
     before = [(e.name, e.notes) for e in bs.graph.ledger(graph)]

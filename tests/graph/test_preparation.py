@@ -31,6 +31,7 @@ def test_what_rotates_whole_models_is_refused(transform):
         bs.graph.prepare(program, STATIC, transform=transform)
 
 
+@pytest.mark.slow
 def test_it_goes_on_watching_after_convert():
     _, program, batches = models.net()
     prepared = bs.graph.prepare(program, STATIC, observer="min_max")
@@ -45,6 +46,7 @@ def test_it_goes_on_watching_after_convert():
     assert both >= first and torch.equal(both, bs.graph.convert(other).state_dict()[name])
 
 
+@pytest.mark.slow
 def test_calibrate_takes_the_place_of_what_was_seen():
     _, program, batches = models.net()
     prepared = bs.graph.prepare(program, STATIC, observer="min_max")
@@ -80,6 +82,7 @@ def test_edges_see_one_pass_where_layers_need_several():
     assert int(edge.observer.samples) == sum(5 * len(batch[0]) for batch in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:(?s)blockscale.\n  0. scales of its weight were set again")
 @pytest.mark.parametrize("learn", [None, pytest.param("steps", marks=pytest.mark.slow)])
 def test_training_on_digits(learn):
@@ -170,6 +173,7 @@ def test_strict():
         bs.graph.prepare(models.net()[1], "int8_channel", strict=True)
 
 
+@pytest.mark.slow
 def test_weights_of_one_name_in_two_formats():
     """A table and a head that share a weight, in different formats: neither, and it is said."""
     recipe = bs.Recipe("int8_channel", rules={"lm_head": "mxfp4"})
@@ -200,7 +204,7 @@ def test_what_cannot_be_prepared():
         bs.graph.prepare(program, "int8", observer="largest")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(15)
 @pytest.mark.parametrize("qat", [False, True])
 @pytest.mark.parametrize("name", ["edges", "plans", "methods", "session", "watching", "qat"])
 def test_a_layer_may_have_any_name_that_torch_export_takes(name, qat):

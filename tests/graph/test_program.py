@@ -25,6 +25,7 @@ def test_a_program_becomes_a_graph_over_the_same_tensors():
     assert graph.training
 
 
+@pytest.mark.slow
 def test_sizes_and_their_ranges_come_back():
     _, program, _ = models.gpt2()
     again = exported(imported(program))
@@ -90,6 +91,7 @@ def test_a_prepared_graph_is_not_exported(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_example_that_does_not_fit(tmp_path):
     prepared = bs.graph.prepare(models.net()[1], "int8")
     graph = bs.graph.convert(prepared)

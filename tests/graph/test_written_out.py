@@ -169,6 +169,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("does", REFUSED.values(), ids=REFUSED)
 def test_what_needs_a_whole_export(does: Any) -> None:
     assert written_out(calling(Layer(does), X)) is None
@@ -181,6 +182,7 @@ def test_a_graph_that_knows_no_sizes() -> None:
     assert written_out(graph) is None
 
 
+@pytest.mark.slow
 def test_convert_exports_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     _, program, batches = models.net()
     prepared = bs.graph.prepare(program, "int8_channel")

@@ -103,6 +103,7 @@ def test_both_spellings_of_the_method() -> None:
         DiffusersAutoQuantizer.from_dict({"recipe": "mxfp4"})
 
 
+@pytest.mark.slow
 def test_quantized_in_memory(tmp_path: Path) -> None:
     model = unet()
     bs.quantize_(model, "mxfp4")

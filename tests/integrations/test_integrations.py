@@ -113,6 +113,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow
 def test_importing_us_leaves_the_import_system_alone() -> None:
     code = (
         "import sys, torch; a = list(sys.meta_path); import blockscale; print(sys.meta_path == a)"

@@ -124,6 +124,7 @@ def test_seeds_of_weights() -> None:
     assert not torch.equal(*first)
 
 
+@pytest.mark.slow
 def test_compile_and_export_of_a_model() -> None:
     recipe = bs.Recipe("nvfp4", "mxfp8", "int8", rules={"8": {"input": "int8", "output": "uint4"}})
     model = quantized(recipe, input_scales={"8": torch.full((1, 1), 0.1)}).eval()

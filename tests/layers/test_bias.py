@@ -33,6 +33,7 @@ from tests.support.layers_bias import (
 )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("spelling", ["int32", "int16:sums", "int8:sums"])
 @pytest.mark.parametrize("weight", [CHANNEL, "int8:tensor:fp32", "uint4:channel0:bf16:asym"])
 def test_codes_and_values_are_those_of_rationals(spelling: str, weight: str) -> None:
@@ -324,6 +325,7 @@ def test_the_pieces_by_themselves() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compiled_and_exported() -> None:
     model = calibrated(mlp(), ROWS)
     torch.compiler.reset()
@@ -335,6 +337,7 @@ def test_compiled_and_exported() -> None:
     assert "0.bias.codes" in exported.state_dict
 
 
+@pytest.mark.slow
 def test_a_transformer() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

@@ -117,6 +117,7 @@ def test_hooks_copies_and_the_meta_device() -> None:
         bs.quantize_(meta, "int8", strict=True)
 
 
+@pytest.mark.slow
 def test_compile_and_export_with_a_size_that_is_asked_for() -> None:
     """A decoder asks for the size that its encoder had, which is not known beforehand."""
 

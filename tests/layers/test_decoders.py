@@ -218,6 +218,7 @@ def test_training(name: str, tmp_path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_exported_with_free_sizes(tmp_path) -> None:
     auto, batch = torch.export.Dim.AUTO, torch.export.Dim("batch", min=2, max=8)
     for model, free in ((made("unet"), {0: auto, 2: auto}), (made("volumes"), {0: batch})):
@@ -233,6 +234,7 @@ def test_exported_with_free_sizes(tmp_path) -> None:
             assert torch.equal(output(run, x), output(model, x))
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     torch.compiler.reset()
     for name in MODELS:

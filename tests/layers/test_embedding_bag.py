@@ -101,6 +101,7 @@ class Words(nn.Module):
         return self.fc(self.bag(indices, offsets))
 
 
+@pytest.mark.slow
 def test_it_is_saved_loaded_compiled_and_exported(tmp_path) -> None:
     model = Words().eval()
     bs.quantize_(model, "int8_channel", strict=True)

@@ -146,6 +146,7 @@ def quantized(way: str, mode: Any) -> nn.Module:
     return made
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["quantize_", "calibrate", "train"])
 def test_no_mode_shows_in_what_is_made(way: str, mode: str, tmp_path: Any) -> None:
@@ -333,6 +334,7 @@ def test_what_raised_replaced_nothing() -> None:
     steps(optimizer, made)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_other_warning_is_an_error")
 def test_dead_weights_are_not_kept_alive() -> None:
     from blockscale.layers import guards as optimizers

@@ -202,6 +202,7 @@ def test_quantize(wrapped: nn.Module) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("_fresh")
 def test_calibrate_and_compare(wrapped: nn.Module) -> None:
@@ -266,6 +267,7 @@ def test_what_is_in_a_wrapper_by_itself() -> None:
     assert inner_model(model) is model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("_fresh")
 def test_a_shared_wrapper_and_one_that_is_compiled_in_place() -> None:

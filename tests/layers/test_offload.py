@@ -38,7 +38,7 @@ def offload(model: nn.Module, how: str, folder: Path, **more: Any) -> None:
         dispatch_model(model, places, offload_dir=folder, **more)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("how", ["cpu_offload", "disk_offload", "dispatch_model"])
 @pytest.mark.parametrize("buffers", [False, True])
 def test_outputs_are_equal_and_codes_are_away(how: str, buffers: bool, tmp_path: Path) -> None:

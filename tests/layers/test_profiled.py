@@ -123,6 +123,7 @@ def test_flows_that_cannot_take_one_name_the_rule() -> None:
     assert type(layers[2]) is nn.Linear
 
 
+@pytest.mark.slow
 def test_calibrated_and_in_a_graph() -> None:
     layers, batches = model(), [torch.randn(2, 256)]
     del layers.prompt

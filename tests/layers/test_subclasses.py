@@ -168,6 +168,7 @@ def test_it_computes_what_its_class_does_of_the_dequantized_weight(name: str) ->
 FAST = ("plain", "masked", "gemma", "standardized")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

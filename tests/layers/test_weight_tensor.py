@@ -108,6 +108,7 @@ def test_layers_that_share_codes_give_one_tensor() -> None:
     assert model.fc.weight.dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_one_dequantize_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = pair("mxfp4")
     counted = []
@@ -135,6 +136,7 @@ def test_one_dequantize_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_programs_get_floats() -> None:
     model, plain = pair("int8_channel")
     with torch.no_grad():

@@ -139,6 +139,7 @@ class Numpy(nn.Module):
         return self.fc(input)
 
 
+@pytest.mark.slow
 def test_what_the_float_model_cannot_do_is_empty():
     assert cell("compile", Numpy) == (True, "graphs, as in float")
     found = cell("export", Numpy)

@@ -10,6 +10,7 @@ from tests.models import outside
 needed = pytest.mark.skipif(bool(outside.missing("timm")), reason=outside.missing("timm"))
 
 
+@pytest.mark.slow
 @needed
 def test_both_are_imported_and_the_path_is_as_before():
     before = list(sys.path)

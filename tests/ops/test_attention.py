@@ -106,6 +106,7 @@ def test_masks(kind: str, heads: int) -> None:
     close(y, exact(query, key, value, *of, 0.125))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_sinks(backend: str) -> None:
     """A score of each head that takes its share and gives nothing; also where nothing is seen, or
@@ -123,6 +124,7 @@ def test_sinks(backend: str) -> None:
             close(y, exact(query, key, value, *of, 0.125, sinks))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("fmt", "chunk", "chunks"),
     [

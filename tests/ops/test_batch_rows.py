@@ -21,7 +21,7 @@ from tests.support.batch_rows import PAIRS, differing, layer, rows
 SOME = range(0, 512, 7)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(11)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("weight", "input"), PAIRS)
 def test_rows_on_the_cpu(weight: str, input: str | None, dtype: torch.dtype) -> None:
@@ -29,7 +29,7 @@ def test_rows_on_the_cpu(weight: str, input: str | None, dtype: torch.dtype) -> 
         assert differing(layer(weight, input), rows().to(dtype), SOME) == []
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(10)
 @pytest.mark.parametrize(("weight", "input"), PAIRS)
 def test_rows_of_the_reference(weight: str, input: str | None) -> None:
     with bs.use("reference", batch_invariant=True):

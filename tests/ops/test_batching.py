@@ -50,6 +50,7 @@ def model(fmt: str | None, *layers: nn.Module) -> nn.Module:
     return made
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore:.*using the reference, which is slow")
 @pytest.mark.parametrize("fmt", INPUTS)
 def test_layers(fmt: str | None, looped: list[str]) -> None:
@@ -103,6 +104,7 @@ def test_tables(looped: list[str]) -> None:
     assert looped == []
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:.*using the reference, which is slow")
 @pytest.mark.parametrize("fmt", ["mxfp4", "int4:group16:fp32:asym", "nvfp4", "book3:channel0:fp32"])
 def test_an_ensemble(fmt: str, looped: list[str]) -> None:

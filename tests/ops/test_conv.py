@@ -145,6 +145,7 @@ def test_autocast_does_not_reach_inside() -> None:
         same(quantized(x), expected)
 
 
+@pytest.mark.slow
 def test_compile_and_export() -> None:
     two = nn.Conv2d(CHANNELS, 8, 3, padding=1, padding_mode="reflect")
     for conv, size in ((nn.Conv1d(CHANNELS, 8, 3, padding="same"), (9,)), (two, (9, 7))):

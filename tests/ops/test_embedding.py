@@ -93,6 +93,7 @@ def test_output_format_and_ignored_input_format() -> None:
     assert ledger["0"].reason == "its input is indices, which have no format"
 
 
+@pytest.mark.slow
 def test_compile_and_export() -> None:
     count = torch.export.Dim("count", min=2, max=99)
     for fmt in ("nvfp4", "uint4", "int5:tile4x16:fp32"):

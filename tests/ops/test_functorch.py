@@ -48,6 +48,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_transforms_of_a_weight_only_model_are_those_of_the_float_one() -> None:
     model, plain = pair("mxfp4")
     for f in (
@@ -65,6 +66,7 @@ def test_transforms_of_a_weight_only_model_are_those_of_the_float_one() -> None:
         close(f(model).detach(), f(plain).detach())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_all_ways_to_one_derivative_agree(recipe: Any) -> None:
     """Against autograd's own backward pass, row by row, which the transforms do not touch."""
@@ -82,6 +84,7 @@ def test_all_ways_to_one_derivative_agree(recipe: Any) -> None:
         close(tangent.detach(), expected @ V[0])
 
 
+@pytest.mark.slow
 def test_parameters_that_stay_float() -> None:
     """Per-sample gradients of biases, by functional_call."""
     model, plain = pair("mxfp4")
@@ -100,6 +103,7 @@ def test_parameters_that_stay_float() -> None:
     close(tangent.detach(), expected.detach())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions(transposed: bool) -> None:
     layer = nn.ConvTranspose2d(4, 6, 3, 2) if transposed else nn.Conv2d(4, 6, 3, padding=1)

@@ -48,7 +48,7 @@ def each(x: Tensor, whole: Operand, ends: Tensor, bias: Tensor | None, by: str =
     return y
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(18)
 @pytest.mark.parametrize("by", ["", "int8:token:fp32", "mxfp8", "nvfp4", "int8:tensor:fp32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -172,7 +172,7 @@ def test_a_change_in_place_is_seen() -> None:
     assert not zero.any()
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(18)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0, 5), (0, 0, 0)])

@@ -210,6 +210,7 @@ def test_autocast_does_not_reach_inside() -> None:
             same(quantized(x), expected)
 
 
+@pytest.mark.slow
 def test_compile_and_export_with_any_number_of_rows() -> None:
     rows = torch.export.Dim("rows", min=2, max=99)
     for weight, fmt in (("nvfp4", "mxfp8"), ("uint4", None), ("int8_channel", "int8")):

@@ -198,6 +198,7 @@ def test_the_gradient_of_a_scale_has_its_shape() -> None:
     assert scale.grad.item() == float(q.codes.sum())
 
 
+@pytest.mark.slow
 def test_what_kernels_keep_beside_a_weight_is_made_once() -> None:
     made = []
     kept = Residents(lambda weight: made.append(weight.fmt) or 1, lambda part: 0)

@@ -170,6 +170,7 @@ class Everything(nn.Module):
         return packed, *parts, values, linear.linear(y, weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["e2m1:group16:e4m3", "int8:tile2x16:e8m0/tosa"])
 def test_one_graph_for_every_number_of_rows(fmt: str) -> None:
     torch._dynamo.reset()
@@ -180,6 +181,7 @@ def test_one_graph_for_every_number_of_rows(fmt: str) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt", ["e2m1:group16:e4m3", "uint4:channel1:fp32:asym", "int8:tile2x16:bf16"]
 )

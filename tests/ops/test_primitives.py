@@ -58,7 +58,7 @@ def boundaries(oracle: Oracle, step: float, zero: int) -> Tensor:
     return torch.cat([x, *ulps, odd])[None]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("fmt", "scale", "outer", "zero"), GIVEN)
 def test_gradient(fmt: str, scale, outer, zero, dtype: torch.dtype) -> None:

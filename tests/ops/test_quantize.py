@@ -41,6 +41,7 @@ def test_given_scales(fmt: str, function: Any, dynamic: bool) -> None:
         assert torch.equal(compiled(x, q.scale, q.zero_point), expected)
 
 
+@pytest.mark.slow
 def test_a_scale_that_does_not_fit() -> None:
     """The shapes are still looked at, with what was found and what was expected."""
     torch._dynamo.reset()

@@ -46,6 +46,7 @@ def cases(draw) -> tuple[str, Tensor]:
     return spelling, draw(tensors(spelling, shape))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(cases())
@@ -154,6 +155,7 @@ def test_export_of_a_function_of_qtensors(name: str) -> None:
         assert parts(module(q)) == parts(Requantize()(q))
 
 
+@pytest.mark.slow
 def test_compile_of_a_function_of_qtensors() -> None:
     """Also when it meets a second and a third format, and without a word."""
     torch._dynamo.reset()

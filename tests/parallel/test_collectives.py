@@ -65,6 +65,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 def test_sums_and_their_gradients(found: list[dict[str, Any]]) -> None:
     for each in found:
         total, gradient = each["sum"]

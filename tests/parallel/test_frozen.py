@@ -197,6 +197,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_fsdp_shards_codes_and_scales(found: list[dict[str, Any]], fmt: str) -> None:
     for each in found:
@@ -243,6 +244,7 @@ def same_in_one(checkpoint: Path) -> None:
     assert all(torch.equal(state[n], t) for n, t in one.state_dict().items() if n in state)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints_of_two_on_three_and_on_one(found: list[dict[str, Any]], folder: Path) -> None:
     assert all(each["state"]["same"] for each in found)
@@ -253,6 +255,7 @@ def test_checkpoints_of_two_on_three_and_on_one(found: list[dict[str, Any]], fol
     same_in_one(folder / "state of three")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_nothing_else_changes(fmt: str, tmp_path: Path) -> None:
     net, x = model(fmt), inputs()
@@ -383,6 +386,7 @@ def test_programs_that_go_over_parameters(name: str) -> None:
         assert error in f"{type(told.value).__name__}: {told.value}"
 
 
+@pytest.mark.slow
 def test_programs_of_it() -> None:
     net, x = bs.parallel.as_parameters_(model("mxfp4")), inputs()
     exported = torch.export.export(net, (x,)).module()

@@ -284,6 +284,7 @@ def of_models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Tensor
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_pair_of_layers(found: list[dict[str, Any]], recipe: str) -> None:
     """Column-wise the bits of one process; sums in another order, and gradients likewise."""

@@ -120,6 +120,7 @@ def prepared(recipe: Any = STATIC, model: nn.Module | None = None, **more: Any) 
     return bs.prepare_qat(cnn() if model is None else model, recipe, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bias", "learn"),
     crossed(
@@ -206,6 +207,7 @@ def test_stochastic_numbers_are_new_in_training_and_fixed_in_evaluation() -> Non
     assert torch.equal(fixed, bs.fake_quantize(bias, quantizer.format, seed=7))
 
 
+@pytest.mark.slow
 def test_a_bias_learns_through_its_codes() -> None:
     """It crosses steps that are coarse, which a gradient of the rounding itself never would."""
     model = prepared(bs.Recipe(CHANNEL, INT8, bias="int8:sums"), nn.Sequential(nn.Linear(4, 3)))
@@ -223,6 +225,7 @@ def test_a_bias_learns_through_its_codes() -> None:
     assert model[0].bias.grad.abs().min() > 0
 
 
+@pytest.mark.slow
 def test_with_batch_statistics_the_rounding_of_the_folded_bias_is_added() -> None:
     recipe = bs.Recipe(CHANNEL, INT8, bias="int3:tensor:fp32")
     model, plain = prepared(recipe), prepared(bs.Recipe(CHANNEL, INT8))
@@ -238,6 +241,7 @@ def test_with_batch_statistics_the_rounding_of_the_folded_bias_is_added() -> Non
         assert net[1].bias.grad.abs().min() > 0
 
 
+@pytest.mark.slow
 def test_checkpoints_compute_the_same_again() -> None:
     recipe = bs.Recipe(CHANNEL, INT8, bias="int4:tensor:fp32:stochastic")
     plain, again = prepared(recipe), prepared(recipe)
@@ -252,6 +256,7 @@ def test_checkpoints_compute_the_same_again() -> None:
         assert torch.equal(parameter.grad, again.get_parameter(name).grad), name
 
 
+@pytest.mark.slow
 def test_every_layer_in_every_state() -> None:
     """Embedding, folded and unfolded convolutions, GPT-2's Conv1D: switched, saved, converted."""
     model = prepared(STATIC, Mixed())
@@ -276,6 +281,7 @@ def test_every_layer_in_every_state() -> None:
         assert isinstance(model.get_submodule(name).bias, QBias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [

@@ -150,6 +150,7 @@ def test_lsqs_beginning_is_a_candidate():
     assert scale.parameter.item() == pytest.approx(2 * x.abs().mean().item() / 7**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 def test_training_finds_a_good_step(domain):
     x = torch.randn(1, 400)
@@ -232,7 +233,7 @@ def step_of_training(model: nn.Module, x: Tensor, rate: float = 1e-7) -> None:
     optimizer.zero_grad()
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 @pytest.mark.parametrize("first", NOTHING_SEEN)
 @pytest.mark.filterwarnings("ignore:blockscale")
@@ -373,7 +374,7 @@ def test_what_began_goes_on_from_a_state():
     assert torch.equal(again(x), model(x))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("learn", ["steps", "thresholds", None])
 @pytest.mark.parametrize("bias", [None, "int32"])
 def test_batches_without_rows(learn, bias):

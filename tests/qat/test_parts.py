@@ -17,7 +17,7 @@ def prepared(recipe, **settings) -> nn.Module:
     return bs.prepare_qat(model, recipe, **settings)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(18)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_step_of_training_and_conversion(fmt: str) -> None:
     model, x = prepared(bs.Recipe(fmt, input="uint8:tensor:fp32:offset")), torch.rand(6, 64) + 2

@@ -13,6 +13,7 @@ from blockscale.qat.prepare import NORMS
 from tests.support.qat_models import Mixed, batch, cnn
 
 
+@pytest.mark.slow
 def test_nothing_of_the_model_but_its_class_changes():
     model = Mixed()
     plain = (int, float, str, bool, tuple, type(None))

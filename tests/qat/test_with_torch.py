@@ -36,6 +36,7 @@ def _fresh():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_compiled():
     """Weights with learned steps, dynamic inputs, static outputs; the whole matrix is slow."""
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU())
@@ -53,6 +54,7 @@ def test_compiled():
         assert torch.equal(run(x[0]), other(x[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:blockscale")
 def test_compiled_scales_begin_and_grow():
     """Rows of zeros get values, and a batch of another size comes: a program without a branch."""
@@ -117,7 +119,7 @@ def test_compiled_by_inductor():
     )
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_autocast_gives_what_float_layers_give(name):
     recipe, learn = RECIPES[name]

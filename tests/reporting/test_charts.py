@@ -61,6 +61,7 @@ def test_more_series_than_colors_have_other_shapes():
     ET.fromstring(text)
 
 
+@pytest.mark.slow
 def test_no_text_is_cut():
     """Extents by matplotlib's DejaVu Sans, which is the font that the SVG names first."""
     fonts = pytest.importorskip("matplotlib.textpath", reason="NO matplotlib: no font to measure")

@@ -71,6 +71,7 @@ def test_what_is_put_in_is_taken_out_whatever_happens():
 # Estimates against what then happens: bytes exactly, times as they add up.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [3.5, 4.5, 6.0, 8.0])
 def test_bytes_are_what_the_ledger_then_counts(budget):
     torch.manual_seed(0)
@@ -87,6 +88,7 @@ def test_bytes_are_what_the_ledger_then_counts(budget):
     assert foretold == ledger.bytes_after
 
 
+@pytest.mark.slow
 def test_bytes_of_a_weight_that_is_shared():
     model = Tied()
     found = bs.search(model, [(torch.tensor([[1]]),)], 6, points=(), progress=False)

@@ -42,6 +42,7 @@ def recommended(budget, **options):
     return bs.recommend(mlp(), budget, **given)
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_the_search():
     found = recommended(6)
     assert (

@@ -37,6 +37,7 @@ def test_what_a_latency_leaves_to_layers():
 # What is claimed: only what was measured.
 
 
+@pytest.mark.slow
 def test_a_claim_of_speed_needs_batches():
     one = bs.recommend(mlp(), 6, candidates=CANDIDATES)
     assert not [each for each in one.claims if "a batch will take" in each.text]

@@ -19,6 +19,7 @@ def found():
     return search(mlp(), batches(), 7, candidates=CANDIDATES, points=points, progress=False)
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_its_file(found, tmp_path):
     path = tmp_path / "search.json"
     found.save(path)

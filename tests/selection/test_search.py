@@ -39,6 +39,7 @@ def searched(budget=6.0, **options):
     return bs.search(mlp(), batches(), budget, **given)
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("score", ["fisher", "output", "sqnr"])
 @pytest.mark.parametrize("budget", [3.5, 6.0, 8.5])
 def test_no_other_choice_has_a_lower_score(score, budget):
@@ -52,6 +53,7 @@ def test_no_other_choice_has_a_lower_score(score, budget):
     assert found.point.predicted == pytest.approx(min(scores), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_recipe_gives_the_bits_and_the_quality_that_are_told():
     found = searched(6.0, points=(3.5, 8))
     assert len(found.points) == 3
@@ -71,6 +73,7 @@ def test_the_recipe_gives_the_bits_and_the_quality_that_are_told():
     assert found.recipe == found.point.recipe == found.at(6.0)
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_is():
     model = mlp().train()
     model[0].weight.requires_grad_(False)
@@ -84,6 +87,7 @@ def test_the_model_stays_as_it_is():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["fisher", "output"])
 def test_a_search_that_is_stopped_goes_on(tmp_path, score):
     whole = searched(points=(4, 8), score=score)

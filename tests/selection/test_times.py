@@ -10,6 +10,7 @@ from blockscale.selection.times import peak
 from tests.selection.models import CANDIDATES, Tied, batches, mlp
 
 
+@pytest.mark.slow
 def test_every_layer_in_every_candidate_and_in_float():
     model, candidates = mlp(), read(CANDIDATES)
     found, _ = choices(model, candidates)

@@ -73,6 +73,7 @@ def test_each_content_is_in_one_part_once(text):
         corpus.windows(torch.arange(100), 100, 64, seed=0)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_what_is_saved_is_loaded(trained, loaded):
     log = json.loads((trained / "log.json").read_text())
     assert log["after"] < 0.7 * log["before"]
@@ -119,6 +120,7 @@ def test_a_cell_with_a_quantized_cache(loaded):
     ).abs().max()
 
 
+@pytest.mark.slow
 def test_lines_are_continued_and_gathered(trained, tmp_path, monkeypatch, capsys):
     out = tmp_path / "cells.jsonl"
     command = ["evaluate", "--models", str(trained.parent), "--output", str(out), "--seeds", "0",

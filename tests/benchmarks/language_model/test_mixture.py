@@ -30,6 +30,7 @@ def trained():
     return Trained(model, *tokens)
 
 
+@pytest.mark.slow
 def test_cells_and_table(trained):
     counts = mixture.tokens_of_experts(trained)
     assert [sum(each) for each in counts] == [8 * 24 * 2]

@@ -101,6 +101,7 @@ def test_the_reference_is_the_oracle(name: str, odd: str) -> None:
     check(x, fmt)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60)
 def test_any_format_and_awkward_numbers(data: st.DataObject) -> None:

@@ -36,7 +36,7 @@ def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
     assert torch.equal(values, plain.dequantize())
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)

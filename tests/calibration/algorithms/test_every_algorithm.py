@@ -56,6 +56,7 @@ def test_codes_are_of_the_format_and_the_same_each_time(name: str, fmt: str) -> 
     assert torch.equal(weight, kept)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_zeros_stay_zeros(name: str) -> None:
     for fmt in FORMATS:

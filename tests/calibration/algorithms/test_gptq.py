@@ -100,6 +100,7 @@ def test_every_format(fmt: str, scales: str) -> None:
         assert found is None or (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=15)
@@ -209,6 +210,7 @@ def test_nothing_known_of_the_inputs() -> None:
     assert again == notes and torch.equal(q.packed, clipped.packed)
 
 
+@pytest.mark.slow
 def test_sweeps_lower_the_error() -> None:
     for fmt in ("int4:group8:fp32", "int3:tile4x8:fp32", "nvfp4", "uint4:group8:fp32:asym"):
         weight, gram = torch.randn(24, 44), gram_of(44)
@@ -266,6 +268,7 @@ def test_learned_tables_keep_their_scales() -> None:
         assert objective(q, weight, gram) < 0.8 * objective(plain, weight, gram)
 
 
+@pytest.mark.slow
 def test_kernels_and_the_reference_choose_the_same() -> None:
     for fmt in ("int4:group8:fp32", "mxfp4", "nf4:group8:fp16", "uint4:group8:fp32:asym"):
         weight, gram = torch.randn(12, 36), gram_of(36)
@@ -317,6 +320,7 @@ SIDE = ["int4:group8:fp32", "nvfp4", "uint3:group16:bf16:asym", "mxfp4", "int4:t
         "int4:group12:fp16:offset(fp16)"]  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("how", [{}, {"asymmetric": True, "static": True}])
 @pytest.mark.parametrize("fmt", SIDE)
 def test_side_by_side_each_gets_what_it_gets_alone(fmt: str, how: dict[str, Any]) -> None:

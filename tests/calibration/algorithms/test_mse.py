@@ -46,6 +46,7 @@ def test_no_block_gets_worse_and_the_whole_gets_better(fmt: str) -> None:
     assert torch.equal(again.packed, best.packed)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=15)

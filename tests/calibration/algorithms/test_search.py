@@ -40,6 +40,7 @@ def test_every_format(fmt: str) -> None:
         assert found is None or (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=10)
@@ -139,6 +140,7 @@ def objective(values: Tensor, target: Tensor, h: Tensor) -> float:
     return float(np.trace(away.T @ h.numpy() @ away))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_sweep_raises_the_error(fmt: str) -> None:
     weight, h = torch.randn(12, 100), gram_of(100)

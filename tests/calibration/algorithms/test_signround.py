@@ -58,6 +58,7 @@ def test_every_format_gets_no_worse_than_plain_rounding(text: str) -> None:
     assert all(torch.equal(w, before[name]) for name, w in weights_of(task).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "inputs", "rate", "part"),
     [("int3:group8:fp32", "mxfp8", 0.5, 0.8), ("mxfp4", None, 0.1, 0.8)],

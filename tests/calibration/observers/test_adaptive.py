@@ -46,7 +46,7 @@ def error(x: Tensor, observer: bs.observers.Observer) -> float:
     return float((y.double() - x).square().mean())
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(64)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("data", DATA)
 def test_it_does_not_lose_to_its_own(data: str, fmt: str) -> None:
@@ -113,6 +113,7 @@ def test_means_have_their_own() -> None:
     assert tuple(observer.errors) == MEANS
 
 
+@pytest.mark.slow
 def test_blocks_whose_scales_have_one_shape() -> None:
     x = draw(8, 64)
     observer = seeing("adaptive", "mxfp4", x, x)

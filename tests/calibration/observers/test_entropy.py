@@ -105,6 +105,7 @@ def test_both_sides_where_signs_matter():
     assert mirrored.low == -high and mirrored.high == -low
 
 
+@pytest.mark.slow
 def test_each_block_has_its_own():
     x = torch.randn(3000, 3, generator=torch.Generator().manual_seed(4)) ** 3
     x = x * torch.tensor([1.0, 1000.0, 1e-20])

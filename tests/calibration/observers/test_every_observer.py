@@ -62,7 +62,7 @@ def test_the_range_has_the_shape_of_the_scale(spec: str, fmt: str) -> None:
     assert bool((low <= 0).all() & (high >= 0).all()) and not bool(poisoned.any())
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(27)
 @pytest.mark.parametrize(("spec", "fmt"), pairs(*RANGE_FORMATS))
 def test_constant_input_is_kept(spec: str, fmt: str) -> None:
     for value in (3.0, -0.0, 3.4e38):
@@ -77,6 +77,7 @@ def test_constant_input_is_kept(spec: str, fmt: str) -> None:
         assert not bool(observer.qparams().scale.float().isnan().any())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("spec", SPECS)
 def test_nan_and_infinities_are_counted(spec: str) -> None:
     fmt = served(spec, "int8:channel-1:e8m0/floor", "binary:channel-1:fp32")
@@ -140,6 +141,7 @@ def test_state_dict_into_a_fresh_observer(spec: str, fmt: str) -> None:
     assert fresh.shape is None
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("spec", SPECS)
 def test_moving_it_changes_no_dtype(spec: str) -> None:
     x, fmt = draw(64, 8), served(spec)
@@ -195,6 +197,7 @@ def test_merging_counts_what_both_saw(spec: str) -> None:
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(floats, min_size=1, max_size=6), min_size=1, max_size=5),

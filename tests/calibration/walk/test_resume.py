@@ -54,6 +54,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
     assert len(list((tmp_path / "r").glob("block-*"))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["recipe", "algorithm", "batches", "model"])
 def test_another_run_is_refused(tmp_path: Path, other: str) -> None:
     calibrate(decoder(2), ids(), RECIPE, weight=Gram(), progress=False, resume=tmp_path)

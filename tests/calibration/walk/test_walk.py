@@ -48,6 +48,7 @@ def test_a_block_runs_at_most_three_times(options: dict[str, Any], most: int) ->
     assert sum(counts) <= 3 * 32 * len(batches)
 
 
+@pytest.mark.slow
 def test_layer_by_layer_inside_blocks_is_what_whole_passes_choose() -> None:
     walked, whole = decoder(3), decoder(3)
     quietly(walked, ids(), GROUPS, weight="gptq", sequential="layers")
@@ -106,6 +107,7 @@ def test_out_of_sequence_blocks_see_the_float_model() -> None:
         assert all(torch.equal(a, b) for a, b in zip(task["gave"], task["targets"], strict=True))
 
 
+@pytest.mark.slow
 def test_batches_that_can_be_read_once_will_do() -> None:
     one, other = decoder(2), decoder(2)
     quietly(one, iter(ids()), GROUPS, weight="gptq")
@@ -161,7 +163,7 @@ class Either(Decoder):
         return self.head(self.layers[odd](self.table(ids))[0])
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -204,6 +206,7 @@ def test_ctrl_c_leaves_the_model_as_it_was() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_progress_adds_up() -> None:
     class Counting(Progress):
         total, done = 0, 0

@@ -178,6 +178,7 @@ def test_streamed_is_what_loaded_gives(tmp_path: Path, options: dict[str, Any]) 
     assert not any(module.training for module in streamed.modules())
 
 
+@pytest.mark.slow
 def test_a_model_of_32_blocks_holds_the_floats_of_one() -> None:
     state, model = decoder(32).state_dict(), on_meta(32)
     most, alive = 0, {name: p for name, p in model.named_parameters() if ".up." in name}

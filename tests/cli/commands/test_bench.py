@@ -27,6 +27,7 @@ def run(*args):
     return CliRunner().invoke(app, ["bench", "--only", "overhead/*/mxfp4/*", *map(str, args)])
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path):
     done = run("--no-peers")
     assert done.exit_code == 0, done.output

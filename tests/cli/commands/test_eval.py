@@ -72,6 +72,7 @@ def test_what_is_refused_is_one_message(models, tmp_path, options, words):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top", [None, 10])
 def test_a_stored_reference_takes_the_float_models_place(models, tmp_path, top):
     model, quantized, text = models

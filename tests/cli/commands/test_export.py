@@ -69,6 +69,7 @@ def test_a_tokenizer_without_a_token_for_padding(model, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_tokens_fit_the_model(tmp_path):
     """Its positions are fewer than --tokens has by default."""
     from transformers import BertConfig, BertModel

@@ -180,6 +180,7 @@ def begin(model, out):
     return process
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(long_model, tmp_path):
     out = tmp_path / "out"
     process = begin(long_model, out)

@@ -65,6 +65,7 @@ def trained(model: nn.Module, x: Any, steps: int = 2) -> nn.Module:
     return model.eval().apply(T.disable_observer)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_after_prepare(name: str) -> None:
     model = ao.fuse_modules(Net().eval(), [["conv", "bn", "relu"]])
@@ -163,6 +164,7 @@ def test_observers_by_name() -> None:
     )
 
 
+@pytest.mark.slow
 def test_training_by_a_mapping_down_to_integers() -> None:
     """prepare_qat, train, convert, and then integers alone: the same numbers all the way."""
     model = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4))

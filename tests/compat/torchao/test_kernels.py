@@ -149,6 +149,7 @@ def test_kernels_answer_with_torchaos_bits(mapping, shape, block, answered: Call
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=5),

@@ -64,7 +64,7 @@ def test_quantize_and_dequantize(
         check_both_ways(x, block, scale.squeeze(), zero, target, quant_min=0, quant_max=1)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(32)
 @every_block
 @every_dtype
 def test_float_domain_and_no_preserve_zero(block: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -129,7 +129,7 @@ def check_fake(domain, x: Tensor, block, scale: Tensor, zero, target, *limits) -
     same(run(ours.fake_quantize_affine, domain), expected)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(32)
 @every_block
 @every_dtype
 def test_fake_quantize(block: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -219,6 +219,7 @@ def test_gradients_pass_where_torchaos_do() -> None:
     assert ours.choose_qparams_affine_with_min_max(low, high, *args)[0].requires_grad
 
 
+@pytest.mark.slow
 def test_fake_quantize_is_the_round_trip_and_trains_under_compile() -> None:
     x, scale = torch.randn(4, 64), torch.rand(4, 2) / 30 + 0.01
     q = ours.quantize_affine(x, (1, 32), scale, None, torch.int8)

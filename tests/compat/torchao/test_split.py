@@ -27,6 +27,7 @@ def problems(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, block
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(problems())
 def test_ranges_and_what_is_spread(problem) -> None:

@@ -30,6 +30,7 @@ def least(y: Tensor, count: int) -> float:
     return float(min(found))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 11])
 def test_the_optimum_of_few_numbers(size: int, count: int) -> None:
@@ -65,6 +66,7 @@ def test_what_is_not_finite_and_what_is_far() -> None:
     assert learn(torch.tensor([1e30, -1e30]), 2).tolist() == [-8.0, 8.0]
 
 
+@pytest.mark.slow
 def test_order_changes_no_bit() -> None:
     y = torch.randn(50_000) / 4
     table = learn(y, 16)

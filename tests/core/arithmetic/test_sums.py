@@ -36,6 +36,7 @@ def tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(st.tuples(floats, steps), min_size=1, max_size=20), st.sampled_from(BITS))
 def test_codes_are_those_of_rationals(pairs: list[tuple[float, float]], bits: int) -> None:
@@ -54,6 +55,7 @@ def test_codes_are_those_of_rationals(pairs: list[tuple[float, float]], bits: in
     assert kind.in_range(tensor(bias), tensor(step)).tolist() == inside
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(-(2**28), 2**28), st.sampled_from([0, 1]), st.integers(-1, 1), steps)
 def test_around_every_tie_the_nearest_is_taken(
@@ -126,6 +128,7 @@ def test_torch_quantizes_so_under_powers_of_two() -> None:
     assert torch.equal(SumInteger(32).encode(bias, steps), theirs)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(steps, st.lists(steps, max_size=8))
 def test_steps_of_sums(taken: float, weight: list[float]) -> None:

@@ -107,6 +107,7 @@ def test_the_public_function_packs_the_same_codes(name: str) -> None:
     assert q.format == fmt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchao.int8_asym"])
 def test_it_compiles(name: str) -> None:
     profile = bs.profile(name)

@@ -43,6 +43,7 @@ def test_formats_and_bytes(tmp_path, fmt):
     assert found["0.bias"].status == "kept"
 
 
+@pytest.mark.slow
 def test_converted_graphs(tmp_path):
     model = nn.Sequential(nn.Linear(64, 64)).eval()
     x = torch.randn(4, 64)

@@ -40,7 +40,7 @@ def same_codes(model: nn.Module, loaded: nn.Module) -> None:
             assert torch.equal(found[name].view(tensor.dtype), tensor), name
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_linear_layers(fmt: str, tmp_path: Path) -> None:
     model, x = linears(), torch.randn(3, 64)
@@ -59,6 +59,7 @@ class Convolutions(nn.Module):
         return self.b(self.a(x))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4"])
 def test_convolutions(fmt: str, tmp_path: Path) -> None:
     model, x = Convolutions().eval(), torch.randn(2, 3, 8, 8)
@@ -68,6 +69,7 @@ def test_convolutions(fmt: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int4:group16:fp32", "mxfp4"])
 def test_layers_that_hold_inputs_first(fmt: str, tmp_path: Path) -> None:
     from transformers.pytorch_utils import Conv1D

@@ -72,6 +72,7 @@ def test_copies_are_dropped_where_a_quantizer_sees_no_order():
     assert len(after) < len(before)
 
 
+@pytest.mark.slow
 def test_values_stay():
     x = torch.randn(2, 8, 6, 6)
     recipe = bs.Recipe("int8_channel", "int8", "int8")

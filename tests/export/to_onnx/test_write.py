@@ -47,6 +47,7 @@ def model():
     return made
 
 
+@pytest.mark.slow
 def test_the_file_is_a_valid_one(model):
     onnx.checker.check_model(model, full_check=True)
     assert [(each.domain, each.version) for each in model.opset_import] == [("", 24)]
@@ -66,6 +67,7 @@ def test_codes_take_the_place_of_the_mark(model):
     assert told <= there | set(tensors)
 
 
+@pytest.mark.slow
 def test_results_have_the_names_that_the_model_gives(model):
     """But for one that an input has."""
     names = [value.name for value in model.graph.output]
@@ -86,6 +88,7 @@ def sizes(model):
     return [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values]
 
 
+@pytest.mark.slow
 def test_free_sizes_have_the_names_that_programs_look_for(model):
     ids = torch.ones(2, 5, dtype=torch.int64)
     free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}

@@ -50,13 +50,14 @@ def flows(model: nn.Module, build: Build, recipe: object, folder: Path, shards: 
     assert {entry.name: entry.details for entry in expected.quantized}.items() <= details.items()
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("build", [several, hooked, recurrent])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_both_flows_give_one_model(build: Build, dtype: torch.dtype, tmp_path: Path) -> None:
     flows(trained(build, dtype), build, "mxfp4", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8", "nvfp4"])
 def test_scales_of_whole_weights_in_slabs(
     fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_scales_of_whole_weights_in_slabs(
     flows(trained(several, torch.float32), several, fmt, tmp_path)
 
 
+@pytest.mark.slow
 def test_parts_in_several_files(tmp_path: Path) -> None:
     flows(trained(several, torch.float32), several, "mxfp4", tmp_path, shards=4)
 
@@ -89,6 +91,7 @@ def test_what_is_not_known_stays_as_it_is(kind: str, tmp_path: Path) -> None:
     assert {entry.name for entry in ledger} == tensors.keys()
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained(several, torch.float32)
     source = write_model(tmp_path / "float", model.state_dict(), 2)

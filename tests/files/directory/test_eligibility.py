@@ -13,6 +13,7 @@ from tests.files.directory.reference_bits import check_bits, load_all
 from tests.support.file_models import tiny_tensors, write_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["gpt2", "vision-encoder-decoder"])
 def test_gpt2_stores_matrices_transposed(model_type, tmp_path):
     config = {"model_type": model_type, "decoder": {"model_type": "gpt2"}}

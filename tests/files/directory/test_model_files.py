@@ -53,6 +53,7 @@ def test_other_files(tmp_path):
     assert written["left_out"] == ledger.left_out
 
 
+@pytest.mark.slow
 def test_links_are_followed_as_in_the_cache_of_hugging_face(tmp_path):
     real = write_model(tmp_path / "blobs", tiny_tensors(), 2)
     (real / "sub").mkdir()

@@ -38,6 +38,7 @@ def test_an_output_that_is_taken(place, monkeypatch):
     place.refuses("me, which --force would delete", force=2)
 
 
+@pytest.mark.slow
 def test_force_replaces_and_an_empty_output_is_free(place):
     place.out.mkdir()
     quantize_directory(place.model, place.out, "mxfp4")
@@ -112,6 +113,7 @@ def test_a_full_disk_is_found_before_work_begins(place, monkeypatch):
         quantize_directory(place.model, place.out, "nvfp4")
 
 
+@pytest.mark.slow
 def test_force_spares_what_blockscale_has_not_written(place):
     place.out.mkdir()
     (place.out / "thesis.txt").write_text("mine")
@@ -148,6 +150,7 @@ def test_a_mount_point(place, monkeypatch):
         changed(place).refuses(f"{point} is a mount point, which cannot be renamed", force=force)
 
 
+@pytest.mark.slow
 def test_names_that_are_too_long(place):
     """The longest that fits, and one byte more, of the output and of a side file."""
     longest = 255 - len(".") - len(".blockscale-gone-01234567") - len("-")

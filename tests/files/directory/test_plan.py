@@ -33,7 +33,7 @@ def test_recipes_without_effect(place):
     place.refuses("the recipe quantizes nothing in", Recipe("mxfp4", skip=["*"]), ValueError)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(32)
 @pytest.mark.parametrize("name", formats())
 def test_the_predicted_size_is_kept(place, name):
     plan = plan_directory(place.model, place.out, name)

@@ -31,7 +31,7 @@ MATRICES = {
 SKIPPED = {"double.weight", "eight.weight"}
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(21)
 @pytest.mark.parametrize("name", [*formats(), "int8:group8:e8m0:stochastic", "int8:channel1:fp32"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_bits_are_the_references(name, shards, tmp_path):
@@ -86,6 +86,7 @@ def test_the_ledger_and_the_metadata(tmp_path):
     assert config == CONFIG | {"quantization_config": method}
 
 
+@pytest.mark.slow
 def test_shards_and_index(tmp_path):
     model = write_model(tmp_path / "model", tiny_tensors(), 3)
     quantize_directory(model, tmp_path / "out", "nvfp4")
@@ -134,6 +135,7 @@ def test_notes_reach_the_ledger(tmp_path):
     assert ledger["a.weight"].notes == ("1 of 512 weights are NaN or infinite",)
 
 
+@pytest.mark.slow
 def test_progress_adds_up(place):
     for recipe in ("mxfp4", "nvfp4", "int8", "ternary"):
         said = Listener()

@@ -140,6 +140,7 @@ def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):
     assert contents(out) == whole
 
 
+@pytest.mark.slow
 def test_another_plan_starts_anew(model, tmp_path):
     out = tmp_path / "out"
     drive(model, out, 60)
@@ -172,6 +173,7 @@ def test_a_shard_that_is_gone_is_done_again(model, whole, tmp_path):
     assert counter.done + counter.advanced == counter.total
 
 
+@pytest.mark.slow
 def test_a_copy_that_changed_is_made_again(model, tmp_path):
     drive(model, tmp_path / "out", 60)
     [left] = tmp_path.glob(".out.blockscale-*")
@@ -231,6 +233,7 @@ def stopped_in_the_second_shard(model, out):
     return work, shard
 
 
+@pytest.mark.slow
 def test_a_planted_shard_is_not_published(model, whole, tmp_path):
     out = tmp_path / "out"
     _, shard = stopped_in_the_second_shard(model, out)
@@ -252,6 +255,7 @@ def test_a_shard_that_no_journal_knows(model, whole, tmp_path):
     assert contents(out) == whole
 
 
+@pytest.mark.slow
 def test_a_finished_shard_is_not_written_again(model, whole, tmp_path):
     out, counter = tmp_path / "out", Listener()
     stopped_in_the_second_shard(model, out)
@@ -259,6 +263,7 @@ def test_a_finished_shard_is_not_written_again(model, whole, tmp_path):
     assert contents(out) == whole and counter.done > 0
 
 
+@pytest.mark.slow
 def test_a_source_of_the_same_size_and_time(model, tmp_path):
     """A shard is replaced by another of the same size, and its time is set back."""
     out = tmp_path / "out"

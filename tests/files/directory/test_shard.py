@@ -60,6 +60,7 @@ class Model(nn.Module):
         self.e, self.f, self.g = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
 
 
+@pytest.mark.slow
 def test_a_model_and_its_directory_get_the_producers_codes(
     tmp_path: Path,
 ) -> None:

@@ -47,6 +47,7 @@ def told(folder: Path, case: str) -> list[str]:
     return [torch.load(folder / f"{rank}.pt")[case].get("error", "") for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_one_process(two: Path) -> None:
     assert contents(two / "out-plain") == contents(two / "one")
     assert [path.name for path in beside(two / "out-plain")] == []

@@ -106,7 +106,7 @@ def entry(ledger: Ledger, layer: str) -> tuple[str, str]:
     return each.status, each.reason
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(32)
 @pytest.mark.parametrize("make", HEADS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("how", ["skip", "rule"])
 def test_three_ways_keep_both_in_float(
@@ -128,7 +128,7 @@ def test_three_ways_keep_both_in_float(
     assert status == "skipped" and f"{head}, which cannot share its codes" in reason
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("make", HEADS, ids=lambda make: make.__name__)
 def test_one_format_is_shared_and_the_head_s_input_is_quantized(
     make: Callable[[], nn.Module], tmp_path: Path

@@ -14,6 +14,7 @@ from tests.files.directory.places import Listener
 from tests.support.file_models import contents
 
 
+@pytest.mark.slow
 def test_an_output_that_appears_meanwhile(place):
     class Meddler(Listener):
         def advance(self, name, nbytes):
@@ -88,6 +89,7 @@ def test_a_work_directory_that_somebody_else_has_put_there(model, tmp_path, monk
     quantize_directory(model, out, "nvfp4")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name", ["lock", "journal", "out", "out/model-00001-of-00002.safetensors.partial"]
 )

@@ -236,7 +236,7 @@ def test_finite_weights_go_to_kernels_alone(name, shape, monkeypatch):
     assert all(torch.equal(found[part], expected[part]) for part in expected)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "name", ["nvfp4", "int8", "uint8:group8:fp32", "int4:group8:fp16", "mxfp4"]
 )

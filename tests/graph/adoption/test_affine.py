@@ -26,7 +26,7 @@ RANGES = [
 ]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_given_scales(block) -> None:
     counts = [n // size for n, size in zip((6, 64), block, strict=True)]

@@ -126,6 +126,7 @@ def test_the_bits_of_what_was_prepared(model: str, name: str, qat: bool) -> None
             convert(copy.deepcopy(observed))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -196,6 +197,7 @@ def test_what_torch_ao_leaves_out_is_said() -> None:
     assert not any("rnn" in name and name.endswith("codes") for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -236,6 +238,7 @@ def test_a_static_scale_without_data() -> None:
         bs.graph.from_quantize_fx(observed, images())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -322,6 +325,7 @@ def test_what_convert_pt2e_gives(dynamic: bool, fold: bool) -> None:
             assert params.is_per_tensor or params.channel_axis == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -334,6 +338,7 @@ def test_fuse_takes_it() -> None:
     assert not left(fused)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")

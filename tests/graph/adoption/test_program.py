@@ -44,6 +44,7 @@ def test_fuse_and_lower_take_a_graph_module(target):
         torch.testing.assert_close(made(*X), expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_a_graph_of_ops():
     assert is_graph_of_ops(producers.pt2e(producers.Small(), X))
     assert is_graph_of_ops(torch.export.export(producers.Small().eval(), X).module())

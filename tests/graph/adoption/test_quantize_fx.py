@@ -79,6 +79,7 @@ def test_prepared_models(name: str) -> None:
     assert state["last.weight.codes"].dtype == torch.int8
 
 
+@pytest.mark.slow
 def test_trained_models() -> None:
     observed = prepared(qat_mapping("x86"), qat=True)
     theirs = quantize_fx._convert_to_reference_decomposed_fx(copy.deepcopy(observed))
@@ -149,6 +150,7 @@ def test_residual_convolutions_of_onednn(relu: bool) -> None:
         assert bits(bs.graph.fuse(given)(*X)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relu", [False, True])
 def test_residual_convolutions_in_formats(relu: bool) -> None:
     mapping = QConfigMapping().set_global(QConfig("bfp8", "mxfp4", ch_axis=1))
@@ -209,6 +211,7 @@ def test_what_is_refused() -> None:
         from_quantize_fx(dynamic, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["bfp8", "mxfp8", "int8"])
 def test_a_mapping_as_a_recipe(fmt: str) -> None:
     """The founding package's path: QConfigMapping -> graph, block floating point and all."""

@@ -38,6 +38,7 @@ def folded(model: nn.Module, x):
     return graph, count
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4", "mxfp4", "nvfp4"])
 def test_a_weight_becomes_codes(fmt: str) -> None:
@@ -116,7 +117,7 @@ CASES = {
 }
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("by", ["output", "tensor", "4 bits"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_stay_and_fuse_takes_them(case: str, by: str) -> None:
@@ -144,6 +145,7 @@ def test_values_stay_and_fuse_takes_them(case: str, by: str) -> None:
     assert "fused_conv" in str(fused.graph) and torch.equal(fused(x), expected)
 
 
+@pytest.mark.slow
 def test_the_matrix_is_a_layers() -> None:
     """As `bs.quantize_` stores it, under the layer's name."""
     X = producers.example()

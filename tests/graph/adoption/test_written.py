@@ -44,6 +44,7 @@ def test_a_free_row_size_is_a_node() -> None:
         assert bits(made(x)) == bits(graph(x))
 
 
+@pytest.mark.slow
 def test_choices_become_one_node_with_theirs_gone() -> None:
     def both(x):
         scale, zero = A.choose_qparams_affine(x, "ASYMMETRIC", [1, 16], torch.uint8, 0, 255)
@@ -141,6 +142,7 @@ def formats(graph) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs .*asym.fp32")
 @pytest.mark.parametrize("scale", SCALES)
 def test_per_tensor(scale) -> None:
@@ -187,6 +189,7 @@ def test_per_tensor_with_tensors(shape, zero) -> None:
     assert all(part.ndim == 2 and part.dtype != torch.float64 for part in made.buffers())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs .*asym.fp32")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_per_channel(axis) -> None:

@@ -45,6 +45,7 @@ def test_torchs_own_decomposition(fmt):
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
+@pytest.mark.slow
 def test_nodes_that_are_alike_are_traced_once():
     graph = torch.export.export(Twice(), (torch.randn(3, 64),)).module(check_guards=False)
     decomposer = Decomposer(graph)
@@ -78,6 +79,7 @@ def test_results_taken_as_one_list():
     assert Decomposer(made).reason(node) == "output reads its list of results as a whole"
 
 
+@pytest.mark.slow
 def test_new_nodes_come_from_where_the_op_came():
     graph, _ = layers("mxfp8")
     made = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))

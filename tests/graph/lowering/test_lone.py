@@ -30,7 +30,7 @@ def targets(graph: Any) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.ReLU6()])
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("input", [STATIC, "int8:tensor:pow2/nearest"])
@@ -90,6 +90,7 @@ def test_channels_last_already():
         assert torch.equal(lowered(x), graph(x))
 
 
+@pytest.mark.slow
 def test_codes_of_several_readers():
     graph = fused(Two(), X, bs.Recipe("int8_channel", STATIC))
     lowered = bs.graph.lower(graph, "cpu")

@@ -57,6 +57,7 @@ def test_not_prepared():
         lower(graph, "reference")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("target", HERE)
 def test_what_is_lowered_stays_as_it_was(target):
     graph, x = layers("uint8 asym static")
@@ -120,6 +121,7 @@ def test_strict_names_what_stays_on_the_reference(target):
         assert torch.equal(lowered(x), program.module()(x))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("target", HERE)
 def test_strict_lets_pass_what_runs(target):
     assert not any(each.left for each in ways(lower(layers("mxfp8")[0], target, strict=True)))

@@ -58,6 +58,7 @@ def test_a_scale_that_is_chosen_stays() -> None:
     assert same_after(graph_of(net, X), (cancel,), X) == {"cancel": 0}
 
 
+@pytest.mark.slow
 def test_codes_that_do_not_come_back_stay() -> None:
     """Int16 through bfloat16, and scales under which values are not finite."""
 

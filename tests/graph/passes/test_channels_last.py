@@ -25,6 +25,7 @@ class Elementwise(nn.Module):
 X = torch.randn(3, 5, 6, 8)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("function", "count"),
     [
@@ -66,7 +67,7 @@ class RoundTrips(nn.Module):
         return y.permute(0, 2, 3, 1) * 2, self.other(y)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(9)
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint7:tensor:fp32", "e2m1:tensor:fp32"])
 @pytest.mark.parametrize("other", [lambda y: y.softmax(1), lambda y: y.flatten(1) + 1])
 def test_quantizing_under_one_scale_is_pulled_along(fmt, other) -> None:
@@ -93,6 +94,7 @@ def test_codes_that_share_bytes_are_permuted_as_floats(fmt: str, count: int) -> 
     assert ("permute" in order[0]) == bool(count)
 
 
+@pytest.mark.slow
 def test_an_activation_stands_behind_its_convolution() -> None:
     """Before a view, where no permute behind it undoes the one before: codes come out."""
     net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)).eval()

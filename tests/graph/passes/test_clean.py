@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Dropping what computes nothing."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +50,7 @@ def test_dropout_in_training_stays() -> None:
     assert cleaned(lambda x: torch.dropout(x, 0.0, True) + 1, X) == ["aten.add.Tensor"]
 
 
+@pytest.mark.slow
 def test_conversions_and_layouts_that_change_something_stay() -> None:
     assert cleaned(lambda x: x.to(torch.float64) + 1, X) == ["aten.to.dtype", "aten.add.Tensor"]
     assert "aten.contiguous.default" in cleaned(lambda x: x.t().contiguous() + 1, X)

@@ -127,6 +127,7 @@ def conv(net: nn.Module, x: Tensor) -> Tensor:
     return F.conv2d(x, weight, net.bias).contiguous() * net.c
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("shape", "count"), [((N, 1, 1), 1), ((1, N, 1, 1), 1), ((), 1), ((N,), 0), ((1, 1, 8), 0),
                          ((N, 1), 0), ((1, 1, N, 1), 0)],

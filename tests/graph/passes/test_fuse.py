@@ -57,6 +57,7 @@ def test_codes_in_and_out(op: str, fmt: str) -> None:
     torch.export.export(graph, (x,), dynamic_shapes=({0: torch.export.Dim("b", max=64)},))
 
 
+@pytest.mark.slow
 def test_any_of_the_operands_and_the_result() -> None:
     for first in (True, False):
         for second in (True, False):
@@ -132,6 +133,7 @@ def test_a_linear_of_bfloat16_includes_its_conversions() -> None:
     assert names(graph).count("aten.to.dtype") == 1  # that of the net
 
 
+@pytest.mark.slow
 def test_sums_in_bfloat16_are_not_those_of_float32() -> None:
     """A wide op computes in float32: a matmul of bfloat16 is another sum."""
 

@@ -58,7 +58,7 @@ BY_PLACE = {
 }
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("kind", BY_PLACE)
 def test_what_depends_on_places_in_memory_is_inside(kind: str) -> None:
     """To the bit: of 441 numbers the last ones go through other code than vectors."""

@@ -49,6 +49,7 @@ def test_products(product, turned, count) -> None:
     assert names(graph).count("aten.linear.default") == count
 
 
+@pytest.mark.slow
 def test_gpt2_through_pt2e_has_linear_layers_of_codes_alone() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 50, "n_positions": 16}

@@ -93,6 +93,7 @@ def test_one_scale_that_is_the_same_is_one() -> None:
     assert (run(graph, X)[0] - before).abs().max() <= 1e-6 * before.abs().max()
 
 
+@pytest.mark.slow
 def test_results_that_are_quantized_or_activated_stay_with_their_product() -> None:
     fmt = "int8:channel0:fp32"
 

@@ -46,6 +46,7 @@ def test_what_goes_in_is_quantized(op, fmt, scale, count) -> None:
     assert names(graph).count("blockscale.quantize.default") == 1 + count
 
 
+@pytest.mark.slow
 def test_fused_it_is_a_pool_of_codes() -> None:
     conv = nn.Conv2d(4, 8, 3, padding=1)
     net = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)).eval()
@@ -87,6 +88,7 @@ ASYM = "uint8:tensor:fp32:asym"
 ODD = torch.cat([X, torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0]).expand(3, 4, 9, 4)], -1)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("clamp", "fmt", "zero", "stays"),
     [

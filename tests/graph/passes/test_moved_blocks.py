@@ -34,6 +34,7 @@ def test_views(sizes: tuple, old: tuple, new: tuple, expected: tuple | None) -> 
 shapes = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(shapes, st.data())
 def test_elements_of_a_block_stay_together(old: list[int], data: st.DataObject) -> None:

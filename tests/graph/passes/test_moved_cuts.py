@@ -64,7 +64,7 @@ def test_cat_of_one_scale_and_of_several() -> None:
         assert same_after(graph, (moving,), X, X[:1])["moving"] == count
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("fmt", "dim", "done"),
     [

@@ -44,6 +44,7 @@ def fused(fmt: str) -> tuple[fx.GraphModule, fx.GraphModule, Tensor]:
     return converted, bs.graph.fuse(converted), x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint8:tensor:fp32:asym"])
 def test_codes_stay_codes_between_two_convolutions(fmt: str) -> None:
     converted, graph, x = fused(fmt)

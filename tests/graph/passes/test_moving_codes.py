@@ -28,6 +28,7 @@ def test_one_scale_for_all_stays_that(move: str) -> None:
     assert block_after(move, "int8:tensor:fp32") == ("" if move == "select last" else "tensor")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("move", "bits", "moves"),
     [

@@ -9,7 +9,7 @@ from tests.graph.passes.nets import Function, exported, round_trip, same_after
 from tests.support.moves_cases import block_after
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(7)
 @pytest.mark.parametrize(
     ("move", "fmt", "block"),
     [

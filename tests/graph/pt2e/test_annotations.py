@@ -57,6 +57,7 @@ def test_edges_of_layers() -> None:
     assert [place(s).part for s in told[embedding].input_qspec_map.values()] == ["weight"]
 
 
+@pytest.mark.slow
 def test_a_products_rows_are_quantized_before_they_are_viewed() -> None:
     """Conv1D views its input as rows: blocks over two dimensions would cross them."""
     _, told = annotated(Net(), batches()[0], bs.Recipe("int4", "int8:tile4x10:fp32", skip=["fc"]))
@@ -87,6 +88,7 @@ def test_one_tensor_given_twice_and_named_tensors() -> None:
         assert torch.equal(graph(x, mask), expected)
 
 
+@pytest.mark.slow
 def test_a_recipe_for_nothing_says_nothing() -> None:
     _, told = annotated(Net(), batches()[0], bs.Recipe())
     assert not told

@@ -73,6 +73,7 @@ def test_observers(observer: str, formats: tuple[str, str]) -> None:
     check(bs.Recipe(*formats), observer)
 
 
+@pytest.mark.slow
 def test_rules_outputs_and_different_formats_of_one_tensor() -> None:
     recipe = bs.Recipe(
         "int8_channel",
@@ -168,6 +169,7 @@ def add_of(graph, x):
     return seen["aten.add.Tensor"]
 
 
+@pytest.mark.slow
 def test_batch_norms_are_folded_before() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
@@ -186,6 +188,7 @@ def test_batch_norms_are_folded_before() -> None:
     assert not any("norm" in target for target in targets(whole))
 
 
+@pytest.mark.slow
 def test_the_ledger_and_patterns_that_match_nothing() -> None:
     quantizer = pt2e_quantizer(bs.Recipe("int8", rules={"nowhere": "int4"}, skip=["fc"]))
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
@@ -207,6 +210,7 @@ def test_edges_without_data_are_named_in_one_error() -> None:
         convert_pt2e(prepared)
 
 
+@pytest.mark.slow
 def test_formats_that_do_not_fit() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -217,6 +221,7 @@ def test_formats_that_do_not_fit() -> None:
         pt2e_quantizer(bs.Recipe("int8"), observer="nothing")
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_quantized_are_skipped() -> None:
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -279,6 +284,7 @@ def test_training_refuses_what_it_cannot_convert() -> None:
         prepare_qat_pt2e(graph, pt2e_quantizer(recipe, qat=True))
 
 
+@pytest.mark.slow
 def test_the_result_exports_and_loads(tmp_path) -> None:
     data = batches()
     whole = adopted(through_pt2e(Net().eval(), bs.Recipe("int4", "uint8"), data))

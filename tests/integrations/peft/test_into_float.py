@@ -17,6 +17,7 @@ pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore:blockscale. merged adap
 from blockscale.integrations.peft import merge_into_float, merge_losses  # noqa: E402 - needs peft
 
 
+@pytest.mark.slow
 def test_the_adapter_comes_through_whole() -> None:
     """The loss is that of the model with its adapter, where codes give another."""
     model, inputs = quantized("llama")

@@ -24,6 +24,7 @@ TARGETS = {"mamba": ["in_proj", "x_proj"]}  # peft refuses all-linear there, for
 EVERY = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NETWORKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_lora(name: str, tmp_path: Path) -> None:
     targets: Any = TARGETS.get(name, "all-linear")

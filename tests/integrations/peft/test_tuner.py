@@ -34,6 +34,7 @@ from blockscale.integrations.peft.tuner import head_of, include_quantized  # noq
 from blockscale.layers import model as swap  # noqa: E402
 
 
+@pytest.mark.slow
 def test_training_changes_adapters_and_no_codes() -> None:
     model, inputs = quantized("llama")
     wrapped = lora(model, init_lora_weights=True)
@@ -46,6 +47,7 @@ def test_training_changes_adapters_and_no_codes() -> None:
     assert len(trained) == 14 and all(bool(parameter.any()) for parameter in trained)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
     model, inputs = quantized("llama")
     wrapped = lora(model, use_dora=True)
@@ -61,6 +63,7 @@ def test_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(on_float(**inputs).logits, expected, atol=0.5, rtol=0.5)
 
 
+@pytest.mark.slow
 def test_a_base_that_was_saved_and_loaded(tmp_path: Path) -> None:
     model, inputs = quantized("llama")
     bs.save(model, tmp_path / "base.safetensors")
@@ -71,6 +74,7 @@ def test_a_base_that_was_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded(**inputs).logits, wrapped(**inputs).logits)
 
 
+@pytest.mark.slow
 def test_several_adapters() -> None:
     model, inputs = quantized("llama")
     plain = model(**inputs).logits
@@ -106,6 +110,7 @@ def test_a_merged_model_is_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(again(**inputs).logits, merged(**inputs).logits)
 
 
+@pytest.mark.slow
 def test_layers_to_save_are_trained_in_float(tmp_path: Path) -> None:
     model, inputs = quantized("roberta")
     wrapped = lora(model, task_type="SEQ_CLS")
@@ -178,6 +183,7 @@ def test_gradient_checkpointing_changes_no_gradient(reentrant: bool) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bfloat16(autocast: bool) -> None:
     model, inputs = quantized("llama", dtype=torch.bfloat16)
@@ -192,6 +198,7 @@ def test_bfloat16(autocast: bool) -> None:
     wrapped.unmerge_adapter()
 
 
+@pytest.mark.slow
 def test_prepared_for_training_in_few_bits() -> None:
     model, inputs = quantized("llama", dtype=torch.bfloat16)
     before = codes_of(model)
@@ -228,6 +235,7 @@ def test_quantizing_after_lora_leaves_adapters_alone() -> None:
     assert same(codes_of(wrapped), before)
 
 
+@pytest.mark.slow
 def test_calibrating_after_lora() -> None:
     model, inputs = built("llama")
     wrapped = lora(model, ["q_proj"])
@@ -267,6 +275,7 @@ def named(model: nn.Module, **settings: Any) -> list[str]:
         return sorted(peft.get_peft_model(model, config).targeted_module_names)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("task", [None, "SEQ_CLS"])
 def test_all_linear_names_what_it_names_in_float(name: str, task: str | None) -> None:

@@ -184,6 +184,7 @@ def test_outliers_of_one_feature_cost_less_when_keys_are_rotated() -> None:
     assert lost[1] < 0.6 * lost[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name, each in bs.presets().items() if each.of == "cache"]
 )

@@ -240,6 +240,7 @@ def check(found: list[dict[str, Any]], folder: Path, case: str) -> None:
         assert "save_pretrained: " in each[case]["save"]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", FAST)
 def test_logits_are_those_of_one_process(
     found: list[dict[str, Any]], folder: Path, case: str
@@ -267,6 +268,7 @@ def test_adapters_of_peft_train_on_shards(found: list[dict[str, Any]], folder: P
         assert "fully_shard has been called for it: put adapters in" in each["trained"]["late"]
 
 
+@pytest.mark.slow
 def test_adapters_of_peft_train_beside_parts(found: list[dict[str, Any]], folder: Path) -> None:
     """Whole adapters, the same on all processes to the bit, and those of one process."""
     whole = tuned_parts(folder, 0)

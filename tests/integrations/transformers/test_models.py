@@ -66,6 +66,7 @@ def test_recipes(recipe: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     assert torch.equal(expected.generate(x, **options), found.generate(x, **options))  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_fused_experts_keep_the_scales_of_their_parts(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_dtypes(dtype: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     same_bits(expected, loader.from_pretrained(tmp_path))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("places", ["auto", "cpu", {"": "cpu"}], ids=str)
 def test_device_maps(places: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("gpt2")
@@ -191,6 +192,7 @@ def test_memory_is_bounded(recipe: str, tmp_path: Path) -> None:
     assert peak - imported <= after + 3 * largest + 50e6  # measured: at most 11e6
 
 
+@pytest.mark.slow
 def test_joined_layers_share_their_outer_scale(tmp_path: Path) -> None:
     """Whichever of them arrives first; the bits of quantize_, of calibrate and of a directory."""
     kind: Any = saved(tied_llama, tmp_path / "float")
@@ -275,6 +277,7 @@ def test_dtypes_of_computing(dtype: torch.dtype, checkpoints: Checkpoints) -> No
     same_bits(expected, found)
 
 
+@pytest.mark.slow
 def test_what_is_skipped_goes_on_computing(checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("hubert")
     loader: Any = kind
@@ -341,6 +344,7 @@ def test_memory_is_given_back_now_and_then() -> None:
     assert quantizing.give_back(1 << 26) == 0
 
 
+@pytest.mark.slow
 def test_a_preset_is_rounded_while_loading_and_says_so(tmp_path: Path) -> None:
     kind: Any = saved(tied_llama, tmp_path / "float")
     config = BlockscaleConfig("w8a8")

@@ -33,7 +33,7 @@ def calibrated(make: Callable[[], Any], **options: Any) -> Any:
     return model
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("make", [llama, tied_llama])
 @pytest.mark.parametrize("options", [{}, {"transform": "smoothquant"}], ids=["static", "smooth"])
 def test_static_inputs_and_transforms(
@@ -113,6 +113,7 @@ def test_on_meta(checkpoints: Checkpoints, tmp_path: Path) -> None:
     assert found["model.layers.0.mlp.up_proj.weight.codes"].is_meta
 
 
+@pytest.mark.slow
 def test_a_buffer_that_a_rule_quantized(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """The command cannot know a buffer by its name; the model gets its values."""
     kind, path = checkpoints("encodec")
@@ -166,6 +167,7 @@ def same_weights(ours: nn.Module, theirs: nn.Module) -> int:
     return len(layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("producer", ["gptq", pytest.param("bitsandbytes", marks=pytest.mark.slow)])
 def test_a_directory(producer: str, tmp_path: Path) -> None:
     theirs = written(tmp_path, producer)

@@ -64,6 +64,7 @@ def test_a_calibrated_layer_keeps_its_transform_and_its_scale(tmp_path: Path) ->
         assert torch.equal(layer(x), model.get_submodule(name)(x))
 
 
+@pytest.mark.slow
 def test_a_file_is_opened_once_for_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ CONVS = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(10)
 @pytest.mark.parametrize("layer", [linear(), *CONVS], ids=str)
 def test_a_layer_computes_what_it_did(layer: nn.Module) -> None:
     """Through a format that loses nothing, input and weight: the float layer's bits, gradients."""
@@ -94,6 +94,7 @@ def test_the_transposed_layer() -> None:
         assert layer.dequantize_weight(torch.float16).dtype == torch.float16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [None, "int8_token", "mxfp8", "int4:group32:fp32"])
 def test_the_layer_is_its_definition(fmt: str | None) -> None:
     """Before, then the input's format, then the product with the codes' values."""
@@ -225,6 +226,7 @@ def test_compile_and_export_with_any_number_of_rows(each: Before) -> None:
         same(compiled(x), layer(x))
 
 
+@pytest.mark.slow
 def test_a_convolution_compiles() -> None:
     torch._dynamo.reset()
     conv, x = nn.Conv1d(K, 3, 3, padding=1), whole(2, K, 5)

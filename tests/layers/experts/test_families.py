@@ -80,6 +80,7 @@ def check_implementations(model: Any, expected: torch.Tensor) -> None:
     model.set_experts_implementation("grouped_mm")
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:blockscale:UserWarning")  # of other parts, such as routers
 @pytest.mark.parametrize(("kind", "spelling"), EACH)
 def test_a_family(kind: str, spelling: str, tmp_path: pathlib.Path) -> None:

@@ -57,6 +57,7 @@ def table() -> dict[str, list[str]]:
     return {kind: [cell.strip() for cell in rest.split("|")] for kind, rest in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", EACH)
 def test_the_page_is_right(kind: str, tmp_path: pathlib.Path) -> None:

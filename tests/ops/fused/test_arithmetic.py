@@ -94,6 +94,6 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-@every(CASES)
+@every(CASES, 8)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)

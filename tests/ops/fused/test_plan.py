@@ -63,7 +63,7 @@ class Inside(nn.Module):
         return Value(codes, q.scale, q.zero_point, q.outer, str(form), x.shape[-1])
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(18)
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_any_number_of_rows(name: str, case: Case) -> None:
     """Sizes that are symbols stay symbols, in every result."""
@@ -104,6 +104,7 @@ def test_opcheck(name: str) -> None:
             torch.library.opcheck(fused.op.overload, flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add", "linear", "cat", "softmax"])
 def test_compile(name: str) -> None:
     case = cases_of(name)[0]
@@ -224,6 +225,7 @@ def layer_norm(a: Value, b: Value, keep: str, dtype: torch.dtype, y: Quantizer) 
     return found
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("keep", KEPT)
 def test_the_composition(keep: str, dtype: torch.dtype) -> None:
@@ -270,6 +272,7 @@ def test_exported_with_any_batch(y: Quantizer) -> None:
         assert bits([*program.module()(a, b)]) == bits(Model()(a, b))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("op", [RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM], ids=lambda op: op.name)
 def test_torch_accepts_the_op(op: Any) -> None:
     x = Value(torch.randn(SHAPE))

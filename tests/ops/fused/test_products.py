@@ -222,7 +222,7 @@ CASES: dict[str, list[Case]] = {
 LONG = {name: CASES[name] for name in ("conv", "linear")}
 
 
-@every({name: cases for name, cases in CASES.items() if name not in LONG}, 4)
+@every({name: cases for name, cases in CASES.items() if name not in LONG}, 12)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
 

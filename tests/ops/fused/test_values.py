@@ -110,6 +110,7 @@ def test_wrong_operands_are_refused_in_graphs_too() -> None:
 # Planted bugs: each turns the comparison of tests/support/fused_cases.py red.
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("part", ["zero_point", "outer", "scale"])
 def test_a_part_that_is_dropped_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = values.dequantize

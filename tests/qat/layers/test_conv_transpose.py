@@ -94,6 +94,7 @@ def images(count: int) -> list[Tensor]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 def test_training_with_a_batch_norm_is_the_float_models(groups: int) -> None:
     """Outputs, gradients and running statistics, up to the rounding of int16 weights."""
@@ -185,6 +186,7 @@ def test_a_batch_norm_over_three_dimensions() -> None:
 
 
 # Said by torch about torch, while dynamo traces an autograd.Function
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_and_learned_steps() -> None:

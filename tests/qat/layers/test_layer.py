@@ -49,6 +49,7 @@ def test_a_state_in_another_format_is_refused():
         other.load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint():
     recipe = bs.Recipe("int4:group16:fp32", "int8", "uint8")
     x = [torch.randn(4, 3, 8, 8) for _ in range(5)]

@@ -21,6 +21,7 @@ def found(model, source):
     return describe(model, source=source)
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_compare(found, model, source):
     lines = {line["name"]: line for line in found["tensors"] if line["quantized"]}
     others = {each.name: each for each in compare(source, model).differences}

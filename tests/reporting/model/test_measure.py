@@ -18,6 +18,7 @@ def x():
     return torch.randn(70, 128, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["mxfp4", "int8_channel", "nf4", "uint4", "fp8", "int16"])
 def test_errors_are_those_of_numpy(x, fmt):
     q = bs.quantize(x, fmt)
@@ -119,6 +120,7 @@ MORE = ("int8:tile4x8:bf16:recip", "nf4:flat64:fp32", "nf4:flat48:fp32", "int4:g
 SHAPES = ((70, 96), (5, 70, 96), (128,), (33, 40), (3, 4, 33, 64))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", [*formats(), *MORE])
 def test_together_they_are_the_tensor(fmt):
     for shape in SHAPES:

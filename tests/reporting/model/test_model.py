@@ -96,6 +96,7 @@ def test_names_are_text_and_nothing_else(tmp_path):
     assert name == ODD.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") + ".weight"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("chromium")
 def test_it_needs_nothing_from_elsewhere(html):
     for tag, attrs in Elements(html).seen:
@@ -109,6 +110,7 @@ def test_it_needs_nothing_from_elsewhere(html):
     assert "unsafe" not in policies[0]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("chromium")
 def test_pages_of_many_layers_stay_small(data):
     """The limits of a page, filled: names of 200 characters, all histograms that it may hold."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tests at the end of the fifth founding document (seeds/004), translated one by one."""
 
+import pytest
 import torch
 
 import blockscale as bs
@@ -45,6 +46,7 @@ def test_memory_savings_estimation() -> None:
         assert abs(bs.estimate_memory_savings(name) - expected) < 0.01
 
 
+@pytest.mark.slow
 def test_accuracy_impact_estimation() -> None:
     accuracy = bs.estimate_accuracy_impact("int8", "symmetric").cosine
     assert accuracy >= 0.90
@@ -71,6 +73,7 @@ def test_quantization_system_tensor_creation() -> None:
     assert tensor.shape == (2, 3, 4) and tensor.format == params.format
 
 
+@pytest.mark.slow
 def test_performance_hints() -> None:
     system = bs.QuantizationSystem("cpu")
     size = system.optimal_block_size()

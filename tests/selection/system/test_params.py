@@ -105,6 +105,7 @@ def test_statistics():
             CalibrationStatistics.of(none)
 
 
+@pytest.mark.slow
 def test_the_method_with_the_least_error():
     method, errors = recommended_method(samples(), "int8")
     assert errors[method] == min(errors.values())

@@ -125,6 +125,7 @@ def test_accuracy_is_measured():
     assert better > worse
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("fmt", "scheme", "same"),
     [("int4", "symmetric", "int4:tensor:fp32"), ("uint8", "asymmetric", "uint8"),
@@ -161,13 +162,14 @@ def test_savings_of_a_matrix_without_end(fmt, bits):
     assert bs.estimate_memory_savings(fmt, dtype=torch.bfloat16) == pytest.approx(1 - bits / 16)
 
 
+@pytest.mark.slow
 def test_without_data_a_weight_is_measured():
     sqnr = [bs.estimate_accuracy_impact(f).sqnr for f in ("int8_channel", "int8", "mxfp4")]
     assert sqnr == sorted(sqnr, reverse=True)
     assert bs.estimate_accuracy_impact("int8") == bs.estimate_accuracy_impact("int8")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "fmt",
     ["int8", "uint8", "mxfp4", "nvfp4", "int4:tensor:fp32", "int4", "binary:tensor:fp32",

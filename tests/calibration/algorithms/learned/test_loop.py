@@ -73,6 +73,7 @@ def test_patience_ends_it_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(errors) == 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_codes() -> None:
     (_, first, _), (_, again, _), (_, other, _) = learned(), learned(), learned(seed=1)
     assert all(torch.equal(first[n].value, again[n].value) for n in first)

@@ -66,6 +66,7 @@ def test_nothing_but_file_errors(producer, count, tmp_path):
         outcome(tmp_path, damaged(stored, chance), config)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_settings_of_other_types(producer, tmp_path):
     stored, _, config = next(iter(cases(producer).values()))

@@ -17,6 +17,7 @@ def lowered():
     return bs.graph.lower(fused(model, torch.randn(4, 8)), "integer")
 
 
+@pytest.mark.slow
 def test_what_is_there():
     audit = audit_integer(lowered())
     assert audit.ops == {"integer_quantize": 1, "integer_linear": 2, "integer_dequantize": 1}
@@ -24,6 +25,7 @@ def test_what_is_there():
     assert audit.integer and audit.exact and len(audit.sums) == 2
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("place", ["between", "before", "behind"])
 def test_a_planted_float_op_is_found(place):
     graph = lowered()

@@ -46,6 +46,7 @@ def test_steps_of_sums():
         _in_steps(Named(), Fixed(-2, 0, -100, 100), (0.3, 1.0))
 
 
+@pytest.mark.slow
 def test_buffers_are_named_by_node_and_argument():
     graph = fused(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4))
     names = [name for name, _ in integers(graph).named_buffers()]
@@ -61,6 +62,7 @@ def apart(power):
     return fused(nn.Sequential(layer), x), x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [0, 9, 14, 31])
 def test_sums_of_channels_far_apart_fit_in_what_they_are_given_in(power):
     """Shifted to the smallest step they may need 64 bits, where the sums themselves need 32."""

@@ -17,6 +17,7 @@ def costs(model, x, *, rules=None, most=2, **named):
     return bs.graph.cost(lowered, terms_by_shifts=most), lowered
 
 
+@pytest.mark.slow
 def test_a_linear_layer():
     x = torch.randn(3, 5)
     torch.manual_seed(0)

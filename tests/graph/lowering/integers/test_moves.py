@@ -36,6 +36,7 @@ def test_pieces_end_in_codes(fmt):
     assert audit.edges["int32"] == 1  # the result's
 
 
+@pytest.mark.slow
 def test_sums_that_others_read_stay_sums():
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8)
@@ -52,6 +53,7 @@ class Late(nn.Module):
         return self.b(F.relu(self.a(x)).reshape(-1, 4))
 
 
+@pytest.mark.slow
 def test_a_whole_product_behind_moves():
     x = torch.randn(6, 8)
     check(fused(Late(), x), x)

@@ -21,6 +21,7 @@ class Moves(nn.Module):
         return self.b(y[:, 1:].permute(1, 0, 2)), y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [UINT8])
 def test_moves(fmt):
     x = torch.randn(7, 5)

@@ -56,6 +56,7 @@ def test_convolutions(element, block):
     check(fused(model, x, weight=f"{element}:{block}"), x)
 
 
+@pytest.mark.slow
 def test_sums_of_products_are_shifts_and_additions():
     """The graph's own layer, without a multiplication."""
     model, x = small()
@@ -121,6 +122,7 @@ def test_c_files(element, tmp_path):
     check_c(integers(graph), tmp_path, (x[:1],), (x[1:2],))
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     """2^(1/2) is irrational: its float32 is no integer of few bits; and float scales."""
     model, x = small()

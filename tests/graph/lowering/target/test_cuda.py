@@ -40,6 +40,7 @@ class Constants(torch.nn.Module):
         return x + self.a * self.b + torch.ones(3, device="cpu")
 
 
+@pytest.mark.some(2)
 @pytest.mark.skipif(
     cuda._unavailable("cuda") is not None, reason="neither a device nor Triton's interpreter"
 )

@@ -28,6 +28,7 @@ class Cell(nn.Module):
 RULES = {"op:add": BOTH, "op:relu": BOTH, "op:adaptive_avg_pool2d": BOTH}
 
 
+@pytest.mark.slow
 def test_a_small_network():
     torch.manual_seed(0)
     x = torch.randn(4, 3, 8, 8)
@@ -43,6 +44,7 @@ def test_a_small_network():
     assert not [n for n, b in lowered.named_buffers() if b.is_floating_point()]
 
 
+@pytest.mark.slow
 def test_a_converted_graph_is_fused_first():
     x = torch.randn(4, 3, 8, 8)
     program = torch.export.export(Cell().eval(), (x,))
@@ -54,6 +56,7 @@ def test_a_converted_graph_is_fused_first():
     assert torch.equal(bs.graph.lower(converted, "integer")(x), y)
 
 
+@pytest.mark.slow
 def test_it_is_exported_and_keeps_its_bits():
     x = torch.randn(4, 3, 8, 8)
     lowered = bs.graph.lower(fused(Cell(), x, RULES), "integer")
@@ -69,6 +72,7 @@ def test_float_scales_are_refused_and_nothing_changes():
     assert torch.equal(graph(x), before)
 
 
+@pytest.mark.slow
 def test_the_ledger_says_what_doors_cost_a_convolution_that_stands_alone():
     x = torch.randn(1, 4, 6, 6)
     alone = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())

@@ -41,6 +41,7 @@ def test_copies_and_programs_keep_them():
     assert torch.equal(exported(lowered).module()(x), y)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_by_another_process(tmp_path):
     graph, x = layers("int4 groups")
     with bs.use("reference"):

@@ -48,6 +48,7 @@ class Residual(nn.Module):
         return self.last(x + self.a(x))
 
 
+@pytest.mark.slow
 def test_a_residual_from_the_models_input():
     x = torch.randn(5, 6)
     check(fused(Residual(), x, {"op:add": {"input": INT8}}), x)
@@ -100,6 +101,7 @@ def test_every_code_of_a_table(name, fmt):
     assert ((found - exact).abs() <= y_step / 2 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_scalars():
     class Scaled(nn.Module):
         def forward(self, x):
@@ -160,6 +162,7 @@ def test_what_is_refused(model, rules, message):
         bs.graph.lower(graph, "integer")
 
 
+@pytest.mark.slow
 def test_scales_too_far_apart():
     x = torch.randn(5, 6)
     model = Two(torch.add)

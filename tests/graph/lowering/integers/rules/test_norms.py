@@ -22,7 +22,7 @@ def norms():
         yield norm, name
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("fmt", [INT8, UINT8, INT16])
 @pytest.mark.parametrize("case", range(3))
 def test_norms(case, fmt):
@@ -38,6 +38,7 @@ def test_norms(case, fmt):
     assert (found - expected).abs().max() <= step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["uint8:tensor:pow2/nearest", INT8, INT16])
 def test_softmax(output):
     torch.manual_seed(0)

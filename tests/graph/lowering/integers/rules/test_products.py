@@ -68,6 +68,7 @@ class Products(nn.Module):
         return a @ b
 
 
+@pytest.mark.slow
 def test_products_of_two_activations():
     a, b = torch.randn(3, 5, 8), torch.randn(3, 8, 4)
     for rules in ({"op:matmul": BOTH}, {"op:matmul": {"input": UINT8}}):
@@ -136,6 +137,7 @@ def test_a_bound_is_from_the_codes():
     assert largest_sum(weight[:0], None, 200) == 0
 
 
+@pytest.mark.slow
 def test_wide_sums_are_right_and_said():
     """127 * 32767 * 4096 is beyond int32: int64, said in the ledger; the float graph rounds."""
     layer = nn.Linear(4096, 2, bias=False)
@@ -156,6 +158,7 @@ def _apart(power):
     return fused(model, x, weight=WEIGHT, fmt=UINT8), x
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("power", [0, 9, 10, 12, 31])
 def test_sums_of_scales_far_apart_are_held(power):
     """Without a format sums of all outputs get the smallest step: some 2^20, times 2^power, leave
@@ -169,6 +172,7 @@ def test_sums_of_scales_far_apart_are_held(power):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_scales_too_far_apart_for_sums():
     with pytest.raises(bs.graph.NotIntegerError, match=r"scales differ by 2\^40, over 2\^31"):
         bs.graph.lower(_apart(40)[0], "integer")
