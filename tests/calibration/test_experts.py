@@ -43,6 +43,7 @@ def calibrated(
     return done, ledger
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("weight", ALGORITHMS)
 @pytest.mark.parametrize("kind", [OfStacks, Turned])
@@ -232,6 +233,7 @@ def test_tokens_per_expert(kind: type[Mixture]) -> None:
     assert not [note for entry in ledger for note in entry.notes]
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("kind", [OfStacks, OfLists])
 def test_an_expert_without_tokens(kind: type[Mixture]) -> None:

@@ -132,6 +132,7 @@ MORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("recipe", "options"),
@@ -245,6 +246,7 @@ def test_errors_of_blocks_leave_padding_out(error: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("weight", ["signround:3", SignRound(3, whole=2)], ids=["", "whole"])
 def test_signround_does_not_look_at_padding(weight: Any) -> None:

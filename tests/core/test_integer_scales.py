@@ -164,6 +164,7 @@ def test_it_looks_at_no_value() -> None:
             assert round_to_power_of_2(torch.empty(3, 2, dtype=dtype)).shape == (3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strict", [True, False])

@@ -139,6 +139,7 @@ def every_exponent() -> list[float]:
     return sorted({0.0, *subnormal, *normal})
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("kind", ["e8m0", "pow2"])
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_every_target_has_a_line():
 SECONDS = ("executorch", "c")
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     [pytest.param(name, marks=pytest.mark.slow if name in SECONDS else ()) for name in CASES],

@@ -31,6 +31,7 @@ def real():
 SLOW = ("int8 input", "nvfp4")
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RECIPES]

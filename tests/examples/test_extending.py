@@ -324,6 +324,7 @@ def test_every_example_is_used_and_says_where_it_goes() -> None:
         assert place.parent.is_dir(), place
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("name", crossed(3, USES))
 def test_an_example_works_in_its_place(name: str, tree: Path) -> None:

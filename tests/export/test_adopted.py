@@ -39,6 +39,7 @@ def weights(path) -> dict[str, str]:
     return {entry.name.partition(".")[0]: entry.reason for entry in found.quantized}
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)  # pt2e, fx program
 @pytest.mark.parametrize("form", FORMS)
 def test_onnx(form, tmp_path):

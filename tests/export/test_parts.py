@@ -13,6 +13,7 @@ from tests.support.layer_models import IDS, small
 pytestmark = pytest.mark.filterwarnings(REFERENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_program_has_every_part_and_the_same_bits(fmt: str) -> None:

@@ -34,6 +34,7 @@ def path(model: Any, tmp_path: Path) -> Path:
     return tmp_path / "m.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("bias", ["int32", "int16:sums", "int7:sums", "mxfp8", "uint8", "nvfp4"])
 def test_there_and_back(bias: str, tmp_path: Path) -> None:

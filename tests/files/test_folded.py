@@ -108,6 +108,7 @@ def metadata(path) -> Metadata:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.filterwarnings("ignore:blockscale.*skipped")
 @pytest.mark.filterwarnings("ignore:(?s)blockscale.*were set again in training")  # learned steps
@@ -238,6 +239,7 @@ def test_damaged_metadata(change, words, path) -> None:
         bs.load(Net(), path)
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("transform", ["smoothquant", "awq", "hadamard"])
 @pytest.mark.parametrize("weight", ["mse", "gptq"])

@@ -50,6 +50,7 @@ def image() -> Tensor:
     return torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "uint4", "int4:group4:fp32", "ternary"])
 def test_saved_and_loaded(fmt: str, tmp_path) -> None:

@@ -67,6 +67,7 @@ INPUTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.some(40)
 @pytest.mark.parametrize(
     ("made", "fmt"),
@@ -90,6 +91,7 @@ def test_outputs_and_biases_and_skips():
     assert_equal(folded(models.net()), bs.Recipe("int8_channel", "int8:tensor:fp32", "int8_token"))
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("observer", ["min_max", "percentile:99.9", "entropy"])
 def test_observers(observer):
@@ -103,6 +105,7 @@ def test_weight_algorithms_while_batches_run(weight):
     assert_equal(models.bert(), bs.Recipe("int4:group16:fp32", "int8_token"), weight=weight)
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("options", [{"weight": "gptq"}, {"transform": "smoothquant"},
                                      {"transform": "hadamard", "weight": "mse"}])  # fmt: skip
@@ -138,6 +141,7 @@ def test_batch_norms_are_gone():
     assert not [name for name in graph.state_dict() if name.startswith(("b1", "b2"))]
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("made", [models.bert, models.gpt2, models.net])
 def test_what_was_given_stays_as_it_was(made):

@@ -52,6 +52,7 @@ def test_linear(fmt, dtype):
         assert torch.equal(graph(x), model(x)) and graph(x).dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
@@ -61,6 +62,7 @@ def test_net(fmt):
     assert_same(quantized(copy.deepcopy(models.net()[0]), fmt), (2, 3, 8, 8), (3, 3, 8, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])

@@ -16,6 +16,7 @@ def test_every_format_is_in_the_table():
     assert list(RECORDED) == list(bs.formats()), "run: python -m tests.graph.flows && make docs"
 
 
+@pytest.mark.slow
 @pytest.mark.some(20)
 @pytest.mark.parametrize(
     ("name", "part"), crossed(3, sorted(bs.formats()), ["weight", "weight and input"])

@@ -24,6 +24,7 @@ FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", 
 FEW = ("uint8:tensor:fp32:asym", "mxfp8")
 
 
+@pytest.mark.slow
 @pytest.mark.some(30)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
@@ -50,6 +51,7 @@ def test_every_named_format_of_weights(name):
         assert torch.equal(run(bs.graph.fuse(graph), batches[1]), run(graph, batches[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", [None, "int8:tensor:fp32", "mxfp8"])
 def test_programs_of_models_that_were_quantized_before(fmt):
@@ -162,6 +164,7 @@ def from_others(kind: str):
 SOURCES = {"ours": from_us, "pt2e": from_others("pt2e"), "fx": from_others("quantize_fx")}
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize(("source", "between"), crossed(4, SOURCES, BETWEEN))
 def test_what_lies_between_stays_in_codes(source: str, between: str) -> None:

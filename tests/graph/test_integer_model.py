@@ -71,6 +71,7 @@ WEIGHTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("outputs", [False, True])
@@ -85,6 +86,7 @@ def test_cnn(seed: int, outputs: bool) -> None:
     assert [each.kind for each in integer.sums][2::3] == ["add", "avg_pool2d"]
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_mlp(seed: int) -> None:
@@ -241,6 +243,7 @@ class Sized(nn.Module):
         return self.fc(self.between(self.conv(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def model(bias: Any, weight: str = PER_CHANNEL, fmt: str = INT8) -> Any:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])

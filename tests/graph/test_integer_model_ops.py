@@ -92,6 +92,7 @@ def test_ties() -> None:
     assert ((x + 0.5).frac().abs() == 0.5).sum() == 15  # the ties
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", [INT8, "uint8:tensor:pow2/nearest:asym"])
 @pytest.mark.parametrize("bounded", [nn.ReLU6(), nn.Hardtanh(-8, 12)])
@@ -134,6 +135,7 @@ class Flat(nn.Module):
         return self.fc(self.flatten(self.conv(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     "flatten", [nn.Flatten(), lambda x: torch.flatten(x, 1), lambda x: x.flatten(start_dim=1)]
@@ -159,6 +161,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(4)
 @pytest.mark.parametrize("output", [None, INT8])
 @pytest.mark.parametrize("reshape", SHAPES)
@@ -169,6 +172,7 @@ def test_other_shapes(reshape: Any, output: str | None) -> None:
     assert torch.equal(found, expected.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     "operation",
@@ -196,6 +200,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(4)
 @pytest.mark.parametrize("output", [None, INT8])
 @pytest.mark.parametrize("pool", POOLS)

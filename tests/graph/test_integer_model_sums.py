@@ -67,6 +67,7 @@ def test_steps_beyond_float32() -> None:
             assert torch.equal(to_integer(model, x)(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("weight", [PER_CHANNEL, "int8:channel0:e8m0", INT8])
 def test_dead_channels(weight: str) -> None:

@@ -115,6 +115,7 @@ def test_a_graph_comes_back(step: str, way: str) -> None:
         assert ("val" in one.meta) == ("val" in other.meta), one.name
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_later_steps_go_on(way: str) -> None:

@@ -85,6 +85,7 @@ BERTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "recipe", "options"),

@@ -30,6 +30,7 @@ def config(*args: Any, **kwargs: Any) -> Any:
     return BlockscaleConfig(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("recipe", ["mxfp4", "int8"])
 @pytest.mark.parametrize("options", [{}, {"device_map": {"": "cpu"}},

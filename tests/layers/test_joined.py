@@ -185,6 +185,7 @@ def test_experts_whose_gate_and_up_are_parameters_of_their_own() -> None:
     assert "outer scale shared with w3" in ledger["experts.w1"].details
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("weight", ["absmax", "mse", "gptq", "hqq", "search", "signround"])
 def test_calibrated_weights_share_it_too(weight: str) -> None:

@@ -39,6 +39,7 @@ def test_all_of_the_zoo_is_recorded():
     assert all(list(each["cells"]) == list(CELLS) for each in RECORDED.values())
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("name", crossed(2, FEW))
 def test_few(name):

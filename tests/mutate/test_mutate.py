@@ -57,7 +57,7 @@ def test_a_planted_bug_is_found(bug: dict[str, Any], forks: Forks) -> None:
     check_adapter("webgpu" if bug in BUGS["webgpu"] else "")
     place = locate(bug["file"], bug["where"], bug["find"])
     changed = place.planted(bug["replace"])
-    ended = forks.run(current_tests(bug["tests"]), place.path, changed, bug.get("slow", False))
+    ended = forks.run(current_tests(bug["tests"]), place.path, changed, bug.get("slow"))
     # Not just any exit: a syntax error or a missing test must not count as found.
     assert ended.code == FAILED, f"no test of {bug['tests']} finds it\n{ended.output}"
 

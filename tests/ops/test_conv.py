@@ -56,6 +56,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ TUPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("settings", TUPLES, ids=str)

@@ -57,6 +57,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize(("kind", "settings"), crossed(3, KINDS, SETTINGS), ids=str)
 def test_every_setting(kind, settings: dict) -> None:
@@ -72,6 +73,7 @@ TUPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("settings", TUPLES, ids=str)
 def test_a_number_for_each_dimension(settings: dict) -> None:
@@ -142,6 +144,7 @@ def test_autocast_does_not_reach_inside() -> None:
         same(quantized(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compile_and_export(kind) -> None:

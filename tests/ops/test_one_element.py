@@ -174,6 +174,7 @@ class Flat(nn.Module):
         return ops.linear(values, *own, None, self.step, self.zero, None, "uint8")
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("shape", RANKS, ids=str)
 def test_export_and_compile(shape: tuple[int, ...]) -> None:

@@ -54,6 +54,7 @@ def told(value: object) -> object:
     return [told(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.slow
 @pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_shapes_that_are_asked_twice(fmt: str) -> None:
@@ -122,6 +123,7 @@ ONCE = [*zip(sorted(OPS), FORMATS, strict=False)]
 REST = [(op, fmt) for op in sorted(OPS) for fmt in FORMATS if (op, fmt) not in ONCE]
 
 
+@pytest.mark.slow
 @pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("name", "fmt"), [*ONCE, *[pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]]
@@ -142,6 +144,7 @@ def check_compile(name: str, fmt: str, backend: str) -> None:
         assert bits(run(*flat)) == bits(op(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("name", crossed(2, sorted(OPS)))
 def test_compile(name: str) -> None:

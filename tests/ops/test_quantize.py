@@ -23,6 +23,7 @@ def quantize(x: Tensor, fmt: str, scale: Any, zero_point: Tensor | None) -> Tens
     return bs.quantize(x, fmt, scale, zero_point).dequantize()
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("fmt", "function", "dynamic"),

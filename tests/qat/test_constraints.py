@@ -51,6 +51,7 @@ def found() -> bs.qat.ConstraintCosts:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("name", "lifted"),

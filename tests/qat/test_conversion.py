@@ -51,6 +51,7 @@ LEARNED = [(fmt, learn) for fmt in FORMATS for learn in ("steps", "thresholds")]
 SOME = [(CATALOG["int8_pow2"], "thresholds"), (CATALOG["nvfp4"], "steps"), (SPELLED[3], "steps")]
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("fmt", "learn"),

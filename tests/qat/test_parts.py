@@ -49,6 +49,7 @@ def test_scales_that_are_not_learned_say_so(fmt: str, why: str) -> None:
     assert model[0].weight_quantizer.learned is None
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["nf4:flat64:fp32", "nf4:group32:fp32", "e2m1:group16:e4m3/inv"])
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])

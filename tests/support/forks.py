@@ -139,17 +139,26 @@ class Forks:
         return self._processes[kind].run(request)
 
     def run(
-        self, tests: list[str], path: Path | None = None, text: str = "", slow: bool = False,
-        timeout: float = 600,
+        self, tests: list[str], path: Path | None = None, text: str = "",
+        slow: bool | None = None, timeout: float = 600,
     ) -> Outcome:  # fmt: skip
         """Run tests (pytest's names), until the first fails, while a file has another text.
 
-        slow: those marked so, and no others.
+        slow: those marked so, and no others; None: the others first, and those where all others
+        pass.
         """
-        request = {"tests": tests, "path": path and str(path), "text": text, "slow": slow,
-                   "timeout": timeout}  # fmt: skip
+        request = {"tests": tests, "path": path and str(path), "text": text,
+                   "slow": slow or False, "timeout": timeout}  # fmt: skip
+        fast = self._run_both(request)
+        if slow is None and fast.code == PASSED:
+            more = self._run_both(request | {"slow": True})
+            if more.code == FAILED:
+                return more
+        return fast
+
+    def _run_both(self, request: dict[str, Any]) -> Outcome:
         first = self._run("imported", request)
-        if first.code == FAILED or path is None:
+        if first.code == FAILED or request["path"] is None:
             return first
         last = self._run("bare", request)
         return Outcome(last.code, last.output, first.seconds + last.seconds)

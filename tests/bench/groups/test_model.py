@@ -19,6 +19,7 @@ def one_layer(monkeypatch):
     monkeypatch.setattr(model, "_model", lambda device: short)
 
 
+@pytest.mark.slow
 def test_the_model(one_layer):
     [case] = measured(replace(SETTINGS, only="model/"))
     fp32, *ours = case["contestants"]

@@ -82,6 +82,7 @@ def test_training_lowers_the_loss_and_what_is_saved_is_loaded(trained, loaded):
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
 
 
+@pytest.mark.slow
 def test_the_float_model_adds_nothing(loaded):
     scores = evaluate.score(loaded.model, loaded.held)
     assert scores.losses.mean().item() == pytest.approx(

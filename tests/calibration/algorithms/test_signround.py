@@ -101,6 +101,7 @@ class Model(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.filterwarnings("ignore:(?s).*first. not in a model block")
 @pytest.mark.parametrize("settings", [{}, {"input": "mxfp8"}, {"input": "int8:tensor:fp32"}])

@@ -121,6 +121,7 @@ def test_blocks_whose_scales_have_one_shape() -> None:
     assert error(x, observer) == best
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint4:channel-1:fp32:asym"])
 def test_merged_it_is_as_if_one_had_seen_everything(fmt: str) -> None:

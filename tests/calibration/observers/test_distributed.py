@@ -18,6 +18,7 @@ def results(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join(case) for case in CASES])
 def test_shards_choose_what_the_whole_chooses(results, case):

@@ -61,6 +61,7 @@ def seeing(x, fmt):
     return observer
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("element", ["int4", "e2m1", "int8"])
 @pytest.mark.parametrize("name", ["normal", "heavy", "relu"])

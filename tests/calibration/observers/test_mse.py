@@ -66,6 +66,7 @@ def test_asymmetric_is_as_good_as_brute_force(name):
     assert error_of(mse("uint4:tensor:fp32:asym", x), x) <= 1.02 * best
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("rule", ["floor", "ceil", "nearest", "even"])
 @pytest.mark.parametrize("element", ["int4", "int8", "e2m1", "e4m3"])

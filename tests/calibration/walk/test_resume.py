@@ -35,6 +35,7 @@ OPTIONS: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_stopped_run_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:

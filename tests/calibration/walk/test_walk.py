@@ -24,6 +24,7 @@ from tests.calibration.walk.networks import (
 from tests.support.walk import quietly
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("options", "most"),
@@ -57,6 +58,7 @@ def test_layer_by_layer_inside_blocks_is_what_whole_passes_choose() -> None:
     assert same_state(walked, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("transform", [None, "smoothquant", "awq", "hadamard"])
 @pytest.mark.parametrize("weight", [None, "mse:gram", pytest.param("gptq", marks=pytest.mark.slow)])

@@ -40,6 +40,7 @@ def run(*args):
     return CliRunner().invoke(app, ["export", *map(str, args)])
 
 
+@pytest.mark.slow
 def test_program(model, tmp_path):
     out = tmp_path / "m.pt2"
     options = ["--to", "program", "-r", "int8_channel", "--skip", "lm_head"]

@@ -272,6 +272,7 @@ def test_one_power_for_one_range(arguments: dict[str, Any]) -> None:
         assert torch.equal(zero_point[within], zero.flatten()[within].to(zero_point.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in FORMATS])
 def test_the_power_is_nearest_to_torch_ao_s_scale(arguments: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def same_codes(model: nn.Module, loaded: nn.Module) -> None:
             assert torch.equal(found[name].view(tensor.dtype), tensor), name
 
 
-@pytest.mark.some(20)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_linear_layers(fmt: str, tmp_path: Path) -> None:
     model, x = linears(), torch.randn(3, 64)

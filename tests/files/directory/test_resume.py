@@ -104,6 +104,7 @@ def test_an_old_output_stays_until_the_new_one_is_complete(model, whole, tmp_pat
     assert contents(out) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("step", ["rename", "sync_folder", "remove", "_copy"])
 def test_stopped_at_the_end(model, whole, tmp_path, monkeypatch, step):

@@ -32,6 +32,7 @@ def test_a_program_has_codes_for_weights(kind):
     assert quantized == {"one", "two", "last"}
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_fuse_and_lower_take_a_graph_module(target):

@@ -59,6 +59,7 @@ MAPPINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_prepared_models(name: str) -> None:
@@ -121,6 +122,7 @@ class Residual(nn.Module):
         return self.relu(y) if self.rectifies else y
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("relu", [False, True])
 def test_residual_convolutions_of_onednn(relu: bool) -> None:
@@ -180,6 +182,7 @@ def test_a_backend_of_somebody_s_own() -> None:
 NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize("dims", NORMS)
 def test_instance_norms(dims: int) -> None:

@@ -137,6 +137,7 @@ def test_supports_says_what_is_left(kind):
     assert cuda.supports(next(iter(graph.graph.nodes))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ OPS = {
 FEW = ("uint8:tensor:fp32:asym", "mxfp8")
 
 
+@pytest.mark.slow
 @pytest.mark.some(40)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]

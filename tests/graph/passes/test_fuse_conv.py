@@ -35,6 +35,7 @@ def converted(net: nn.Module, x: Tensor, weight: str, inputs: str | None):
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize(("case", "inputs"), crossed(2, LAYERS, [None, "int8:token:fp32", "mxfp8"]))
 def test_each(case: str, inputs: str | None) -> None:

@@ -37,6 +37,7 @@ def merged(fmt: str, rows: tuple[int, ...] = (16, 16, 16), **other: Tensor | Non
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("fmt", "count"),

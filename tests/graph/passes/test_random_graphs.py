@@ -64,6 +64,7 @@ def built(net, x: Tensor, plan: list[tuple]) -> list[Tensor]:
     return [each * 1.0 for each in found[-2:]]
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("weight", ["int8:channel0:fp32", "int4:group16:fp32"])
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -47,6 +47,7 @@ def check(recipe: object, observer: str = "min_max", model: nn.Module | None = N
 FEW = ("int8_channel", "uint8", "int4", "mxfp4", "nvfp4", "nf4", "ternary", "bfp8")
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in CATALOG]
@@ -66,6 +67,7 @@ def test_every_format_as_the_modules(fmt: str) -> None:
     assert not any(name.endswith("weight") for name, _ in whole.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("formats", [("int8_channel", "uint8"), ("int4", "int8:channel-1:fp32")])
 @pytest.mark.parametrize("observer", ["mse", "percentile:99", "moving_average", "entropy"])
@@ -298,6 +300,7 @@ def test_the_result_exports_and_loads(tmp_path) -> None:
             assert bits(loaded(*case)) == bits(whole(*case))
 
 
+@pytest.mark.slow
 def test_a_missing_torchao_is_named() -> None:
     code = """
 import sys

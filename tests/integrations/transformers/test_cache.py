@@ -28,6 +28,7 @@ def per_channel(x: torch.Tensor, fmt: bs.Format, group: int) -> torch.Tensor:
     return torch.cat(parts, -2)
 
 
+@pytest.mark.slow
 @pytest.mark.some(8)
 @pytest.mark.parametrize("window", [0, 3, 32])
 @pytest.mark.parametrize(

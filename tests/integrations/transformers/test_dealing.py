@@ -240,7 +240,7 @@ def check(found: list[dict[str, Any]], folder: Path, case: str) -> None:
         assert "save_pretrained: " in each[case]["save"]
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAST)
 def test_logits_are_those_of_one_process(
     found: list[dict[str, Any]], folder: Path, case: str

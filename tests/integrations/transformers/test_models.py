@@ -18,6 +18,7 @@ Checkpoints = Callable[[str], tuple[type, Path]]
 NAMES = [make.__name__ for make in MODELS]
 
 
+@pytest.mark.slow
 @pytest.mark.some(40)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -34,6 +35,7 @@ def test_bits_are_those_of_quantize(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "quantize_"))
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize(
     "name", ["llama", "tied_llama", "gpt2", "bert", "t5", "llava", "mixtral", "hubert", "encodec"]
@@ -49,6 +51,7 @@ def test_directories_of_the_command(name: str, checkpoints: Checkpoints, tmp_pat
     same_bits(expected, loader.from_pretrained(tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("recipe", ["int8", "nvfp4", "int8_channel", "int4", "mxfp8"])
 def test_recipes(recipe: str, checkpoints: Checkpoints, tmp_path: Path) -> None:

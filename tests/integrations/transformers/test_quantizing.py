@@ -120,6 +120,7 @@ def test_both_sides_of_a_tie_that_differ(tmp_path: Path) -> None:
     assert not torch.equal(found.lm_head.qweight.scale, found.model.embed_tokens.qweight.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "auto"], ids=str)
 def test_dtypes(dtype: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -246,6 +247,7 @@ def older(name: str) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("name", [older, lambda name: name.removeprefix("hubert.")], ids=["g", ""])
 def test_other_names(name: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_every_bfloat16(element: str, scale: str) -> None:
     assert wrong(x.t().contiguous(), f"{element}:group64:{scale}") == []
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     "size", [15, 16, 17, 63, 64, 65, 79, 80, 127, 129, 191, 192, 193, 2047, 2113]
 )

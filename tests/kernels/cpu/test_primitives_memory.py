@@ -107,6 +107,7 @@ class Guarded:
         return bool((torch.cat(ends) == PATTERN).all())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_nothing_is_written_beside_outputs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(first, first + 10):

@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(("block", "shape"), CASES, ids=str)
 def test_every_block(block: str, shape: tuple[int, ...]) -> None:
     formats = FORMATS[len(shape) % 2 :: 2]

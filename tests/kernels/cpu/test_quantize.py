@@ -109,7 +109,7 @@ def test_given_scales_of_any_sign_and_size(fmt: str, dtype: torch.dtype) -> None
     assert wrong(x, fmt, qparams=QParams(**parts)) == []
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("inner", ["e4m3:token", "e5m2:tensor", "uint8:group3", "e3m2r1:tensor"])
 @pytest.mark.parametrize("rest", ["", ":recip"])
 def test_given_scales_of_two_levels(inner: str, rest: str) -> None:

@@ -181,6 +181,7 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
         assert torch.equal(y, (x @ dense.T).to(dtype))
 
 
+@pytest.mark.some(8)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities
 @pytest.mark.parametrize(
     "fmt", ["int4:group128:fp32", "e4m3:group32:e8m0/floor", "int8:channel0:fp32"]
@@ -271,7 +272,7 @@ def test_what_does_not_fit_is_an_error() -> None:
         run(x, (codes, scale, None, None), fmt, "int8:token:fp32:stochastic")
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(16)
 @pytest.mark.parametrize(("weight_format", "input_format"), PAIRS)
 def test_rows_do_not_depend_on_their_batch(weight_format: str, input_format: str | None) -> None:
     """By tiles of one size, or a row at a time; on a GPU: tests/gpu/test_batch_rows.py."""

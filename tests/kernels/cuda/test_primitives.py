@@ -81,7 +81,7 @@ def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None
         assert wrong(x, fmt, torch.tensor([seed, first])) == []
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     "case",
     crossed(2, [

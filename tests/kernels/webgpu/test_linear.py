@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_an_error() -> None:
         on_webgpu(x, w, None, by("int8:token:fp32:stochastic"))
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(30)
 @pytest.mark.parametrize(("weight_format", "input_format"), PAIRS)
 def test_rows_do_not_depend_on_their_batch(weight_format: str, input_format: str | None) -> None:
     """By the bit, whatever kernel takes so many rows without the mode, and whoever is in doubt."""

@@ -212,6 +212,7 @@ def test_conversions_move_it_and_keep_its_dtype() -> None:
     assert layer.to("meta").before.factor.is_meta
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("each", [Scale(powers()), Rotate(K, 8, random_signs(K, 1))], ids=str)
 def test_compile_and_export_with_any_number_of_rows(each: Before) -> None:

@@ -156,6 +156,7 @@ def test_calibration_says_how_experts_were_rounded() -> None:
         assert torch.equal(weight.codes, expected[name].codes)
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 def test_export_as_the_float_model(kind: str) -> None:

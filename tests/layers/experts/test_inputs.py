@@ -57,6 +57,7 @@ def test_a_stack_gives_what_a_list_gives(kind: type, fmt: str) -> None:
     assert ledger["0.up"].details == ledger["0.up"].reason == ""
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", STATIC)
 @pytest.mark.parametrize("weight", [None, "gptq"])

@@ -109,6 +109,7 @@ INSTANCE_NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm
 OPTIONS = ({}, {"affine": True}, {"affine": True, "track_running_stats": True})
 
 
+@pytest.mark.slow
 @pytest.mark.some(4)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dims", INSTANCE_NORMS)

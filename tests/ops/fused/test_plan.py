@@ -88,6 +88,7 @@ CHECKED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("name", crossed(2, CHECKED))
 def test_opcheck(name: str) -> None:

@@ -227,6 +227,7 @@ def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @every(LONG)
 def test_the_composition_of_many_cases(name: str, case: Case, dtype: torch.dtype) -> None:

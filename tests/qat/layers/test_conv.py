@@ -46,6 +46,7 @@ def prepared(model: nn.Module, fmt: str = FINE, **settings) -> nn.Module:
     return bs.prepare_qat(model, fmt, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.some(5)
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("affine", [True, False])

@@ -21,6 +21,7 @@ def by_kernel(node, args, kwargs):
     return node.target(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.some(12)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_node_beside_the_reference(kind):
@@ -35,6 +36,7 @@ def test_each_node_beside_the_reference(kind):
             assert close(expected, found, step), node.format_node()
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_end_to_end(kind):

@@ -22,6 +22,7 @@ def of_ours(graph):
 SLOW = ("mxfp8", "nvfp4")  # long references: 10 seconds and more
 
 
+@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in FORMATS]
