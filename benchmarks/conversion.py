@@ -26,7 +26,7 @@ import blockscale as bs
 from benchmarks.record import record
 from blockscale.core.parse import parse
 from blockscale.export.conversion.directory import Directory
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from blockscale.export.writers.gguf_files.file import GGUFFile
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -84,7 +84,7 @@ def tensor(fmt_text: str, shape: tuple[int, int], symmetric: bool, seed: int) ->
 def write(path: Path, producer: str, fmt: str, symmetric: bool, layers: int) -> None:
     """A checkpoint of this producer, its matrices alone."""
     named = {f"model.layers.{i}.{n}.weight": s for i in range(layers) for n, s in SHAPES.items()}
-    planned = [Planned(name, shape, parse(fmt)) for name, shape in named.items()]
+    planned = [PlannedTensor(name, shape, parse(fmt)) for name, shape in named.items()]
     if producer == "gguf":
         output: Any = GGUFFile(path, planned, {}, 32, {})
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.export.conversion.directory import Directory
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 
 H, INNER, VOCABULARY = 256, 512, 32
 CONFIG = {
@@ -61,7 +61,9 @@ def tensors(fmt: str, embedding: str | None = None, seed: int = 0) -> dict:
 def write(path: Path, held: dict, to: str = "blockscale", config: dict | None = None) -> Path:
     """A directory of these tensors."""
     planned = [
-        Planned(n, tuple(t.shape), getattr(t, "format", None), getattr(t, "dtype", torch.float32))
+        PlannedTensor(
+            n, tuple(t.shape), getattr(t, "format", None), getattr(t, "dtype", torch.float32)
+        )
         for n, t in held.items()
     ]
     path.mkdir()

@@ -9,7 +9,7 @@ import typer
 
 from blockscale.core.parse import display_name
 from blockscale.core.untrusted import TEXT, shown
-from blockscale.export.checkpoints.contents import Recognized
+from blockscale.export.checkpoints.contents import ProducerContents
 from blockscale.export.checkpoints.contents import inspect as look
 from blockscale.files.inspect import TensorSummary
 from blockscale.reporting.table import aligned, family, shape, size
@@ -28,7 +28,7 @@ def inspect(
     print(json.dumps(contents.to_dict(), indent=2) if as_json else _text(contents, every))
 
 
-def _text(contents: Recognized, every: bool) -> str:
+def _text(contents: ProducerContents, every: bool) -> str:
     groups: dict[tuple[object, ...], list[TensorSummary]] = {}
     for row in contents.rows:
         name = row.name if every else family(row.name)
@@ -63,7 +63,7 @@ def _text(contents: Recognized, every: bool) -> str:
     )
 
 
-def _reasons(contents: Recognized) -> list[str]:
+def _reasons(contents: ProducerContents) -> list[str]:
     """Why tensors cannot be read, each reason once, with the first of them."""
     first: dict[str, list[str]] = {}
     for name, reason in contents.unread:

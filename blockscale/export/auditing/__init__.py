@@ -8,7 +8,7 @@ from pathlib import Path
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.parse import parse
 from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
-from blockscale.export.auditing.entries import DamagedError, FileTensor, gathered, opened
+from blockscale.export.auditing.entries import DamagedError, FileTensor, file_bytes, join_parts
 from blockscale.export.auditing.entries import entry as entry_of
 from blockscale.files.metadata import FileError
 
@@ -36,17 +36,17 @@ def audit(path: str | Path, ledger: Ledger | None = None) -> Ledger:
     except (DamagedError, MemoryError, OverflowError) as error:
         raise FileError(f"{path} cannot be audited: {error}") from None
     output = Ledger(result)
-    return output if ledger is None else compared(output, ledger)
+    return output if ledger is None else comparison(output, ledger)
 
 
 def _entries(path: Path) -> list[Entry]:
     if path.is_dir() or path.suffix == ".safetensors":
         return our_files.entries(path)
-    return [entry_of(each) for each in gathered(_tensors(path))]
+    return [entry_of(each) for each in join_parts(_tensors(path))]
 
 
 def _tensors(path: Path) -> list[FileTensor]:
-    with opened(path) as data:
+    with file_bytes(path) as data:
         start = bytes(data[:8])
         if start[4:8] == pte_file.IDENTIFIER:
             return pte_file.tensors(data)
@@ -64,7 +64,7 @@ def _tensors(path: Path) -> list[FileTensor]:
 # A ledger's words beside what a file holds.
 
 
-def compared(file_ledger: Ledger, expected: Ledger) -> Ledger:
+def comparison(file_ledger: Ledger, expected: Ledger) -> Ledger:
     """The ledger of a file, where weights that are not as `told` says are "skipped".
 
     Files without names (.pte) are compared by how many weights of a size are in codes.
@@ -77,7 +77,7 @@ def compared(file_ledger: Ledger, expected: Ledger) -> Ledger:
     for entry in targets:
         name = _name(entry, by_name)
         if name is None:
-            by_name[entry.name] = _broken(entry, "the file has no weight of this name")
+            by_name[entry.name] = _skip(entry, "the file has no weight of this name")
         elif reason := _reason(entry, by_name[name]):
             by_name[name] = replace(
                 by_name[name], status="skipped", reason=f"its ledger says {entry.weight}: {reason}"
@@ -114,7 +114,7 @@ def _by_size(ledger: Ledger, expected: list[Entry]) -> Ledger:
             results.remove(size)
         elif entry.elements:
             why = f"the file has no quantized weight of {entry.elements:,} elements"
-            missing.append(_broken(entry, f"its ledger says {entry.weight}: {why}"))
+            missing.append(_skip(entry, f"its ledger says {entry.weight}: {why}"))
     return Ledger([*ledger.entries, *missing])
 
 
@@ -123,5 +123,5 @@ def _fits(stored: int, number: int) -> bool:
     return 0 <= number - stored <= stored // 8
 
 
-def _broken(entry: Entry, reason: str) -> Entry:
+def _skip(entry: Entry, reason: str) -> Entry:
     return replace(entry, status="skipped", reason=reason, bytes_after=0)

@@ -25,7 +25,7 @@ class DamagedError(ValueError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[memoryview]:
+def file_bytes(path: Path) -> Iterator[memoryview]:
     """The bytes of a file, mapped and not read. Raises FileError if it is empty or too large."""
     size = path.stat().st_size
     if not size:
@@ -40,12 +40,12 @@ class ReadBudget:
     """Counts what was read, so that a small file cannot ask for endless work."""
 
     def __init__(self, items: int = ITEMS):
-        self.left = items
+        self.remaining = items
 
     def take(self, count: int = 1) -> None:
         """Raises DamagedError when too much was read."""
-        self.left -= count
-        if self.left < 0:
+        self.remaining -= count
+        if self.remaining < 0:
             raise DamagedError(f"it has more than {ITEMS:,} parts")
 
 
@@ -95,7 +95,7 @@ def is_part(name: str) -> bool:
     return name.rpartition(".")[2] in PARTS
 
 
-def gathered(tensors: Iterable[FileTensor]) -> list[FileTensor]:
+def join_parts(tensors: Iterable[FileTensor]) -> list[FileTensor]:
     """The tensors, with scales and the like counted with the codes of the same name."""
     tensors = list(tensors)
     codes = {t.name.rpartition(".")[0]: t for t in tensors if _is_codes(t.name)}

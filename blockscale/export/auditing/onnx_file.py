@@ -87,11 +87,11 @@ def reader(tensor: FileTensor, graph: OnnxGraph) -> None:
         tensor.reader += _fusions(tensor, dequantized, product, way, graph)
 
 
-def _product(name: str, graph: OnnxGraph, seen: set[str]) -> tuple[Node, list[Node]] | None:
+def _product(name: str, graph: OnnxGraph, trail: set[str]) -> tuple[Node, list[Node]] | None:
     """The first product on the way of a tensor, and the nodes before it."""
-    if name in seen or len(seen) > WAY:
+    if name in trail or len(trail) > WAY:
         return None
-    seen.add(name)
+    trail.add(name)
     for node in graph.readers.get(name, []):
         if node.op in (*_PRODUCTS, *_INTEGERS, "MatMulNBits"):
             rows = node.inputs[:1] == [name] and not node.attributes.get("axis", 0)
@@ -101,7 +101,7 @@ def _product(name: str, graph: OnnxGraph, seen: set[str]) -> tuple[Node, list[No
         if node.op in ("Shape", "Size"):
             continue
         for output in node.outputs[:1]:
-            if (result := _product(output, graph, seen)) is not None:
+            if (result := _product(output, graph, trail)) is not None:
                 return result[0], [node, *result[1]]
     return None
 

@@ -43,7 +43,7 @@ class _File:
                     f"a segment of {size:,} bytes at {start:,} ends after the end of the file"
                 )
         named = self.program.tables(7)
-        self.named = {each.text(0): self.size(each.number(1)) for each in named}
+        self.sizes = {each.text(0): self.size(each.number(1)) for each in named}
 
     def size(self, index: int) -> int:
         """Bytes of a segment."""
@@ -77,7 +77,7 @@ def tensors(data: memoryview) -> list[FileTensor]:
             if backend != "XnnpackBackend":
                 members.append(_unknown(file, delegate, f"{method}.{backend}.{i}", backend))
                 continue
-            members += _xnnpack(file, _processed(file, delegate), f"{method}.xnnpack{i}")
+            members += _xnnpack(file, _payload(file, delegate), f"{method}.xnnpack{i}")
     return members
 
 
@@ -104,7 +104,7 @@ def _constants(plan: FlatTable, method: str) -> list[FileTensor]:
     return results
 
 
-def _processed(file: _File, delegate: FlatTable) -> memoryview:
+def _payload(file: _File, delegate: FlatTable) -> memoryview:
     place = delegate.table(1)
     if place is None:
         raise DamagedError("a delegate has no data")
@@ -118,7 +118,7 @@ def _processed(file: _File, delegate: FlatTable) -> memoryview:
 
 
 def _unknown(file: _File, delegate: FlatTable, name: str, backend: str) -> FileTensor:
-    size = len(_processed(file, delegate))
+    size = len(_payload(file, delegate))
     note = f"the data of {backend} are not inspected"
     return FileTensor(name, "bytes", (size,), 8, size, notes=(note,))
 
@@ -155,9 +155,9 @@ def _size(file: _File, constants: list[FlatTable], index: int) -> int:
     constant = constants[index]
     if constant.number(0, "Q") == _NO_OFFSET or constant.text(2):
         key = constant.text(2)
-        if key not in file.named:
+        if key not in file.sizes:
             raise DamagedError(f"constant {key!r} is missing")
-        return constant.number(1, "Q") or file.named[key]
+        return constant.number(1, "Q") or file.sizes[key]
     return constant.number(1, "Q")
 
 

@@ -56,7 +56,7 @@ def _size(elements: int, count: int) -> int:
     return elements // count if count and elements % count == 0 else 0
 
 
-def assembled(spelling: str, shape: Shape, parts: Mapping[str, Tensor]) -> QTensor:
+def assemble(spelling: str, shape: Shape, parts: Mapping[str, Tensor]) -> QTensor:
     """A QTensor of codes, packed as we pack them, and parts in any dtype and shape that fit.
 
     Raises ValueError for parts of another size than the format's.
@@ -79,17 +79,17 @@ def _bytes(codes: Tensor, element: Element) -> Tensor:
     return codes.contiguous() if codes.dtype == target else codes.contiguous().view(target)
 
 
-def flipped(rows: Tensor, element: Element, size: int) -> Tensor:
+def flip(rows: Tensor, element: Element, size: int) -> Tensor:
     """Packed codes counted from 0 [..., bytes] -> the same, or more, as two's complement, or back.
 
     Rows are cut to `size` codes, and bits behind the last code become 0.
     """
     lowest = torch.full((size,), 1 << (element.bits - 1), dtype=torch.uint8)
     unsigned = parse(f"uint{element.bits}:tensor:fp32").element
-    return kept(rows, unsigned, size) ^ pack(lowest, unsigned)
+    return trim(rows, unsigned, size) ^ pack(lowest, unsigned)
 
 
-def kept(rows: Tensor, element: Element, size: int) -> Tensor:
+def trim(rows: Tensor, element: Element, size: int) -> Tensor:
     """Packed rows [..., bytes] cut to `size` codes; bits behind the last code become 0."""
     cut = rows[..., : packed_size(element, size)].contiguous()
     if behind := -size * element.bits % 8:
@@ -166,7 +166,7 @@ def quantized(spelling: str, shape: Sequence[int], parts: Mapping[str, Tensor]) 
     return from_parts(fmt, shape[-1], own_parts)
 
 
-def turned(words: Tensor, order: Sequence[int]) -> Tensor:
+def rows_of_words(words: Tensor, order: Sequence[int]) -> Tensor:
     """Words int32 [n, m] of eight nibbles each -> packed rows of four bits, uint8 [8 * m, n / 2].
 
     Nibble i of word w of row r is code r of row 8 * w + order[i]. Odd n: the last four bits are 0.
@@ -186,7 +186,7 @@ def turned(words: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def turned_back(packed: Tensor, order: Sequence[int], size: int) -> Tensor:
-    """What `turned` gives -> words int32 [size, m]. size: codes of a row; 8 * m rows."""
+    """What `rows_of_words` gives -> words int32 [size, m]. size: codes of a row; 8 * m rows."""
     bytes_ = F.pad(packed, (0, -packed.shape[-1] % 4)).contiguous()
     rows = bytes_.view(torch.int32).unflatten(0, (-1, 8))
     shape = rows.shape[2], 8, rows.shape[0]

@@ -94,7 +94,7 @@ class Checkpoint(Mapping[str, QTensor | Tensor], Closing):
         del name
         return None
 
-    def ordered(self, name: str) -> bool:
+    def has_order(self, name: str) -> bool:
         """Whether `order` of a weight is not None, by its head alone."""
         del name
         return False
@@ -114,7 +114,7 @@ class Checkpoint(Mapping[str, QTensor | Tensor], Closing):
         return result.dequantize() if isinstance(result, QTensor) else result
 
     @property
-    def described(self) -> Metadata:
+    def own_metadata(self) -> Metadata:
         """What our own files say about themselves; empty for those of others."""
         return Metadata()
 

@@ -17,7 +17,7 @@ _LAYER = re.compile(r"(?:^|[./])(?:layers?|blk|blocks?|h|encoder|decoder)[./](\d
 
 
 @dataclass(frozen=True)
-class Recognized(Contents):
+class ProducerContents(Contents):
     """Contents, and whose they are.
 
     producer, evidence: as a Checkpoint has them; warnings: what is odd about them
@@ -40,7 +40,7 @@ class Recognized(Contents):
         return data | super().to_dict()
 
 
-def inspect(path: str | Path) -> Recognized:
+def inspect(path: str | Path) -> ProducerContents:
     """What a checkpoint's tensors are, float or quantized; only heads and small tensors are read.
 
     path: whatever `bs.checkpoint` takes. Raises FileError as it does: for what is of no known kind,
@@ -54,7 +54,7 @@ def inspect(path: str | Path) -> Recognized:
             rows = [_row(result, each) for each in result.stored.values()]
             places = sorted({result.file_of(name) for name in result.stored})
             files = {place.name: place.stat().st_size for place in places}
-        return Recognized(
+        return ProducerContents(
             path, tuple(sorted(rows, key=lambda row: row.name)), files, result.producer,
             result.evidence, tuple(result.warnings), _layers(result),
             tuple((name, each.unread) for name, each in result.stored.items() if each.unread),

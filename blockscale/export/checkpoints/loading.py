@@ -82,7 +82,7 @@ def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:
         info = metadata.tensors[name] = _info(model, name, stored, state.get(name))
         for part, kind in info.parts().items():
             places[f"{name}.{part}"], kinds[f"{name}.{part}"] = (name, part), kind
-        if checkpoint.ordered(name):
+        if checkpoint.has_order(name):
             layer = name.removesuffix(".weight")
             metadata.layers[layer] = {"before": "order"}
             place = f"{layer}.before.order"
@@ -181,21 +181,21 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     """
     path = Path(path)
     check_whole(model, "bs.load")
-    with _opened(path) as result:
+    with _open(path) as result:
 
-        def opened(plain: nn.Module) -> StoredModel:
+        def open_for(plain: nn.Module) -> StoredModel:
             if isinstance(result, StoredModel):
                 return result
             return as_stored(plain, result.in_model(plain))
 
-        return load_opened(model, opened)
+        return load_opened(model, open_for)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[StoredModel | Checkpoint]:
+def _open(path: Path) -> Iterator[StoredModel | Checkpoint]:
     """A stored model, of ours or in float, or a checkpoint of another producer."""
     module, evidence = reader_of(path)
-    ours = module.saved(path) if hasattr(module, "saved") else None
+    ours = module.own_model(path) if hasattr(module, "own_model") else None
     if ours is not None:
         yield ours
         return

@@ -124,14 +124,14 @@ def _again(value: QTensor, stored: Stored, layout: str) -> QTensor:
     assert stored.format is not None
     fmt = parse(stored.format)
     codes = to_stored(unpack(value.packed, fmt.element, value.shape), layout).contiguous()
-    parts = {name: _moved(getattr(value.qparams, name), fmt, name, layout) for name in fmt.parts}
+    parts = {name: _move(getattr(value.qparams, name), fmt, name, layout) for name in fmt.parts}
     for name, (dtype, shape) in fmt.stored(stored.shape).items():
         parts[name] = parts[name].to(dtype).reshape(shape).contiguous()
     size = stored.shape[-1]
     return from_parts(fmt, size, {"codes": pack(codes, fmt.element), **parts})
 
 
-def _moved(part: Tensor | None, fmt: Format, name: str, layout: str) -> Tensor:
+def _move(part: Tensor | None, fmt: Format, name: str, layout: str) -> Tensor:
     """A scale, zero point or offset of a block; those of all blocks stay."""
     assert part is not None, f"{fmt} has no {name}"
     moves = layout == "transposed" and part.ndim == 2 and name not in ("outer", "book")

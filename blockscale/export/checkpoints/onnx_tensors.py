@@ -13,7 +13,7 @@ import numpy as np
 
 from blockscale.core.untrusted import LONGEST, quoted
 from blockscale.export.auditing import protobuf
-from blockscale.export.auditing.entries import DamagedError, ReadBudget, opened
+from blockscale.export.auditing.entries import DamagedError, ReadBudget, file_bytes
 from blockscale.export.auditing.onnx_file import TYPES, Node, OnnxGraph, node, outside
 from blockscale.export.checkpoints.places import Place
 from blockscale.files.metadata import FileError
@@ -75,7 +75,7 @@ class Model:
 def read_model(path: Path) -> Model:
     """The head of an ONNX file. Raises FileError for one that is damaged, cut or too large."""
     try:
-        with opened(path) as data:
+        with file_bytes(path) as data:
             return _Reading(path, data).model()
     except (DamagedError, MemoryError, OverflowError) as error:
         raise FileError(f"{path}: this ONNX file cannot be read: {error}") from None
@@ -143,21 +143,23 @@ class _Reading:
         shape = tuple(protobuf.numbers(values, 1, self._budget))
         if any(size < 0 for size in shape) or prod(size for size in shape if size) > 2**60:
             raise DamagedError(f"tensor {quoted(name)} has the shape {quoted(shape)}")
-        needed = (prod(shape) * bits + 7) // 8
-        place = self._place(values, name, label, needed)
-        if label != "string" and place.nbytes != needed:
+        expected = (prod(shape) * bits + 7) // 8
+        place = self._place(values, name, label, expected)
+        if label != "string" and place.nbytes != expected:
             raise DamagedError(
                 f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
-                f"expected {needed:,}"
+                f"expected {expected:,}"
             )
         about = protobuf.text(values, 12)[:LONGEST]
         return Tensor(name, label, bits, shape, place, about)
 
-    def _place(self, result: protobuf.Fields, name: str, label: str, needed: int) -> Place:
+    def _place(self, result: protobuf.Fields, name: str, label: str, expected: int) -> Place:
         if protobuf.number(result, _EXTERNAL) == 1:
             file, start, size = outside(result, self._path, name, self._budget)
             # writers may leave the length out: then it is all that the tensor needs
-            return Place(file, start, needed if size > needed and not _has_length(result) else size)
+            return Place(
+                file, start, expected if size > expected and not _has_length(result) else size
+            )
         if raw := protobuf.messages(result, _RAW):
             start = np.frombuffer(raw[-1], np.uint8).ctypes.data - self._first if raw[-1] else 0
             return Place(self._path, start, len(raw[-1]))

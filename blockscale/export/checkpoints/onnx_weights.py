@@ -71,7 +71,7 @@ def scale_of(name: str, model: Model, makers: dict[str, Node]) -> ScaleParts | s
 def _product(name: str, node: Node, model: Model, makers: dict[str, Node]) -> ScaleParts | str:
     """A byte's power of two times a constant, or float8 times an outer scale."""
     for first, second in (node.inputs, node.inputs[::-1]):
-        other, cast = _spread(second, model, makers), makers.get(first)
+        other, cast = _stored_value(second, model, makers), makers.get(first)
         if other is None or cast is None or cast.op != "Cast":
             continue
         inner = model.tensors.get(cast.inputs[0])
@@ -81,7 +81,7 @@ def _product(name: str, node: Node, model: Model, makers: dict[str, Node]) -> Sc
     return f"its scale {name} is a product (Mul) of tensors that are not stored"
 
 
-def _spread(name: str, model: Model, makers: dict[str, Node]) -> Tensor | None:
+def _stored_value(name: str, model: Model, makers: dict[str, Node]) -> Tensor | None:
     """A stored tensor; also one number that nodes only repeat or give another shape."""
     value = makers.get(name)
     if value is None or value.op not in ("Expand", "Reshape"):
@@ -237,7 +237,7 @@ def _packed(model: Model, codes: Tensor, spelling: str, shape: tuple[int, ...]) 
     return replace(weight, element=fmt.spelling, parts=parts)
 
 
-def _given(node: Node, model: Model, place: int) -> Tensor | None:
+def _stored_input(node: Node, model: Model, place: int) -> Tensor | None:
     """A stored tensor that a node reads."""
     return model.tensors.get(node.inputs[place]) if len(node.inputs) > place else None
 
@@ -261,7 +261,7 @@ def _linear(node: Node, model: Model, makers: dict[str, Node]) -> OnnxWeight | N
 def _by_axis(
     node: Node, model: Model, makers: dict[str, Node], inputs: _Inputs, block_size: int
 ) -> OnnxWeight | None:
-    codes = _given(node, model, inputs.codes)
+    codes = _stored_input(node, model, inputs.codes)
     if codes is None or len(node.inputs) <= inputs.scale:
         return None
     element = ELEMENTS.get(codes.type)
@@ -278,7 +278,7 @@ def _by_axis(
         shapes = f"{list(scale.inner.shape)} for codes {list(codes.shape)}"
         text = f"axis {inputs.axis} and block_size {block_size}"
         return _unread(weight, f"its scales are {shapes}, which do not match {text}")
-    zero = _given(node, model, inputs.zero)
+    zero = _stored_input(node, model, inputs.zero)
     if zero is None and _there(node, inputs.zero):
         return _unread(weight, f"its zero points {node.inputs[inputs.zero]} are not stored")
     if zero is not None and (zero.type, zero.elements) != (codes.type, scale.inner.elements):
@@ -311,13 +311,13 @@ def _unread(weight: OnnxWeight, reason: str) -> OnnxWeight:
 
 def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | None:
     """B [N, K/g, g·b/8] of uint8, rows padded to whole blocks; scales [N, K/g]."""
-    codes = _given(node, model, 1)
+    codes = _stored_input(node, model, 1)
     if codes is None:
         return None
     info = node.attributes
     n, k, size, bits = info.get("N", 0), info.get("K", 0), info.get("block_size", 0), _bits(info)
     weight = OnnxWeight(codes, node.op, f"uint{bits}", (n, k))
-    scale = _given(node, model, 2)
+    scale = _stored_input(node, model, 2)
     if bits not in (2, 4, 8) or size < 1 or size * bits % 8 or n < 0 or k < 0 or scale is None:
         return _unread(weight, f"its attributes are N={n}, K={k}, bits={bits}, block_size={size}")
     blocks = -(-k // size)
@@ -330,7 +330,7 @@ def _matmul_nbits(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | 
         return _unread(weight, "its columns are in another order (g_idx), which no format here has")
     if scale.elements != n * blocks:
         return _unread(weight, f"it has {scale.elements} scales, expected {n} x {blocks}")
-    zero = _given(node, model, 3)
+    zero = _stored_input(node, model, 3)
     if zero is None and _there(node, 3):
         return _unread(weight, f"its zero points {node.inputs[3]} are not stored")
     parts = scale_of(node.inputs[2], model, {})
@@ -362,7 +362,7 @@ def _bits(table: dict[str, int]) -> int:
 
 def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> OnnxWeight | None:
     """A table of embeddings: int4, uint4, or uint8 that holds one 8-bit or two 4-bit codes."""
-    codes = _given(node, model, 0)
+    codes = _stored_input(node, model, 0)
     if codes is None:
         return None
     info, rank = node.attributes, len(codes.shape)
@@ -382,7 +382,7 @@ def _gather_block_quantized(node: Node, model: Model, _: dict[str, Node]) -> Onn
     if block is None:
         shapes = f"{list(scale.inner.shape)} for codes {list(shape)}"
         return _unread(weight, f"its scales are {shapes}, expected blocks of {size} along {axis}")
-    zero = _given(node, model, 3)
+    zero = _stored_input(node, model, 3)
     if zero is None and _there(node, 3):
         return _unread(weight, f"its zero points {node.inputs[3]} are not stored")
     if zero is not None and zero.elements * (8 // bits if zero.type == "uint8" else 1) < prod(

@@ -106,9 +106,9 @@ class _Chain:
         if multiply is None or (at.type == "Gather" and self._table is None):
             return None
         scale, outer, halves = self._scale(multiply, at.id)
-        return None if scale is None else self._made(codes, multiply, scale, outer, halves)
+        return None if scale is None else self._weight(codes, multiply, scale, outer, halves)
 
-    def _made(
+    def _weight(
         self,
         codes: Constant,
         multiply: IRLayer,
@@ -187,7 +187,7 @@ def block_of(codes: Shape, scale: Shape, values: Shape) -> str | None:
         if block_or_none is None:
             return None
         block = block_or_none
-    return _spelled(values, block)
+    return _block_spelling(values, block)
 
 
 def _merged(codes: Shape, values: Shape, block: list[int]) -> list[int] | None:
@@ -201,7 +201,7 @@ def _merged(codes: Shape, values: Shape, block: list[int]) -> list[int] | None:
     return None
 
 
-def _spelled(values: Shape, block: list[int]) -> str:
+def _block_spelling(values: Shape, block: list[int]) -> str:
     whole = [b == n for b, n in zip(block, values, strict=True)]
     if all(whole):
         return "tensor"

@@ -57,7 +57,7 @@ def read_graph(path: Path) -> IRGraph:
     text = read_regular(path, LARGEST_FILE)
     try:
         reading.parser.Parse(text, True)
-        return reading.finished()
+        return reading.finish()
     except (expat.ExpatError, ValueError) as error:
         raise FileError(f"{path}: this OpenVINO IR cannot be read: {error}") from None
 
@@ -129,7 +129,7 @@ class _IRReading:
         if tag == "layer" and len(self._path) == 2:
             self._layer = None
 
-    def finished(self) -> IRGraph:
+    def finish(self) -> IRGraph:
         """The graph, with its edges. Raises ValueError where they lead nowhere."""
         graph = self.graph
         if graph.version not in _VERSIONS or not graph.layers:

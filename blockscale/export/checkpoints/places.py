@@ -19,12 +19,12 @@ _CHUNK = 1 << 24  # bytes read at a time
 
 
 class Place(NamedTuple):
-    """Bytes of a tensor: in a file from `start` on, or held already."""
+    """Bytes of a tensor: in a file from `start` on, or their content."""
 
     file: Path
     start: int
     nbytes: int
-    held: bytes | None = None
+    content: bytes | None = None
 
 
 class Files:
@@ -37,8 +37,8 @@ class Files:
         """The bytes of a place, uint8 [nbytes]. Raises FileError where the file was cut since."""
         data = torch.empty(place.nbytes, dtype=torch.uint8)
         target = bytes_of(data)
-        if place.held is not None:
-            target[:] = place.held
+        if place.content is not None:
+            target[:] = place.content
             return data
         if place.file not in self._open:
             self._open[place.file] = open_regular(place.file)
@@ -90,7 +90,7 @@ def check_apart(places: Mapping[str, Place]) -> None:
     """Raise FileError for tensors that share some bytes; those that share all are one twice."""
     files: dict[Path, list[tuple[int, int, str]]] = {}
     for name, place in places.items():
-        if place.held is None and place.nbytes:
+        if place.content is None and place.nbytes:
             end = place.start + place.nbytes
             files.setdefault(place.file, []).append((place.start, end, name))
     for file, names in files.items():

@@ -27,8 +27,8 @@ class TensorPiece:
     sources: names there; of several, each is an index of a first dimension (`stacked`), or their
         rows follow each other
     heads: rows are of so many heads, whose halves are interleaved, or (negative) separated again
-    added: to every number of a tensor that is not quantized, in float32
-    turned: a tensor that is not quantized has its two dimensions the other way round
+    addend: to every number of a tensor that is not quantized, in float32
+    transpose: a tensor that is not quantized has its two dimensions the other way round
     expert: the index of the source's first dimension; half: the first (0) or second (1) half of
         rows; row: a vector becomes a matrix of one row (True), or that a vector (False)
     """
@@ -36,8 +36,8 @@ class TensorPiece:
     sources: tuple[str, ...]
     stacked: bool = False
     heads: int = 0
-    added: float = 0.0
-    turned: bool = False
+    addend: float = 0.0
+    transpose: bool = False
     expert: int | None = None
     half: int | None = None
     row: bool | None = None
@@ -49,7 +49,7 @@ class TensorPiece:
         return first if first == last else f"{first} … {last}"
 
 
-class Regrouped(Checkpoint):
+class RegroupedCheckpoint(Checkpoint):
     """The tensors of `pieces`, {name: how it is made}, of a checkpoint that stays open beside."""
 
     def __init__(self, checkpoint: Checkpoint, pieces: Mapping[str, TensorPiece]):
@@ -62,23 +62,23 @@ class Regrouped(Checkpoint):
 
     def _read(self, stored: Stored) -> QTensor | Tensor:
         piece = self.pieces[stored.name]
-        return _made(stored.name, piece, [self.inner[each] for each in piece.sources])
+        return _regroup(stored.name, piece, [self.inner[each] for each in piece.sources])
 
     def without_codes(self, name: str) -> QTensor | Tensor:
         piece = self.pieces[name]
-        return _made(name, piece, [self.inner.without_codes(each) for each in piece.sources])
+        return _regroup(name, piece, [self.inner.without_codes(each) for each in piece.sources])
 
     def first_rows(self, name: str) -> QTensor | None:
         piece = self.pieces[name]
-        alone = piece == TensorPiece(piece.sources) or piece.turned
+        alone = piece == TensorPiece(piece.sources) or piece.transpose
         return self.inner.first_rows(piece.sources[0]) if alone else None
 
     def order(self, name: str) -> Tensor | None:
         piece = self.pieces[name]
         return self.inner.order(piece.sources[0]) if piece == TensorPiece(piece.sources) else None
 
-    def ordered(self, name: str) -> bool:
-        return any(self.inner.ordered(each) for each in self.pieces[name].sources)
+    def has_order(self, name: str) -> bool:
+        return any(self.inner.has_order(each) for each in self.pieces[name].sources)
 
     def file_of(self, name: str) -> Path:
         return self.inner.file_of(self.pieces[name].sources[0])
@@ -101,12 +101,12 @@ def _stored(name: str, piece: TensorPiece, storeds: Sequence[Stored]) -> Stored:
         shape, nbytes = shape[1:], nbytes // max(shape[0], 1)
     if piece.half is not None:
         shape, nbytes = (*shape[:-2], shape[-2] // 2, shape[-1]), nbytes // 2
-    if piece.turned and first.format is None and len(shape) == 2:
+    if piece.transpose and first.format is None and len(shape) == 2:
         shape = (shape[1], shape[0])
     if piece.row is not None:
         shape = (1, prod(shape)) if piece.row else (prod(shape),)
     kind, dtype = first.kind, first.dtype
-    if piece.added and first.format is None:
+    if piece.addend and first.format is None:
         kind, nbytes, dtype = "F32", 4 * prod(shape), torch.float32
     return Stored(name, kind, shape, nbytes, first.format, unread, first.flat, dtype)
 
@@ -117,7 +117,7 @@ def _unequal(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"its {len(shapes)} tensors have the shapes {more}" if len(results) > 1 else ""
 
 
-def _made(name: str, piece: TensorPiece, members: list[QTensor | Tensor]) -> QTensor | Tensor:
+def _regroup(name: str, piece: TensorPiece, members: list[QTensor | Tensor]) -> QTensor | Tensor:
     """The tensor of a piece. Raises FileError where parts cannot move as it says."""
     try:
         value = members[0]
@@ -130,23 +130,21 @@ def _made(name: str, piece: TensorPiece, members: list[QTensor | Tensor]) -> QTe
         if piece.half is not None:
             value = _each([value], partial(_half, piece.half, value.shape[-2]))
         if piece.heads:
-            order = (interleaved if piece.heads > 0 else separated)(
-                value.shape[0], abs(piece.heads)
-            )
-            value = reordered(value, order)
+            order = (interleaved if piece.heads > 0 else separate)(value.shape[0], abs(piece.heads))
+            value = reorder(value, order)
     except ValueError as error:
         raise FileError(f"{quoted(name)}: {error}") from None
     if isinstance(value, Tensor):
-        return _changed(piece, value)
+        return _change(piece, value)
     return value
 
 
-def _changed(piece: TensorPiece, value: Tensor) -> Tensor:
-    if piece.turned and value.ndim == 2:
+def _change(piece: TensorPiece, value: Tensor) -> Tensor:
+    if piece.transpose and value.ndim == 2:
         value = value.T.contiguous()
     if piece.row is not None:
         value = value.reshape(1, -1) if piece.row else value.reshape(-1)
-    return value.to(torch.float32) + piece.added if piece.added else value
+    return value.to(torch.float32) + piece.addend if piece.addend else value
 
 
 def _index(at: int, count: int, parts: Sequence[Tensor]) -> Tensor:
@@ -215,12 +213,12 @@ def interleaved(rows: int, heads: int) -> Tensor:
     return places.transpose(1, 2).reshape(-1)
 
 
-def separated(rows: int, heads: int) -> Tensor:
+def separate(rows: int, heads: int) -> Tensor:
     """The other way: for each row of transformers, which of GGUF's it is."""
     return interleaved(rows, heads).argsort()
 
 
-def reordered(value: QTensor | Tensor, order: Tensor) -> QTensor | Tensor:
+def reorder(value: QTensor | Tensor, order: Tensor) -> QTensor | Tensor:
     """Row i of the result is row order[i]. Raises ValueError where rows share scales with others.
 
     Codes and scales move; none is changed.

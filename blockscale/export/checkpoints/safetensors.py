@@ -41,7 +41,7 @@ def recognize(path: Path) -> str | None:
     return "it begins as safetensors files do" if begins(start, path.stat().st_size) else None
 
 
-def saved(path: Path) -> StoredModel | None:
+def own_model(path: Path) -> StoredModel | None:
     """A file or directory that our own code wrote, which `bs.load` reads without a translation."""
     source = open_stored_model(path)
     return source if source.metadata.tensors else None
@@ -94,7 +94,7 @@ class Safetensors(Checkpoint):
         return None if quantized else self._source
 
     @property
-    def described(self) -> Metadata:
+    def own_metadata(self) -> Metadata:
         return self._source.metadata
 
     @property
@@ -169,7 +169,7 @@ class Safetensors(Checkpoint):
         with self._naming(name):
             return weight.first(self._parts(weight))
 
-    def ordered(self, name: str) -> bool:
+    def has_order(self, name: str) -> bool:
         return name in self._weights and self._weights[name].order is not None
 
     def file_of(self, name: str) -> Path:

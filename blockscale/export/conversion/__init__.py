@@ -89,16 +89,16 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
     with checkpoint(source) as opened:
         result = source_of(opened, writer.one_file, names, None if config is None else Path(config))
         steps = make_plan(result, writer, recipe, tuple(floats))
-        done = _conversion(result, target, writer, steps, info)
-        metadata, extra = _metadata(result, writer, steps, done)
+        conversion = _conversion(result, target, writer, steps, info)
+        metadata, extra = _metadata(result, writer, steps, conversion)
         progress.start(total_bytes(steps))
         if dry_run:
-            done.tensors = [_converted(step, "", 0) for step in steps]
-            return done
-        with written(target, one_file) as path:
-            _write(path, result, writer, steps, done, metadata, extra, shard_size, progress)
-        done.bytes_after = bytes_at(target)
-    return done
+            conversion.tensors = [_converted(step, "", 0) for step in steps]
+            return conversion
+        with output_place(target, one_file) as path:
+            _write(path, result, writer, steps, conversion, metadata, extra, shard_size, progress)
+        conversion.bytes_after = bytes_at(target)
+    return conversion
 
 
 def _requantize(inputs: Recipe | str | None) -> tuple[Recipe | None, tuple[str, ...]]:
@@ -116,13 +116,13 @@ def _conversion(
     if not writer.one_file and isinstance(source.checkpoint, GGUF) and not others:
         notes.append("no tokenizer is written: copy its files from the original model's directory")
     opened = source.checkpoint
-    described = opened.described
+    described = opened.own_metadata
     if inputs := [*(name for name in described.layers if described.formats(name)), *opened.inputs]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
         notes.append(
             f"inputs of {inputs[0]}{more} stay in float: their quantization cannot be written"
         )
-    notes += writer.notes([step.planned for step in steps])
+    notes += writer.notes([step.plan for step in steps])
     return Conversion(
         str(source.checkpoint.path), str(target), writer.name, left_out=source.left_out,
         copied=tuple(others), notes=tuple(notes), computes=writer.computes,
@@ -131,7 +131,7 @@ def _conversion(
 
 
 def _metadata(
-    source: ConvertedSource, writer: Writer, steps: list[Step], done: Conversion
+    source: ConvertedSource, writer: Writer, steps: list[Step], conversion: Conversion
 ) -> tuple[dict[str, bytes], Extra]:
     if not writer.one_file:
         return {}, Extra()
@@ -139,8 +139,8 @@ def _metadata(
     if isinstance(opened, GGUF):
         whole = {key: data for key, data in opened.raw.items() if not key.startswith("split.")}
         return whole, Extra(step=opened.metadata.get("general.alignment", 32))
-    metadata, extra, notes = metadata_for(source.config, source.folder, [s.planned for s in steps])
-    done.notes += notes
+    metadata, extra, notes = metadata_for(source.config, source.folder, [s.plan for s in steps])
+    conversion.notes += notes
     return metadata, extra
 
 
@@ -149,20 +149,20 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
     source: ConvertedSource,
     writer: Writer,
     steps: list[Step],
-    done: Conversion,
+    conversion: Conversion,
     metadata: dict[str, bytes],
     extra: Extra,
     shard_size: int | None,
     progress: Progress,
 ) -> None:
-    planned = [step.planned for step in steps]
+    planned = [step.plan for step in steps]
     output: Output
     if writer.one_file:
         same = isinstance(source.checkpoint, GGUF)
         kinds = {step.name: step.kind for step in steps if same}
         planned += [each for step in steps for each in step.beside]
-        laid_out = [*planned, *extra.planned], metadata, extra.step, kinds
-        name = Path(done.target).absolute().name
+        laid_out = [*planned, *extra.plan], metadata, extra.step, kinds
+        name = Path(conversion.target).absolute().name
         if shard_size:
             output = SplitGGUF(path, name, *laid_out, shard_size)
         else:
@@ -175,15 +175,15 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
             output.write(name, tensor)
         if not isinstance(output, Directory):  # heads are all that its reader needs
             with checkpoint(output.first) as again:
-                _stream(source, writer, steps, output, again, done, progress)
+                _stream(source, writer, steps, output, again, conversion, progress)
         else:
-            _stream(source, writer, steps, output, None, done, progress)
+            _stream(source, writer, steps, output, None, conversion, progress)
         output.close()
     finally:
         output.abandon()
     if not writer.one_file:
-        _prove_all(path, source, steps, done)
-        (path / LEDGER).write_text(json.dumps(done.to_dict(), indent=2) + "\n")
+        _prove_all(path, source, steps, conversion)
+        (path / LEDGER).write_text(json.dumps(conversion.to_dict(), indent=2) + "\n")
 
 
 def _stream(  # noqa: PLR0913 - as `_write`
@@ -192,14 +192,14 @@ def _stream(  # noqa: PLR0913 - as `_write`
     steps: list[Step],
     output: Output,
     again: Checkpoint | None,
-    done: Conversion,
+    conversion: Conversion,
     progress: Progress,
 ) -> None:
     """Each tensor read, carried, written, read back and compared; a few at the same time."""
 
     def one(step: Step) -> tuple[Step, Converted | None]:
         value = source.read(step.name, bool(step.grid))
-        result = _made(step, value)
+        result = _result(step, value)
         output.write(step.name, result)
         if step.beside and isinstance(result, QTensor):
             _write_beside(writer, step, result, output)
@@ -210,11 +210,11 @@ def _stream(  # noqa: PLR0913 - as `_write`
         proof = prove(
             step.name, result if error else value, read(again, step.name, bool(step.grid))
         )
-        return step, _converted(step, proof.compared, proof.zeros, error)
+        return step, _converted(step, proof.basis, proof.zeros, error)
 
     with Pool(AT_A_TIME) as pool:
         for step, converted in pool.map(one, steps):
-            done.tensors += [] if converted is None else [converted]
+            conversion.tensors += [] if converted is None else [converted]
             progress.advance(step.name, step.bytes_before)
 
 
@@ -224,7 +224,9 @@ def _write_beside(writer: Writer, step: Step, q: QTensor, output: Output) -> Non
         output.write(each.name, values.get(each.name, torch.ones(each.shape)))
 
 
-def _prove_all(path: Path, source: ConvertedSource, steps: list[Step], done: Conversion) -> None:
+def _prove_all(
+    path: Path, source: ConvertedSource, steps: list[Step], conversion: Conversion
+) -> None:
     """The same for a directory, whose reader wants it complete."""
 
     def one(step: Step) -> Converted:
@@ -236,14 +238,14 @@ def _prove_all(path: Path, source: ConvertedSource, steps: list[Step], done: Con
                 {step.name: why},
             )
         value, error = source.read(step.name, bool(step.grid)), step.more.get("error")
-        proof = prove(step.name, _made(step, value) if error else value, again[step.name])
-        return _converted(step, proof.compared, proof.zeros, error)
+        proof = prove(step.name, _result(step, value) if error else value, again[step.name])
+        return _converted(step, proof.basis, proof.zeros, error)
 
     with checkpoint(path) as again, Pool(AT_A_TIME) as pool:
-        done.tensors += pool.map(one, steps)
+        conversion.tensors += pool.map(one, steps)
 
 
-def _made(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
+def _result(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
     try:
         return step.become(value)
     except InexactError as error:
@@ -254,7 +256,7 @@ def _made(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
         ) from None
 
 
-def _converted(step: Step, compared: str, zeros: int, error: Any = None) -> Converted:
+def _converted(step: Step, basis: str, zeros: int, error: Any = None) -> Converted:
     notes = []
     if zeros:
         notes.append(f"{zeros} zeros changed their sign")
@@ -263,8 +265,9 @@ def _converted(step: Step, compared: str, zeros: int, error: Any = None) -> Conv
     notes += [step.more[key] for key in ("reason", "note") if key in step.more]
     return Converted(
         step.name, step.source, step.shape, step.how, step.kind,
-        str(step.found or step.kind), str(step.wanted or str(step.dtype).removeprefix("torch.")),
-        compared, prod(step.shape), step.bytes_before,
+        str(step.stored_format or step.kind),
+        str(step.target_format or str(step.dtype).removeprefix("torch.")),
+        basis, prod(step.shape), step.bytes_before,
         error.relative if error else 0.0, error.sqnr if error else None, tuple(notes),
     )  # fmt: skip
 
@@ -300,7 +303,7 @@ def check_target(target: Path, source: Path, one_file: bool, force: bool) -> Non
 
 
 @contextmanager
-def written(target: Path, one_file: bool) -> Iterator[Path]:
+def output_place(target: Path, one_file: bool) -> Iterator[Path]:
     """The name under which to write what becomes `target` when the context ends well."""
     if one_file:
         with written_whole(target) as path:

@@ -14,7 +14,7 @@ from torch import Tensor
 from blockscale.core import stacks
 from blockscale.core.cuts import block_sizes, can_be_cut
 from blockscale.core.format import Format
-from blockscale.export.writers import Planned, Writer
+from blockscale.export.writers import PlannedTensor, Writer
 from blockscale.files.directory.model_files import CONFIG
 from blockscale.files.header import StoredTensor, lay_out, sized
 from blockscale.files.slabs.cutting import cut as cut_into_slabs
@@ -92,7 +92,7 @@ class Directory:
         self,
         folder: Path,
         writer: Writer,
-        tensors: Sequence[Planned],
+        tensors: Sequence[PlannedTensor],
         config: dict[str, Any],
         others: Sequence[Path] = (),
         size: int | None = None,
@@ -154,9 +154,9 @@ def _name(i: int, count: int) -> str:
 
 
 def _shards(
-    writer: Writer, tensors: Sequence[Planned], size: int
-) -> list[list[tuple[Planned, dict[str, StoredTensor]]]]:
-    shards: list[list[tuple[Planned, dict[str, StoredTensor]]]] = [[]]
+    writer: Writer, tensors: Sequence[PlannedTensor], size: int
+) -> list[list[tuple[PlannedTensor, dict[str, StoredTensor]]]]:
+    shards: list[list[tuple[PlannedTensor, dict[str, StoredTensor]]]] = [[]]
     seen: dict[str, str] = {}
     filled = 0
     for tensor in tensors:
@@ -174,7 +174,7 @@ def _shards(
     return shards
 
 
-def _kinds(writer: Writer, tensor: Planned) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def _kinds(writer: Writer, tensor: PlannedTensor) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     if tensor.format is None:
         return {writer.plain_name(tensor.name): (tensor.dtype, tensor.shape)}
     return writer.parts(tensor.name, tensor.format, tensor.shape)

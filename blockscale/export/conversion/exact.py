@@ -76,7 +76,7 @@ def certain(source: Format, target: Format) -> bool:
     return target.bits > source.bits
 
 
-def carried(q: QTensor, target: Format) -> QTensor:
+def carry(q: QTensor, target: Format) -> QTensor:
     """`q` with the same values as `wanted`. Raises InexactError where it cannot be.
 
     Codes on the meta device stay there; CodesNeededError is raised where they decide.
@@ -87,7 +87,7 @@ def carried(q: QTensor, target: Format) -> QTensor:
     if meaning(result) == meaning(target):
         return QTensor(q.packed, q.qparams, target, q.size)
     if other_direction(result, target):
-        if (other := turned(q, target)) is None:
+        if (other := invert_outer(q, target)) is None:
             raise InexactError("no reciprocal of its outer scale gives every step exactly")
         return other
     steps = _steps(q)
@@ -314,11 +314,11 @@ def finer(numbers: Tensor, outer: Block, inner: Block, shape: Sequence[int]) -> 
     for dim, (large, small, n) in enumerate(sizes):
         count = 1 if small == WHOLE else -(-n // small)
         if numbers.shape[dim] != count:
-            numbers = _repeated(numbers, dim, count, small, large or n)
+            numbers = _repeat(numbers, dim, count, small, large or n)
     return numbers
 
 
-def _repeated(numbers: Tensor, dim: int, count: int, small: int, large: int) -> Tensor:
+def _repeat(numbers: Tensor, dim: int, count: int, small: int, large: int) -> Tensor:
     times = large // small
     if large % small == 0 and count == numbers.shape[dim] * times:
         sizes = [-1] * (numbers.ndim + 1)
@@ -341,7 +341,7 @@ def other_direction(source: Format, target: Format) -> bool:
     return alone and same and one.reciprocal != other.reciprocal
 
 
-def turned(q: QTensor, target: Format) -> QTensor | None:
+def invert_outer(q: QTensor, target: Format) -> QTensor | None:
     """With the reciprocal of the scale of scales, or the other way round; None if none is exact."""
     outer = q.qparams.outer
     assert outer is not None and isinstance(q.format.scale, TwoLevel)

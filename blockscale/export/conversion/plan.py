@@ -18,13 +18,13 @@ from blockscale.core.untrusted import TEXT, quoted, shown
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.records import GRIDS
-from blockscale.export.checkpoints.regrouped import Regrouped
+from blockscale.export.checkpoints.regrouped import RegroupedCheckpoint
 from blockscale.export.checkpoints.safetensors import Safetensors
 from blockscale.export.conversion.directory import requantized
 from blockscale.export.conversion.exact import (
     CodesNeededError,
     InexactError,
-    carried,
+    carry,
     certain,
     obstacle,
 )  # fmt: skip
@@ -35,7 +35,7 @@ from blockscale.export.conversion.source import (
     plain_dtype,
     settle_joined,
 )
-from blockscale.export.writers import Planned, Writer, layer_of
+from blockscale.export.writers import PlannedTensor, Writer, layer_of
 from blockscale.export.writers.gguf_files.architectures import of_config
 from blockscale.files.slabs.pool import Pool
 from blockscale.layers.parameters import coded
@@ -65,30 +65,30 @@ class Step:
     shape: tuple[int, ...]
     kind: str
     how: str
-    found: Format | None
-    wanted: Format | None
+    stored_format: Format | None
+    target_format: Format | None
     dtype: torch.dtype = torch.float32
     bytes_before: int = 0
     grid: str = ""
-    beside: list[Planned] = field(default_factory=list)
+    beside: list[PlannedTensor] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def planned(self) -> Planned:
+    def plan(self) -> PlannedTensor:
         """As writers take it."""
-        return Planned(self.name, self.shape, self.wanted, self.dtype, self.grid)
+        return PlannedTensor(self.name, self.shape, self.target_format, self.dtype, self.grid)
 
     def become(self, value: QTensor | Tensor) -> QTensor | Tensor:
         """The tensor as it is to be written. Raises InexactError where that would change it."""
         if isinstance(value, Tensor):
             return value.to(self.dtype)
-        if self.wanted is None:
+        if self.target_format is None:
             return value.dequantize()
         if (top := self.more.get("top")) is not None:  # it shares its outer scale
-            return coded(value.dequantize(), self.wanted, None, top)[0]
+            return coded(value.dequantize(), self.target_format, None, top)[0]
         if self.how == REQUANTIZED:
-            return requantized(value, self.wanted)
-        return carried(value, self.wanted)
+            return requantized(value, self.target_format)
+        return carry(value, self.target_format)
 
 
 def make_plan(
@@ -98,7 +98,7 @@ def make_plan(
 
     recipe: the formats of tensors that cannot; floats: patterns of layers that become floats
     """
-    steps, refused = [], {}
+    steps, reasons = [], {}
 
     def one(name: str) -> tuple[str, Step | str]:
         try:
@@ -111,14 +111,14 @@ def make_plan(
             if isinstance(result, Step):
                 steps.append(result)
             else:
-                refused[name] = result
-    if refused := refused or settle_joined(source, steps, writer, recipe):
-        raise _refusal(writer, refused, recipe)
-    for step, target in zip(steps, writer.settled([s.planned for s in steps]), strict=True):
-        step.wanted = step.wanted if step.how == REQUANTIZED else target
-    planned = [step.planned for step in steps]
+                reasons[name] = result
+    if reasons := reasons or settle_joined(source, steps, writer, recipe):
+        raise _refusal(writer, reasons, recipe)
+    for step, target in zip(steps, writer.settle([s.plan for s in steps]), strict=True):
+        step.target_format = step.target_format if step.how == REQUANTIZED else target
+    planned = [step.plan for step in steps]
     floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
-    if not floats_fit and not any(step.wanted is not None for step in steps):
+    if not floats_fit and not any(step.target_format is not None for step in steps):
         raise ValueError(
             f"{source.checkpoint.path} holds no quantized tensor to convert: use blockscale "
             "quantize for float models"
@@ -148,7 +148,7 @@ def _step(
         dtype = plain_dtype(stored, writer.one_file)
         step = Step(origin, name, stored.shape, stored.kind, COPIED, None, None, dtype,
                     stored.nbytes)  # fmt: skip
-        if added := source.piece(name).added:
+        if added := source.piece(name).addend:
             step.more["note"] = f"{added:+g}: Gemma's norms multiply by the weight and 1"
         return step
     fmt = parse(stored.format)
@@ -159,7 +159,7 @@ def _step(
         step.how = FLOATS
         return step
     try:
-        step.wanted = _chosen(source, step, writer)
+        step.target_format = _choose(source, step, writer)
     except InexactError as error:
         _requantize(step, writer, None if recipe is None else recipe.decide(layer)[0].weight, error)
     _plan_beside(source, step, writer)
@@ -176,31 +176,31 @@ def _requantize(step: Step, writer: Writer, fmt: Format | None, error: InexactEr
         if other is None:
             raise InexactError(f"the recipe's format: {reason}")
         fmt, step.more["note"] = other, f"{reason}: {other}, as llama.cpp's quantizer does"
-    step.how, step.wanted = REQUANTIZED, fmt
+    step.how, step.target_format = REQUANTIZED, fmt
     step.more["reason"] = str(error)
 
 
 def _plan_beside(source: ConvertedSource, step: Step, writer: Writer) -> None:
     """What is written beside the tensor. Raises InexactError where its readers would not look."""
-    assert step.wanted is not None
-    if not writer.depends(step.wanted):
+    assert step.target_format is not None
+    if not writer.depends(step.target_format):
         return
     if step.how == REQUANTIZED:  # its numbers are not known yet: as if they need a place
-        dtype, shape = step.wanted.packed(step.shape)
+        dtype, shape = step.target_format.packed(step.shape)
         codes = torch.empty(shape, dtype=dtype, device="meta")
         parts = QParams(torch.empty(0), torch.full((1,) * len(step.shape), 2.0))
-        value = QTensor(codes, parts, step.wanted, step.shape[-1])
+        value = QTensor(codes, parts, step.target_format, step.shape[-1])
     else:
         held = source.view.without_codes(step.name)
         assert isinstance(held, QTensor)
-        value = carried(held, step.wanted)
+        value = carry(held, step.target_format)
     try:
         result = writer.beside(step.name, value)
     except ValueError as error:
         raise InexactError(str(error)) from None
-    if result and isinstance(source.view, Regrouped):
+    if result and isinstance(source.view, RegroupedCheckpoint):
         _check_scaled(source, step.name)
-    step.beside = [Planned(n, tuple(t.shape), None, t.dtype) for n, t in result.items()]
+    step.beside = [PlannedTensor(n, tuple(t.shape), None, t.dtype) for n, t in result.items()]
     if result:
         step.more["note"] = "its outer scale is applied to products instead of scales"
 
@@ -216,9 +216,9 @@ def _check_scaled(source: ConvertedSource, name: str) -> None:
     )
 
 
-def _chosen(source: ConvertedSource, step: Step, writer: Writer) -> Format:
+def _choose(source: ConvertedSource, step: Step, writer: Writer) -> Format:
     """The format as which the tensor is written. Raises InexactError with why there is none."""
-    result, shape = step.found, step.shape
+    result, shape = step.stored_format, step.shape
     assert result is not None
     _check_place(source, step, writer)
     tried: dict[str, str] = {}
@@ -233,13 +233,13 @@ def _chosen(source: ConvertedSource, step: Step, writer: Writer) -> Format:
         if reason is None:
             value = source.view.without_codes(step.name) if value is None else value
             try:
-                reason = _tried(value, target, writer)
+                reason = _obstacle(value, target, writer)
             except CodesNeededError:
                 rows = source.view.first_rows(step.name) if rows is None else rows
                 reason = None if rows is None else _of_rows(rows, target)
                 if reason is None:
                     value = source.view[step.name]
-                    reason = _tried(value, target, writer)
+                    reason = _obstacle(value, target, writer)
             if reason is None:
                 return target
             tried[str(target)] = reason
@@ -253,17 +253,17 @@ def _of_rows(rows: QTensor, target: Format) -> str | None:
     tell."""
     try:
         if obstacle(rows.format, target, rows.shape) is None:
-            carried(rows, target)
+            carry(rows, target)
     except InexactError as error:
         return str(error)
     return None
 
 
-def _tried(value: QTensor | Tensor, target: Format, writer: Writer) -> str | None:
+def _obstacle(value: QTensor | Tensor, target: Format, writer: Writer) -> str | None:
     """Why this very tensor cannot be written as `wanted`; None where it can."""
     assert isinstance(value, QTensor)
     try:
-        return writer.lacks(carried(value, target))
+        return writer.lacks(carry(value, target))
     except InexactError as error:
         return str(error)
 
@@ -277,8 +277,8 @@ def _check_place(source: ConvertedSource, step: Step, writer: Writer) -> None:
         _check_beside(source.checkpoint, each, step)
     if isinstance(source.checkpoint, Safetensors):
         for each in piece.sources:
-            _check_stored(source.checkpoint, each, "transposed" if piece.turned else "plain")
-    elif piece.turned and not writer.one_file:
+            _check_stored(source.checkpoint, each, "transposed" if piece.transpose else "plain")
+    elif piece.transpose and not writer.one_file:
         raise InexactError(
             "its weight is stored as [inputs, outputs], and blocks of the layout run along inputs"
         )
@@ -302,12 +302,12 @@ def _check_beside(checkpoint: Checkpoint, name: str, step: Step) -> None:
 
 def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
     """Raise InexactError for a weight that is stored in another layout, or behind a transform."""
-    info = checkpoint.described.tensors.get(name)
+    info = checkpoint.own_metadata.tensors.get(name)
     stored = "plain" if info is None else info.layout
     if stored != layout:
         why = "which is not the matrix of a linear layer" if layout == "plain" else f"not {layout}"
         raise InexactError(f"it is stored {stored}, {why}")
-    before = checkpoint.described.before(layer_of(name))
+    before = checkpoint.own_metadata.before(layer_of(name))
     if before is not None:
         raise InexactError(f"its input passes {before} first, which the layout cannot store")
 
@@ -322,9 +322,9 @@ def _why(result: Format, reasons: Mapping[str, str]) -> str:
     return f"{result}: {listed}"
 
 
-def _refusal(writer: Writer, refused: Mapping[str, str], recipe: Recipe | None) -> NotLosslessError:
+def _refusal(writer: Writer, reasons: Mapping[str, str], recipe: Recipe | None) -> NotLosslessError:
     groups: dict[str, list[str]] = {}
-    for name, reason in refused.items():
+    for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
     lines = []
     for reason, names in groups.items():
@@ -332,9 +332,9 @@ def _refusal(writer: Writer, refused: Mapping[str, str], recipe: Recipe | None) 
         lines.append(f"\n  {', '.join(map(quoted, names[:3]))}{more}: {shown(reason, TEXT)}")
     remedy = "" if recipe else " or quantize them again, which changes values: --requantize RECIPE"
     return NotLosslessError(
-        f"{len(refused)} tensors cannot be written as {writer.name} with the same values:"
+        f"{len(reasons)} tensors cannot be written as {writer.name} with the same values:"
         f"{''.join(lines)}\nWrite them as float32 (--float PATTERN){remedy}. Nothing is written.",
-        refused,
+        reasons,
     )
 
 

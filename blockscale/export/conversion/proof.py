@@ -79,12 +79,13 @@ _NEAR = 2.0**-80  # of sums of squares: single ones that are lost in float32 do 
 
 
 class Proof(NamedTuple):
-    """What was compared: "codes" (and what stands beside them, which is the same) or "values".
+    """What a comparison showed.
 
+    basis: what was compared, "codes" (and what stands beside them, which is the same) or "values"
     zeros: how many zeros have another sign, which is no other value
     """
 
-    compared: str
+    basis: str
     zeros: int = 0
 
 

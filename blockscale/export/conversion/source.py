@@ -18,8 +18,8 @@ from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf.families import IN_FLOAT32, of_metadata
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, to_gguf
-from blockscale.export.checkpoints.regrouped import Regrouped, TensorPiece
-from blockscale.export.conversion.exact import CodesNeededError, carried
+from blockscale.export.checkpoints.regrouped import RegroupedCheckpoint, TensorPiece
+from blockscale.export.conversion.exact import CodesNeededError, carry
 from blockscale.export.writers import Writer, layer_of
 from blockscale.export.writers.gguf_files import architectures
 from blockscale.files.directory.model_files import CONFIG, LEDGER, OTHER_WEIGHTS
@@ -63,7 +63,11 @@ class ConvertedSource:
 
     def piece(self, name: str) -> TensorPiece:
         """How a tensor of the result is made of the checkpoint's."""
-        return self.view.pieces[name] if isinstance(self.view, Regrouped) else TensorPiece((name,))
+        return (
+            self.view.pieces[name]
+            if isinstance(self.view, RegroupedCheckpoint)
+            else TensorPiece((name,))
+        )
 
     def other_files(self) -> list[Path]:
         """Tokenizer, settings, the model's card: what lies beside weights and is copied."""
@@ -119,7 +123,7 @@ def _into_gguf(source: ConvertedSource) -> None:
     if tied and "output.weight" in pieces and "token_embd.weight" in pieces:
         [head] = pieces.pop("output.weight").sources
         source.left_out[head] = "it is the table of embeddings (tie_word_embeddings)"
-    source.view = Regrouped(source.checkpoint, pieces)
+    source.view = RegroupedCheckpoint(source.checkpoint, pieces)
 
 
 def _out_of_gguf(source: ConvertedSource, is_set: bool) -> None:
@@ -139,7 +143,7 @@ def _out_of_gguf(source: ConvertedSource, is_set: bool) -> None:
             "DIR)"
         )
     _refuse_unknown(unknown, f"{family.arch} in transformers")
-    source.view = Regrouped(checkpoint, pieces)
+    source.view = RegroupedCheckpoint(checkpoint, pieces)
 
 
 def _refuse_unknown(unknown: list[str], where: str) -> None:
@@ -197,7 +201,7 @@ class TensorStep(Protocol):
     name: str
     shape: tuple[int, ...]
     how: str
-    wanted: Format | None
+    target_format: Format | None
     more: dict[str, Any]
 
     def become(self, value: QTensor | Tensor) -> QTensor | Tensor:
@@ -217,7 +221,7 @@ def settle_joined(
     by_layer = {layer_of(step.name): step for step in steps}
     for group in groups(by_layer):
         members = [by_layer[layer] for layer in group]
-        some = [step for step in members if _has_outer(step.wanted, step.shape)]
+        some = [step for step in members if _has_outer(step.target_format, step.shape)]
         outers = {step.name: _outer_of(source, step) for step in some}
         if len(some) < 2 or _same(list(outers.values())):
             continue
@@ -231,7 +235,7 @@ def settle_joined(
             if reason:
                 refused[step.name] = f"{info}; the recipe's format: {reason}"
                 continue
-            step.how, step.wanted = "requantized", target
+            step.how, step.target_format = "requantized", target
             step.more.setdefault("reason", info)
     if not refused:
         _share_tops(source, [step for step in steps if step.how == "requantized"])
@@ -242,9 +246,9 @@ def _share_tops(source: ConvertedSource, steps: Sequence[TensorStep]) -> None:
     """Let those that are quantized again share their outer scale."""
     by_layer = {layer_of(step.name): step for step in steps}
     kinds = {
-        layer: (str(step.wanted), step.shape[-1])
+        layer: (str(step.target_format), step.shape[-1])
         for layer, step in by_layer.items()
-        if _has_outer(step.wanted, step.shape)
+        if _has_outer(step.target_format, step.shape)
     }
     sharing, _ = partners(by_layer, kinds, True)
     for group in dict.fromkeys(sharing.values()):
@@ -259,11 +263,11 @@ def _has_outer(fmt: Format | None, shape: Sequence[int]) -> bool:
 
 def _outer_of(source: ConvertedSource, step: TensorStep) -> Tensor | None:
     """The outer scale of a tensor as it would be written; None if it is to be chosen."""
-    if step.how != "exact" or step.wanted is None:
+    if step.how != "exact" or step.target_format is None:
         return None
     value = source.view.without_codes(step.name)
     try:
-        value = value if isinstance(value, Tensor) else carried(value, step.wanted)
+        value = value if isinstance(value, Tensor) else carry(value, step.target_format)
     except CodesNeededError:
         value = step.become(source.read(step.name))
     return value.qparams.outer if isinstance(value, QTensor) else None
@@ -278,6 +282,6 @@ def _same(outers: Sequence[Tensor | None]) -> bool:
 
 def _top_of(source: ConvertedSource, step: TensorStep) -> Tensor:
     value = source.read(step.name)
-    target = step.wanted
+    target = step.target_format
     assert isinstance(value, QTensor) and target is not None
     return top_of(block_ranges(value.dequantize(), target), target)

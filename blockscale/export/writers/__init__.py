@@ -28,7 +28,7 @@ Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 Json: TypeAlias = dict[str, Any]
 
 
-class Planned(NamedTuple):
+class PlannedTensor(NamedTuple):
     """A tensor that is to be written. format: as which; None for one that is not quantized.
 
     grid: the type of a tensor of GGUF whose bytes are copied, since its values have no format here
@@ -89,11 +89,11 @@ class Writer(ABC):
         del q
         return None
 
-    def settled(self, tensors: Sequence[Planned]) -> list[Format | None]:
+    def settle(self, tensors: Sequence[PlannedTensor]) -> list[Format | None]:
         """Their formats once all are known: a setting that a model has once may change some."""
         return [tensor.format for tensor in tensors]
 
-    def notes(self, tensors: Sequence[Planned]) -> list[str]:
+    def notes(self, tensors: Sequence[PlannedTensor]) -> list[str]:
         """What has to be known of a model with these tensors, as of readers that refuse it."""
         del tensors
         return []
@@ -116,20 +116,20 @@ class Writer(ABC):
         return name
 
     @abstractmethod
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """config.json of the model: `config` with what tells how its weights are quantized."""
 
-    def more_files(self, tensors: Sequence[Planned]) -> dict[str, Json]:
+    def more_files(self, tensors: Sequence[PlannedTensor]) -> dict[str, Json]:
         """{file: JSON} that its readers look for beside config.json."""
         del tensors
         return {}
 
-    def metadata(self, tensors: Sequence[Planned]) -> dict[str, str]:
+    def metadata(self, tensors: Sequence[PlannedTensor]) -> dict[str, str]:
         """What each safetensors file says about itself."""
         del tensors
         return {"format": "pt"}
 
-    def together(self, tensors: Sequence[Planned]) -> str | None:
+    def together(self, tensors: Sequence[PlannedTensor]) -> str | None:
         """Why these cannot be in one model; None where they can."""
         del tensors
         return None
@@ -158,7 +158,7 @@ def layer_of(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def float_layers(tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
+def float_layers(tensors: Sequence[PlannedTensor], config: Mapping[str, Any]) -> list[str]:
     """Layers whose matrices stay in float, which readers have to be told of.
 
     A tied model stores no head: its readers have one all the same, and would take it for quantized.
@@ -195,7 +195,7 @@ def not_plain_linear(fmt: Format, shape: Sequence[int]) -> str | None:
     return None
 
 
-def group_setting(tensors: Sequence[Planned]) -> int | None:
+def group_setting(tensors: Sequence[PlannedTensor]) -> int | None:
     """The size of groups of all quantized tensors, -1 for whole rows; None where they differ."""
     of = [(t.format, t.shape[-1]) for t in tensors if t.format is not None]
     values = {(group_of(fmt, columns), columns) for fmt, columns in of}

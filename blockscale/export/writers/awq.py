@@ -15,7 +15,7 @@ from blockscale.export.checkpoints.layouts.awq import ORDER
 from blockscale.export.writers import (
     Json,
     Kind,
-    Planned,
+    PlannedTensor,
     Writer,
     float_layers,
     group_of,
@@ -65,13 +65,13 @@ class AWQWriter(Writer):
             f"{layer}.scales": q.qparams.scale.T.contiguous(),
         }
 
-    def together(self, tensors: Sequence[Planned]) -> str | None:
+    def together(self, tensors: Sequence[PlannedTensor]) -> str | None:
         """One size of groups."""
         if group_setting(tensors) is None:
             return only({str(t.format.block) for t in tensors if t.format}, "its size of groups")
         return None
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config` of transformers."""
         settings = {
             "quant_method": "awq",

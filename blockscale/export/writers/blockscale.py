@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.export.writers import Json, Kind, Planned, Writer
+from blockscale.export.writers import Json, Kind, PlannedTensor, Writer
 from blockscale.files.metadata import Metadata, TensorInfo
 from blockscale.ops.tensor import QTensor
 
@@ -37,23 +37,23 @@ class BlockscaleWriter(Writer):
 
     def store(self, name: str, q: QTensor) -> dict[str, Tensor]:
         """The parts as they are."""
-        parts = {k: part for k, part in _named(q.qparams).items() if part is not None}
+        parts = {k: part for k, part in _by_name(q.qparams).items() if part is not None}
         return {f"{name}.codes": q.packed} | {f"{name}.{k}": part for k, part in parts.items()}
 
-    def metadata(self, tensors: Sequence[Planned]) -> dict[str, str]:
+    def metadata(self, tensors: Sequence[PlannedTensor]) -> dict[str, str]:
         """What each tensor's codes mean."""
         infos = {
             t.name: TensorInfo(str(t.format), t.shape) for t in tensors if t.format is not None
         }
         return Metadata(tensors=infos).encode()
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """As it is: the files themselves say how they are quantized."""
         del tensors
         return config
 
 
-def _named(qparams: QParams) -> dict[str, Tensor | None]:
+def _by_name(qparams: QParams) -> dict[str, Tensor | None]:
     return qparams._asdict()
 
 

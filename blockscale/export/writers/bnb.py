@@ -17,7 +17,15 @@ from blockscale.core.elements.codebook import Codebook
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
-from blockscale.export.writers import Json, Kind, Planned, Writer, float_layers, group_of, only
+from blockscale.export.writers import (
+    Json,
+    Kind,
+    PlannedTensor,
+    Writer,
+    float_layers,
+    group_of,
+    only,
+)
 from blockscale.ops.tensor import QTensor
 
 _ELEMENTS = ("nf4", "fp4")
@@ -100,11 +108,11 @@ class BnbWriter(Writer):
         state = f"{name}.quant_state.bitsandbytes__{fmt.element.name}"
         return data | {state: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
-    def together(self, tensors: Sequence[Planned]) -> str | None:
+    def together(self, tensors: Sequence[PlannedTensor]) -> str | None:
         """One element for all."""
         return only({t.format.element.name for t in tensors if t.format is not None}, "its type")
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config` of transformers."""
         fmt = next(t.format for t in tensors if t.format is not None)
         settings = {

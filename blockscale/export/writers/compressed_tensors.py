@@ -20,7 +20,7 @@ from blockscale.export.to_compressed_tensors.schemes import (
     told_of_inputs,
 )
 from blockscale.export.to_compressed_tensors.tensors import tensors_of
-from blockscale.export.writers import Json, Kind, Planned, Writer, float_layers, layer_of
+from blockscale.export.writers import Json, Kind, PlannedTensor, Writer, float_layers, layer_of
 from blockscale.ops.tensor import QTensor
 
 _VERSION = "0.20.0"
@@ -89,7 +89,7 @@ class CompressedTensorsWriter(Writer):
         result, _ = tensors_of(q, scheme(q.format, None, static=False))
         return {f"{layer_of(name)}.{part}": tensor for part, tensor in result.items()}
 
-    def notes(self, tensors: Sequence[Planned]) -> list[str]:
+    def notes(self, tensors: Sequence[PlannedTensor]) -> list[str]:
         """Experts in layouts that transformers takes for others, and what vLLM does with inputs
         that are to stay in float."""
         data = {
@@ -100,7 +100,7 @@ class CompressedTensorsWriter(Writer):
         lines = [f"{name} and others: {note}" for note, name in first.items()]
         return lines + list(dict.fromkeys(filter(None, map(told_of_inputs, data.values()))))
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""
         groups: dict[str, tuple[LayerScheme, list[str]]] = {}
         for each in tensors:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.scale import PowerOfTwo
-from blockscale.export.writers import Json, Kind, Planned, Writer, float_layers, only
+from blockscale.export.writers import Json, Kind, PlannedTensor, Writer, float_layers, only
 from blockscale.ops.tensor import QTensor
 
 
@@ -52,12 +52,12 @@ class FP8Writer(Writer):
         scale = scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
         return {name: q.packed.view(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
 
-    def together(self, tensors: Sequence[Planned]) -> str | None:
+    def together(self, tensors: Sequence[PlannedTensor]) -> str | None:
         """One size of tiles, one type of scales."""
         names = {f"{t.format.block}:{t.format.scale}" for t in tensors if t.format is not None}
         return only(names, "its tile and the type of its scales")
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config` of transformers."""
         fmt = next(t.format for t in tensors if t.format is not None)
         settings = {

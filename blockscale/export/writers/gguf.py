@@ -12,7 +12,7 @@ from blockscale.core.parse import parse
 from blockscale.core.profiles import profile
 from blockscale.core.weight_scheme import for_rows
 from blockscale.export.checkpoints.gguf.records import TYPES, blocks_of, scale_of
-from blockscale.export.writers import Json, Kind, Planned, Writer
+from blockscale.export.writers import Json, Kind, PlannedTensor, Writer
 from blockscale.ops.tensor import QTensor
 
 _BY_SIZE = sorted(TYPES, key=lambda name: (TYPES[name].size / TYPES[name].elements, name))
@@ -90,7 +90,7 @@ class GGUFWriter(Writer):
         assert kind is not None and packed_size(q.format.element, q.size)
         return {name: blocks_of(q, TYPES[kind])}
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """There is no config.json."""
         del tensors
         return config

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.export.writers import Json, Kind, Planned, Writer, float_layers
+from blockscale.export.writers import Json, Kind, PlannedTensor, Writer, float_layers
 from blockscale.ops.tensor import QTensor
 
 _FORMAT = "e2m1:group32:e8m0/given"
@@ -53,7 +53,7 @@ class GptOssWriter(Writer):
             f"{name}_scales": q.qparams.scale,
         }
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config` of transformers."""
         plain = float_layers(tensors, config)
         settings = {"quant_method": "mxfp4", "modules_to_not_convert": plain}

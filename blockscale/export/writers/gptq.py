@@ -21,7 +21,7 @@ from blockscale.export.to_compressed_tensors.tensors import words
 from blockscale.export.writers import (
     Json,
     Kind,
-    Planned,
+    PlannedTensor,
     Writer,
     group_of,
     group_setting,
@@ -73,7 +73,7 @@ class GPTQWriter(Writer):
             return f"its zero points are all {2 ** (q.format.bits - 1)}: written as symmetric"
         return None
 
-    def settled(self, tensors: Sequence[Planned]) -> list[Format | None]:
+    def settle(self, tensors: Sequence[PlannedTensor]) -> list[Format | None]:
         """Symmetric tensors among others get zero points: a model has one `sym`."""
         formats = [t.format for t in tensors]
         if not any(fmt.asym for fmt in formats if fmt is not None):
@@ -109,7 +109,7 @@ class GPTQWriter(Writer):
             // (group_of(q.format, columns) or columns),
         }
 
-    def together(self, tensors: Sequence[Planned]) -> str | None:
+    def together(self, tensors: Sequence[PlannedTensor]) -> str | None:
         """One number of bits, one size of groups, all symmetric or all with zero points."""
         if group_setting(tensors) is None:
             return only({str(t.format.block) for t in tensors if t.format}, "its size of groups")
@@ -118,7 +118,7 @@ class GPTQWriter(Writer):
             {_sort(fmt) for fmt in formats}, "whether it is symmetric"
         )
 
-    def notes(self, tensors: Sequence[Planned]) -> list[str]:
+    def notes(self, tensors: Sequence[PlannedTensor]) -> list[str]:
         """vLLM takes 4 and 8 bits, symmetric alone."""
         first = next(t.format for t in tensors if t.format is not None)
         if first.element.signed and first.bits in (4, 8):
@@ -129,7 +129,7 @@ class GPTQWriter(Writer):
             "transformers with GPTQModel loads it. For vLLM, write compressed-tensors"
         ]
 
-    def _settings(self, tensors: Sequence[Planned]) -> Json:
+    def _settings(self, tensors: Sequence[PlannedTensor]) -> Json:
         first = next(t for t in tensors if t.format is not None)
         assert first.format is not None
         symmetric = first.format.element.signed
@@ -145,12 +145,12 @@ class GPTQWriter(Writer):
             "lm_head": any(t.format and layer_of(t.name) == "lm_head" for t in tensors),
         }
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config` of transformers."""
         settings = {"quant_method": "gptq"} | self._settings(tensors)
         return config | {"quantization_config": settings}
 
-    def more_files(self, tensors: Sequence[Planned]) -> dict[str, Json]:
+    def more_files(self, tensors: Sequence[PlannedTensor]) -> dict[str, Json]:
         """quantize_config.json, which AutoGPTQ and vLLM look for."""
         return {"quantize_config.json": self._settings(tensors)}
 

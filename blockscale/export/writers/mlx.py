@@ -17,7 +17,7 @@ from blockscale.core.format import Format
 from blockscale.export.writers import (
     Json,
     Kind,
-    Planned,
+    PlannedTensor,
     Writer,
     group_of,
     layer_of,
@@ -73,9 +73,9 @@ class MLXWriter(Writer):
 
     def lacks(self, q: QTensor) -> str | None:
         """Scales of scales that do not go into the scales."""
-        if not self.depends(q.format) or torch.equal(_steps(_scales(q)), _wanted(q)):
+        if not self.depends(q.format) or torch.equal(_steps(_scales(q)), _group_steps(q)):
             return None
-        if bool(_wanted(q).isnan().any()):
+        if bool(_group_steps(q).isnan().any()):
             return "it has NaN scales"
         outer = q.qparams.outer
         assert isinstance(outer, Tensor)
@@ -106,7 +106,7 @@ class MLXWriter(Writer):
             parts[f"{layer}.biases"] = q.qparams.offset
         return parts
 
-    def config(self, tensors: Sequence[Planned], config: Json) -> Json:
+    def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization`, which says what most layers have, and each layer that has another."""
         of = {layer_of(t.name): _settings(t) for t in tensors if t.format is not None}
         most = Counter(str(sorted(each.items())) for each in of.values()).most_common(1)[0][0]
@@ -116,7 +116,7 @@ class MLXWriter(Writer):
         return config | {"quantization": settings, "quantization_config": settings}
 
 
-def _wanted(q: QTensor) -> Tensor:
+def _group_steps(q: QTensor) -> Tensor:
     """Steps of nvfp4's groups, float32 (numerics.md, 3.5): scales times or by the outer one."""
     outer = q.qparams.outer
     assert isinstance(outer, Tensor)
@@ -126,14 +126,14 @@ def _wanted(q: QTensor) -> Tensor:
 
 def _scales(q: QTensor) -> Tensor:
     """The nearest codes of e4m3 for these steps, uint8."""
-    return _wanted(q).to(torch.float8_e4m3fn).view(torch.uint8)
+    return _group_steps(q).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _steps(codes: Tensor) -> Tensor:
     return codes.view(torch.float8_e4m3fn).to(torch.float32)
 
 
-def _settings(tensor: Planned) -> Json:
+def _settings(tensor: PlannedTensor) -> Json:
     assert tensor.format is not None
     mode = _MODES.get(str(tensor.format), "affine")
     group = group_of(tensor.format, tensor.shape[-1])

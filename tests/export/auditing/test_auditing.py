@@ -5,7 +5,7 @@ import pytest
 
 import blockscale as bs
 from blockscale.core.ledger import Entry, Ledger, SkippedError
-from blockscale.export.auditing import compared
+from blockscale.export.auditing import comparison
 from blockscale.files.metadata import FileError
 
 
@@ -49,13 +49,13 @@ def test_what_is_as_promised_stays():
     found = Ledger(
         [Entry("fc", "weight", "quantized", weight="int4", elements=1024, bytes_after=544)]
     )
-    assert compared(found, told("fc")).entries == found.entries
+    assert comparison(found, told("fc")).entries == found.entries
 
 
 def test_a_float_weight_is_found():
     held = Entry("fc.weight", "tensor", "kept", reason="float32 in the file", elements=1024)
     found = Ledger([held, Entry("b", "weight", "quantized", weight="int4", bytes_after=10)])
-    made = compared(found, told("fc", "b"))
+    made = comparison(found, told("fc", "b"))
     assert made["fc.weight"].status == "skipped"
     assert made["fc.weight"].reason == f"its ledger says {INT4}: float32 in the file"
     with pytest.raises(SkippedError, match="float32 in the file"):
@@ -64,20 +64,20 @@ def test_a_float_weight_is_found():
 
 def test_codes_that_take_as_much_as_floats_are_found():
     held = Entry("fc", "weight", "quantized", weight="int32", elements=1024, bytes_after=4096)
-    made = compared(Ledger([held]), told("fc"))
+    made = comparison(Ledger([held]), told("fc"))
     assert "32.0 bits of an element" in made["fc"].reason
 
 
 def test_a_weight_that_is_not_there():
     found = Ledger([Entry("b", "weight", "quantized", weight="int4", elements=8, bytes_after=4)])
-    made = compared(found, told("fc", "b"))
+    made = comparison(found, told("fc", "b"))
     assert "no weight of this name" in made["fc"].reason
 
 
 def test_files_without_names_are_compared_by_sizes():
     held = [Entry(f"c{i}", "weight", "quantized", weight="qcint8", elements=1024) for i in range(2)]
-    assert not compared(Ledger(held), told("a", "b")).skipped
-    short = compared(Ledger(held), told("a", "b", "c")).skipped
+    assert not comparison(Ledger(held), told("a", "b")).skipped
+    short = comparison(Ledger(held), told("a", "b", "c")).skipped
     assert [entry.name for entry in short] == ["c"] and "1,024 elements" in short[0].reason
     packed = [Entry("c0", "weight", "quantized", weight="uint8", elements=512)]
-    assert not compared(Ledger(packed), told("a")).skipped
+    assert not comparison(Ledger(packed), told("a")).skipped

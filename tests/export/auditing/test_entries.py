@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.export.auditing import entries
-from blockscale.export.auditing.entries import FileTensor, entry, gathered, owner
+from blockscale.export.auditing.entries import FileTensor, entry, join_parts, owner
 from blockscale.files.metadata import FileError
 
 
@@ -19,7 +19,7 @@ def test_scales_count_with_their_codes():
     scale = FileTensor("fc.weight.scale", "float32", (8, 2), 32, 64)
     bias = FileTensor("fc.bias", "float32", (8,), 32, 32)
     alone = FileTensor("other.scale", "float32", (4,), 32, 16)
-    found = [entry(each) for each in gathered([scale, codes, bias, alone])]
+    found = [entry(each) for each in join_parts([scale, codes, bias, alone])]
     assert [each.name for each in found] == ["fc", "fc.bias", "other.scale"]
     assert found[0].bytes_after == 320 and found[0].bytes_before == 4 * 512
     assert found[0].status == "quantized" and found[0].weight == "int4"
@@ -39,15 +39,15 @@ def test_why_tensors_are_kept():
 def test_sizes(tmp_path, monkeypatch):
     file = tmp_path / "x"
     file.write_bytes(b"")
-    with pytest.raises(FileError, match="is empty"), entries.opened(file):
+    with pytest.raises(FileError, match="is empty"), entries.file_bytes(file):
         pass
     file.write_bytes(b"12345")
-    with entries.opened(file) as data:
+    with entries.file_bytes(file) as data:
         assert bytes(data) == b"12345"
     monkeypatch.setattr(entries, "MODEL", 4)
     with (
         pytest.raises(FileError, match="has 5 bytes, an audit reads files of at most 4"),
-        entries.opened(file),
+        entries.file_bytes(file),
     ):
         pass
 

@@ -9,12 +9,12 @@ from blockscale.core.pack import pack, unpack
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.assembling import (
-    assembled,
+    assemble,
     block_of,
     columns,
-    flipped,
-    kept,
+    flip,
     little_endian,
+    trim,
 )
 from tests.export.checkpoints.packing import stream
 
@@ -45,10 +45,10 @@ def test_flipped(bits, size):
     codes = torch.randint(0, 2**bits, (3, size), dtype=torch.uint8)
     rows = torch.cat([pack(codes, unsigned), torch.full((3, 5), 255, dtype=torch.uint8)], -1)
     rows[:, -6] |= 255 << 8 - (-size * bits % 8) & 255 if size * bits % 8 else 0  # bits behind
-    found = flipped(rows, signed, size)
+    found = flip(rows, signed, size)
     expected = pack(codes.to(torch.int16).sub(2 ** (bits - 1)).to(torch.int8), signed)
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    assert torch.equal(kept(rows, unsigned, size), pack(codes, unsigned))
+    assert torch.equal(trim(rows, unsigned, size), pack(codes, unsigned))
 
 
 def test_columns_in_another_order():
@@ -68,10 +68,10 @@ def test_little_endian():
 def test_assembled():
     codes = torch.randint(-128, 128, (2, 4), dtype=torch.int8)
     parts = {"codes": codes, "scale": torch.rand(2), "zero_point": torch.ones(2, 1).char()}
-    q = assembled("int8:channel0:fp32:asym", (2, 4), parts)
+    q = assemble("int8:channel0:fp32:asym", (2, 4), parts)
     assert torch.equal(q.dequantize(), (codes - 1.0) * parts["scale"][:, None])
     with pytest.raises(ValueError, match=r"its zero_point has shape .3., expected .2, 1."):
-        assembled("int8:channel0:fp32:asym", (2, 4), parts | {"zero_point": torch.ones(3)})
+        assemble("int8:channel0:fp32:asym", (2, 4), parts | {"zero_point": torch.ones(3)})
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -96,7 +96,7 @@ def test_words_turned_are_codes_taken_apart_and_put_together(shape, order):
     codes = nibbles[:, :, np.argsort(order)].reshape(shape[0], -1).T.astype(np.uint8)
     codes = np.pad(codes, ((0, 0), (0, shape[0] % 2)))
     expected = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
-    found = assembling.turned(torch.from_numpy(drawn), order)
+    found = assembling.rows_of_words(torch.from_numpy(drawn), order)
     assert found.is_contiguous() and torch.equal(found, expected)
     assert torch.equal(assembling.turned_back(found, order, shape[0]), torch.from_numpy(drawn))
 

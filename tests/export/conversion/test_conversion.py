@@ -10,9 +10,9 @@ import torch
 import blockscale as bs
 from blockscale.export import conversion as module
 from blockscale.export.checkpoints.gguf.container import read_container
-from blockscale.export.conversion import bytes_at, check_target, is_one_file, written
+from blockscale.export.conversion import bytes_at, check_target, is_one_file, output_place
 from blockscale.export.conversion.plan import NotLosslessError
-from blockscale.export.writers import Planned, gptq
+from blockscale.export.writers import PlannedTensor, gptq
 from blockscale.export.writers.gguf_files.file import GGUFFile
 from blockscale.files.directory.beside import old_path
 from blockscale.files.directory.folder import is_held
@@ -327,7 +327,7 @@ def test_scales_of_scales_of_experts_that_differ(tmp_path: Path) -> None:
     scale = torch.tensor([1.0, 2.0])
     held = {"blk.0.ffn_up_exps.weight": blocks, "blk.0.ffn_up_exps.scale": scale}
     planned = [
-        Planned(n, tuple(t.shape), getattr(t, "format", None), torch.float32)
+        PlannedTensor(n, tuple(t.shape), getattr(t, "format", None), torch.float32)
         for n, t in held.items()
     ]
     file = GGUFFile(tmp_path / "m.gguf", planned, {}, 32, {})
@@ -388,11 +388,11 @@ def test_directories_are_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "there"
     target.mkdir()
     (target / "old").write_text("old")
-    with pytest.raises(RuntimeError, match="stop"), written(target, False) as path:
+    with pytest.raises(RuntimeError, match="stop"), output_place(target, False) as path:
         (path / "new").write_text("half")
         raise RuntimeError("stop")
     assert [each.name for each in target.iterdir()] == ["old"]
-    with written(target, False) as path:
+    with output_place(target, False) as path:
         (path / "new").write_text("new")
     assert [each.name for each in target.iterdir()] == ["new"]
     assert [each.name for each in tmp_path.iterdir()] == ["there"]
@@ -400,11 +400,11 @@ def test_directories_are_replaced_whole(tmp_path: Path) -> None:
 
 def test_files_are_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "m.gguf"
-    with pytest.raises(RuntimeError, match="stop"), written(target, True) as path:
+    with pytest.raises(RuntimeError, match="stop"), output_place(target, True) as path:
         path.write_text("half")
         raise RuntimeError("stop")
     assert list(tmp_path.iterdir()) == []
-    with written(target, True) as path:
+    with output_place(target, True) as path:
         path.write_text("whole")
     assert target.read_text() == "whole"
 
@@ -412,9 +412,9 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
 def test_two_conversions_at_once_keep_apart(tmp_path: Path) -> None:
     """Each has a work directory of its own, which is locked: `blockscale clean` leaves it alone."""
     target = tmp_path / "there"
-    with written(target, False) as path:
+    with output_place(target, False) as path:
         assert is_held(path.parent)
-        with written(target, False) as other:
+        with output_place(target, False) as other:
             assert other != path
             (other / "first").write_text("first")
         assert [each.name for each in target.iterdir()] == ["first"]

@@ -13,7 +13,7 @@ from blockscale.core.parse import parse
 from blockscale.export.conversion import directory
 from blockscale.export.conversion import directory as in_slabs
 from blockscale.export.conversion.directory import dequantized, requantized, rows_of_slab
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from blockscale.ops.tensor import QTensor
 from tests.support.conversion_models import tensors, write
 from tests.support.same import same
@@ -35,7 +35,7 @@ def test_shards_and_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:
     fmt = bs.parse("uint4:group32:fp16:asym")
-    planned = [Planned("a.weight", (32, 32), fmt), Planned("a.scales", (3,), None)]
+    planned = [PlannedTensor("a.weight", (32, 32), fmt), PlannedTensor("a.scales", (3,), None)]
     with pytest.raises(ValueError, match=r"a\.scales and a\.weight would both be stored as a\.sca"):
         directory.Directory(tmp_path, writer_of("gptq"), planned, {})
 

@@ -11,14 +11,14 @@ from blockscale.core.reference import QParams
 from blockscale.export.conversion.exact import (
     CodesNeededError,
     InexactError,
-    carried,
+    carry,
     certain,
     finer,
+    invert_outer,
     multiplier,
     nested,
     obstacle,
     other_direction,
-    turned,
 )
 
 RANDOM = torch.Generator().manual_seed(11)
@@ -63,7 +63,7 @@ def test_the_same_values(found: str, wanted: str, always: bool) -> None:
     one, other = parse(found), parse(wanted)
     q = any_of(found)
     assert obstacle(one, other, q.shape) is None and certain(one, other) == always
-    made = carried(q, other)
+    made = carry(q, other)
     assert made.format == other and made.shape == q.shape
     assert torch.equal(made.dequantize().nan_to_num(7.5), q.dequantize().nan_to_num(7.5))
 
@@ -71,8 +71,8 @@ def test_the_same_values(found: str, wanted: str, always: bool) -> None:
 def test_offsets_that_are_whole_steps() -> None:
     """Q4_1 whose minimum is a number of steps is uint4 with a zero point."""
     asym = any_of("uint4:group32:fp16:asym")
-    offset = carried(asym, parse("uint4:group32:fp32:offset"))
-    back = carried(offset, parse("uint4:group32:fp32:asym"))
+    offset = carry(asym, parse("uint4:group32:fp32:offset"))
+    back = carry(offset, parse("uint4:group32:fp32:asym"))
     assert torch.equal(back.dequantize(), asym.dequantize())
     some = asym.qparams.scale != 0
     assert torch.equal(back.zero_point[some], asym.zero_point[some])
@@ -80,12 +80,12 @@ def test_offsets_that_are_whole_steps() -> None:
     other[2, 3] += 0.001
     changed = bs.QTensor(offset.packed, offset.qparams._replace(offset=other), offset.format, 256)
     with pytest.raises(InexactError, match=r"zero points reach|not whole multiples of its steps"):
-        carried(changed, parse("uint4:group32:fp32:asym"))
+        carry(changed, parse("uint4:group32:fp32:asym"))
 
 
 def test_scales_of_scales_become_floats() -> None:
     q = bs.quantize(torch.randn(4, 512, generator=RANDOM), "int6:group16:(int8:group16:fp16)")
-    made = carried(q, parse("int6:group16:fp32:full"))
+    made = carry(q, parse("int6:group16:fp32:full"))
     assert torch.equal(made.dequantize(), q.dequantize())
 
 
@@ -108,39 +108,39 @@ def test_obstacles(found: str, wanted: str, why: str) -> None:
     q = bs.quantize(torch.randn(4, 256, generator=RANDOM), found)
     assert why in str(obstacle(parse(found), parse(wanted), (4, 256)))
     with pytest.raises(InexactError, match=why):
-        carried(q, parse(wanted))
+        carry(q, parse(wanted))
 
 
 def test_what_only_some_tensors_have() -> None:
     q = any_of("uint4:group32:fp16:asym")
     with pytest.raises(InexactError, match="offsets have no exact value in float16"):
-        carried(q, parse("uint4:group32:fp16:offset"))
+        carry(q, parse("uint4:group32:fp16:offset"))
     with pytest.raises(InexactError, match=r"codes minus zero points reach from -15 to 15"):
-        carried(q, parse("int4:group32:fp16:full"))
+        carry(q, parse("int4:group32:fp16:full"))
     wide = any_of("int8:group32:fp32:full")
     with pytest.raises(InexactError, match="scales have no exact value in float16"):
-        carried(wide, parse("int8:group32:fp16:full"))
+        carry(wide, parse("int8:group32:fp16:full"))
 
 
 def test_zero_points_in_the_middle_are_none() -> None:
     q = any_of("uint4:group32:fp16:asym")
     middle = q.qparams._replace(zero_point=torch.full_like(q.zero_point, 8))
     q = bs.QTensor(q.packed, middle, q.format, q.size)
-    made = carried(q, parse("int4:group32:fp16:full"))
+    made = carry(q, parse("int4:group32:fp16:full"))
     assert torch.equal(made.dequantize(), q.dequantize())
-    back = carried(made, q.format)
+    back = carry(made, q.format)
     assert torch.equal(back.packed, q.packed) and torch.equal(back.zero_point, q.zero_point)
 
 
 def test_ternary() -> None:
     q = bs.quantize(torch.randn(2, 256, generator=RANDOM), "ternary:group256:fp16")
-    made = carried(q, parse("uint2:group64:fp16:asym"))
+    made = carry(q, parse("uint2:group64:fp16:asym"))
     assert torch.equal(made.dequantize(), q.dequantize()) and bool((made.zero_point == 1).all())
 
 
 def test_blocks_of_the_flattened_tensor() -> None:
     q = bs.quantize(torch.randn(4, 128, generator=RANDOM), "nf4:flat64:fp32")
-    made = carried(q, parse("nf4:group64:fp32"))
+    made = carry(q, parse("nf4:group64:fp32"))
     assert made.qparams.scale.shape == (4, 2)
     assert torch.equal(made.dequantize(), q.dequantize())
     assert obstacle(parse("nf4:flat64:fp32"), parse("nf4:group64:fp32"), (4, 96)) is not None
@@ -150,11 +150,11 @@ def test_zero_points_of_whole_numbers() -> None:
     q = any_of("uint4:group32:fp16:asym")
     floats = QParams(q.qparams.scale, zero_point=q.zero_point.to(torch.float16))
     found = bs.QTensor(q.packed, floats, parse("uint4:group32:fp16:asym(fp16)"), q.size)
-    made = carried(found, parse("uint4:group32:fp32:offset"))
+    made = carry(found, parse("uint4:group32:fp32:offset"))
     assert torch.equal(made.dequantize(), q.dequantize())
     floats.zero_point[0, 0] += 0.5
     with pytest.raises(InexactError, match="zero points are not integers"):
-        carried(found, parse("uint4:group32:fp32:offset"))
+        carry(found, parse("uint4:group32:fp32:offset"))
 
 
 def test_codes_on_the_meta_device() -> None:
@@ -166,12 +166,12 @@ def test_codes_on_the_meta_device() -> None:
         "int5:group32:fp16:full",
         "uint5:group32:fp16:asym",
     ):
-        made, whole = carried(there, parse(spelling)), carried(q, parse(spelling))
+        made, whole = carry(there, parse(spelling)), carry(q, parse(spelling))
         assert made.packed.is_meta and made.packed.shape == whole.packed.shape
         for one, other in zip(made.qparams, whole.qparams, strict=True):
             assert one is other is None or torch.equal(one, other)
     with pytest.raises(CodesNeededError):
-        carried(there, parse("int4:group32:fp16:full"))
+        carry(there, parse("int4:group32:fp16:full"))
 
 
 @pytest.mark.parametrize("fmt", ["int4:group32:fp32", "uint4:group32:fp32:asym"])
@@ -180,10 +180,10 @@ def test_offsets_under_scales_of_24_bits(fmt: str) -> None:
     q = bs.quantize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), fmt)
     wanted = parse("uint4:group32:fp32:offset")
     with pytest.raises(InexactError, match="scales of 24 bits"):
-        carried(q, wanted)
+        carry(q, wanted)
     scale = q.qparams.scale
     scale.view(torch.int32).bitwise_and_(-16)  # 20 bits: products with codes of 4 are exact
-    assert torch.equal(carried(q, wanted).dequantize(), q.dequantize())
+    assert torch.equal(carry(q, wanted).dequantize(), q.dequantize())
 
 
 SHAPE = (6, 96)
@@ -230,12 +230,12 @@ def test_there_and_back() -> None:
     for seed in range(40):
         x = torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
         q = bs.quantize(x, MUL)
-        made = turned(q, DIV)
+        made = invert_outer(q, DIV)
         if made is None:
             continue
         found += 1
         assert torch.equal(made.dequantize(), q.dequantize())
-        back = turned(made, MUL)
+        back = invert_outer(made, MUL)
         assert back is not None and torch.equal(back.dequantize(), q.dequantize())
     assert 0 < found < 40  # some have no reciprocal
 

@@ -30,7 +30,7 @@ def test_the_smallest_type_that_is_exact(tmp_path: Path) -> None:
     with bs.checkpoint(write(tmp_path / "m", held)) as opened:
         source = source_of(opened, True, "auto", None)
         steps = {step.source: step for step in make_plan(source, writer_of("gguf"), None, ())}
-    assert [str(steps[name].wanted) for name in names] == [
+    assert [str(steps[name].target_format) for name in names] == [
         "int4:group32:fp16:full", "uint4:group32:fp16:offset", "int5:group32:fp16:full"
     ]  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_a_type_is_chosen_without_reading_codes(
         source = source_of(opened, True, "auto", None)
         monkeypatch.setattr(type(opened), "__getitem__", None)
         steps = make_plan(source, writer_of("gguf"), None, ())
-    wanted = {str(step.wanted) for step in steps if step.source.endswith("_proj.weight")}
+    wanted = {str(step.target_format) for step in steps if step.source.endswith("_proj.weight")}
     assert wanted == {"int4:group32:fp16:full"}
 
 
@@ -72,7 +72,7 @@ def test_a_few_rows_may_decide(late: bool, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(kind, "__getitem__", counted)
         source = source_of(opened, True, "auto", None)
         steps = {step.source: step for step in make_plan(source, writer_of("gguf"), None, ())}
-    assert str(steps[name].wanted) == "int5:group32:fp16:full"
+    assert str(steps[name].target_format) == "int5:group32:fp16:full"
     assert (name in read) == late
 
 
@@ -125,7 +125,7 @@ def test_parameters_that_no_layer_has_are_refused(to: str, tmp_path: Path) -> No
         )
         floats = ("model.layers.0.mlp.experts_down_proj", "wte")
         steps = make_plan(source, writer_of(to), None, floats) if to != "mlx" else []
-    assert all(step.wanted is None for step in steps if step.name in (*floats, "wte.weight"))
+    assert all(step.target_format is None for step in steps if step.name in (*floats, "wte.weight"))
     assert not (tmp_path / "out").exists()
 
 

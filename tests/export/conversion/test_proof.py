@@ -9,18 +9,18 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.conversion.exact import carried
+from blockscale.export.conversion.exact import carry
 from blockscale.export.conversion.proof import Conversion, Converted, error_of, prove
 
 
 def test_equal_codes_and_equal_values() -> None:
     q = bs.quantize(torch.randn(300, 64), "int4:group32:fp16:full")
     assert prove("a", q, bs.QTensor(q.packed.clone(), q.qparams, q.format, q.size)) == ("codes", 0)
-    other = carried(q, parse("uint4:group32:fp32:offset"))
+    other = carry(q, parse("uint4:group32:fp32:offset"))
     assert prove("a", q, other) == ("codes", 0)
     assert prove("a", other, other.dequantize()) == ("values", 0)
     negative = bs.QTensor(q.packed, q.qparams._replace(scale=-q.scale), q.format, q.size)
-    found = prove("a", negative, carried(negative, parse("uint4:group32:fp32:offset")))
+    found = prove("a", negative, carry(negative, parse("uint4:group32:fp32:offset")))
     assert found == ("codes", int((q.codes == 0).sum()))  # 0 * -step is -0
 
 
@@ -37,7 +37,7 @@ def test_one_bit(part: str) -> None:
     with pytest.raises(bs.FileError, match=r"'a': \d+ values differ.*the output was deleted\."):
         prove("a", q, changed)
     with pytest.raises(bs.FileError, match="values differ"):
-        prove("a", carried(q, parse("int5:group32:fp16:full")), changed)
+        prove("a", carry(q, parse("int5:group32:fp16:full")), changed)
 
 
 def test_signs_of_zeros_and_nan() -> None:
@@ -47,7 +47,7 @@ def test_signs_of_zeros_and_nan() -> None:
         prove("a", one, torch.tensor([0.0, torch.nan, torch.nan]))
     with pytest.raises(bs.FileError, match=r"with shape \[3\], read back with \[2\]"):
         prove("a", one, other[:2])
-    assert prove("a", torch.tensor(2.0), torch.tensor(2.0)).compared == "values"
+    assert prove("a", torch.tensor(2.0), torch.tensor(2.0)).basis == "values"
 
 
 def test_errors() -> None:

@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.conversion.exact import InexactError, carried
+from blockscale.export.conversion.exact import InexactError, carry
 from blockscale.export.conversion.same_numbers import meaning, same_bytes, same_numbers
 from blockscale.ops.tensor import QTensor
 from tests.support.same import same
@@ -40,7 +40,7 @@ def equal(a: QTensor, b: QTensor) -> bool:
 @pytest.mark.parametrize(("found", "wanted"), SEEN)
 def test_carried_tensors_are_seen_both_ways(found: str, wanted: str) -> None:
     q = tensor(found)
-    other = carried(q, parse(wanted))
+    other = carry(q, parse(wanted))
     assert equal(q, other)
     assert same_numbers(q, other) == same_numbers(other, q) == 0
 
@@ -48,7 +48,7 @@ def test_carried_tensors_are_seen_both_ways(found: str, wanted: str) -> None:
 @pytest.mark.parametrize(("found", "wanted"), SEEN)
 def test_any_bit_counts(found: str, wanted: str) -> None:
     q = tensor(found)
-    other = carried(q, parse(wanted))
+    other = carry(q, parse(wanted))
     for name, part in {"packed": other.packed, **other.qparams._asdict()}.items():
         if part is None or isinstance(part, QTensor):
             continue
@@ -86,7 +86,7 @@ def test_zeros_of_the_other_sign_are_counted(found: str) -> None:
     q = tensor(found)
     signs = torch.where(torch.arange(q.scale.numel()) % 3 == 0, -1, 1).reshape(q.scale.shape)
     q = with_parts(q, scale=q.scale * signs)
-    other = carried(q, parse("uint4:group32:fp32:offset"))
+    other = carry(q, parse("uint4:group32:fp32:offset"))
     one, two = q.dequantize(), other.dequantize()
     expected = int(((one == 0) & (one.signbit() != two.signbit())).sum())
     assert torch.equal(one, two) and expected > 10
@@ -110,7 +110,7 @@ def test_a_zero_point_of_0_under_a_negative_step_leaves_the_sign_to_the_offset(z
 def test_any_scale_means_the_same_in_both(scale: float) -> None:
     q = tensor("uint4:group32:fp16:asym")
     q = with_parts(q, scale=torch.full_like(q.scale, scale))
-    other = carried(q, parse("int8:group32:fp16:full"))
+    other = carry(q, parse("int8:group32:fp16:full"))
     assert equal(q, other) and same_numbers(q, other) == 0
 
 
@@ -120,7 +120,7 @@ def test_zero_points_that_int16_would_wrap() -> None:
     assert same_numbers(q, far) is same_numbers(far, far) is None
     none = with_parts(q, zero_point=torch.zeros_like(q.zero_point))
     least = with_parts(q, zero_point=torch.full_like(q.zero_point, -(2**31)))
-    other = carried(none, parse("int8:group32:fp32"))
+    other = carry(none, parse("int8:group32:fp32"))
     assert same_numbers(none, other) == 0 and same_numbers(least, other) is None
 
 
@@ -140,9 +140,9 @@ def test_shapes() -> None:
     assert None is same_numbers(q, bs.quantize(torch.randn(40, 128), "int8:group32:fp32"))
     assert None is same_numbers(q, bs.quantize(torch.randn(2, 20, 256), "int8:group32:fp32"))
     cube = bs.quantize(torch.randn(2, 20, 256), "uint4:group32:fp16:asym")
-    assert same_numbers(cube, carried(cube, parse("int8:group32:fp16:full"))) == 0
+    assert same_numbers(cube, carry(cube, parse("int8:group32:fp16:full"))) == 0
     with pytest.raises(InexactError):
-        carried(cube, parse("int4:group32:fp16:full"))
+        carry(cube, parse("int4:group32:fp16:full"))
 
 
 # Bytes are the same, or one bit of one of them is not.

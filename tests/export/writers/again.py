@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import blockscale as bs
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.export.checkpoints.layouts.recorded import cases, directory
 
 KINDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -22,7 +22,7 @@ def written_again(producer: str, case: str, to: str, path: Path) -> dict:
     made = writer.store("a.weight", q)
     kinds = writer.parts("a.weight", q.format, tuple(q.shape))
     assert {n: (t.dtype, tuple(t.shape)) for n, t in made.items()} == kinds
-    settings = writer.config([Planned("a.weight", tuple(q.shape), q.format)], {})
+    settings = writer.config([PlannedTensor("a.weight", tuple(q.shape), q.format)], {})
     assert settings.get("quantization_config") or settings.get("quantization")
     return made
 

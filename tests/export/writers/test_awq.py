@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.export.writers.again import same_bytes, written_again
 
 
@@ -17,9 +17,9 @@ def test_what_it_does_not_hold() -> None:
     assert "uint4 with fp16" in str(writer.holds(parse("uint8:group32:fp16:asym"), (32, 32)))
     assert "multiple of 8" in str(writer.holds(parse("uint4:group32:fp16:asym"), (12, 32)))
     different = [
-        Planned(n, (32, 64), parse(f"uint4:{n}:fp16:asym")) for n in ("group32", "group16")
+        PlannedTensor(n, (32, 64), parse(f"uint4:{n}:fp16:asym")) for n in ("group32", "group16")
     ]
     assert "its size of groups" in str(writer.together(different))
-    plain = Planned("lm_head.weight", (8, 8), None)
+    plain = PlannedTensor("lm_head.weight", (8, 8), None)
     settings = writer.config([different[0], plain], {})["quantization_config"]
     assert settings["modules_to_not_convert"] == ["lm_head"] and settings["version"] == "gemm"

@@ -11,7 +11,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.export.checkpoints.layouts.recorded import cases
 from tests.export.writers.again import same_bytes, written_again
 
@@ -38,7 +38,9 @@ def test_what_it_does_not_hold() -> None:
     assert "elements" in str(writer.holds(parse("nf4:group32:fp32"), (8, 64)))
     assert "scales must be float32" in str(writer.holds(parse("nf4:group64:fp16"), (8, 64)))
     assert "whole bytes" in str(writer.holds(parse("nf4:flat64:fp32"), (64, 3)))
-    planned = [Planned("a.weight", (8, 64), parse(f"{n}:group64:fp32")) for n in ("nf4", "fp4")]
+    planned = [
+        PlannedTensor("a.weight", (8, 64), parse(f"{n}:group64:fp32")) for n in ("nf4", "fp4")
+    ]
     assert "its type" in str(writer.together(planned))
     settings = writer.config(planned[:1], {"torch_dtype": "bfloat16"})["quantization_config"]
     assert settings["bnb_4bit_compute_dtype"] == "bfloat16"

@@ -9,7 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.support.conversion_models import tensors, write
 
 FORMATS = (
@@ -47,7 +47,7 @@ def test_experts_that_transformers_reads_otherwise() -> None:
     writer = writer_of("compressed-tensors")
     names = ("layers.0.mlp.experts.0.up_proj", "layers.0.self_attn.q_proj")
     both = [
-        Planned(f"{name}.weight", (8, 32), parse(fmt))
+        PlannedTensor(f"{name}.weight", (8, 32), parse(fmt))
         for name, fmt in zip(names, ("uint4:group32:fp16:asym", "int8:channel0:fp32"), strict=True)
     ]
     groups = writer.config(both, {})["quantization_config"]["config_groups"]
@@ -64,6 +64,6 @@ def test_what_it_does_not_hold() -> None:
     assert "divides by" in str(writer.holds(parse("nvfp4"), (8, 32)))
     assert "2 dimensions" not in str(writer.holds(parse("mxfp4"), (8, 48)))
     assert "do not divide into groups" in str(writer.holds(parse("mxfp4"), (8, 48)))
-    several = [Planned(n, (8, 32), parse(n)) for n in ("mxfp4", "mxfp8")]
+    several = [PlannedTensor(n, (8, 32), parse(n)) for n in ("mxfp4", "mxfp8")]
     found = writer.config(several, {})["quantization_config"]
     assert found["format"] == "mixed-precision" and len(found["config_groups"]) == 2

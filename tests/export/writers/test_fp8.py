@@ -5,7 +5,7 @@ import torch
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 
 
 def test_parts() -> None:
@@ -27,7 +27,9 @@ def test_bytes_of_powers_and_settings() -> None:
     fmt = parse("e4m3:tile128x128:e8m0/given")
     made = writer.store("a.weight", bs.QTensor(q.packed, q.qparams, fmt, q.size))
     assert made["a.weight_scale_inv"].dtype == torch.float8_e8m0fnu
-    settings = writer.config([Planned("a.weight", (128, 256), fmt)], {})["quantization_config"]
+    settings = writer.config([PlannedTensor("a.weight", (128, 256), fmt)], {})[
+        "quantization_config"
+    ]
     assert settings["weight_block_size"] == [128, 128] and settings["scale_fmt"] == "ue8m0"
     assert "in tiles" in str(writer.holds(parse("e4m3:channel0:fp32"), (8, 8)))
     assert "e4m3 with fp32 scales" in str(writer.holds(parse("int8:tile128x128:fp32"), (8, 8)))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import blockscale as bs
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.export.checkpoints.layouts.recorded import cases
 from tests.export.writers.again import same_bytes, written_again
 from tests.support.conversion_models import tensors, value, write
@@ -36,13 +36,14 @@ def test_what_it_does_not_hold() -> None:
     assert "whole words" in str(writer.holds(parse("uint3:group4:fp16:asym"), (32, 36)))
     assert "3 dimensions" in str(writer.holds(parse("uint4:group32:fp16:asym"), (2, 32, 32)))
     both = [
-        Planned(n, (32, 64), parse(f"uint{b}:group32:fp16:asym")) for n, b in (("a", 4), ("b", 8))
+        PlannedTensor(n, (32, 64), parse(f"uint{b}:group32:fp16:asym"))
+        for n, b in (("a", 4), ("b", 8))
     ]
     assert "the same for the whole model" in str(writer.together(both))
 
 
 def test_settings() -> None:
-    planned = [Planned("a.weight", (32, 64), parse("uint4:channel0:fp16:asym"))]
+    planned = [PlannedTensor("a.weight", (32, 64), parse("uint4:channel0:fp16:asym"))]
     found = writer_of("gptq").config(planned, {"hidden_size": 3})
     assert found["hidden_size"] == 3
     settings = found["quantization_config"]

@@ -9,7 +9,7 @@ import torch
 import blockscale as bs
 from blockscale.core.parse import parse
 from blockscale.export.conversion.plan import NotLosslessError
-from blockscale.export.writers import Planned, writer_of
+from blockscale.export.writers import PlannedTensor, writer_of
 from tests.export.checkpoints.layouts.recorded import cases
 from tests.export.writers.again import same_bytes, written_again
 from tests.support.conversion_models import tensors, value, write
@@ -24,7 +24,7 @@ def test_settings_of_layers() -> None:
     """What most have stands once, the others by their names."""
     spelled = {"a": "uint4:group64:fp16:offset", "b": "uint4:group64:fp16:offset",
                "c": "uint8:group32:fp16:offset", "d": "e2m1:group32:e8m0/given"}  # fmt: skip
-    planned = [Planned(f"{n}.weight", (8, 64), parse(text)) for n, text in spelled.items()]
+    planned = [PlannedTensor(f"{n}.weight", (8, 64), parse(text)) for n, text in spelled.items()]
     assert writer_of("mlx").config(planned, {})["quantization"] == {
         "group_size": 64, "bits": 4, "mode": "affine",
         "c": {"group_size": 32, "bits": 8, "mode": "affine"},

@@ -8,7 +8,7 @@ import pytest
 from blockscale.core.parse import parse
 from blockscale.export import writers as package
 from blockscale.export.writers import (
-    Planned,
+    PlannedTensor,
     float_layers,
     group_setting,
     writer_of,
@@ -37,16 +37,16 @@ def test_no_such_writer() -> None:
 
 
 def test_group_settings() -> None:
-    def planned(*of: tuple[str, int]) -> list[Planned]:
-        return [Planned("a", (8, n), parse(f"uint4:{block}:fp16:asym")) for block, n in of]
+    def planned(*of: tuple[str, int]) -> list[PlannedTensor]:
+        return [PlannedTensor("a", (8, n), parse(f"uint4:{block}:fp16:asym")) for block, n in of]
 
     assert group_setting(planned(("group32", 64), ("group32", 128))) == 32
     assert group_setting(planned(("channel0", 64), ("group128", 128))) == -1
     assert group_setting(planned(("group32", 64), ("group64", 64))) is None
 
 
-def matrices(*names: str) -> list[Planned]:
-    return [Planned(f"{name}.weight", (8, 64), None) for name in names]
+def matrices(*names: str) -> list[PlannedTensor]:
+    return [PlannedTensor(f"{name}.weight", (8, 64), None) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def matrices(*names: str) -> list[Planned]:
 )  # fmt: skip
 def test_heads_that_are_not_stored(names: list, config: dict, heads: list) -> None:
     planned = matrices(*names)
-    planned.append(Planned("norm.weight", (8,), None))
-    planned.append(Planned("mlp.weight", (8, 64), parse("nf4:group64:fp32")))
+    planned.append(PlannedTensor("norm.weight", (8,), None))
+    planned.append(PlannedTensor("mlp.weight", (8, 64), parse("nf4:group64:fp32")))
     assert float_layers(planned, config) == [*names, *heads]

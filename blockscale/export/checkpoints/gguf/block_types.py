@@ -27,7 +27,7 @@ class BlockType(NamedTuple):
     together: Callable[[Parts], Tensor]
 
 
-def spread(data: Tensor, width: int, run: int = 0) -> Tensor:
+def split_runs(data: Tensor, width: int, run: int = 0) -> Tensor:
     """Bytes [..., k] -> their fields of `width` bits [..., k * 8 / width].
 
     In each run of so many bytes (0: all are one) the lowest fields of all bytes come first, then
@@ -39,8 +39,8 @@ def spread(data: Tensor, width: int, run: int = 0) -> Tensor:
     return ((parts >> shifts) & ((1 << width) - 1)).flatten(-3)
 
 
-def gathered(fields: Tensor, width: int, run: int = 0) -> Tensor:
-    """The inverse of `spread`; higher bits of the fields are left out."""
+def join_runs(fields: Tensor, width: int, run: int = 0) -> Tensor:
+    """The inverse of `split_runs`; higher bits of the fields are left out."""
     each = 8 // width
     parts = (fields & ((1 << width) - 1)).unflatten(-1, (-1, each, run or fields.shape[-1] // each))
     total = parts.select(-2, 0).clone()
@@ -55,7 +55,7 @@ def stream(data: Tensor, width: int) -> Tensor:
     return ((data.unsqueeze(-1) >> shifts) & ((1 << width) - 1)).flatten(-2)
 
 
-def streamed(fields: Tensor, width: int) -> Tensor:
+def join_stream(fields: Tensor, width: int) -> Tensor:
     """The inverse of `stream`."""
     parts = (fields & ((1 << width) - 1)).unflatten(-1, (-1, 8 // width))
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
@@ -118,7 +118,7 @@ def from_digits(fields: Tensor, count: int) -> Tensor:
     return ((value * 256 + 242) // 243).to(torch.uint8)
 
 
-def joined(*pieces: Tensor) -> Tensor:
+def join(*pieces: Tensor) -> Tensor:
     """Pieces [n, ...] of blocks, bytes or numbers -> the blocks' bytes."""
     return torch.cat([piece if piece.dtype == torch.uint8 else raw(piece) for piece in pieces], -1)
 
@@ -129,26 +129,26 @@ def joined(*pieces: Tensor) -> Tensor:
 def _q2_k(b: Tensor) -> Parts:
     scales = b[:, :16]
     return {
-        "codes": spread(b[:, 16:80], 2, 32), "scale": scales & 15, "outer": half(b, 80),
+        "codes": split_runs(b[:, 16:80], 2, 32), "scale": scales & 15, "outer": half(b, 80),
         "offset": scales >> 4, "offset_outer": negated(half(b, 82)),
     }  # fmt: skip
 
 
 def _to_q2_k(p: Parts) -> Tensor:
     scales = p["scale"] | p["offset"] << 4
-    return joined(scales, gathered(p["codes"], 2, 32), p["outer"], negated(p["offset_outer"]))
+    return join(scales, join_runs(p["codes"], 2, 32), p["outer"], negated(p["offset_outer"]))
 
 
 def _q3_k(b: Tensor) -> Parts:
-    codes = spread(b[:, 32:96], 2, 32) | spread(b[:, :32], 1) << 2
-    scales = spread(b[:, 96:104], 4) | spread(b[:, 104:108], 2) << 4
+    codes = split_runs(b[:, 32:96], 2, 32) | split_runs(b[:, :32], 1) << 2
+    scales = split_runs(b[:, 96:104], 4) | split_runs(b[:, 104:108], 2) << 4
     return {"codes": signed(codes, 4), "scale": (scales - 32) & 63, "outer": half(b, 108)}
 
 
 def _to_q3_k(p: Parts) -> Tensor:
     codes, scales = unsigned(p["codes"], 4), (p["scale"] + 32) & 63
-    low, high = gathered(codes, 2, 32), gathered(codes >> 2, 1)
-    return joined(high, low, gathered(scales, 4), gathered(scales >> 4, 2), p["outer"])
+    low, high = join_runs(codes, 2, 32), join_runs(codes >> 2, 1)
+    return join(high, low, join_runs(scales, 4), join_runs(scales >> 4, 2), p["outer"])
 
 
 def _four_or_five(b: Tensor, codes: Tensor) -> Parts:
@@ -160,48 +160,48 @@ def _four_or_five(b: Tensor, codes: Tensor) -> Parts:
 
 
 def _beside_four_or_five(p: Parts) -> Tensor:
-    return joined(p["outer"], negated(p["offset_outer"]), from_six_bits(p["scale"], p["offset"]))
+    return join(p["outer"], negated(p["offset_outer"]), from_six_bits(p["scale"], p["offset"]))
 
 
 def _q4_k(b: Tensor) -> Parts:
-    return _four_or_five(b, spread(b[:, 16:], 4, 32))
+    return _four_or_five(b, split_runs(b[:, 16:], 4, 32))
 
 
 def _to_q4_k(p: Parts) -> Tensor:
-    return joined(_beside_four_or_five(p), gathered(p["codes"], 4, 32))
+    return join(_beside_four_or_five(p), join_runs(p["codes"], 4, 32))
 
 
 def _q5_k(b: Tensor) -> Parts:
-    return _four_or_five(b, spread(b[:, 48:], 4, 32) | spread(b[:, 16:48], 1) << 4)
+    return _four_or_five(b, split_runs(b[:, 48:], 4, 32) | split_runs(b[:, 16:48], 1) << 4)
 
 
 def _to_q5_k(p: Parts) -> Tensor:
-    high = gathered(p["codes"] >> 4, 1)
-    return joined(_beside_four_or_five(p), high, gathered(p["codes"], 4, 32))
+    high = join_runs(p["codes"] >> 4, 1)
+    return join(_beside_four_or_five(p), high, join_runs(p["codes"], 4, 32))
 
 
 def _q6_k(b: Tensor) -> Parts:
-    codes = spread(b[:, :128], 4, 64) | spread(b[:, 128:192], 2, 32) << 4
+    codes = split_runs(b[:, :128], 4, 64) | split_runs(b[:, 128:192], 2, 32) << 4
     return {"codes": signed(codes, 32), "scale": b[:, 192:208], "outer": half(b, 208)}
 
 
 def _to_q6_k(p: Parts) -> Tensor:
     codes = unsigned(p["codes"], 32)
-    low, high = gathered(codes, 4, 64), gathered(codes >> 4, 2, 32)
-    return joined(low, high, p["scale"], p["outer"])
+    low, high = join_runs(codes, 4, 64), join_runs(codes >> 4, 2, 32)
+    return join(low, high, p["scale"], p["outer"])
 
 
 def _iq4_xs(b: Tensor) -> Parts:
     scales = stream(b[:, 4:8], 4) | stream(b[:, 2:4], 2) << 4
     return {
-        "codes": spread(b[:, 8:], 4, 16), "scale": (scales - 32) & 63, "outer": half(b, 0),
+        "codes": split_runs(b[:, 8:], 4, 16), "scale": (scales - 32) & 63, "outer": half(b, 0),
     }  # fmt: skip
 
 
 def _to_iq4_xs(p: Parts) -> Tensor:
     scales = (p["scale"] + 32) & 63
-    high, low = streamed(scales >> 4, 2), streamed(scales, 4)
-    return joined(p["outer"], high, low, gathered(p["codes"], 4, 16))
+    high, low = join_stream(scales >> 4, 2), join_stream(scales, 4)
+    return join(p["outer"], high, low, join_runs(p["codes"], 4, 16))
 
 
 _SIX = "(uint6:group8:fp16):offset(uint6:group8:fp16)"  # scales and minimums of Q4_K and Q5_K
@@ -230,52 +230,52 @@ def _q8_0(b: Tensor) -> Parts:
 
 
 def _to_q8_0(p: Parts) -> Tensor:
-    return joined(p["scale"], p["codes"])
+    return join(p["scale"], p["codes"])
 
 
 def _q4_0(b: Tensor) -> Parts:
-    return {"codes": signed(spread(b[:, 2:], 4), 8), "scale": half(b, 0)}
+    return {"codes": signed(split_runs(b[:, 2:], 4), 8), "scale": half(b, 0)}
 
 
 def _to_q4_0(p: Parts) -> Tensor:
-    return joined(p["scale"], gathered(unsigned(p["codes"], 8), 4))
+    return join(p["scale"], join_runs(unsigned(p["codes"], 8), 4))
 
 
 def _q4_1(b: Tensor) -> Parts:
-    return {"codes": spread(b[:, 4:], 4), "scale": half(b, 0), "offset": half(b, 2)}
+    return {"codes": split_runs(b[:, 4:], 4), "scale": half(b, 0), "offset": half(b, 2)}
 
 
 def _to_q4_1(p: Parts) -> Tensor:
-    return joined(p["scale"], p["offset"], gathered(p["codes"], 4))
+    return join(p["scale"], p["offset"], join_runs(p["codes"], 4))
 
 
 def _q5_0(b: Tensor) -> Parts:
-    codes = spread(b[:, 6:], 4) | stream(b[:, 2:6], 1) << 4
+    codes = split_runs(b[:, 6:], 4) | stream(b[:, 2:6], 1) << 4
     return {"codes": signed(codes, 16), "scale": half(b, 0)}
 
 
 def _to_q5_0(p: Parts) -> Tensor:
     codes = unsigned(p["codes"], 16)
-    return joined(p["scale"], streamed(codes >> 4, 1), gathered(codes, 4))
+    return join(p["scale"], join_stream(codes >> 4, 1), join_runs(codes, 4))
 
 
 def _q5_1(b: Tensor) -> Parts:
-    codes = spread(b[:, 8:], 4) | stream(b[:, 4:8], 1) << 4
+    codes = split_runs(b[:, 8:], 4) | stream(b[:, 4:8], 1) << 4
     return {"codes": codes, "scale": half(b, 0), "offset": half(b, 2)}
 
 
 def _to_q5_1(p: Parts) -> Tensor:
     codes = p["codes"]
-    high = streamed(codes >> 4, 1)
-    return joined(p["scale"], p["offset"], high, gathered(codes, 4))
+    high = join_stream(codes >> 4, 1)
+    return join(p["scale"], p["offset"], high, join_runs(codes, 4))
 
 
 def _iq4_nl(b: Tensor) -> Parts:
-    return {"codes": spread(b[:, 2:], 4), "scale": half(b, 0)}
+    return {"codes": split_runs(b[:, 2:], 4), "scale": half(b, 0)}
 
 
 def _to_iq4_nl(p: Parts) -> Tensor:
-    return joined(p["scale"], gathered(p["codes"], 4))
+    return join(p["scale"], join_runs(p["codes"], 4))
 
 
 def _tq1_0(b: Tensor) -> Parts:
@@ -286,31 +286,31 @@ def _tq1_0(b: Tensor) -> Parts:
 def _to_tq1_0(p: Parts) -> Tensor:
     first, second, third = unsigned(p["codes"], 1).split([160, 80, 16], -1)
     packed = from_digits(first, 5), from_digits(second, 5), from_digits(third, 4)
-    return joined(*packed, p["scale"])
+    return join(*packed, p["scale"])
 
 
 def _tq2_0(b: Tensor) -> Parts:
-    return {"codes": signed(spread(b[:, :64], 2, 32), 1), "scale": half(b, 64)}
+    return {"codes": signed(split_runs(b[:, :64], 2, 32), 1), "scale": half(b, 64)}
 
 
 def _to_tq2_0(p: Parts) -> Tensor:
-    return joined(gathered(unsigned(p["codes"], 1), 2, 32), p["scale"])
+    return join(join_runs(unsigned(p["codes"], 1), 2, 32), p["scale"])
 
 
 def _mxfp4(b: Tensor) -> Parts:
-    return {"codes": spread(b[:, 1:], 4), "scale": b[:, :1]}
+    return {"codes": split_runs(b[:, 1:], 4), "scale": b[:, :1]}
 
 
 def _to_mxfp4(p: Parts) -> Tensor:
-    return joined(p["scale"], gathered(p["codes"], 4))
+    return join(p["scale"], join_runs(p["codes"], 4))
 
 
 def _nvfp4(b: Tensor) -> Parts:
-    return {"codes": spread(b[:, 4:], 4, 8), "scale": b[:, :4]}
+    return {"codes": split_runs(b[:, 4:], 4, 8), "scale": b[:, :4]}
 
 
 def _to_nvfp4(p: Parts) -> Tensor:
-    return joined(p["scale"], gathered(p["codes"], 4, 8))
+    return join(p["scale"], join_runs(p["codes"], 4, 8))
 
 
 def _q1_0(b: Tensor) -> Parts:
@@ -318,7 +318,7 @@ def _q1_0(b: Tensor) -> Parts:
 
 
 def _to_q1_0(p: Parts) -> Tensor:
-    return joined(p["scale"], streamed(unsigned(p["codes"], 1) >> 1, 1))
+    return join(p["scale"], join_stream(unsigned(p["codes"], 1) >> 1, 1))
 
 
 def _q2_0(b: Tensor) -> Parts:
@@ -328,7 +328,7 @@ def _q2_0(b: Tensor) -> Parts:
 
 
 def _to_q2_0(p: Parts) -> Tensor:
-    return joined(p["scale"], streamed(p["codes"], 2))
+    return join(p["scale"], join_stream(p["codes"], 2))
 
 
 SIMPLE_TYPES = {

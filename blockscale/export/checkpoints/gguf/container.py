@@ -73,7 +73,7 @@ class _Header:
         self._path, self._file = path, file
         self._size = file.seek(0, 2)
         file.seek(0)
-        self._left = min(self._size, LARGEST)
+        self._remaining = min(self._size, LARGEST)
 
     def read(self) -> Container:
         version = self._version()
@@ -90,7 +90,7 @@ class _Header:
             values[key] = self._value(self._number("I"), 0)
             raw[key] = self._again(start)
         entries = list(self._entries(tensors))
-        return Container(version, values, self._placed(entries, values), self._size, raw)
+        return Container(version, values, self._places(entries, values), self._size, raw)
 
     def _again(self, start: int) -> bytes:
         """What was read since a place in the file, as it is there."""
@@ -126,7 +126,7 @@ class _Header:
                 self._refuse(f"tensor {quoted(name)} has {prod(shape)} elements")
             yield TensorEntry(name, shape, self._number("I"), self._number("Q"))
 
-    def _placed(self, entries: list[TensorEntry], values: dict[str, Any]) -> dict[str, TensorEntry]:
+    def _places(self, entries: list[TensorEntry], values: dict[str, Any]) -> dict[str, TensorEntry]:
         """The entries with their places in the file, once these are checked."""
         step = values.get("general.alignment", _ALIGNMENT)
         if (
@@ -162,9 +162,9 @@ class _Header:
         return [self._value(kind, depth + 1) for _ in range(count)]
 
     def _check_count(self, count: int, each: int, what: str) -> None:
-        if count * each > self._left:
+        if count * each > self._remaining:
             self._refuse(
-                f"it declares {count} {what}, and only {self._left} bytes are left for them"
+                f"it declares {count} {what}, and only {self._remaining} bytes are left for them"
             )
 
     def _string(self, longest: int = LARGEST) -> str:
@@ -179,14 +179,14 @@ class _Header:
         return number
 
     def _take(self, count: int) -> bytes:
-        if count > self._left:
+        if count > self._remaining:
             cut = (
                 ("the file is truncated")
-                if self._left + count > self._size
+                if self._remaining + count > self._size
                 else f"the limit is {LARGEST} bytes"
             )
-            self._refuse(f"its header needs {count} bytes where {self._left} are left: {cut}")
-        self._left -= count
+            self._refuse(f"its header needs {count} bytes where {self._remaining} are left: {cut}")
+        self._remaining -= count
         data = self._file.read(count)
         if len(data) != count:
             self._refuse("it was truncated while being read")

@@ -31,8 +31,8 @@ class Family:
     keys: {key after the architecture's: Key}; whole, inside: {layer of transformers: layer in GGUF}
         of a model and of each block of it; experts: the same of each expert of a block
     biases: layers in GGUF that may have a bias; prefix, block: what names of layers begin with
-    permuted: rows of q and k lie in another order; added: to the weights of norms
-    turned: layers whose weights are [inputs, outputs] in transformers
+    permuted: rows of q and k lie in another order; addend: to the weights of norms
+    transposes: layers whose weights are [inputs, outputs] in transformers
     fixed: {key of config.json: what it may be}, since llama.cpp computes that whatever it is; None
         among them stands for a key that is missing, too
     ties: whether the head is the table of embeddings where config.json does not say
@@ -52,8 +52,8 @@ class Family:
     prefix: str = "model."
     block: str = "model.layers.{}."
     permuted: bool = False
-    added: float = 0.0
-    turned: frozenset[str] = frozenset()
+    addend: float = 0.0
+    transposes: frozenset[str] = frozenset()
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ties: bool = False
     scaled: bool = False
@@ -174,7 +174,7 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
             "final_logit_softcapping": ConfigNumber("f32", ("final_logit_softcapping",)),
             "attention.sliding_window": ConfigNumber("u32", ("sliding_window",), 4096),
         },
-        _WHOLE, _ATTENTION | _GATED | _AROUND, biases=_QKV, added=1.0,
+        _WHOLE, _ATTENTION | _GATED | _AROUND, biases=_QKV, addend=1.0,
         fixed=_TANH | {"tie_word_embeddings": (True, None)}, ties=True, window=True, period=2,
     ),
     "gemma3_text": Family(
@@ -184,7 +184,7 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
             "attention.sliding_window": ConfigNumber("u32", ("sliding_window",), 4096),
             "rope.freq_base_swa": ConfigNumber("f32", ("rope_local_base_freq",), 10_000.0),
         },
-        _WHOLE, _ATTENTION | _GATED | _AROUND | _HEAD_NORMS, biases=_QKV, added=1.0,
+        _WHOLE, _ATTENTION | _GATED | _AROUND | _HEAD_NORMS, biases=_QKV, addend=1.0,
         fixed=_TANH, ties=True, window=True, period=6,
     ),
     "phi3": Family(
@@ -214,7 +214,7 @@ FAMILIES = {  # {model_type of transformers: …}; the first of an architecture 
             {"attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"}
         ) | {"output_norm"},
         ties=True, prefix="transformer.", block="transformer.h.{}.",
-        turned=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+        transposes=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
         fixed={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh", None),
             "scale_attn_weights": (True, None), "add_cross_attention": (False, None),

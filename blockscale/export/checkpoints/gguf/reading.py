@@ -29,7 +29,7 @@ from blockscale.export.checkpoints.gguf.records import (
     scale_of,
 )
 from blockscale.export.checkpoints.gguf.tensors import pieces_in_model
-from blockscale.export.checkpoints.regrouped import Regrouped
+from blockscale.export.checkpoints.regrouped import RegroupedCheckpoint
 from blockscale.files.stream import bytes_of
 from blockscale.ops import primitives
 from blockscale.ops.tensor import QTensor, from_parts
@@ -198,7 +198,9 @@ class GGUF(Checkpoint):
             done += read
 
     def in_model(self, model: nn.Module) -> Checkpoint:
-        return Regrouped(self, pieces_in_model(model, self.path, self.metadata, self.stored))
+        return RegroupedCheckpoint(
+            self, pieces_in_model(model, self.path, self.metadata, self.stored)
+        )
 
     def file_of(self, name: str) -> Path:
         return self._entries[name][0]

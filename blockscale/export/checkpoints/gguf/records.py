@@ -87,13 +87,13 @@ def _raw(start: int, count: int) -> Iterator[Piece]:
     yield start, count, 0, 8, 0, 0, False
 
 
-def _spread(start: int, count: int, width: int, run: int = 0, left: int = 0) -> Iterator[Piece]:
-    """As fields.spread: in each run of bytes the lowest fields of all come first."""
+def _runs(start: int, count: int, width: int, run: int = 0, left_shift: int = 0) -> Iterator[Piece]:
+    """As block_types.split_runs: in each run of bytes the lowest fields of all come first."""
     run = run or count
     target = 0
     for first in range(start, start + count, run):
         for right in range(0, 8, width):
-            yield first, run, right, width, left, target, False
+            yield first, run, right, width, left_shift, target, False
             target += run
 
 
@@ -102,9 +102,11 @@ def _stream(start: int, count: int, width: int, number: int = 0) -> Iterator[Pie
     yield start, count, 0, width, number, 0, True
 
 
-def _bits(start: int, count: int, width: int, target: int, right: int = 0, left: int = 0) -> Piece:
+def _bits(
+    start: int, count: int, width: int, target: int, right: int = 0, left_shift: int = 0
+) -> Piece:
     """One field of each byte."""
-    return start, count, right, width, left, target, False
+    return start, count, right, width, left_shift, target, False
 
 
 def _number(name: str, start: int, count: int = 2, negated: bool = False) -> BlockField:
@@ -137,37 +139,37 @@ _BESIDE = (
 _NEAR = _number("scale", 0)  # fp16
 PARTS: Mapping[str, tuple[BlockField, ...]] = {
     "Q8_0": (_NEAR, _whole_codes(2, 32)),
-    "Q4_0": (_NEAR, _codes(32, 4, _spread(2, 16, 4), middle=8)),
-    "Q4_1": (_NEAR, _number("offset", 2), _codes(32, 4, _spread(4, 16, 4))),
-    "Q5_0": (_NEAR, _codes(32, 5, _spread(6, 16, 4), _stream(2, 4, 1, 4), middle=16)),
-    "Q5_1": (_NEAR, _number("offset", 2), _codes(32, 5, _spread(8, 16, 4), _stream(4, 4, 1, 4))),
-    "IQ4_NL": (_NEAR, _codes(32, 4, _spread(2, 16, 4))),
-    "TQ2_0": (_number("scale", 64), _codes(256, 2, _spread(0, 64, 2, 32), middle=1)),
-    "MXFP4": (_number("scale", 0, 1), _codes(32, 4, _spread(1, 16, 4))),
-    "NVFP4": (_number("scale", 0, 4), _codes(64, 4, _spread(4, 32, 4, 8))),
+    "Q4_0": (_NEAR, _codes(32, 4, _runs(2, 16, 4), middle=8)),
+    "Q4_1": (_NEAR, _number("offset", 2), _codes(32, 4, _runs(4, 16, 4))),
+    "Q5_0": (_NEAR, _codes(32, 5, _runs(6, 16, 4), _stream(2, 4, 1, 4), middle=16)),
+    "Q5_1": (_NEAR, _number("offset", 2), _codes(32, 5, _runs(8, 16, 4), _stream(4, 4, 1, 4))),
+    "IQ4_NL": (_NEAR, _codes(32, 4, _runs(2, 16, 4))),
+    "TQ2_0": (_number("scale", 64), _codes(256, 2, _runs(0, 64, 2, 32), middle=1)),
+    "MXFP4": (_number("scale", 0, 1), _codes(32, 4, _runs(1, 16, 4))),
+    "NVFP4": (_number("scale", 0, 4), _codes(64, 4, _runs(4, 32, 4, 8))),
     "Q1_0": (_NEAR, _whole_codes(2, 16)),
     "Q2_0": (_NEAR, _whole_codes(2, 16)),
     "Q2_K": (
         BlockField("scale", 16, 4, (_bits(0, 16, 4, 0),)),
         BlockField("offset", 16, 4, (_bits(0, 16, 4, 0, 4),)),
         _number("outer", 80), _number("offset_outer", 82, negated=True),
-        _codes(256, 2, _spread(16, 64, 2, 32)),
+        _codes(256, 2, _runs(16, 64, 2, 32)),
     ),
     "Q3_K": (
-        BlockField("scale", 16, 6, (*_spread(96, 8, 4), *_spread(104, 4, 2, left=4)), 32),
+        BlockField("scale", 16, 6, (*_runs(96, 8, 4), *_runs(104, 4, 2, left_shift=4)), 32),
         _number("outer", 108),
-        _codes(256, 3, _spread(32, 64, 2, 32), _spread(0, 32, 1, left=2), middle=4),
+        _codes(256, 3, _runs(32, 64, 2, 32), _runs(0, 32, 1, left_shift=2), middle=4),
     ),
-    "Q4_K": (*_BESIDE, _codes(256, 4, _spread(16, 128, 4, 32))),
-    "Q5_K": (*_BESIDE, _codes(256, 5, _spread(48, 128, 4, 32), _spread(16, 32, 1, left=4))),
+    "Q4_K": (*_BESIDE, _codes(256, 4, _runs(16, 128, 4, 32))),
+    "Q5_K": (*_BESIDE, _codes(256, 5, _runs(48, 128, 4, 32), _runs(16, 32, 1, left_shift=4))),
     "Q6_K": (
         _number("scale", 192, 16), _number("outer", 208),
-        _codes(256, 6, _spread(0, 128, 4, 64), _spread(128, 64, 2, 32, 4), middle=32),
+        _codes(256, 6, _runs(0, 128, 4, 64), _runs(128, 64, 2, 32, 4), middle=32),
     ),
     "IQ4_XS": (
         BlockField("scale", 8, 6, (*_stream(4, 4, 4), *_stream(2, 2, 2, 4)), 32),
         _number("outer", 0),
-        _codes(256, 4, _spread(8, 128, 4, 16)),
+        _codes(256, 4, _runs(8, 128, 4, 16)),
     ),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ def to_gguf(
         place = _block_of(name, family)
         if place is None:
             renamed = _whole(name, family)
-            _put(pieces, renamed, name, family, unknown, config)
+            _add(pieces, renamed, name, family, unknown, config)
             continue
         number, rest = place
         of_expert, stack = _EXPERT.fullmatch(rest), rest.removesuffix(".weight").rpartition(".")
@@ -47,7 +47,7 @@ def to_gguf(
             layer, _, last = rest.rpartition(".")
             theirs = family.inside.get(_older(layer, family))
             renamed = f"blk.{number}.{theirs}.{last}" if theirs else None
-            _put(pieces, renamed, name, family, unknown, config)
+            _add(pieces, renamed, name, family, unknown, config)
     for name, those in experts.items():
         if sorted(those) != list(range(len(those))):
             unknown += those.values()
@@ -61,27 +61,27 @@ def _older(layer: str, family: Family) -> str:
     return layer.replace("mlp.", f"{family.experts_in}.") if layer == "mlp.gate" else layer
 
 
-def _put(
+def _add(
     pieces: dict[str, TensorPiece],
-    renamed: str | None,
+    new_name: str | None,
     name: str,
     family: Family,
     unknown: list[str],
     config: Mapping[str, Any],
 ) -> None:
-    if renamed is None or not _has_place(renamed, family):
+    if new_name is None or not _has_place(new_name, family):
         unknown.append(name)
         return
-    if renamed in pieces:
+    if new_name in pieces:
         raise FileError(
-            f"{quoted(name)} and {quoted(pieces[renamed].name)} would both be {quoted(renamed)}"
+            f"{quoted(name)} and {quoted(pieces[new_name].name)} would both be {quoted(new_name)}"
         )
-    layer = _layer_of(renamed)
+    layer = _layer_of(new_name)
     heads = _heads(layer, config) if family.permuted else 0
-    norm = family.added if layer.endswith("norm") else 0.0
+    norm = family.addend if layer.endswith("norm") else 0.0
     row = False if layer == "ffn_gate_inp_shexp" else None
-    pieces[renamed] = TensorPiece(
-        (name,), heads=heads, added=norm, turned=layer in family.turned, row=row
+    pieces[new_name] = TensorPiece(
+        (name,), heads=heads, addend=norm, transpose=layer in family.transposes, row=row
     )
 
 
@@ -165,9 +165,11 @@ def from_gguf(
 def _back(name: str, layer: str, family: Family, config: Mapping[str, Any]) -> TensorPiece:
     """A tensor of transformers from that of a file."""
     heads = _heads(layer, config) if family.permuted else 0
-    norm = family.added if layer.endswith("norm") else 0.0
+    norm = family.addend if layer.endswith("norm") else 0.0
     row = True if layer == "ffn_gate_inp_shexp" else None
-    return TensorPiece((name,), heads=-heads, added=-norm, turned=layer in family.turned, row=row)
+    return TensorPiece(
+        (name,), heads=-heads, addend=-norm, transpose=layer in family.transposes, row=row
+    )
 
 
 def _stacked(pieces: dict[str, TensorPiece], start: str, number: str, layer: str) -> None:

@@ -49,15 +49,15 @@ def _whole(base: str, kinds: Kinds) -> bool:
     return len(shapes) == 3 and all(len(shape) == 2 for shape in shapes)
 
 
-def _version(base: str, kinds: Kinds, config: Mapping[str, Any], named: bool) -> str:
+def _version(base: str, kinds: Kinds, config: Mapping[str, Any], is_declared: bool) -> str:
     """gemm or gemv by the shapes, or what the configuration says; empty if neither tells."""
     (dtype, codes), (other, zeros), (_, scales) = (kinds[f"{base}.{part}"] for part in _PARTS)
     packed = dtype == other == torch.int32
-    info = str(config.get("version", config.get("format", ""))).lower() if named else ""
+    info = str(config.get("version", config.get("format", ""))).lower() if is_declared else ""
     if packed and codes[1] * 8 == scales[1] and zeros == (scales[0], codes[1]):
         return "gemm"
     natural = packed and codes[0] == scales[0] == zeros[0]
-    if natural and named and info in ("", "gemv"):  # padding hides how many groups there are
+    if natural and is_declared and info in ("", "gemv"):  # padding hides how many groups there are
         return "gemv"
     return "" if info in ("gemm", "gemv") else info
 
@@ -91,17 +91,17 @@ def _weight(base: str, kinds: Kinds, config: Mapping[str, Any], version: str) ->
     if reason or scale is None:
         return Weight(kind, shape if any(shape) else (), parts, None, reason)
     fmt = f"uint4:{assembling.groups(size, shape[1])}:{assembling.scale_type(scale)}:asym"
-    parting = _gemm if version == "gemm" else partial(_gemv, groups=groups)
-    decode = partial(_decode, parting=parting, fmt=fmt, shape=shape)
+    split = _gemm if version == "gemm" else partial(_gemv, groups=groups)
+    decode = partial(_decode, split=split, fmt=fmt, shape=shape)
     first, rows = None, min(_FIRST, shape[0])
     if version == "gemm":
         few = partial(_few_of_gemm, rows=rows)
-        first = partial(_decode, parting=few, fmt=fmt, shape=(rows, shape[1]))
+        first = partial(_decode, split=few, fmt=fmt, shape=(rows, shape[1]))
     return Weight(kind, shape, parts, fmt, "", decode, None, scale, codes="qweight", first=first)
 
 
-def _decode(parts: Parts, *, parting: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
-    return assembling.quantized(fmt, shape, parting(parts))
+def _decode(parts: Parts, *, split: Any, fmt: str, shape: tuple[int, ...]) -> QTensor:
+    return assembling.quantized(fmt, shape, split(parts))
 
 
 def _outputs(stored: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _outputs(stored: Tensor) -> Tensor:
 
 def _gemm(parts: Parts) -> dict[str, Tensor]:
     return {
-        "codes": assembling.turned(parts["qweight"], ORDER),
+        "codes": assembling.rows_of_words(parts["qweight"], ORDER),
         "scale": parts["scales"].mT,
         "zero_point": _outputs(parts["qzeros"]).mT.to(torch.int32),
     }

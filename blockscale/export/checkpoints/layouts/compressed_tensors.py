@@ -20,12 +20,12 @@ from blockscale.core.untrusted_patterns import full_match
 from blockscale.export.checkpoints.assembling import (
     BYTES,
     FLOATS,
-    assembled,
+    assemble,
     block_of,
     columns,
-    flipped,
-    kept,
+    flip,
     little_endian,
+    trim,
 )
 from blockscale.export.checkpoints.layouts import Input, Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
@@ -162,14 +162,14 @@ def _decode_integers(spelling: str, shape: Shape, bits: int, dense: bool, parts:
     fmt = parse(spelling)
     rows = _stream(parts["codes"], bits, shape[-1]) if not dense else little_endian(parts["codes"])
     signed = fmt.element.name.startswith("int")
-    codes = flipped(rows, fmt.element, shape[-1]) if signed else kept(rows, fmt.element, shape[-1])
+    codes = flip(rows, fmt.element, shape[-1]) if signed else trim(rows, fmt.element, shape[-1])
     order = _order({"order": "order"}, parts, shape[-1])
     if order is not None:
         codes = columns(codes, fmt, shape[-1], order)
     own_parts = {"codes": codes, "scale": parts["scale"]}
     if fmt.asym:
         own_parts["zero_point"] = _zeros(parts, bits, dense, fmt.stored(shape)["scale"][1])
-    return assembled(spelling, shape, own_parts)
+    return assemble(spelling, shape, own_parts)
 
 
 def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
@@ -188,7 +188,7 @@ def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
             f"its zero points have shape {list(stored.shape)}, expected that of the scales, "
             f"{list(shape)}"
         )
-    cut = kept(rows, element, count)
+    cut = trim(rows, element, count)
     return unpack(cut, element, (*by_row.shape[:-1], count)).mT.to(torch.int32)
 
 
@@ -339,7 +339,7 @@ def _decode_floats(spelling: str, shape: Shape, parts: Parts) -> QTensor:
         own_parts["outer"] = parts["global_scale"]
     if spelling.endswith(":asym"):
         own_parts["zero_point"] = parts["zero_point"]
-    return assembled(spelling, shape, own_parts)
+    return assemble(spelling, shape, own_parts)
 
 
 # How compressed-tensors quantizes the inputs of layers whose weights it stores.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from blockscale.export.checkpoints.assembling import BYTES, assembled
+from blockscale.export.checkpoints.assembling import BYTES, assemble
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read, Weight
 from blockscale.export.checkpoints.layouts.scaled_codes import float8
 
@@ -37,11 +37,11 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     if tensors.weights:
         first = next(iter(tensors.weights.values())).parts["scale"]
         tensors.evidence = str(config["evidence"]) if mine else f"it has {first}"
-        tensors.warnings += _contradicted(config.get("weight_block_size"), tensors)
+        tensors.warnings += _contradictions(config.get("weight_block_size"), tensors)
     return tensors
 
 
-def _contradicted(size: object, tensors: LayoutTensors) -> list[str]:
+def _contradictions(size: object, tensors: LayoutTensors) -> list[str]:
     """Weights whose scales are of other tiles than the configuration says."""
     if not isinstance(size, list) or len(size) != 2:
         return []
@@ -78,4 +78,4 @@ def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
     if scale[:-1] != shape[:-1] or shape[-1] != 16 * scale[-1]:
         return None
     whole = (*shape[:-1], 2 * shape[-1])
-    return Weight("fp4 of 32", whole, parts, _FP4, decode=partial(assembled, _FP4, whole))
+    return Weight("fp4 of 32", whole, parts, _FP4, decode=partial(assemble, _FP4, whole))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blockscale.export.checkpoints.assembling import BYTES, assembled
+from blockscale.export.checkpoints.assembling import BYTES, assemble
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
@@ -54,4 +54,4 @@ def _decode(shape: tuple[int, ...], parts: Parts) -> QTensor:
             "file is damaged"
         )
     codes = parts["blocks"].flatten(-2)
-    return assembled(_FORMAT, shape, {"codes": codes, "scale": parts["scale"]})
+    return assemble(_FORMAT, shape, {"codes": codes, "scale": parts["scale"]})

@@ -49,7 +49,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     return tensors
 
 
-def _fits(base: str, kinds: Kinds, named: bool) -> bool:
+def _fits(base: str, kinds: Kinds, is_declared: bool) -> bool:
     """Whether a module's tensors are as GPTQ has them, and not as AWQ does."""
     parts = [kinds.get(f"{base}.{part}") for part in ("qweight", "qzeros", "scales")]
     if None in parts:
@@ -63,7 +63,9 @@ def _fits(base: str, kinds: Kinds, named: bool) -> bool:
         or zeros[0] != scales[0]
     ):
         return False
-    return named or f"{base}.g_idx" in kinds or codes[0] != scales[0]  # which AWQ's gemv has alike
+    return (
+        is_declared or f"{base}.g_idx" in kinds or codes[0] != scales[0]
+    )  # which AWQ's gemv has alike
 
 
 def _bits(base: str, kinds: Kinds, config: Mapping[str, Any]) -> int | None:
@@ -197,7 +199,7 @@ def _version(
 ) -> str:
     """Which version, and so how zero points are stored; says where values contradict the key."""
     value = config.get("checkpoint_format", config.get("format"))
-    seen = _seen(bases, kinds, config, read)
+    seen = _version_of_zeros(bases, kinds, config, read)
     meta = config.get("meta")
     by = str(meta.get("quantizer", "")) if isinstance(meta, dict) else ""
     first = "1 of GPTQModel" if "gptqmodel" in by.lower() else "1 of AutoGPTQ"
@@ -213,7 +215,9 @@ def _version(
     return version
 
 
-def _seen(bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read) -> str:
+def _version_of_zeros(
+    bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read
+) -> str:
     """The version that the zero points of a symmetric file tell, "1" or "2"; else empty."""
     if config.get("sym") is False:
         return ""

@@ -42,12 +42,12 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         for biases in ("biases", "qbiases"):
             if f"{base}.{biases}" in kinds:
                 parts["offset"] = f"{base}.{biases}"
-        tensors.add(name, _weight(parts, kinds, _told(base, config)))
+        tensors.add(name, _weight(parts, kinds, _settings(base, config)))
         tensors.evidence = tensors.evidence or f"{quoted(name)} of uint32 and its scales are MLX's"
     return tensors
 
 
-def _told(base: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(base: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the configuration says of a module; it may have an entry of its own."""
     own = config.get(base)
     return dict(config) | (own if isinstance(own, dict) else {})

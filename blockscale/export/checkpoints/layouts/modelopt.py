@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of
+from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assemble, block_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
 
@@ -51,11 +51,11 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     if tensors.weights:
         outers = [each.parts["outer"] for each in tensors.weights.values() if "outer" in each.parts]
         tensors.evidence = str(config["evidence"]) if told else f"it has {next(iter(outers), '')}"
-        tensors.warnings += _contradicted(str(config.get("quant_algo", "")), tensors)
+        tensors.warnings += _contradictions(str(config.get("quant_algo", "")), tensors)
     return tensors
 
 
-def _contradicted(algorithm: str, tensors: LayoutTensors) -> list[str]:
+def _contradictions(algorithm: str, tensors: LayoutTensors) -> list[str]:
     """Where no weight is of the one kind that the configuration names."""
     kind = next((kind for kind in _KINDS if algorithm.startswith(kind)), None)
     there = sorted({weight.kind for weight in tensors.weights.values()})
@@ -76,10 +76,10 @@ def _packed(parts: Mapping[str, str], kinds: Kinds) -> Weight:
             reason = f"its weight_scale_2 is {list(outer)}, for codes {list(bytes_)}"
             return Weight("NVFP4", bytes_, parts, None, reason)
         spelling = f"e2m1:group16:(e4m3:{block}:fp32)"
-        return _made("NVFP4", spelling, (*bytes_[:-1], 2 * bytes_[-1]), parts)
+        return _weight("NVFP4", spelling, (*bytes_[:-1], 2 * bytes_[-1]), parts)
     if same_rows and dtype in BYTES and bytes_[-1] == 16 * scale[-1]:
         shape = (*bytes_[:-1], 2 * bytes_[-1])
-        return _made("MXFP4", "e2m1:group32:e8m0/given", shape, parts)
+        return _weight("MXFP4", "e2m1:group32:e8m0/given", shape, parts)
     if dtype in FLOATS and len(bytes_) > 1 and "outer" not in parts:
         shape = (*bytes_[:-2], 2 * bytes_[-2], bytes_[-1])
         block = block_of(shape, scale)
@@ -114,11 +114,11 @@ def _plain(parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
         reason = f"its scales are {scale_dtype} {list(scale)} for codes {list(shape)}"
         return Weight(kind, shape, parts, None, f"{reason}, which match no block")
     option = ":full" if dtype == torch.int8 else ""
-    return _made(kind, f"{_ELEMENTS[dtype]}:{block}:{token}{option}", shape, parts)
+    return _weight(kind, f"{_ELEMENTS[dtype]}:{block}:{token}{option}", shape, parts)
 
 
-def _made(kind: str, spelling: str, shape: Shape, parts: Mapping[str, str]) -> Weight:
-    decode = partial(assembled, spelling, shape)
+def _weight(kind: str, spelling: str, shape: Shape, parts: Mapping[str, str]) -> Weight:
+    decode = partial(assemble, spelling, shape)
     return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)
 
 
@@ -128,4 +128,4 @@ def _rows_of_two(spelling: str, shape: Shape, parts: Parts) -> QTensor:
     rows = torch.stack([codes & 15, codes >> 4], -2).reshape(shape)
     element = parse(spelling).element
     packed = pack(element.from_bits(rows), element)
-    return assembled(spelling, shape, {"codes": packed, "scale": parts["scale"]})
+    return assemble(spelling, shape, {"codes": packed, "scale": parts["scale"]})

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import quoted
-from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assembled, block_of, tile_of
+from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assemble, block_of, tile_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
 
@@ -139,5 +139,5 @@ def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
         text = f"{parts['scale']} is {scale_dtype} {list(scale)}, which matches no block of codes"
         return Weight(kind, shape, parts, None, f"{text} {list(shape)}: it fits no block")
     spelling = f"{element}:{block}:{token}"
-    decode = partial(assembled, spelling, shape)
+    decode = partial(assemble, spelling, shape)
     return Weight(kind, shape, parts, str(parse(spelling)), decode=decode)

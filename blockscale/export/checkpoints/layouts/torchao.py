@@ -12,7 +12,7 @@ from torch import Tensor
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
 from blockscale.core.untrusted import json_object, parse_json, quoted
-from blockscale.export.checkpoints.assembling import FLOATS, assembled, block_of
+from blockscale.export.checkpoints.assembling import FLOATS, assemble, block_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
@@ -69,7 +69,7 @@ def _decode_plain(spelling: str, shape: Shape, parts: Parts) -> QTensor:
     own_parts = {"codes": codes, "scale": parts["scale"]}
     if fmt.asym:
         own_parts["zero_point"] = parts["zero_point"]
-    return assembled(spelling, shape, own_parts)
+    return assemble(spelling, shape, own_parts)
 
 
 def _blocks(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
@@ -97,7 +97,7 @@ def _decode_blocks(
     scale = parts["scale"] if tiled is None else matrix(parts["scale"], *tiled)
     own_parts = {"codes": parts["qdata"], "scale": scale}
     own_parts["outer"] = parts.get("per_tensor_scale", torch.ones(1))
-    return assembled(spelling, shape, own_parts)
+    return assemble(spelling, shape, own_parts)
 
 
 def _int4(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
@@ -118,11 +118,11 @@ def _int4(kind: str, data: Data, places: Places, kinds: Kinds) -> Weight:
 
 
 def _decode_int4(spelling: str, shape: Shape, parts: Parts) -> QTensor:
-    def turned(part: str) -> Tensor:
+    def transpose(part: str) -> Tensor:
         return parts[part].mT.contiguous()
 
-    own_parts = {"codes": parts["qdata"].view(torch.uint8), "scale": turned("scale")}
-    return assembled(spelling, shape, own_parts | {"offset": turned("zero_point")})
+    own_parts = {"codes": parts["qdata"].view(torch.uint8), "scale": transpose("scale")}
+    return assemble(spelling, shape, own_parts | {"offset": transpose("zero_point")})
 
 
 CLASSES: dict[str, Take] = {

@@ -241,7 +241,7 @@ def config_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, An
         data[what.names[0]] = value
     if arch != "gpt2":
         _positions(data, metadata, family)
-    data |= _implied(data, metadata, names, kind)
+    data |= _implicit(data, metadata, names, kind)
     for key, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         if isinstance(token := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int):
             data[f"{key}_token_id"] = token
@@ -270,7 +270,7 @@ def _positions(data: dict[str, Any], metadata: Mapping[str, Any], family: Family
         )
 
 
-def _implied(
+def _implicit(
     data: Mapping[str, Any], metadata: Mapping[str, Any], names: set[str], kind: str
 ) -> dict[str, Any]:
     """Settings that the architecture means, or that tensors tell."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockscale.export.checkpoints.gguf.records import GRIDS, PLAIN, TYPES, blocks_of
-from blockscale.export.writers import Planned
+from blockscale.export.writers import PlannedTensor
 from blockscale.export.writers.gguf import kind_of
 from blockscale.files.stream import bytes_of
 from blockscale.ops.tensor import QTensor
@@ -100,7 +100,7 @@ class GGUFFile:
     def __init__(
         self,
         path: Path,
-        tensors: Sequence[Planned],
+        tensors: Sequence[PlannedTensor],
         metadata: Mapping[str, bytes],
         step: int,
         kinds: Mapping[str, str],
@@ -122,7 +122,7 @@ class GGUFFile:
                 os.posix_fallocate(self._file, 0, size)
             else:
                 os.ftruncate(self._file, size)
-            self._put(memoryview(header), 0)
+            self._write(memoryview(header), 0)
         except BaseException:
             self.abandon()
             raise
@@ -134,9 +134,9 @@ class GGUFFile:
             value = blocks_of(value, TYPES[self.kinds[name]])
         data = bytes_of(value.contiguous())
         assert len(data) == place.nbytes, (name, len(data), place)
-        self._put(data, place.start)
+        self._write(data, place.start)
 
-    def _put(self, data: memoryview, start: int) -> None:
+    def _write(self, data: memoryview, start: int) -> None:
         done = 0
         while done < len(data):
             done += os.pwrite(self._file, data[done:], start + done)
@@ -153,12 +153,12 @@ class GGUFFile:
             self._file = -1
 
 
-def size_of(tensor: Planned, kind: str = "") -> int:
+def size_of(tensor: PlannedTensor, kind: str = "") -> int:
     """Bytes of a tensor in a file. told: its type in another file, where two hold one format."""
     return _place(tensor, _kind(tensor, kind)).nbytes
 
 
-def _kind(tensor: Planned, text: str) -> str:
+def _kind(tensor: PlannedTensor, text: str) -> str:
     if tensor.grid:
         return tensor.grid
     if tensor.format is None:
@@ -168,7 +168,7 @@ def _kind(tensor: Planned, text: str) -> str:
     return kind
 
 
-def _place(tensor: Planned, kind: str) -> TensorPlace:
+def _place(tensor: PlannedTensor, kind: str) -> TensorPlace:
     if kind in PLAIN:
         number, dtype = PLAIN[kind]
         return TensorPlace(tensor.shape, number, prod(tensor.shape) * dtype.itemsize)
@@ -216,7 +216,7 @@ class SplitGGUF:
         self,
         folder: Path,
         name: str,
-        tensors: Sequence[Planned],
+        tensors: Sequence[PlannedTensor],
         metadata: Mapping[str, bytes],
         step: int,
         kinds: Mapping[str, str],
@@ -227,7 +227,7 @@ class SplitGGUF:
         name: what the files' names begin with; size: bytes of tensors in a file, but for a tensor
         that is larger. Raises ValueError for more files than the format can count.
         """
-        shards = parted(tensors, kinds, size)
+        shards = split_shards(tensors, kinds, size)
         if len(shards) > _MOST:
             many = f"{len(shards)} files of {size} bytes are more than the {_MOST} that GGUF allows"
             raise ValueError(f"{many}: choose a larger --shard-size")
@@ -267,9 +267,11 @@ class SplitGGUF:
             file.abandon()
 
 
-def parted(tensors: Sequence[Planned], kinds: Mapping[str, str], size: int) -> list[list[Planned]]:
+def split_shards(
+    tensors: Sequence[PlannedTensor], kinds: Mapping[str, str], size: int
+) -> list[list[PlannedTensor]]:
     """Tensors in their order, as many together as `size` bytes hold, and at least one."""
-    shards: list[list[Planned]] = [[]]
+    shards: list[list[PlannedTensor]] = [[]]
     filled = 0
     for tensor in tensors:
         nbytes = size_of(tensor, kinds.get(tensor.name, ""))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.untrusted import json_object, read_json
-from blockscale.export.writers import Planned
+from blockscale.export.writers import PlannedTensor
 from blockscale.export.writers.gguf import kind_of
 from blockscale.export.writers.gguf_files.architectures import keys, of_config, rope
 from blockscale.export.writers.gguf_files.architectures import kind_of as kind_of_positions
@@ -62,12 +62,12 @@ class Extra:
     step: int = ALIGNMENT
 
     @property
-    def planned(self) -> list[Planned]:
+    def plan(self) -> list[PlannedTensor]:
         """As the file is laid out."""
-        return [Planned(n, tuple(t.shape), None, t.dtype) for n, t in self.tensors.items()]
+        return [PlannedTensor(n, tuple(t.shape), None, t.dtype) for n, t in self.tensors.items()]
 
 
-def _most(tensors: Sequence[Planned]) -> str | None:
+def _most(tensors: Sequence[PlannedTensor]) -> str | None:
     """The type of most matrices: of those that are quantized, if there are any."""
     kinds = Counter(kind_of(t.format) for t in tensors if t.format is not None)
     if not kinds:
@@ -76,7 +76,7 @@ def _most(tensors: Sequence[Planned]) -> str | None:
 
 
 def metadata_for(
-    config: Mapping[str, Any], folder: Path | None, tensors: Sequence[Planned]
+    config: Mapping[str, Any], folder: Path | None, tensors: Sequence[PlannedTensor]
 ) -> tuple[dict[str, bytes], Extra, tuple[str, ...]]:
     """{key: type and value}, what tensors there are besides, and what has to be said.
 
@@ -148,8 +148,8 @@ def tokenizer_keys(folder: Path, size: int) -> tuple[dict[str, MetadataValue], s
             "neither its tokenizer nor its configuration names the end-of-text token "
             f"(eos_token): llama.cpp uses token {end} ({vocabulary.text(end)!r})"
         )
-    if vocabulary.lost:
-        notes.append(f"{vocabulary.lost} of its tokens have no row in the embedding: left out")
+    if vocabulary.excess:
+        notes.append(f"{vocabulary.excess} of its tokens have no row in the embedding: left out")
     return result, "; ".join(notes)
 
 
@@ -217,7 +217,7 @@ def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabul
     """WordPiece, "bert": tokens that begin a word get a space, others lose their ##."""
     for text, number in tokens_of(model.get("vocab")).items():
         within = text.startswith("##")
-        vocabulary.put(number, text[2:] if within else SPACE + text)
+        vocabulary.insert(number, text[2:] if within else SPACE + text)
         vocabulary.numbers[text] = number
     for number, text, special in added_of(data.get("added_tokens")):
         vocabulary.add(number, text, special)
@@ -230,7 +230,7 @@ def _word_piece(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabul
     by_name = {
         "tokenizer.ggml.model": MetadataValue("text", "bert"),
         "tokenizer.ggml.pre": MetadataValue("text", "default"),
-        **vocabulary.keys(scored=False),
+        **vocabulary.keys(scores=False),
         "tokenizer.ggml.normalizer.lowercase": MetadataValue("bool", lower),
         "tokenizer.ggml.normalizer.strip_accents": MetadataValue("bool", strip),
     }
@@ -259,15 +259,15 @@ def byte_level(data: Mapping[str, Any], model: Mapping[str, Any], vocabulary: Vo
     """The keys of a tokenizer.json, and what has to be said. model: the part of that name."""
     vocab, pairs = tokens_of(model.get("vocab")), merges_of(model.get("merges"))
     for text, number in vocab.items():
-        vocabulary.put(number, text)
+        vocabulary.insert(number, text)
     for each in added_of(data.get("added_tokens")):
         vocabulary.add(*each)
-    name, notes = _cut(data, model, vocab, pairs)
+    name, notes = _pretokenizer(data, model, vocab, pairs)
     notes += not_normalized(data, {"ByteLevel": always})
     by_name = {
         "tokenizer.ggml.model": MetadataValue("text", "gpt2"),
         "tokenizer.ggml.pre": MetadataValue("text", name),
-        **vocabulary.keys(scored=False),
+        **vocabulary.keys(scores=False),
         "tokenizer.ggml.merges": MetadataValue("text", [_text(pair) for pair in pairs]),
     }
     return by_name, notes
@@ -278,7 +278,7 @@ def _text(pair: Pair) -> str:
     return " ".join(part.replace(" ", "Ġ") for part in pair)
 
 
-def _cut(
+def _pretokenizer(
     data: Mapping[str, Any], model: Mapping[str, Any], vocab: dict[str, int], pairs: list[Pair]
 ) -> tuple[str, list[str]]:
     """llama.cpp's name for how words are cut, and where it is not quite that."""

@@ -169,16 +169,16 @@ def flat(value: Any, inner: str) -> Iterator[Mapping[str, Any]]:
 
 
 def not_normalized(
-    data: Mapping[str, Any], done: Mapping[str, Callable[[Mapping[str, Any]], bool]]
+    data: Mapping[str, Any], checks: Mapping[str, Callable[[Mapping[str, Any]], bool]]
 ) -> list[str]:
     """What has to be said of normalizers that llama.cpp has not.
 
-    data: of tokenizer.json; done: {type: whether llama.cpp does what such a step says}
+    data: of tokenizer.json; checks: {type: whether llama.cpp does what such a step says}
     """
     rest = [
         str(each.get("type"))
         for each in flat(data.get("normalizer"), "normalizers")
-        if each.get("type") not in done or not done[each["type"]](each)
+        if each.get("type") not in checks or not checks[each["type"]](each)
     ]
     if not rest:
         return []

@@ -117,24 +117,24 @@ def pieces_of_bpe(
     for text, number in vocab.items():
         kind = BYTE if _BYTE.fullmatch(text) else NORMAL
         kind = UNKNOWN if text == model.get("unk_token") else kind
-        vocabulary.put(number, text, kind, scores.get(text, least if kind == NORMAL else 0.0))
+        vocabulary.insert(number, text, kind, scores.get(text, least if kind == NORMAL else 0.0))
     for each in added_of(data.get("added_tokens")):
         vocabulary.add(*each)
     prefix = _prefix(data)
     notes += _spaces_besides(data, prefix)
     notes += not_normalized(data, {"Prepend": _writes_space, "Replace": _writes_space})
     notes += _cuts_besides(data)
-    result = _scored("llama", vocabulary, prefix != "never")
+    result = _score_settings("llama", vocabulary, prefix != "never")
     if not any(_BYTE.fullmatch(text) for text in vocab):
         notes.append("it has no byte tokens: llama.cpp fails on characters without a token")
     return result, notes
 
 
-def _scored(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, MetadataValue]:
+def _score_settings(kind: str, vocabulary: Vocabulary, prefix: bool) -> dict[str, MetadataValue]:
     return {
         "tokenizer.ggml.model": MetadataValue("text", kind),
         "tokenizer.ggml.pre": MetadataValue("text", "default"),
-        **vocabulary.keys(scored=True),
+        **vocabulary.keys(scores=True),
         "tokenizer.ggml.add_space_prefix": MetadataValue("bool", prefix),
     }
 
@@ -202,10 +202,10 @@ def from_pieces(path: Path, vocabulary: Vocabulary) -> Keys | None:
     if model.kind not in ("bpe", "unigram"):
         return None
     for i, (text, score, kind) in enumerate(model.pieces):
-        vocabulary.put(i, text.replace(SPACE, " ") if kind == USER else text, kind, score)
+        vocabulary.insert(i, text.replace(SPACE, " ") if kind == USER else text, kind, score)
         vocabulary.numbers[text] = i
     _more_tokens(path.parent, vocabulary)
-    result = _scored("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
+    result = _score_settings("llama" if model.kind == "bpe" else "t5", vocabulary, model.prefix)
     for name, i in model.ids.items():
         if 0 <= i < min(len(model.pieces), vocabulary.size):
             result[f"tokenizer.ggml.{name}_token_id"] = MetadataValue("u32", i)
@@ -239,7 +239,7 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
         raise ValueError("tokenizer.json: its vocabulary is not a list of texts and scores")
     for i, (text, score) in enumerate(rows):
-        vocabulary.put(i, text, UNKNOWN if i == model.get("unk_id") else NORMAL, float(score))
+        vocabulary.insert(i, text, UNKNOWN if i == model.get("unk_id") else NORMAL, float(score))
     for number, text, special in added_of(data.get("added_tokens")):
         if number != model.get("unk_id"):  # which llama.cpp must find by its type
             vocabulary.add(number, text, special)
@@ -259,7 +259,7 @@ def unigrams(data: dict[str, Any], model: dict[str, Any], vocabulary: Vocabulary
         notes.append(
             "characters without a token become bytes in its tokenizer, and one unknown token "
             "in llama.cpp")  # fmt: skip
-    result = _scored("t5", vocabulary, _prefix(data) != "never")
+    result = _score_settings("t5", vocabulary, _prefix(data) != "never")
     if isinstance(model.get("unk_id"), int):
         result["tokenizer.ggml.unknown_token_id"] = MetadataValue("u32", model["unk_id"])
     return result | _of_unigrams(trims, b64decode(map_ or "")), notes

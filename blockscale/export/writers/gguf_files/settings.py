@@ -63,7 +63,7 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
     for key, allowed in table.items():
         value = config.get(key)
         if not any(value == each and type(value) is type(each) for each in allowed):
-            _refuse(key, value, f"{_listed(allowed)}", family)
+            _refuse(key, value, f"{_choices(allowed)}", family)
     _check_scale(config, family)
     unknown = sorted(config.keys() - keys - table.keys() - _QUIET)
     if not unknown:
@@ -75,15 +75,15 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
     ]
 
 
-def _listed(allowed: tuple[Any, ...]) -> str:
+def _choices(allowed: tuple[Any, ...]) -> str:
     lines = [repr(each) for each in allowed if each is not None]
     return " or ".join(lines) or "none"
 
 
-def _refuse(key: str, value: Any, computed: str, family: Family) -> None:
+def _refuse(key: str, value: Any, how: str, family: Family) -> None:
     raise ValueError(
         f"config.json: {key} is {shown(repr(value), TEXT)}, and llama.cpp's architecture "
-        f"{family.arch} has no key for it and always computes with {computed}: its answers "
+        f"{family.arch} has no key for it and always computes with {how}: its answers "
         "would differ. Nothing is written"
     )
 

@@ -55,8 +55,8 @@ def special_keys(
         numbers["bos"] = _number("cls", data, configs, vocabulary)
     if numbers["eos"] is None:
         numbers["eos"] = numbers["sep"]
-    adds, notes = _added((tokenizer or {}).get("post_processor"), numbers, vocabulary)
-    notes += _said(adds, data, tokenizer is not None)
+    adds, notes = _additions((tokenizer or {}).get("post_processor"), numbers, vocabulary)
+    notes += _fill_up(adds, data, tokenizer is not None)
     notes += _stops(numbers, configs, vocabulary)
     by_name = {
         f"tokenizer.ggml.{_NAMES[name]}_token_id": MetadataValue("u32", number)
@@ -88,7 +88,7 @@ def _ids(value: Any) -> list[int]:
     return [n for n in (value if isinstance(value, list) else [value]) if type(n) is int]
 
 
-def _added(
+def _additions(
     post: Any, numbers: dict[str, int | None], vocabulary: Vocabulary
 ) -> tuple[dict[str, bool], list[str]]:
     """What a post_processor puts around a text; `numbers` are brought in line with it."""
@@ -112,7 +112,7 @@ def _added(
     return adds, notes
 
 
-def _said(adds: dict[str, bool], data: Mapping[str, Any], whole: bool) -> list[str]:
+def _fill_up(adds: dict[str, bool], data: Mapping[str, Any], whole: bool) -> list[str]:
     """Fill up what a post_processor leaves open by tokenizer_config.json, else with false.
 
     whole: whether there is a tokenizer.json, by whose post_processor alone transformers goes

@@ -96,42 +96,42 @@ class Vocabulary:
         self.size = size
         self._beyond: set[int] = set()
         self.numbers: dict[str, int] = {}  # {text as the tokenizer has it: number}
-        self._held: dict[int, tuple[str, int, float]] = {}
+        self._tokens: dict[int, tuple[str, int, float]] = {}
 
-    def put(self, number: int, text: str, kind: int = NORMAL, score: float = 0.0) -> None:
+    def insert(self, number: int, text: str, kind: int = NORMAL, score: float = 0.0) -> None:
         """A token of the model."""
-        self._put(number, text, text, kind, score)
+        self._place(number, text, text, kind, score)
 
     def add(self, number: int, text: str, special: bool) -> None:
         """An added token. Some that steer a model are not marked as special by their files."""
         if special or _looks_special(text):
-            self._put(number, text, text, CONTROL, _ADDED)
+            self._place(number, text, text, CONTROL, _ADDED)
         else:  # llama.cpp looks for them in the text as it was written
-            self._put(number, text, text.replace(SPACE, " "), USER, _ADDED)
+            self._place(number, text, text.replace(SPACE, " "), USER, _ADDED)
 
-    def _put(self, number: int, name: str, text: str, kind: int, score: float) -> None:
+    def _place(self, number: int, name: str, text: str, kind: int, score: float) -> None:
         if number >= self.size:
             self._beyond.add(number)
             return
         self.numbers[name] = number
-        self._held[number] = text, kind, score
+        self._tokens[number] = text, kind, score
 
     @property
-    def lost(self) -> int:
+    def excess(self) -> int:
         """How many tokens have a number beyond the embedding's rows."""
         return len(self._beyond)
 
     def text(self, number: int) -> str:
         """A token's text; empty where there is none."""
-        return self._held[number][0] if number in self._held else ""
+        return self._tokens[number][0] if number in self._tokens else ""
 
-    def keys(self, scored: bool) -> dict[str, MetadataValue]:
-        """The lists of a GGUF file. scored: with scores."""
-        texts = {text for text, _, _ in self._held.values()}
+    def keys(self, scores: bool) -> dict[str, MetadataValue]:
+        """The lists of a GGUF file. scores: with scores."""
+        texts = {text for text, _, _ in self._tokens.values()}
         seen: set[str] = set()
         rows: list[tuple[str, int, float]] = []
         for i in range(self.size):
-            row = self._held.get(i)
+            row = self._tokens.get(i)
             if row is None or row[0] in seen:
                 row = _free(f"[PAD{i}]", texts), UNUSED, _MISSING
             seen.add(row[0])
@@ -140,7 +140,7 @@ class Vocabulary:
             "tokenizer.ggml.tokens": MetadataValue("text", [row[0] for row in rows]),
             "tokenizer.ggml.token_type": MetadataValue("i32", [row[1] for row in rows]),
         }
-        if scored:
+        if scores:
             data["tokenizer.ggml.scores"] = MetadataValue("f32", [row[2] for row in rows])
         return data
 

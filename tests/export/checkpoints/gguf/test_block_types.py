@@ -15,7 +15,7 @@ DATA = torch.randint(0, 256, (5, 64), dtype=torch.uint8, generator=torch.Generat
 
 @pytest.mark.parametrize(("width", "run"), [(4, 0), (4, 32), (2, 32), (1, 0), (4, 8), (2, 64)])
 def test_spread(width: int, run: int) -> None:
-    found = block_types.spread(DATA, width, run)
+    found = block_types.split_runs(DATA, width, run)
     rows = []
     for data in DATA.tolist():
         size = run or len(data)
@@ -25,7 +25,7 @@ def test_spread(width: int, run: int) -> None:
                 row += [byte >> shift & (1 << width) - 1 for byte in data[start : start + size]]
         rows.append(row)
     assert found.tolist() == rows
-    assert torch.equal(block_types.gathered(found, width, run * 8 // width // (8 // width)), DATA)
+    assert torch.equal(block_types.join_runs(found, width, run * 8 // width // (8 // width)), DATA)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -34,7 +34,7 @@ def test_stream(width: int) -> None:
     whole = int.from_bytes(bytes(DATA[2].tolist()), "little")
     count = 64 * 8 // width
     assert found[2].tolist() == [whole >> width * i & (1 << width) - 1 for i in range(count)]
-    assert torch.equal(block_types.streamed(found, width), DATA)
+    assert torch.equal(block_types.join_stream(found, width), DATA)
 
 
 def test_six_bits() -> None:

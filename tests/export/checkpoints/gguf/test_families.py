@@ -26,5 +26,5 @@ def test_names(kind: str) -> None:
 def test_what_a_family_says_is_of_layers_that_it_has() -> None:
     for family in FAMILIES.values():
         places = {*family.inside.values(), *family.whole.values()}
-        assert family.biases <= places | {"ffn_gate"} and family.turned <= places
+        assert family.biases <= places | {"ffn_gate"} and family.transposes <= places
         assert bool(family.experts) == ("expert_count" in family.keys)

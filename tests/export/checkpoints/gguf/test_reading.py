@@ -16,7 +16,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.checkpoints.gguf import reading
 from blockscale.export.checkpoints.gguf.records import TYPES
-from blockscale.export.writers import Planned
+from blockscale.export.writers import PlannedTensor
 from blockscale.export.writers.gguf_files.file import GGUFFile, MetadataValue, encoded
 from tests.support.gguf_reading import RECORDED, SMALL, SPLIT
 
@@ -192,7 +192,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def file_of(path: Path) -> Path:
     """One block of IQ3_S, whose first byte is 7, as ffn_up of a qwen2."""
-    planned = [Planned("blk.0.ffn_up.weight", (1, 256), None, torch.uint8, "IQ3_S")]
+    planned = [PlannedTensor("blk.0.ffn_up.weight", (1, 256), None, torch.uint8, "IQ3_S")]
     metadata = {"general.architecture": encoded(MetadataValue("text", "qwen2"))}
     file = GGUFFile(path, planned, metadata, 32, {})
     file.write("blk.0.ffn_up.weight", torch.full((1, 110), 7, dtype=torch.uint8))

@@ -11,7 +11,7 @@ import blockscale as bs
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf.families import FAMILIES
 from blockscale.export.checkpoints.gguf.tensors import from_gguf, pieces_in_model, to_gguf
-from blockscale.export.checkpoints.regrouped import Regrouped
+from blockscale.export.checkpoints.regrouped import RegroupedCheckpoint
 from blockscale.files.metadata import FileError
 from tests.recorded.record_gguf_llama import permuted
 from tests.support.checkpoints_loading import RECORDED
@@ -40,10 +40,10 @@ def test_there_and_back(kind: str) -> None:
     assert not unknown and sorted(back) == sorted(names)
     for name, piece in back.items():
         there = found[piece.sources[0]]
-        assert (there.heads, there.added, there.turned) == (
+        assert (there.heads, there.addend, there.transpose) == (
             -piece.heads,
-            -piece.added,
-            piece.turned,
+            -piece.addend,
+            piece.transpose,
         )
         assert there.sources[piece.expert or 0] == name
 
@@ -51,15 +51,15 @@ def test_there_and_back(kind: str) -> None:
 def test_rows_of_heads_norms_and_turned_layers() -> None:
     found, _ = to_gguf(names_of("llama"), FAMILIES["llama"], HEADS)
     assert found["blk.11.attn_q.weight"].heads == 4 and found["blk.11.attn_k.weight"].heads == 2
-    assert found["blk.11.attn_v.weight"].heads == 0 and not found["output_norm.weight"].added
+    assert found["blk.11.attn_v.weight"].heads == 0 and not found["output_norm.weight"].addend
     found, _ = to_gguf(names_of("gemma3_text"), FAMILIES["gemma3_text"], HEADS)
-    added = {n.rpartition(".")[0].removeprefix("blk.11.") for n, p in found.items() if p.added}
+    added = {n.rpartition(".")[0].removeprefix("blk.11.") for n, p in found.items() if p.addend}
     assert added == {
         "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm",
         "attn_k_norm", "output_norm",
     }  # fmt: skip
     found, _ = to_gguf(names_of("gpt2"), FAMILIES["gpt2"], HEADS)
-    assert {n for n, p in found.items() if p.turned} == {
+    assert {n for n, p in found.items() if p.transpose} == {
         f"blk.11.{layer}.weight" for layer in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     }
 
@@ -114,9 +114,11 @@ class File(Checkpoint):
         return self.tensors[stored.name]
 
 
-def in_model(names, **metadata) -> Regrouped:
+def in_model(names, **metadata) -> RegroupedCheckpoint:
     file = File(names, **metadata)
-    return Regrouped(file, pieces_in_model(nn.Module(), file.path, file.metadata, file.stored))
+    return RegroupedCheckpoint(
+        file, pieces_in_model(nn.Module(), file.path, file.metadata, file.stored)
+    )
 
 
 def test_names_and_rows_in_a_model():

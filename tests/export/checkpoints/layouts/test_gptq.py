@@ -26,7 +26,7 @@ def test_version_2(bits, ordered, tmp_path):
         told = found.stored["a.weight"]
         assert told.kind == f"gptq {bits} bits" + ", act-order" * ordered
         assert told.format == f"uint{bits}:group32:fp16:asym" and told.shape == (32, 96)
-        assert found.ordered("a.weight") == ordered == (found.order("a.weight") is not None)
+        assert found.has_order("a.weight") == ordered == (found.order("a.weight") is not None)
         assert torch.equal(found.dequantize("a.weight"), values.half())
         assert "of version 2 (checkpoint_format gptq_v2)" in found.evidence
 

@@ -9,7 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.export.checkpoints.gguf.container import read_container
-from blockscale.export.writers import Planned
+from blockscale.export.writers import PlannedTensor
 from blockscale.export.writers.gguf_files.file import (
     GGUFFile,
     MetadataValue,
@@ -17,8 +17,8 @@ from blockscale.export.writers.gguf_files.file import (
     TensorPlace,
     encoded,
     lay_out,
-    parted,
     rope_factors,
+    split_shards,
 )
 
 
@@ -26,8 +26,8 @@ def test_tensors_in_any_order(tmp_path: Path) -> None:
     q = bs.quantize(torch.randn(3, 64), "int8:group32:fp16:full")
     x, n = torch.randn(5).to(torch.bfloat16), torch.arange(7, dtype=torch.int8)
     planned = [
-        Planned("q", (3, 64), q.format), Planned("x", (5,), None, torch.bfloat16),
-        Planned("n", (7,), None, torch.int8),
+        PlannedTensor("q", (3, 64), q.format), PlannedTensor("x", (5,), None, torch.bfloat16),
+        PlannedTensor("n", (7,), None, torch.int8),
     ]  # fmt: skip
     path = tmp_path / "m.gguf"
     made = GGUFFile(
@@ -123,7 +123,7 @@ def made(folder: Path, size: int) -> dict[str, bs.QTensor]:
     held = {
         f"t{i}": bs.quantize(torch.randn(2 + i, 64), "int8:group32:fp16:full") for i in range(5)
     }
-    planned = [Planned(name, tuple(q.shape), q.format) for name, q in held.items()]
+    planned = [PlannedTensor(name, tuple(q.shape), q.format) for name, q in held.items()]
     output = SplitGGUF(folder, "m", planned, METADATA, 64, {}, size)
     for name, q in reversed(held.items()):
         output.write(name, q)
@@ -135,12 +135,12 @@ def made(folder: Path, size: int) -> dict[str, bs.QTensor]:
 def test_where_it_is_split() -> None:
     """Rows of 64 in Q8_0 are 68 bytes; a tensor that is too large is alone."""
     fmt = bs.parse("int8:group32:fp16:full")
-    planned = [Planned(str(n), (n, 64), fmt) for n in (1, 2, 9, 3, 2)]
-    assert [[t.name for t in shard] for shard in parted(planned, {}, 5 * 68)] == [
+    planned = [PlannedTensor(str(n), (n, 64), fmt) for n in (1, 2, 9, 3, 2)]
+    assert [[t.name for t in shard] for shard in split_shards(planned, {}, 5 * 68)] == [
         ["1", "2"], ["9"], ["3", "2"]
     ]  # fmt: skip
-    assert len(parted(planned, {}, 5 * 68 - 1)) == 4
-    assert len(parted(planned, {}, 1)) == 5 and len(parted(planned, {}, 10**6)) == 1
+    assert len(split_shards(planned, {}, 5 * 68 - 1)) == 4
+    assert len(split_shards(planned, {}, 1)) == 5 and len(split_shards(planned, {}, 10**6)) == 1
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 5), (68 * 9, 3), (10**6, 1)])
@@ -162,7 +162,7 @@ def test_the_files_are_read_as_one(size: int, count: int, tmp_path: Path) -> Non
 
 def test_more_files_than_there_can_be(tmp_path: Path) -> None:
     fmt = bs.parse("int8:group32:fp16:full")
-    planned = [Planned(f"t{i}", (1, 32), fmt) for i in range(2**16)]
+    planned = [PlannedTensor(f"t{i}", (1, 32), fmt) for i in range(2**16)]
     with pytest.raises(ValueError, match="65536 files of 1 bytes are more than the 65535"):
         SplitGGUF(tmp_path, "m", planned, {}, 32, {}, 1)
     assert not list(tmp_path.iterdir())

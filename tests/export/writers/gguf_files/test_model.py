@@ -2,19 +2,21 @@
 """Metadata of whole models: what most weights are, and what is said where names are kept."""
 
 from blockscale.core.parse import parse
-from blockscale.export.writers import Planned
+from blockscale.export.writers import PlannedTensor
 from blockscale.export.writers.gguf_files.file import MetadataValue, encoded
 from blockscale.export.writers.gguf_files.model import metadata_for
 from tests.support.conversion_models import CONFIG
 
 
-def planned(*formats: str) -> list[Planned]:
-    return [Planned(f"blk.{i}.attn_q.weight", (8, 256), parse(f)) for i, f in enumerate(formats)]
+def planned(*formats: str) -> list[PlannedTensor]:
+    return [
+        PlannedTensor(f"blk.{i}.attn_q.weight", (8, 256), parse(f)) for i, f in enumerate(formats)
+    ]
 
 
 def test_the_type_of_most() -> None:
     tensors = planned("int8:group32:fp16:full", "int4:group32:fp16:full", "int4:group32:fp16:full")
-    tensors.append(Planned("token_embd.weight", (32, 256), None))
+    tensors.append(PlannedTensor("token_embd.weight", (32, 256), None))
     found, extra, notes = metadata_for(CONFIG, None, tensors)
     assert found["general.file_type"] == encoded(MetadataValue("u32", 2))  # mostly Q4_0
     assert found["general.quantization_version"] == encoded(MetadataValue("u32", 2))

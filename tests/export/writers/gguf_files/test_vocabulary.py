@@ -17,7 +17,7 @@ from blockscale.export.writers.gguf_files.vocabulary import (
 
 
 def lists(vocabulary: Vocabulary) -> tuple[list, list, list]:
-    found = vocabulary.keys(scored=True)
+    found = vocabulary.keys(scores=True)
     names = ("tokens", "token_type", "scores")
     return tuple(found[f"tokenizer.ggml.{name}"].value for name in names)
 
@@ -25,13 +25,13 @@ def lists(vocabulary: Vocabulary) -> tuple[list, list, list]:
 def test_holes_and_doubles_get_texts_of_their_own() -> None:
     """llama.cpp stops the process where two tokens have one text."""
     vocabulary = Vocabulary(5)
-    vocabulary.put(0, "[PAD2]", score=-1.0)
-    vocabulary.put(1, "a", score=-2.0)
-    vocabulary.put(3, "a", score=-3.0)
+    vocabulary.insert(0, "[PAD2]", score=-1.0)
+    vocabulary.insert(1, "a", score=-2.0)
+    vocabulary.insert(3, "a", score=-3.0)
     texts, types, scores = lists(vocabulary)
     assert texts == ["[PAD2]", "a", "[PAD2]_", "[PAD3]", "[PAD4]"]
     assert types == [1, 1, 5, 5, 5] and scores == [-1.0, -2.0, -1e4, -1e4, -1e4]
-    assert "tokenizer.ggml.scores" not in vocabulary.keys(scored=False)
+    assert "tokenizer.ggml.scores" not in vocabulary.keys(scores=False)
 
 
 def test_added_tokens() -> None:
@@ -49,10 +49,10 @@ def test_added_tokens() -> None:
 
 def test_tokens_beyond_the_embedding_are_counted_once() -> None:
     vocabulary = Vocabulary(1)
-    vocabulary.put(1, "a")
+    vocabulary.insert(1, "a")
     vocabulary.add(1, "a", special=True)
-    vocabulary.put(2, "b")
-    assert vocabulary.lost == 2 and "a" not in vocabulary.numbers and vocabulary.text(1) == ""
+    vocabulary.insert(2, "b")
+    assert vocabulary.excess == 2 and "a" not in vocabulary.numbers and vocabulary.text(1) == ""
 
 
 def test_what_is_damaged() -> None:
