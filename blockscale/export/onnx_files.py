@@ -18,7 +18,7 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown
 from blockscale.export.to_onnx import write
 from blockscale.export.to_onnx.float_model import STANDARD, FloatModel
-from blockscale.export.to_onnx.rewriting import Feed, Rewriting, Seen, input_of
+from blockscale.export.to_onnx.rewriting import Feed, InputRanges, Rewriting, input_of
 from blockscale.export.to_onnx.scope import LOWEST
 from blockscale.files.metadata import FileError
 from blockscale.files.whole import check_new, check_place
@@ -60,10 +60,10 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     place = check_place(out, "quantized.onnx")
     if not dry_run:
         check_new(place, overwrite)
-    choice, notes = _checked(Recipe.read(recipe)).uncalibrated()
+    choice, notes = _check_recipe(Recipe.read(recipe)).uncalibrated()
     proto = _read(Path(model))
     result = FloatModel.of(proto)
-    rewriting = Rewriting(result, choice, _seen(result, choice, calibrate, observer))
+    rewriting = Rewriting(result, choice, _observe(result, choice, calibrate, observer))
     ledger = replace(rewriting.run(str(model)), notes=notes)
     if strict and (ledger.skipped or notes):
         first = notes[0] if notes else f"{ledger.skipped[0].name}: {ledger.skipped[0].reason}"
@@ -75,7 +75,7 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     return ledger
 
 
-def _checked(recipe: Recipe) -> Recipe:
+def _check_recipe(recipe: Recipe) -> Recipe:
     """The recipe. Raises ValueError for parts that are not put into other people's graphs."""
     missing = [each for each in ("onnx", "onnxruntime") if importlib.util.find_spec(each) is None]
     if missing:
@@ -124,12 +124,14 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _seen(model: FloatModel, recipe: Recipe, calibrate: Feeds | None, observer: str) -> Seen | None:
+def _observe(
+    model: FloatModel, recipe: Recipe, calibrate: Feeds | None, observer: str
+) -> InputRanges | None:
     """What inputs are in the calls; None without calls. Raises ValueError where there is nothing to
     see."""
     if calibrate is None:
         return None
-    seen = Seen(model.proto)
+    seen = InputRanges(model.proto)
     for site in model.sites():
         fmt = input_of(recipe, site)
         if fmt is not None and fmt.block.static:

@@ -67,15 +67,15 @@ def program_of(
     Raises as `program`, and for a graph that was exported in training mode.
     """
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
-        return _given(exported(graph), example, dynamic_batch)
+        return _existing(exported(graph), example, dynamic_batch)
     if is_graph_of_ops(graph) or isinstance(graph, ExportedProgram):
-        return _given(_adopted(graph), example, dynamic_batch)
+        return _existing(_adopt(graph), example, dynamic_batch)
     if is_quantize_fx(graph):
-        return _given(_of_quantize_fx(graph, example), None, dynamic_batch)
+        return _existing(_of_quantize_fx(graph, example), None, dynamic_batch)
     return exported_model(graph, example, dynamic_batch)
 
 
-def _adopted(graph: Any) -> ExportedProgram:
+def _adopt(graph: Any) -> ExportedProgram:
     """A program or graph from elsewhere, whose quantizing nodes are ours; a program that has
     nothing to adopt is given back as it is."""
     check_evaluation(graph)
@@ -95,10 +95,10 @@ def _of_quantize_fx(graph: Any, example: Example | None) -> ExportedProgram:
         raise TypeError(
             "a graph module of quantize_fx needs a tuple of arguments as example, found a dict"
         )
-    return _adopted(from_quantize_fx(graph, args))
+    return _adopt(from_quantize_fx(graph, args))
 
 
-def _given(
+def _existing(
     program: ExportedProgram, example: Example | None, dynamic_batch: bool
 ) -> ExportedProgram:
     """A program that exists: its sizes are what they are."""
@@ -108,7 +108,7 @@ def _given(
             "(use dynamic_shapes of torch.export.export)"
         )
     if example is not None:
-        tried(program.module(), *arguments(example))
+        run_example(program.module(), *arguments(example))
     return program
 
 
@@ -123,7 +123,7 @@ def exported_model(
         )
     check_model(model)
     args, kwargs = arguments(example)
-    tried(model, args, kwargs)
+    run_example(model, args, kwargs)
     sizes = _free_first_sizes(args, kwargs) if dynamic_batch else None
     if sizes is not None and args and _takes_any(model):
         sizes = (sizes,)  # torch.export names `*inputs` as one argument, a tuple
@@ -165,20 +165,20 @@ def arguments(example: Example) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     )
 
 
-def tried(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run_example(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the model gives. Raises ValueError if it cannot be called with the example."""
     try:
         with torch.no_grad():
             return model(*args, **kwargs)
     except Exception as error:
-        members = [*map(_described, args), *(f"{k}: {_described(v)}" for k, v in kwargs.items())]
+        members = [*map(_describe, args), *(f"{k}: {_describe(v)}" for k, v in kwargs.items())]
         raise ValueError(
             f"the model cannot be called with the example ({', '.join(members)}): "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
-def _described(argument: object) -> str:
+def _describe(argument: object) -> str:
     if isinstance(argument, Tensor):
         return f"{str(argument.dtype).removeprefix('torch.')} {list(argument.shape)}"
     return type(argument).__name__

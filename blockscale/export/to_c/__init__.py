@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from blockscale.core.torch_private import pytree
-from blockscale.export.to_c.graph_walk import Door, Walked, walk
-from blockscale.export.to_c.text import Array, helpers, indented, listed
+from blockscale.export.to_c.graph_walk import CGraph, Door, walk
+from blockscale.export.to_c.text import Array, helpers, indent, initializer_lines
 from blockscale.export.to_c.writer import CStep
-from blockscale.export.to_program import Example, arguments, tried
+from blockscale.export.to_program import Example, arguments, run_example
 from blockscale.files.whole import check_new, check_place, written_whole
 from blockscale.graph.integer_model import IntegerModel
 from blockscale.graph.lowering.lowering import lower
@@ -26,7 +26,7 @@ _ARENA = {8: "int64_t", 4: "int32_t", 2: "int16_t", 1: "int8_t"}
 # The text of the file: head, tables, arena, steps, and the function that runs them.
 
 
-class Sized(NamedTuple):
+class CFile(NamedTuple):
     """A file's text, its bytes of tables and of arena, and the nodes that most of them are of."""
 
     text: str
@@ -36,9 +36,9 @@ class Sized(NamedTuple):
     largest: str
 
 
-def written(walked: Walked, name: str) -> Sized:
-    """The C file of a walked graph, whose names begin with `name`."""
-    w = walked.writer
+def c_file(graph: CGraph, name: str) -> CFile:
+    """The C file of a graph, whose names begin with `name`."""
+    w = graph.writer
     kinds: dict[str, list[Array]] = {"constant": [], "arena": [], "input": [], "output": []}
     for each in w.arrays.values():
         used = each.kind in ("input", "output") or each.last >= 0
@@ -52,19 +52,19 @@ def written(walked: Walked, name: str) -> Sized:
         *(_table(each, w.tables[each.number]) for each in kinds["constant"]),
         *(f"static {_ARENA[n]} arena{8 * n}[{count}];" for n, count in sizes.items()),
         *steps,
-        _run(walked, w.steps, name),
+        _run(graph, w.steps, name),
     ]
     blocks = [
-        _head(walked, name, sizes, tables, arena),
+        _head(graph, name, sizes, tables, arena),
         "#include <stdint.h>",
-        _macros(walked, name, tables, arena),
-        f"{_signature(walked, name)};",
+        _macros(graph, name, tables, arena),
+        f"{_signature(graph, name)};",
         *helpers("\n".join(steps)),
         *body,
     ]
     text = "\n\n".join(blocks) + "\n"
     fullest = _fullest(w.steps, kinds["arena"])
-    return Sized(text, tables, arena, fullest, _reader(w.steps, kinds["constant"]))
+    return CFile(text, tables, arena, fullest, _reader(w.steps, kinds["constant"]))
 
 
 def _fullest(steps: Sequence[CStep], arrays: Sequence[Array]) -> str:
@@ -79,11 +79,11 @@ def _reader(steps: Sequence[CStep], constants: Sequence[Array]) -> str:
     return next((s.node for s in steps if largest in [a for _, a, _ in s.takes]), "none")
 
 
-def _doors(walked: Walked) -> list[tuple[str, Door]]:
-    return [*(("input", d) for d in walked.inputs), *(("output", d) for d in walked.outputs)]
+def _doors(graph: CGraph) -> list[tuple[str, Door]]:
+    return [*(("input", d) for d in graph.inputs), *(("output", d) for d in graph.outputs)]
 
 
-def _head(walked: Walked, name: str, sizes: dict[int, int], tables: int, arena: int) -> str:
+def _head(graph: CGraph, name: str, sizes: dict[int, int], tables: int, arena: int) -> str:
     """What the file says of itself."""
     lines = [
         f"/* An integer model in C99, written by blockscale. Call {name}_run: it returns 0, or",
@@ -92,23 +92,23 @@ def _head(walked: Walked, name: str, sizes: dict[int, int], tables: int, arena: 
         " * Where an exponent stands, a code means (code - zero) * 2^exponent.",
         " *",
     ]
-    for kind, door in _doors(walked):
-        lines.append(f" * {kind} {_said(door)}")
+    for kind, door in _doors(graph):
+        lines.append(f" * {kind} {_door_comment(door)}")
     parts = ", ".join(f"{n} of {8 * width} bits" for width, n in sizes.items()) or "nothing"
     lines += [" *", f" * static memory: {arena} bytes ({parts})", f" * constants: {tables} bytes"]
     return "\n".join([*lines, " */"])
 
 
-def _said(door: Door) -> str:
+def _door_comment(door: Door) -> str:
     shape = " x ".join(map(str, door.shape)) or "one"
     means = "" if door.exponent is None else f", exponent {door.exponent}, zero {door.zero}"
     return f"{door.array.ctype} {door.array.name}[{door.array.size}]: {shape}{means}"
 
 
-def _macros(walked: Walked, name: str, tables: int, arena: int) -> str:
+def _macros(graph: CGraph, name: str, tables: int, arena: int) -> str:
     upper = name.upper()
     lines = [f"#define {upper}_ARENA_BYTES {arena}", f"#define {upper}_CONSTANT_BYTES {tables}"]
-    for _, door in _doors(walked):
+    for _, door in _doors(graph):
         of = f"{upper}_{door.array.name.upper()}"
         lines.append(f"#define {of}_SIZE {door.array.size}")
         if door.exponent is not None:
@@ -117,14 +117,14 @@ def _macros(walked: Walked, name: str, tables: int, arena: int) -> str:
     return "\n".join(lines)
 
 
-def _signature(walked: Walked, name: str) -> str:
-    members = [f"const {d.array.ctype} *{d.array.name}" for d in walked.inputs]
-    results = [f"{d.array.ctype} *{d.array.name}" for d in walked.outputs]
+def _signature(graph: CGraph, name: str) -> str:
+    members = [f"const {d.array.ctype} *{d.array.name}" for d in graph.inputs]
+    results = [f"{d.array.ctype} *{d.array.name}" for d in graph.outputs]
     return f"int {name}_run({', '.join([*members, *results])})"
 
 
 def _table(array: Array, values: object) -> str:
-    rows = "\n".join(listed(values))  # type: ignore[arg-type]
+    rows = "\n".join(initializer_lines(values))  # type: ignore[arg-type]
     return f"static const {array.ctype} {array.name}[{array.size}] = {{\n{rows}\n}};"
 
 
@@ -133,20 +133,20 @@ def _step(step: CStep) -> str:
     takes = ", ".join(
         f"{'' if written else 'const '}{array.ctype} *{name}" for name, array, written in step.takes
     )
-    lines = indented([*step.lines, "return 0;"])
+    lines = indent([*step.lines, "return 0;"])
     return f"/* {step.node} */\nstatic int {step.name}({takes})\n{{\n" + "\n".join(lines) + "\n}"
 
 
-def _run(walked: Walked, steps: Sequence[CStep], name: str) -> str:
+def _run(graph: CGraph, steps: Sequence[CStep], name: str) -> str:
     """The function that calls all steps."""
     lines = []
-    unused = {d.array.name for d in walked.inputs if d.array.last < 0}
+    unused = {d.array.name for d in graph.inputs if d.array.last < 0}
     lines += [f"(void){each};" for each in sorted(unused)]
     for step in steps:
         text = ", ".join(_pointer(array) for _, array, _ in step.takes)
         lines += [f"if ({step.name}({text}) != 0) {{", "return -1;", "}"]
-    body = "\n".join(indented([*lines, "return 0;"]))
-    return f"{_signature(walked, name)}\n{{\n{body}\n}}"
+    body = "\n".join(indent([*lines, "return 0;"]))
+    return f"{_signature(graph, name)}\n{{\n{body}\n}}"
 
 
 def _pointer(array: Array) -> str:
@@ -194,10 +194,10 @@ def meet(a: Array, b: Array) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def _lowest(array: Array, placed: list[Array]) -> int:
+def _lowest(array: Array, others: list[Array]) -> int:
     """The lowest offset without a neighbour that lives at the same time."""
     offset = 0
-    for other in sorted((each for each in placed if meet(each, array)), key=lambda a: a.offset):
+    for other in sorted((each for each in others if meet(each, array)), key=lambda a: a.offset):
         if offset + array.size <= other.offset:
             break
         offset = max(offset, other.offset + other.size)
@@ -240,7 +240,7 @@ def c(
     if not identifier(name):
         raise ValueError(f"{name!r} is not a C identifier: use letters, digits and _")
     lowered = _integer(graph)
-    result = written(walk(lowered, _given(lowered, example)), name)
+    result = c_file(walk(lowered, _arguments(lowered, example)), name)
     _check_size(result, max_bytes)
     with written_whole(path) as temporary:
         temporary.write_text(result.text, encoding="ascii")
@@ -256,12 +256,12 @@ def _integer(graph: Any) -> fx.GraphModule:
     return lower(graph, "integer")
 
 
-def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
+def _arguments(graph: fx.GraphModule, example: Example | None) -> list[Any]:
     """The example's arguments, flat; zeros of the graph's own sizes without one."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     if example is not None:
         args, kwargs = arguments(example)
-        tried(graph, args, kwargs)
+        run_example(graph, args, kwargs)
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if len(leaves) != len(nodes):
             raise ValueError(
@@ -281,12 +281,12 @@ def _given(graph: fx.GraphModule, example: Example | None) -> list[Any]:
     return results
 
 
-def _check_size(sized: Sized, most: int | None) -> None:
+def _check_size(file: CFile, most: int | None) -> None:
     """Raise ValueError where the target cannot hold it."""
-    if most is not None and sized.tables + sized.arena > most:
+    if most is not None and file.tables + file.arena > most:
         raise ValueError(
-            f"the model takes {sized.tables} bytes of constants (the largest is "
-            f"{sized.largest}) and {sized.arena} bytes of memory (at its peak in "
-            f"{sized.fullest}), together more than max_bytes={most}: use fewer bits, or "
+            f"the model takes {file.tables} bytes of constants (the largest is "
+            f"{file.largest}) and {file.arena} bytes of memory (at its peak in "
+            f"{file.fullest}), together more than max_bytes={most}: use fewer bits, or "
             "smaller sizes"
         )

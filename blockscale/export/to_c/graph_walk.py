@@ -36,7 +36,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Walked:
+class CGraph:
     """What a graph has become."""
 
     writer: CWriter
@@ -49,27 +49,27 @@ class _Values(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule):
         super().__init__(graph, garbage_collect_values=False)
-        self.found: dict[fx.Node, Any] = {}
+        self.results: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        self.found[n] = result
+        self.results[n] = result
         return result
 
 
-def walk(graph: fx.GraphModule, example: Sequence[Any]) -> Walked:
+def walk(graph: fx.GraphModule, example: Sequence[Any]) -> CGraph:
     """Steps for all nodes. Raises NotIntegerError, which names the first without a C form."""
     values = _Values(graph)
     with torch.no_grad():
         values.run(*example)
-    return _Walk(values.found).over(graph)
+    return _Walk(values.results).over(graph)
 
 
 class _Walk:
     """The walk's state: what nodes gave for the example, and which depend on inputs."""
 
     def __init__(self, table: dict[fx.Node, Any]):
-        self.found = table
+        self.values = table
         self.writer = CWriter()
         self.writer.sizes = {n: v.shape for n, v in table.items() if isinstance(v, Tensor)}
         self.inputs: list[Door] = []
@@ -77,7 +77,7 @@ class _Walk:
         self.ours = {op.overload: name.removeprefix("integer_") for name, op in INTEGER_OPS.items()}
         self.constants: set[fx.Node] = set()
 
-    def over(self, graph: fx.GraphModule) -> Walked:
+    def over(self, graph: fx.GraphModule) -> CGraph:
         for node in graph.graph.nodes:
             if node.op == "output":
                 self._give(node)
@@ -85,10 +85,10 @@ class _Walk:
                 self._visit(node)
         if not self.outputs:
             raise NotIntegerError("the graph computes no output: there is nothing to write")
-        return Walked(self.writer, self.inputs, self.outputs)
+        return CGraph(self.writer, self.inputs, self.outputs)
 
     def _visit(self, node: fx.Node) -> None:
-        value = self.found[node]
+        value = self.values[node]
         listed = isinstance(value, list | tuple)
         if not isinstance(value, Tensor) and not listed:
             self.constants.add(node)  # a size
@@ -113,12 +113,12 @@ class _Walk:
             raise NotIntegerError(_no_form(node))
 
     def _input(self, node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
-        shape = tuple(self.found[node].shape)
+        shape = tuple(self.values[node].shape)
         names = {door.array.name for door in self.inputs}
         name = f"in_{source.name}"
         while name in names:
             name += "_again"
-        array = self.writer.array(name, "input", dtype, self.found[node].numel(), described(node))
+        array = self.writer.array(name, "input", dtype, self.values[node].numel(), described(node))
         self.writer.places[node] = array.places(shape)
         zero, exponent = (node.args[2], node.args[1]) if node is not source else (None, None)
         self.inputs.append(Door(array, shape, source.name, zero, exponent))  # type: ignore[arg-type]
@@ -143,10 +143,10 @@ class _Walk:
                 )
         access: Access = emit(self.writer, node, arguments)
         if (
-            access.shape != tuple(self.found[node].shape)
-            or access.array.dtype != self.found[node].dtype
+            access.shape != tuple(self.values[node].shape)
+            or access.array.dtype != self.values[node].dtype
         ):
-            raise AssertionError(f"{node.name}: {access} is not {self.found[node].shape}")
+            raise AssertionError(f"{node.name}: {access} is not {self.values[node].shape}")
         self.writer.keep(node, access)
 
     def _plain(self, value: Any) -> Any:
@@ -154,17 +154,17 @@ class _Walk:
         return fx.node.map_arg(value, self._size)
 
     def _size(self, node: fx.Node) -> Any:
-        value = self.found[node]
+        value = self.values[node]
         return node if isinstance(value, Tensor) else value
 
     def _move(self, node: fx.Node) -> None:
         """The same move of places."""
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self._place)
         if calls(node, aten.index_select):
-            args = (*args[:2], self._known(node, node.args[2]))
+            args = (*args[:2], self._constant_indices(node, node.args[2]))
         if calls(node, aten.index):
             value: Any = node.args[1]
-            args = (args[0], [each and self._known(node, each) for each in value])
+            args = (args[0], [each and self._constant_indices(node, each) for each in value])
         target: Any = node.target
         try:
             self.writer.places[node] = target(*args, **kwargs)
@@ -174,14 +174,14 @@ class _Walk:
             ) from error
 
     def _place(self, node: fx.Node) -> Any:
-        return self.writer.places.get(node, self.found[node])
+        return self.writer.places.get(node, self.values[node])
 
-    def _known(self, node: fx.Node, index: Any) -> Tensor:
+    def _constant_indices(self, node: fx.Node, index: Any) -> Tensor:
         """Indices that do not depend on inputs."""
         if index not in self.constants:
             raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its indices are "
                                   f"computed from inputs")  # fmt: skip
-        return self.found[index]
+        return self.values[index]
 
     def _give(self, output: fx.Node) -> None:
         """Copy results to the function's outputs; those that are no tensors are left out."""
@@ -199,7 +199,7 @@ class _Walk:
             self._copy_out(node, source, places, door)
 
     def _copy_out(self, node: fx.Node, source: fx.Node, places: Tensor, door: bool) -> None:
-        value, w = self.found[source], self.writer
+        value, w = self.values[source], self.writer
         array = w.array(f"out_{len(self.outputs)}", "output", value.dtype, value.numel(), node.name)
         shape = tuple(value.shape)
         w.copy(places, Access(array, 0, shape, strides_of(shape)), node)

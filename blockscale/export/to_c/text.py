@@ -248,7 +248,7 @@ def number(value: int) -> str:
     return "(-9223372036854775807 - 1)" if value == -(2**63) else str(value)
 
 
-def listed(values: Tensor) -> list[str]:
+def initializer_lines(values: Tensor) -> list[str]:
     """A C initializer's lines."""
     lines, line = [], "   "
     for each in values.flatten().tolist():
@@ -272,7 +272,7 @@ def head(name: str, count: int | str) -> str:
     return f"for (int32_t {name} = 0; {name} < {count}; {name}++) {{"
 
 
-def indented(lines: Iterable[str]) -> list[str]:
+def indent(lines: Iterable[str]) -> list[str]:
     """Lines of a function's body, by their braces."""
     depth, results = 1, []
     for line in lines:

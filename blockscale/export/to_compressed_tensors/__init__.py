@@ -140,10 +140,10 @@ def _schemes(
     return schemes
 
 
-def _refusal(refused: list[str]) -> ValueError:
+def _refusal(reasons: list[str]) -> ValueError:
     return ValueError(
         "compressed-tensors cannot store these layers:"
-        + "".join(f"\n  {line}" for line in refused)
+        + "".join(f"\n  {line}" for line in reasons)
         + "\nLeave them in float (the recipe's skip), or choose another format for them."
     )
 
@@ -261,7 +261,7 @@ def _quantization(
     one = len(groups) == 1
     config_groups = {
         f"group_{i}": {
-            "targets": ["Linear"] if one else expert_patterns(_known(names, back)),
+            "targets": ["Linear"] if one else expert_patterns(_both_names(names, back)),
             "weights": each.weights,
             "input_activations": each.inputs,
             "output_activations": None,
@@ -276,13 +276,13 @@ def _quantization(
         "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": config_groups,
-        "ignore": _known((n for n, part in model.named_modules() if _is_linear(part)), back),
+        "ignore": _both_names((n for n, part in model.named_modules() if _is_linear(part)), back),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
 
 
-def _known(names: Iterable[str], back: Back) -> list[str]:
+def _both_names(names: Iterable[str], back: Back) -> list[str]:
     """Names in the model and in its checkpoints: readers look for either."""
     stored = ((n, back.name(f"{n}.weight").removesuffix(".weight")) for n in names)
     return list(dict.fromkeys(each for pair in stored for each in pair))

@@ -139,7 +139,7 @@ def input_arguments(fmt: Format, static: bool) -> Arguments:
         if not static:
             raise UnsupportedError(
                 f"input {fmt}: its outer scale must be static: calibrate the model with "
-                f"input='{_given(fmt)}'"
+                f"input='{_with_supplied_outer(fmt)}'"
             )
         _nvfp4_scale(fmt)
         return facts | _NVFP4 | {"dynamic": "local"}
@@ -211,7 +211,7 @@ def _nvfp4_scale(fmt: Format) -> None:
         raise UnsupportedError(f"{fmt}: scales of nvfp4 must be e4m3 with one float32 outer scale")
 
 
-def _given(fmt: Format) -> Format:
+def _with_supplied_outer(fmt: Format) -> Format:
     """The same with an outer scale that is given."""
     assert isinstance(fmt.scale, TwoLevel)
     return replace(fmt, scale=replace(fmt.scale, given=True))

@@ -23,14 +23,14 @@ _NEIGHBOURS = 8  # float32 numbers on either side of 1 / outer that are tried fo
 
 
 def layer_tensors(
-    layer: QLinear, scheme: LayerScheme, joined: Sequence[QTensor] = ()
+    layer: QLinear, scheme: LayerScheme, partners: Sequence[QTensor] = ()
 ) -> tuple[dict[str, Tensor], str]:
     """{name after the layer's: tensor} of its weight and input, and what is not exact, if anything.
 
-    joined: the weights that share its outer scale, which is then written as the same number
+    partners: the weights that share its outer scale, which is then written as the same number
     Raises UnsupportedError where the weight does not fit the scheme.
     """
-    tensors, info = tensors_of(layer.qweight.tensor, scheme, joined)
+    tensors, info = tensors_of(layer.qweight.tensor, scheme, partners)
     return tensors | input_tensors(layer.input), info
 
 
@@ -40,7 +40,7 @@ def weight_tensors(weight: QWeight, scheme: LayerScheme) -> tuple[dict[str, Tens
 
 
 def tensors_of(
-    q: QTensor, scheme: LayerScheme, joined: Sequence[QTensor] = ()
+    q: QTensor, scheme: LayerScheme, partners: Sequence[QTensor] = ()
 ) -> tuple[dict[str, Tensor], str]:
     """The same for a quantized tensor [out, in]."""
     layout = scheme.layout
@@ -48,7 +48,7 @@ def tensors_of(
     if q.size % group:
         raise UnsupportedError(f"{q.size} inputs are not a multiple of its group size, {group}")
     if layout == "nvfp4-pack-quantized":
-        return _nvfp4(q, joined)
+        return _nvfp4(q, partners)
     if layout in ("mxfp4-pack-quantized", "mxfp6-pack-quantized"):
         return {"weight_packed": q.packed, "weight_scale": q.qparams.scale}, ""
     if not q.format.element.integer:
@@ -103,12 +103,12 @@ def words(codes: Tensor, bits: int) -> Tensor:
     return stream.reshape(-1).view(torch.int32).reshape(codes.shape[0], -1)
 
 
-def _nvfp4(q: QTensor, joined: Sequence[QTensor]) -> tuple[dict[str, Tensor], str]:
+def _nvfp4(q: QTensor, partners: Sequence[QTensor]) -> tuple[dict[str, Tensor], str]:
     scale, outer = q.qparams.scale, q.qparams.outer
     assert outer is not None and isinstance(q.format.scale, TwoLevel)
     text = ""
     if not q.format.scale.reciprocal:
-        codes = [each.qparams.scale.reshape(-1) for each in (q, *joined)]
+        codes = [each.qparams.scale.reshape(-1) for each in (q, *partners)]
         outer, exact = reciprocal(torch.cat(codes), outer)
         text = "" if exact else _INEXACT
     tensors = {

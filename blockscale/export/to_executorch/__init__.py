@@ -58,7 +58,7 @@ def executorch(
     expand(source)
     _check_inputs(source)
     _check_weights(source)
-    content = _written(source)
+    content = _file_bytes(source)
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
 
@@ -112,7 +112,7 @@ def runs(fmt: Format) -> bool:
     return fmt.element.integer and floats and fmt.rounding != "stochastic"
 
 
-def _written(source: fx.GraphModule) -> bytes:
+def _file_bytes(source: fx.GraphModule) -> bytes:
     """The file's bytes, with XNNPACK's integers where it takes them."""
     graph = imported(source)
     rounded = _rounded(graph)

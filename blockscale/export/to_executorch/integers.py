@@ -70,17 +70,17 @@ def products(graph: fx.GraphModule) -> list[fx.Node]:
 def product(node: fx.Node) -> XnnpackProduct | None:
     """What XNNPACK can compute of this linear or convolution node, or None."""
     x, weight, *rest = node.args
-    coded, source = dequantize_of(x), dequantize_of(_weight_of(weight))
-    if coded is None or source is None or not is_constant(source.coded.codes):
+    operand, source = dequantize_of(x), dequantize_of(_weight_of(weight))
+    if operand is None or source is None or not is_constant(source.coded.codes):
         return None
     if any(bias is not None and not is_constant(bias) for bias in rest[:1]):
         return None
-    fmt, inputs = source.coded.format, coded.coded.format
+    fmt, inputs = source.coded.format, operand.coded.format
     linear = calls(node, aten.linear)
-    item: Any = coded.coded.codes
+    item: Any = operand.coded.codes
     assert isinstance(x, fx.Node)
     weight_node: Any = _weight_of(weight)
-    if per_tensor(inputs) and quantize_of(item) and is_constant(_seen(coded.coded.scale)):
+    if per_tensor(inputs) and quantize_of(item) and is_constant(_origin(operand.coded.scale)):
         ok = _per_channel(fmt, 8) and _quantized_output(node)
         return XnnpackProduct(node, x, weight_node, False) if ok else None
     dynamic = calls(item, getitem) and calls(item.args[0], ours.choose_quantize)
@@ -127,11 +127,11 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     """A dequantize_per_channel(_group) node of codes one a byte, laid out as they are used."""
     source = dequantize_of(each.weight)
     assert source is not None
-    coded, fmt = source.coded, source.coded.format
-    laid: Any = each.node.args[1]
-    bits, name = fmt.bits, str(coded.codes.target).rpartition(".")[0]  # type: ignore[attr-defined]
-    codes = _laid_out(graph, coded, laid, each.weight)
-    scale = get(graph, coded.scale).to(torch.float32)  # type: ignore[arg-type]
+    operand, fmt = source.coded, source.coded.format
+    view: Any = each.node.args[1]
+    bits, name = fmt.bits, str(operand.codes.target).rpartition(".")[0]  # type: ignore[attr-defined]
+    codes = _laid_out(graph, operand, view, each.weight)
+    scale = get(graph, operand.scale).to(torch.float32)  # type: ignore[arg-type]
     grouped = scale.shape[-1] > 1
     scale = scale if grouped else scale.reshape(-1).expand(codes.shape[0]).contiguous()
     if grouped:
@@ -150,17 +150,17 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     else:
         args = (held, steps, zero, 0, low, high, torch.int8)  # type: ignore[assignment]
         result = call(graph, theirs.dequantize_per_channel.default, args, like=like)
-    each.node.replace_input_with(laid, result)
+    each.node.replace_input_with(view, result)
 
 
-def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.Node) -> Tensor:
+def _laid_out(graph: fx.GraphModule, operand: Operand, view: fx.Node, source: fx.Node) -> Tensor:
     """The codes int8 in the layout of the weight: the views and permutes of it, done now."""
-    packed = get(graph, coded.codes)  # type: ignore[arg-type]
-    codes = unpack(packed, coded.format.element, tuple(value(source).shape)).to(torch.int8)
+    packed = get(graph, operand.codes)  # type: ignore[arg-type]
+    codes = unpack(packed, operand.format.element, tuple(value(source).shape)).to(torch.int8)
     steps = []
-    while laid is not source:
-        steps.append(laid)
-        laid = laid.args[0]  # type: ignore[assignment]
+    while view is not source:
+        steps.append(view)
+        view = view.args[0]  # type: ignore[assignment]
     for step in reversed(steps):
         sizes: Any = step.args[1]
         codes = codes.permute(sizes) if calls(step, aten.permute) else codes.reshape(sizes)
@@ -168,9 +168,9 @@ def _laid_out(graph: fx.GraphModule, coded: Operand, laid: fx.Node, source: fx.N
 
 
 def _rewrite_dynamic(graph: fx.GraphModule, each: XnnpackProduct) -> None:
-    coded = dequantize_of(each.x)
-    assert coded is not None
-    value: Any = coded.coded.codes
+    operand = dequantize_of(each.x)
+    assert operand is not None
+    value: Any = operand.coded.codes
     source = quantize_of(value.args[0])
     assert source is not None
     theirs: Any = torch.ops.quantized_decomposed
@@ -190,7 +190,7 @@ def _rewrite_static(graph: fx.GraphModule) -> None:
     theirs: Any = torch.ops.quantized_decomposed
     for node in each_call(graph, ours.quantize):
         result = quantize_of(node)
-        if result is None or not _given(result.by):
+        if result is None or not _has_constant_scale(result.by):
             continue
         users = [dequantize_of(user) for user in node.users]
         if any(user is None or user.dtype != torch.float32 for user in users):
@@ -203,11 +203,11 @@ def _rewrite_static(graph: fx.GraphModule) -> None:
         graph.graph.erase_node(node)
 
 
-def _given(by: Any) -> bool:
-    return by.scale is not None and is_constant(_seen(by.scale)) and per_tensor(by.format)
+def _has_constant_scale(by: Any) -> bool:
+    return by.scale is not None and is_constant(_origin(by.scale)) and per_tensor(by.format)
 
 
-def _seen(node: Any) -> Any:
+def _origin(node: Any) -> Any:
     """A scale's constant, through the views that give it a tensor's rank."""
     while calls(node, aten.view, aten.reshape):
         node = node.args[0]
@@ -216,6 +216,6 @@ def _seen(node: Any) -> Any:
 
 def _parameters(graph: fx.GraphModule, by: Any) -> tuple[float, int]:
     """Scale and zero point of int8 codes; unsigned ones are moved by 128."""
-    scale = float(get(graph, _seen(by.scale)).reshape(()))
-    zero = 0 if by.zero_point is None else int(get(graph, _seen(by.zero_point)).reshape(()))
+    scale = float(get(graph, _origin(by.scale)).reshape(()))
+    zero = 0 if by.zero_point is None else int(get(graph, _origin(by.zero_point)).reshape(()))
     return scale, zero - (0 if by.format.element.signed else 128)

@@ -51,7 +51,7 @@ def drop_copies(graph: fx.GraphModule) -> None:
         replace(node, node.args[0])  # type: ignore[arg-type]
     for node in each_call(graph, aten.movedim):
         source: Any = node.args[0]
-        dims = _moved(len(shape(source) or ()), *node.args[1:3])
+        dims = _permutation(len(shape(source) or ()), *node.args[1:3])
         replace(node, call(graph, aten.permute.default, (source, dims), like=node))
     while any(_drop_permute(node) for node in each_call(graph, aten.permute)):
         graph.graph.eliminate_dead_code()
@@ -98,7 +98,7 @@ def _undo(first: Any, second: Any) -> bool:
     return [first[i] for i in second] == list(range(len(first)))
 
 
-def _moved(rank: int, source: Any, target: Any) -> list[int]:
+def _permutation(rank: int, source: Any, target: Any) -> list[int]:
     """The dimensions of movedim as permute takes them."""
     sizes = torch.empty(tuple(range(2, 2 + rank)), device="meta").movedim(source, target).shape
     return [size - 2 for size in sizes]
@@ -111,25 +111,25 @@ def write_out(graph: fx.GraphModule) -> None:
     """
     table = bodies()
     short = {embedding.overload: _rows, primitives.dequantize.overload: _dequantized}
-    for node in _called(graph, table):
+    for node in _calls(graph, table):
         body = short[node.target] if node.target in short and _short(graph, node) else None
         _replace(graph, node, table if body is None else table | {node.target: body})
     linear = {aten.linear.default: _linear}
-    for node in _called(graph, linear):
+    for node in _calls(graph, linear):
         weight = node.args[1]
         if not is_constant(weight) and "quantized_decomposed" not in str(weight.target):  # type: ignore[union-attr]
             _replace(graph, node, linear)
     for node in graph.graph.nodes:
         if "val" not in node.meta:
             set_value(node)
-    for node in _called(graph, core_ops.TABLE):
+    for node in _calls(graph, core_ops.TABLE):
         _replace(graph, node, core_ops.TABLE)
     graph.graph.eliminate_dead_code()
     drop_unused(graph)
     graph.recompile()
 
 
-def _called(graph: fx.GraphModule, table: dict[Any, Any]) -> list[fx.Node]:
+def _calls(graph: fx.GraphModule, table: dict[Any, Any]) -> list[fx.Node]:
     return [n for n in graph.graph.nodes if n.op == "call_function" and n.target in table]
 
 
@@ -148,21 +148,21 @@ def _short(graph: fx.GraphModule, node: fx.Node) -> bool:
     if not is_constant(coded.codes) or (table and coded.format.block.flat):
         return False
 
-    def held(part: Any) -> Any:
+    def load(part: Any) -> Any:
         return None if part is None else get(graph, part)
 
-    more = None if coded.more is None else [held(part) for part in coded.more]
+    more = None if coded.more is None else [load(part) for part in coded.more]
     whole = coded._replace(
-        codes=held(coded.codes), scale=held(coded.scale), zero_point=held(coded.zero_point),
-        outer=held(coded.outer), more=more, size=_size(coded, held(coded.codes)),
+        codes=load(coded.codes), scale=load(coded.scale), zero_point=load(coded.zero_point),
+        outer=load(coded.outer), more=more, size=_size(coded, load(coded.codes)),
     )  # fmt: skip
     return weights.exact(whole)
 
 
-def _size(coded: Operand, codes: Tensor) -> int:
-    if isinstance(coded.size, int):
-        return coded.size
-    return int(codes.shape[-1] * 8 // coded.format.bits)
+def _size(operand: Operand, codes: Tensor) -> int:
+    if isinstance(operand.size, int):
+        return operand.size
+    return int(codes.shape[-1] * 8 // operand.format.bits)
 
 
 def _dequantized(*flat: Any) -> Tensor:

@@ -24,7 +24,7 @@ from blockscale.export.to_onnx.decoder_cache import cache_format, fixed_sizes, p
 from blockscale.export.to_onnx.scope import HIGHEST, LOWEST, RUN, OpsetNeeds
 from blockscale.export.to_onnx.take import Piece, is_integers, take_integer_ops, without_dead
 from blockscale.export.to_onnx.widen import pieces_widened, widened
-from blockscale.export.to_program import Example, arguments, program_of, tried
+from blockscale.export.to_program import Example, arguments, program_of, run_example
 from blockscale.files.whole import check_new, check_place
 from blockscale.graph import passes
 from blockscale.graph.adoption.program import adopted
@@ -82,16 +82,16 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     FileExistsError, and ValueError for a graph that is prepared, fused or lowered to floats, an
     example that does not fit, an opset too low, and a format or an op that a file cannot hold.
     """
-    path = _checked(path, opset, overwrite)
+    path = _file_place(path, opset, overwrite)
     decoder = _decoder(graph, example, cache, sizes, path, overwrite)
     graph = graph if decoder is None else decoder.program()
-    program, pieces = _marked(graph, example, dynamic_batch and decoder is None)
+    program, pieces = _mark(graph, example, dynamic_batch and decoder is None)
     if example is not None:
-        tried(program.module(), *arguments(example))
-    model = write.translated(program)
+        run_example(program.module(), *arguments(example))
+    model = write.translate(program)
     if halves := widened(model):
         warnings.warn(_WIDE.format(" and ".join(halves), path.name), stacklevel=2)
-    needs = write.filled(model, pieces_widened(pieces), opset or 0).needs
+    needs = write.fill(model, pieces_widened(pieces), opset or 0).needs
     write.stamp(model, _enough(opset, needs))
     if decoder is not None:
         decoder.finish(model.graph)
@@ -145,7 +145,7 @@ def _decoder(
     return made
 
 
-def _checked(path: str | Path, opset: int | None, overwrite: bool) -> Path:
+def _file_place(path: str | Path, opset: int | None, overwrite: bool) -> Path:
     """The place of the file. Raises where it is taken, and for opsets that cannot be had."""
     path = check_place(path, "model.onnx")
     check_new(path, overwrite)
@@ -176,7 +176,7 @@ def _enough(opset: int | None, needs: OpsetNeeds) -> int:
     return opset or needs.opset
 
 
-def _marked(
+def _mark(
     graph: Any, example: Example | None, dynamic_batch: bool
 ) -> tuple[ExportedProgram, list[Piece]]:
     """A program with marks for all that quantizes, and what they stand for."""

@@ -38,12 +38,12 @@ class _BlockAxis(NamedTuple):
         return named | ({"block_size": self.block_size} if self.block_size else {})
 
 
-def refused(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
+def refusal(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
     """Why a file cannot quantize a tensor of these sizes, or None."""
-    if reason := encode.refused(fmt):
+    if reason := encode.refusal(fmt):
         return reason
     if qparams is None:
-        if reason := encode.scales_refused(fmt) or split.refused(fmt.block, sizes):
+        if reason := encode.scales_refused(fmt) or split.refusal(fmt.block, sizes):
             return reason
         if not fmt.element.ranged and _padded(fmt, sizes):
             return f"its scales are means, and blocks of {fmt.block} do not divide the size"
@@ -65,7 +65,7 @@ def activation(
     scope: Scope, name: str, x: str, fmt: Format, qparams: QParams | None, sizes: Sizes
 ) -> str:
     """x float32 of these sizes -> what is left of it after a round trip; None is a free size."""
-    told = _told(fmt, sizes)
+    block_axis = _axis_of(fmt, sizes)
     simple = fmt.rounding == "nearest_even" and not fmt.recip and fmt.offset is None
     # onnxruntime 1.31 makes integer products of 8-bit floats in DequantizeLinear, and then fails
     as_one = native(fmt.element, scope.file.opset) is not None and simple and fmt.zero is None
@@ -74,22 +74,22 @@ def activation(
         one = qparams.scale.numel() == 1
         # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
         held = _container(fmt.element) is not None and simple and fmt.zero is None
-        if (as_one and (one or (told is not None and fmt.bits >= 8))) or (held and one):
+        if (as_one and (one or (block_axis is not None and fmt.bits >= 8))) or (held and one):
             return _static(scope, name, x, fmt, qparams, sizes)
-        return _given(scope, name, x, fmt, qparams, len(sizes))
+        return _under_scale(scope, name, x, fmt, qparams, len(sizes))
     # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
-    whole = told is not None and not told.block_size
-    if as_one and told is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
-        return _dynamic(scope, x, fmt, sizes, told)
+    whole = block_axis is not None and not block_axis.block_size
+    if as_one and block_axis is not None and whole and (not _narrow(fmt) or fmt.bits == 8):
+        return _dynamic(scope, x, fmt, sizes, block_axis)
     blocks = split.split(scope, x, fmt.block, sizes)
     values = _round_trip(scope, blocks.x, fmt, encode.choose(scope, blocks, fmt))
-    return blocks.joined(scope, values)
+    return blocks.join(scope, values)
 
 
-def _round_trip(scope: Scope, x: str, fmt: Format, chosen: encode.ChosenScale) -> str:
-    by = ("Mul", chosen.inverse) if chosen.inverse else ("Div", chosen.step)
+def _round_trip(scope: Scope, x: str, fmt: Format, scale: encode.ChosenScale) -> str:
+    by = ("Mul", scale.inverse) if scale.inverse else ("Div", scale.step)
     y = scope.op(by[0], x, by[1])
-    return scope.op("Mul", encode.encoded(scope, y, fmt, chosen.zero), chosen.step)
+    return scope.op("Mul", encode.encoded(scope, y, fmt, scale.zero), scale.step)
 
 
 def _narrow(fmt: Format) -> bool:
@@ -97,7 +97,7 @@ def _narrow(fmt: Format) -> bool:
     return fmt.element.integer and fmt.element.signed and not fmt.wide
 
 
-def _told(fmt: Format, sizes: Sizes) -> _BlockAxis | None:
+def _axis_of(fmt: Format, sizes: Sizes) -> _BlockAxis | None:
     """How QuantizeLinear is told of the blocks of a tensor of these sizes; None: it cannot be."""
     if fmt.block.flat:
         return None
@@ -116,9 +116,9 @@ def _told(fmt: Format, sizes: Sizes) -> _BlockAxis | None:
 
 def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, sizes: Sizes) -> str:
     """QuantizeLinear and DequantizeLinear under a given scale."""
-    told = None if qparams.scale.numel() == 1 else _told(fmt, sizes)
-    told = told or _BlockAxis()
-    dims = () if told.axis is None else (qparams.scale.numel(),)
+    block_axis = None if qparams.scale.numel() == 1 else _axis_of(fmt, sizes)
+    block_axis = block_axis or _BlockAxis()
+    dims = () if block_axis.axis is None else (qparams.scale.numel(),)
     outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
     parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
     step = steps.step(scope, name, fmt, parts)
@@ -129,11 +129,11 @@ def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, size
         x = _clipped(scope, name, x, fmt, qparams)
     elif _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
         lowest = scope.op("Mul", step, scope.floats(fmt.element.limits(False)[0]))
-        if told.axis is not None:
-            behind = len(sizes) - 1 - told.axis % len(sizes)
+        if block_axis.axis is not None:
+            behind = len(sizes) - 1 - block_axis.axis % len(sizes)
             lowest = scope.op("Reshape", lowest, scope.ints(-1, *[1] * behind))
         x = scope.op("Max", x, lowest)
-    return _linear(scope, x, step, zero, fmt, told)
+    return _linear(scope, x, step, zero, fmt, block_axis)
 
 
 def _container(element: Element) -> Integer | None:
@@ -153,45 +153,47 @@ def _clipped(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams) -> 
     return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in named))
 
 
-def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, told: _BlockAxis) -> str:
-    codes = scope.op("QuantizeLinear", x, step, zero, **told.attributes)
+def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, block_axis: _BlockAxis) -> str:
+    codes = scope.op("QuantizeLinear", x, step, zero, **block_axis.attributes)
     if _narrow(fmt) and fmt.bits == 8:
         lowest = torch.tensor(-127, dtype=torch.int8)
         codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
-    return scope.op("DequantizeLinear", codes, step, zero, **told.attributes)
+    return scope.op("DequantizeLinear", codes, step, zero, **block_axis.attributes)
 
 
-def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, told: _BlockAxis) -> str:
+def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, block_axis: _BlockAxis) -> str:
     """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
     kind = native(fmt.element, scope.file.opset)
     assert kind is not None
     chosen = encode.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
-    step = _arranged(scope, chosen.step, told)
+    step = _arrange(scope, chosen.step, block_axis)
     if not chosen.zero:
-        return _without_zero(scope, x, step, fmt, told, kind)
-    zero = scope.cast(_arranged(scope, chosen.zero, told), kind)
-    return _linear(scope, x, step, zero, fmt, told)
+        return _without_zero(scope, x, step, fmt, block_axis, kind)
+    zero = scope.cast(_arrange(scope, chosen.zero, block_axis), kind)
+    return _linear(scope, x, step, zero, fmt, block_axis)
 
 
-def _without_zero(scope: Scope, x: str, step: str, fmt: Format, told: _BlockAxis, kind: str) -> str:
+def _without_zero(
+    scope: Scope, x: str, step: str, fmt: Format, block_axis: _BlockAxis, kind: str
+) -> str:
     from onnx import TensorProto
 
     to = TensorProto.DataType.Value(kind)
-    codes = scope.op("QuantizeLinear", x, step, output_dtype=to, **told.attributes)
+    codes = scope.op("QuantizeLinear", x, step, output_dtype=to, **block_axis.attributes)
     if _narrow(fmt):
         lowest = torch.tensor(-127, dtype=torch.int8)
         codes = scope.op("Clip", codes, scope.constant(lowest.numpy()))
-    return scope.op("DequantizeLinear", codes, step, **told.attributes)
+    return scope.op("DequantizeLinear", codes, step, **block_axis.attributes)
 
 
-def _arranged(scope: Scope, parts: str, told: _BlockAxis) -> str:
+def _arrange(scope: Scope, parts: str, block_axis: _BlockAxis) -> str:
     """One number a block, as `split` has them, in the shape that QuantizeLinear wants."""
-    if told.axis is None:
+    if block_axis.axis is None:
         return scope.op("Reshape", parts, scope.ints())
     return scope.op("Reshape", parts, scope.ints(-1))
 
 
-def _given(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
+def _under_scale(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, rank: int) -> str:
     """x rounded under a given scale, where no type of ONNX has the codes."""
     shape = _full(qparams.scale, rank)
     step = put_tensor(scope.file, f"{name}.step", step_of(qparams, fmt).reshape(shape))

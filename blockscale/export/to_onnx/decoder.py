@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from blockscale.core.torch_private import size_error
 from blockscale.core.untrusted import kind_of
 from blockscale.export.to_onnx.write import rename_sizes
-from blockscale.export.to_program import check_model, tried
+from blockscale.export.to_program import check_model, run_example
 from blockscale.files.whole import written_whole
 
 GENAI = "genai_config.json"
@@ -104,7 +104,7 @@ def _refuse_rotation(name: str, config: Any) -> None:
 def _shapes(name: str, model: Any) -> tuple[Any, ...]:
     """(heads, features) of each layer's keys and values, as the model's own cache has them."""
     ids = torch.zeros((_ROWS, _TOKENS), dtype=torch.int64, device=model.device)
-    made: Any = tried(model, (), {"input_ids": ids, "use_cache": True})
+    made: Any = run_example(model, (), {"input_ids": ids, "use_cache": True})
     layers = getattr(getattr(made, "past_key_values", None), "layers", None)
     if layers is None or "logits" not in made:
         missing = "no logits" if layers is not None else "no cache of keys and values"
@@ -132,7 +132,7 @@ def decoder_program(decoder: Decoder, fixed: tuple[int, int, int] | None = None)
     example, free = _example(decoder, decoder.model.device, fixed or (_ROWS, _TOKENS, _PAST))
     sizes = None if fixed else free
     with torch.no_grad(), _called_with_tensors(decoder):
-        tried(decoder.model, (), example)
+        run_example(decoder.model, (), example)
         try:
             return torch.export.export(decoder.model, (), example, dynamic_shapes=sizes)
         except size_error() as error:

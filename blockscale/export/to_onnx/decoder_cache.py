@@ -91,8 +91,8 @@ def _is_float(fmt: Format) -> bool:
 def put_codes_in(graph: Any, decoder: Decoder, fmt: Format) -> None:
     """Let a file's graph (GraphProto) take and give codes and scales, in place."""
     file = File()
-    file.taken(name for node in graph.node for name in (node.name, *node.output))
-    file.taken(each.name for each in (*graph.initializer, *graph.input, *graph.output))
+    file.reserve(name for node in graph.node for name in (node.name, *node.output))
+    file.reserve(each.name for each in (*graph.initializer, *graph.input, *graph.output))
     every = {each.present: each for each in _states(decoder, fmt)}
     scope = Scope(file, "")
     floats = {present: f"{present}.floats" for present in every}
@@ -106,7 +106,7 @@ def put_codes_in(graph: Any, decoder: Decoder, fmt: Format) -> None:
         written = every.get(node.output[0]) if node.output else None
         if written is not None:
             scope.within = written.past
-            _write(scope, written, _joined(written, node, floats))
+            _write(scope, written, _new_states(written, node, floats))
     nodes = scope.nodes
     del graph.node[:]
     graph.node.extend(nodes)
@@ -121,7 +121,7 @@ def _states(decoder: Decoder, fmt: Format) -> Iterator[_States]:
             yield _States(past, present, heads, features, fmt)
 
 
-def _joined(states: _States, node: Any, floats: Mapping[str, str]) -> str:
+def _new_states(states: _States, node: Any, floats: Mapping[str, str]) -> str:
     """What is new, of the Concat (NodeProto) of past and new, which gives floats from now on.
     Raises ValueError where the model makes its cache in another way."""
     past = floats[states.past]

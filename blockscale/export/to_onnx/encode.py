@@ -24,7 +24,7 @@ from blockscale.export.to_onnx.scope import BlockedTensor, Scope, native
 _FEW_BINADES = 4  # so many are told apart by comparisons, more by the type e8m0
 
 
-def refused(fmt: Format) -> str | None:
+def refusal(fmt: Format) -> str | None:
     """Why nothing in a file can quantize to a format, or None."""
     if fmt.rounding == "stochastic":
         return "no operator has the random numbers of stochastic rounding: use fmt.deterministic"
@@ -196,21 +196,21 @@ def scales_refused(fmt: Format) -> str | None:
 
 def choose(scope: Scope, x: BlockedTensor, fmt: Format) -> ChosenScale:
     """The step, and the zero point where there is one, of each block of x; axes of size 1."""
-    found = _range(scope, x, fmt)
+    span = _range(scope, x, fmt)
     scale = fmt.scale
     if isinstance(scale, PowerOfTwo):
-        chosen = ChosenScale(_power_of_two(scope, found, fmt, scale))
+        chosen = ChosenScale(_power_of_two(scope, span, fmt, scale))
     elif isinstance(scale, TwoLevel):
-        chosen = _two_levels(scope, found, fmt, scale)
+        chosen = _two_levels(scope, span, fmt, scale)
     elif isinstance(scale, CodeScale):
-        step = _code(scope, _quotient(scope, found, fmt), scale, found.poison)
+        step = _code(scope, _quotient(scope, span, fmt), scale, span.poison)
         chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     else:
-        step = _float(scope, _quotient(scope, found, fmt), fmt, scale)
+        step = _float(scope, _quotient(scope, span, fmt), fmt, scale)
         chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     if not fmt.asym:
         return chosen
-    return ChosenScale(chosen.step, chosen.inverse, _zero(scope, found.low, chosen.step, fmt))
+    return ChosenScale(chosen.step, chosen.inverse, _zero(scope, span.low, chosen.step, fmt))
 
 
 def _reciprocal(scope: Scope, step: str) -> str:
@@ -268,25 +268,25 @@ def _mean_of(scope: Scope, reduced: object, size: str, there: str, power: str) -
     return scope.op("Mul", scope.op("Mul", mean, scope.floats(2.0**-30)), power)
 
 
-def _numerator(scope: Scope, found: _Range, fmt: Format) -> str:
+def _numerator(scope: Scope, span: _Range, fmt: Format) -> str:
     if fmt.asym:
-        return scope.op("Min", scope.op("Sub", found.high, found.low), scope.floats(FLT_MAX))
+        return scope.op("Min", scope.op("Sub", span.high, span.low), scope.floats(FLT_MAX))
     if not fmt.element.signed:
-        return found.high
-    return scope.op("Max", scope.op("Neg", found.low), found.high)
+        return span.high
+    return scope.op("Max", scope.op("Neg", span.low), span.high)
 
 
-def _quotient(scope: Scope, found: _Range, fmt: Format) -> str:
+def _quotient(scope: Scope, span: _Range, fmt: Format) -> str:
     """a / L, what a float scale is rounded from."""
     lowest, highest = fmt.element.limits(fmt.wide)
     if fmt.span == "signed":
-        larger = scope.op("GreaterOrEqual", found.high, scope.op("Neg", found.low))
-        value = scope.op("Where", larger, found.high, found.low)
+        larger = scope.op("GreaterOrEqual", span.high, scope.op("Neg", span.low))
+        value = scope.op("Where", larger, span.high, span.low)
         return scope.op("Div", value, scope.floats(lowest))
     if fmt.two_sided:
-        parts = (found.high, highest), (found.low, lowest)
+        parts = (span.high, highest), (span.low, lowest)
         return scope.op("Max", *(scope.op("Div", x, scope.floats(by)) for x, by in parts))
-    return scope.op("Div", _numerator(scope, found, fmt), scope.floats(fmt.levels.value))
+    return scope.op("Div", _numerator(scope, span, fmt), scope.floats(fmt.levels.value))
 
 
 def _float(scope: Scope, raw: str, fmt: Format, scale: FloatScale) -> str:
@@ -316,9 +316,9 @@ def _code(scope: Scope, raw: str, scale: CodeScale, poison: str) -> str:
     return scope.op("Add", step, poison) if poison else step
 
 
-def _power_of_two(scope: Scope, found: _Range, fmt: Format, scale: PowerOfTwo) -> str:
+def _power_of_two(scope: Scope, span: _Range, fmt: Format, scale: PowerOfTwo) -> str:
     """2^n of section 3.4: the power of two below the numerator, or the next one."""
-    a, levels = _numerator(scope, found, fmt), fmt.levels
+    a, levels = _numerator(scope, span, fmt), fmt.levels
     emax = levels.emax
     if scale.rule == "nearest":  # of the quotient, of which e8m0 has to hold the exponent, too
         emax = fmt.fraction_bits
@@ -337,14 +337,14 @@ def _power_of_two(scope: Scope, found: _Range, fmt: Format, scale: PowerOfTwo) -
     low, high = (-127, 127) if scale.byte else (-126, 127)
     limits = (math.ldexp(1.0, n - fmt.fraction_bits) for n in (low, high))
     step = scope.op("Clip", step, *(scope.floats(limit) for limit in limits))
-    return scope.op("Add", step, found.poison) if found.poison else step
+    return scope.op("Add", step, span.poison) if span.poison else step
 
 
-def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Format]") -> ChosenScale:
-    a, inner = _numerator(scope, found, fmt), scale.inner
+def _two_levels(scope: Scope, span: _Range, fmt: Format, scale: "TwoLevel[Format]") -> ChosenScale:
+    a, inner = _numerator(scope, span, fmt), scale.inner
     whole = a
-    if found.poison:
-        whole = scope.op("Where", scope.op("IsNaN", found.poison), scope.floats(0.0), a)
+    if span.poison:
+        whole = scope.op("Where", scope.op("IsNaN", span.poison), scope.floats(0.0), a)
     largest = scope.op("ReduceMax", whole, keepdims=1)
     divisor = scope.floats(fmt.levels.value * scale.largest)
     quotient = (divisor, scope.op("Abs", largest)) if scale.reciprocal else (largest, divisor)
@@ -355,7 +355,7 @@ def _two_levels(scope: Scope, found: _Range, fmt: Format, scale: "TwoLevel[Forma
     ratio = scope.op("Clip", ratio, low, scope.floats(scale.largest))
     codes = encoded(scope, ratio, inner)
     step = scope.op("Div", codes, outer) if scale.reciprocal else scope.op("Mul", outer, codes)
-    step = scope.op("Add", step, found.poison) if found.poison else step
+    step = scope.op("Add", step, span.poison) if span.poison else step
     if not fmt.recip:
         return ChosenScale(step)
     if scale.reciprocal:

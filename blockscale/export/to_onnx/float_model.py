@@ -94,20 +94,20 @@ class FloatModel:
 
     def sites(self) -> list[Site]:
         """Every node that reads a weight of floats, in the order in which they run."""
-        made = {name: node for node in self.proto.graph.node for name in node.output}
+        makers = {name: node for node in self.proto.graph.node for name in node.output}
         found: list[Site] = []
         for number, node in enumerate(self.proto.graph.node):
             if node.op_type not in OPS or node.domain not in STANDARD:
                 continue
-            each = (self._site(number, node, at, made) for at in _weights_of(node))
+            each = (self._site(number, node, at, makers) for at in _weights_of(node))
             found += list(islice(filter(None, each), 1))
         return _named_apart(found)
 
-    def _stored(self, name: str, made: Mapping[str, Any]) -> tuple[str, bool] | None:
+    def _stored(self, name: str, makers: Mapping[str, Any]) -> tuple[str, bool] | None:
         """The stored tensor of floats behind a name, and whether it is turned on its way."""
         turned = False
         while name not in self.tensors:
-            node = made.get(name)
+            node = makers.get(name)
             if node is None or node.op_type not in PASSED or node.domain not in STANDARD:
                 return None
             if node.op_type == "Transpose":
@@ -118,8 +118,8 @@ class FloatModel:
         kind = self.tensors[name].data_type
         return (name, turned) if kind in FLOATS and len(self.shape(name)) > 1 else None
 
-    def _site(self, number: int, node: Any, at: int, made: Mapping[str, Any]) -> Site | None:
-        stored = self._stored(node.input[at], made)
+    def _site(self, number: int, node: Any, at: int, makers: Mapping[str, Any]) -> Site | None:
+        stored = self._stored(node.input[at], makers)
         if stored is None:
             return None
         tensor, turned = stored
@@ -158,18 +158,18 @@ def _weights_of(node: Any) -> tuple[int, ...]:
     return {"Gather": (0,), "MatMul": (1, 0)}.get(node.op_type, (1,))
 
 
-def _layout(node: Any, at: int, turned: bool, rank: int) -> str | None:
+def _layout(node: Any, at: int, transposed: bool, rank: int) -> str | None:
     """How a tensor of this rank is quantized, along the numbers that the node adds up; None where
     it is no weight of a layer."""
     told, kind = attributes(node), node.op_type
     if kind in ("Conv", "ConvTranspose"):
-        if turned or rank < 3:
+        if transposed or rank < 3:
             return None
         return "channels_last" if kind == "Conv" else grouped_layout(int(told.get("group", 1)))
     if kind == "Gather":
-        return None if turned or rank != 2 or told.get("axis", 0) != 0 else "plain"
+        return None if transposed or rank != 2 or told.get("axis", 0) != 0 else "plain"
     along_last = bool(told.get("transB", 0)) if kind == "Gemm" else at == 0
-    return "plain" if along_last != turned else "transposed"
+    return "plain" if along_last != transposed else "transposed"
 
 
 def _moves(layout: str, shape: tuple[int, ...]) -> tuple[Move, ...]:

@@ -30,7 +30,7 @@ def in_bytes(kind: torch.dtype, zero_point: int, weight: Tensor) -> bool:
     return weight.dtype in (torch.int8, torch.int16) and (kind in _BYTES or not zero_point)
 
 
-def multiplied(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor) -> str:
+def multiply(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor) -> str:
     """Codes x [..., k] of `kind` times a weight [k, n] int8 or int16 -> [..., n] int32."""
 
     def one(*operands: str) -> str:
@@ -41,7 +41,7 @@ def multiplied(scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight:
     )
 
 
-def convolved(
+def convolve(
     scope: Scope, x: str, kind: torch.dtype, zero_point: int, weight: Tensor, **attributes: Any
 ) -> str:
     """Codes x [batch, channels, *size] through a convolution -> sums int32, without bias.
@@ -144,16 +144,16 @@ def shifted(scope: Scope, x: str, shift: Tensor, rounding: str) -> str:
     return shifted_left(scope, x, left)
 
 
-def shifted_left(scope: Scope, x: str, left: Tensor) -> str:
-    """x int64 · 2^left, for shifts that are not negative."""
-    if not bool((left > 0).any()):
+def shifted_left(scope: Scope, x: str, shift: Tensor) -> str:
+    """x int64 · 2^shift, for shifts that are not negative."""
+    if not bool((shift > 0).any()):
         return x
     bits = scope.cast(x, "UINT64")
-    by = scope.constant(left.numpy().astype(np.uint64))
+    by = scope.constant(shift.numpy().astype(np.uint64))
     return scope.cast(scope.op("BitShift", bits, by, direction="LEFT"), "INT64")
 
 
-def divided(scope: Scope, x: str, by: Tensor, rounding: str) -> str:
+def divide(scope: Scope, x: str, by: Tensor, rounding: str) -> str:
     """x int64 over positive integers, rounded: `shifts.divided`."""
     divisor = scope.constant(by.numpy())
     towards_zero = scope.op("Div", x, divisor)

@@ -48,7 +48,7 @@ _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 # What nodes are given: onnxruntime runs the float model, our observers see the values.
 
 
-class Seen:
+class InputRanges:
     """What values are in a model's calls: their ranges, by observers of formats.
 
     proto: the model (ModelProto)
@@ -131,12 +131,12 @@ def input_of(recipe: Recipe, site: Site) -> Format | None:
 class Rewriting:
     """Rewrites a model by a recipe.
 
-    seen: what inputs are; None: scales are chosen as the model runs
+    ranges: what inputs are; None: scales are chosen as the model runs
     """
 
     model: FloatModel
     recipe: Recipe
-    seen: Seen | None
+    ranges: InputRanges | None
     _file: File = field(init=False)
     _entries: dict[str, Entry] = field(default_factory=dict)  # by stored tensor
     _weights: dict[tuple[str, str], Operand] = field(default_factory=dict)
@@ -152,9 +152,9 @@ class Rewriting:
         Raises ValueError if nothing can be quantized.
         """
         graph = self.model.proto.graph
-        self._file.taken(_names(graph))
+        self._file.reserve(_names(graph))
         sites = {site.number: site for site in self.model.sites()}
-        reasons = {number: self._decided(site) for number, site in sites.items()}
+        reasons = {number: self._decide(site) for number, site in sites.items()}
         chosen = {n: site for n, site in sites.items() if not reasons[n]}
         if not chosen:
             told = [f"{entry.name}: {entry.reason}" for entry in self._entries.values()][:3]
@@ -162,17 +162,17 @@ class Rewriting:
                 f"{path}: nothing can be quantized: "
                 + ("; ".join(told) or "no layer of it reads a stored tensor of floats")
             )
-        self._file.turned = self._turned(chosen.values())
+        self._file.transposed = self._transposed_tables(chosen.values())
         nodes: list[Any] = []
         for number, node in enumerate(graph.node):
             site = chosen.get(number)
-            nodes += [node] if site is None else self._written(site)
+            nodes += [node] if site is None else self._rewrite(site)
         self._assemble(nodes)
         if self._file.needs.opset > self._opset:
             self._check_runs(path)
         return self._ledger(sites.values())
 
-    def _decided(self, site: Site) -> str:
+    def _decide(self, site: Site) -> str:
         """Why a weight stays in float, perhaps "", which its entry says, too."""
         scheme, pattern = self.recipe.decide(site.layer)
         shape = self.model.shape(site.tensor)
@@ -187,7 +187,7 @@ class Rewriting:
         elif site.tensor in self.model.hidden:
             status, reason = "skipped", _INSIDE
         else:
-            status, reason = "skipped", self._refused(site, scheme)
+            status, reason = "skipped", self._refusal(site, scheme)
         if reason:
             entry = replace(entry, status=status, reason=reason)  # type: ignore[arg-type]
         else:
@@ -197,7 +197,7 @@ class Rewriting:
             self._entries[site.tensor] = entry
         return reason
 
-    def _refused(self, site: Site, scheme: Scheme) -> str:
+    def _refusal(self, site: Site, scheme: Scheme) -> str:
         """Why a layer cannot have this scheme, or ""."""
         assert scheme.weight is not None
         key = site.tensor, site.layout
@@ -214,7 +214,7 @@ class Rewriting:
     def _input_refused(self, site: Site, fmt: Format) -> str | None:
         if fmt.gives_outer:
             return f"the outer scale of its input, {fmt}, is given, which no file is calibrated for"
-        if self.seen is None and fmt.unchosen:
+        if self.ranges is None and fmt.unchosen:
             return f"its input in {fmt}: {fmt.unchosen}: calibrate"
         if fmt.block.name != "tensor" and (site.at == 0 or _turns_data(site)):
             return f"blocks of its input, {fmt}, run along what it does not add up: use 'tensor'"
@@ -227,13 +227,13 @@ class Rewriting:
             return (
                 f"the rank of its input {site.data} is not known, which {fmt} needs: use 'tensor'"
             )
-        reason = activation.refused(fmt, qparams, sizes)
+        reason = activation.refusal(fmt, qparams, sizes)
         return f"its input in {fmt}: {reason}" if reason else None
 
     def _qparams(self, site: Site, fmt: Format) -> QParams | None:
         """The static scale of an input; None for one that is chosen as the model runs."""
-        static = self.seen is not None and fmt.block.static
-        return self.seen.qparams(site.data, fmt) if static and self.seen is not None else None
+        static = self.ranges is not None and fmt.block.static
+        return self.ranges.qparams(site.data, fmt) if static and self.ranges is not None else None
 
     def _sizes(self, site: Site, fmt: Format) -> Sizes | None:
         """The sizes of an input as its blocks see it, free but for the last; None: not known."""
@@ -263,14 +263,14 @@ class Rewriting:
     def _quantized(self, site: Site, scheme: Scheme, entry: Entry) -> Entry:
         tensor, stored = self.model.tensors[site.tensor], self._weights[site.tensor, site.layout]
         fmt = input_of(self.recipe, site)
-        static = fmt is not None and self.seen is not None and fmt.block.static
+        static = fmt is not None and self.ranges is not None and fmt.block.static
         return replace(
             entry, weight=str(scheme.weight), input="" if fmt is None else str(fmt),
             bytes_before=len(tensor.raw_data), bytes_after=_nbytes(stored),
             details="static input" if static else "",
         )  # fmt: skip
 
-    def _turned(self, sites: Iterable[Site]) -> set[str]:
+    def _transposed_tables(self, sites: Iterable[Site]) -> set[str]:
         """The tables that a product reads [k, n], so that rows are looked up in the same codes."""
         return {
             site.name
@@ -279,7 +279,7 @@ class Rewriting:
             and weight.as_products_read_it(self._weights[site.tensor, site.layout], site.moves)
         }
 
-    def _written(self, site: Site) -> list[Any]:
+    def _rewrite(self, site: Site) -> list[Any]:
         """The nodes that take a site's place."""
         scope = Scope(self._file, site.layer)
         stored, dtype = self._weights[site.tensor, site.layout], self._dtype(site)
@@ -352,13 +352,13 @@ class Rewriting:
 
     def _ledger(self, sites: Iterable[Site]) -> Ledger:
         entries = [
-            self._entries.get(name) or self._kept(name, tensor)
+            self._entries.get(name) or self._float_entry(name, tensor)
             for name, tensor in self.model.tensors.items()
             if tensor.data_type in FLOATS and prod(tensor.dims) > 1
         ]
         return Ledger(entries, self.recipe.unmatched({site.layer for site in sites}))
 
-    def _kept(self, name: str, tensor: Any) -> Entry:
+    def _float_entry(self, name: str, tensor: Any) -> Entry:
         size = len(tensor.raw_data)
         reason = "no layer multiplies by it" if len(tensor.dims) > 1 else "a vector"
         reason = _INSIDE if name in self.model.hidden else reason
@@ -389,12 +389,12 @@ def _names(graph: Any) -> Iterator[str]:
         yield each.name
 
 
-def _living(nodes: list[Any], wanted: set[str]) -> list[Any]:
+def _living(nodes: list[Any], results: set[str]) -> list[Any]:
     """Without nodes that only moved weights which are codes now."""
-    living, wanted = [], set(wanted)
+    living, results = [], set(results)
     for node in reversed(nodes):
-        if node.op_type in PASSED and not wanted & set(node.output):
+        if node.op_type in PASSED and not results & set(node.output):
             continue
-        wanted.update(node.input, read_inside([node]))
+        results.update(node.input, read_inside([node]))
         living.append(node)
     return living[::-1]

@@ -40,42 +40,42 @@ class OpsetNeeds:
 class File:
     """What the scopes of one file share.
 
-    tensors: initializers (TensorProto); needs: its opset; turned: the tables that are stored as a
-    product wants them, [k, n], since one reads them as well; opset: what was asked for, or 0; most:
-    the opset that scales must not raise, where bytes and a table hold them as well
+    tensors: initializers (TensorProto); needs: its opset; transposed: the tables that are stored as
+    a product wants them, [k, n], since one reads them as well; opset: what was asked for, or 0;
+    most: the opset that scales must not raise, where bytes and a table hold them as well
     """
 
     def __init__(self, opset: int = 0, most: int = HIGHEST) -> None:
         self.opset, self.most = opset, most
         self.tensors: dict[str, Any] = {}
         self.needs = OpsetNeeds()
-        self.turned: set[str] = set()
-        self._called: dict[str, list[str]] = {}
+        self.transposed: set[str] = set()
+        self._by_name: dict[str, list[str]] = {}
         self._names: set[str] = set()
 
-    def name(self, wanted: str) -> str:
-        """`wanted`, or with `_1`, `_2`, … behind it where that is taken."""
-        found, count = wanted, 0
+    def name(self, base: str) -> str:
+        """`base`, or with `_1`, `_2`, … behind it where that is taken."""
+        found, count = base, 0
         while found in self._names:
             count += 1
-            found = f"{wanted}_{count}"
+            found = f"{base}_{count}"
         self._names.add(found)
         return found
 
     def put(self, tensor: Any) -> str:
         """An initializer (TensorProto); its name, another one where that is taken. An equal tensor
         of the same name is put once: two ops read one weight."""
-        wanted = tensor.name
-        for name in self._called.get(wanted, []):
+        base = tensor.name
+        for name in self._by_name.get(base, []):
             tensor.name = name
             if self.tensors[name] == tensor:
                 return name
-        tensor.name = self.name(wanted)
+        tensor.name = self.name(base)
         self.tensors[tensor.name] = tensor
-        self._called.setdefault(wanted, []).append(tensor.name)
+        self._by_name.setdefault(base, []).append(tensor.name)
         return str(tensor.name)
 
-    def taken(self, names: Iterable[str]) -> None:
+    def reserve(self, names: Iterable[str]) -> None:
         """Names that values have already."""
         self._names.update(names)
 
@@ -160,7 +160,7 @@ class BlockedTensor:
     sizes: tuple[int | None, ...]
     blocks: tuple[int, ...]
 
-    def joined(self, scope: Scope, values: str) -> str:
+    def join(self, scope: Scope, values: str) -> str:
         """Values in blocks as the tensor that was split."""
         if not self.padded and all(size in (1, WHOLE) for size in self.blocks):
             return values
@@ -177,7 +177,7 @@ class BlockedTensor:
         return scope.op("Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*cut))
 
 
-def refused(block: Block, sizes: Sizes) -> str | None:
+def refusal(block: Block, sizes: Sizes) -> str | None:
     """Why a tensor of these sizes cannot be split into such blocks in a file, or None."""
     if block.flat:
         return f"blocks of {block} run over the flattened tensor: use group{block.flat}"
@@ -192,7 +192,7 @@ def refused(block: Block, sizes: Sizes) -> str | None:
 
 
 def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> BlockedTensor:
-    """x of these sizes in its blocks; `refused` has said that it can be."""
+    """x of these sizes in its blocks; `refusal` has said that it can be."""
     blocks = block.sizes_for(len(sizes))
     whole, parts, axes = list(sizes), list[int | None](), list[int]()
     for i, (n, size) in enumerate(zip(sizes, blocks, strict=True)):

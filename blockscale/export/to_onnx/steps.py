@@ -32,11 +32,11 @@ def expand(
         zip(stored, shape, block.sizes_for(len(shape)), strict=True)
     ):
         if size > 1 and count > 1:
-            parts = repeated(scope, parts, dim, n, size)
+            parts = repeat(scope, parts, dim, n, size)
     return parts
 
 
-def repeated(scope: Scope, parts: str, dim: int, n: int, size: int) -> str:
+def repeat(scope: Scope, parts: str, dim: int, n: int, size: int) -> str:
     """parts, one a block of `size` along `dim` -> one for each of n elements."""
     zero, one = (scope.op("Squeeze", scope.ints(number)) for number in (0, 1))
     every = scope.op("Range", zero, scope.op("Squeeze", scope.ints(n)), one)

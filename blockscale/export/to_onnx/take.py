@@ -65,24 +65,24 @@ class MarkedRows:
 class Activation:
     """A round trip of what the mark is given.
 
-    qparams: static ones; sizes: None where free; given, dtype: of what comes in and goes out
+    qparams: static ones; sizes: None where free; source_dtype, dtype: of what comes in and goes out
     """
 
     name: str
     fmt: Format
     qparams: QParams | None
     sizes: Sizes
-    given: torch.dtype
+    source_dtype: torch.dtype
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class MarkedStep:
-    """An op of an integer graph, without `integer_`. given: {argument: as integer.py takes it}"""
+    """An op of an integer graph, without `integer_`. args: {argument: as integer.py takes it}"""
 
     name: str
     op: str
-    given: dict[str, Any]
+    args: dict[str, Any]
 
 
 Piece = MarkedWeight | MarkedRows | Activation | MarkedStep
@@ -155,18 +155,18 @@ def _take_dequantize(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) 
     _take_activation(graph, node, by.x, by.by, found.dtype, pieces)
 
 
-def _constants(graph: fx.GraphModule, coded: Operand) -> Operand | None:
+def _constants(graph: fx.GraphModule, operand: Operand) -> Operand | None:
     """The operand with tensors in the place of nodes; None where a part is computed."""
-    tensors = [*coded[:4], *(coded.more or ())]
+    tensors = [*operand[:4], *(operand.more or ())]
     if not all(part is None or is_constant(part) for part in tensors):
         return None
 
     def read(part: Any) -> Any:
         return None if part is None else get(graph, part).detach().cpu()
 
-    more = None if coded.more is None else [read(part) for part in coded.more]
-    codes, scale, zero, outer = (read(part) for part in coded[:4])
-    return Operand(codes, scale, zero, outer, coded.fmt, int(coded.size), more)
+    more = None if operand.more is None else [read(part) for part in operand.more]
+    codes, scale, zero, outer = (read(part) for part in operand[:4])
+    return Operand(codes, scale, zero, outer, operand.fmt, int(operand.size), more)
 
 
 def _take_weight(
@@ -263,9 +263,9 @@ def _take_activation(
             )
         qparams = parts.qparams
     sizes = tuple(n if isinstance(n, int) else None for n in shape(x) or ())
-    if reason := activation.refused(fmt, qparams, sizes):
+    if reason := activation.refusal(fmt, qparams, sizes):
         raise ValueError(f"{described(node)}: an ONNX file cannot quantize to {fmt}: {reason}")
-    name = _named(node, by)
+    name = _name(node, by)
     pieces.append(Activation(name, fmt, qparams, sizes, value(x).dtype, dtype))
     per_tensor = fmt.block.name == "tensor" or (qparams is not None and qparams.scale.numel() == 1)
     if per_tensor and calls(x, aten.permute):
@@ -274,7 +274,7 @@ def _take_activation(
         _place(graph, node, x, len(pieces) - 1, dtype)
 
 
-def _named(node: fx.Node, by: Quantizer) -> str:
+def _name(node: fx.Node, by: Quantizer) -> str:
     """What the parts of an activation's format are called: as its scale, or after its layer."""
     stored: Any = by.scale
     if is_constant(stored):
@@ -345,17 +345,17 @@ def _call(node: fx.Node) -> tuple[str | None, dict[str, Any]]:
                    "value": given.get("value") or 0}  # fmt: skip
 
 
-def _integers(found: Any) -> bool:
-    return isinstance(found, Tensor) and not found.is_floating_point()
+def _integers(item: Any) -> bool:
+    return isinstance(item, Tensor) and not item.is_floating_point()
 
 
-def _read(graph: fx.GraphModule, argument: Any, computed: list[fx.Node]) -> Any:
-    """An argument as the writers take it; what the graph computes is added to `computed`."""
+def _read(graph: fx.GraphModule, argument: Any, nodes: list[fx.Node]) -> Any:
+    """An argument as the writers take it; what the graph computes is added to `nodes`."""
     if not isinstance(argument, fx.Node):
         return argument
     if is_constant(argument):
         return get(graph, argument).detach().cpu()
-    computed.append(argument)
+    nodes.append(argument)
     sizes = tuple(n if isinstance(n, int) else None for n in shape(argument) or ())
     return TensorInput("", value(argument).dtype, sizes)
 

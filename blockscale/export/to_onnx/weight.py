@@ -17,7 +17,7 @@ from blockscale.core.reference import QParams
 from blockscale.core.scales import TwoLevel
 from blockscale.export.to_onnx import steps
 from blockscale.export.to_onnx.scope import Scope, native, put_codes, put_tensor, put_zeros
-from blockscale.export.to_onnx.steps import decode, expand, repeated, unpack, whole_groups
+from blockscale.export.to_onnx.steps import decode, expand, repeat, unpack, whole_groups
 
 _GATHERED = {  # types of codes -> those in which Gather takes them
     "INT2": "INT8", "INT4": "INT8", "INT8": "INT8", "INT16": "INT16", "UINT2": "UINT8",
@@ -35,7 +35,7 @@ class _Along(NamedTuple):
     block_size: int = 0
 
 
-def moved(tensor: Tensor, moves: tuple[Move, ...]) -> Tensor:
+def move(tensor: Tensor, moves: tuple[Move, ...]) -> Tensor:
     """The tensor after views and permutations."""
     for kind, sizes in moves:
         tensor = tensor.reshape(sizes) if kind == "view" else tensor.permute(sizes)
@@ -91,7 +91,7 @@ def _axis(stored: Operand, moves: tuple[Move, ...]) -> int | None:
     count = stored.scale.numel()
     which = torch.arange(count, dtype=torch.int32).reshape(stored.scale.shape)
     which = stored.format.block.expand(which, torch.Size(stored.shape)).expand(stored.shape)
-    which = moved(which, moves)
+    which = move(which, moves)
     for axis, n in enumerate(which.shape):
         by_axis = torch.arange(n, dtype=torch.int32)
         if n == count and bool((which.movedim(axis, -1) == by_axis).all()):
@@ -113,11 +113,11 @@ def _linear_inputs(
 ) -> list[str]:
     """Codes as they lie after the moves, the step and the zero points of their blocks."""
     fmt, file = stored.format, scope.file
-    codes = moved(packing.unpack(stored.codes, fmt.element, stored.shape), moves)
+    codes = move(packing.unpack(stored.codes, fmt.element, stored.shape), moves)
     qparams, zero = stored.qparams, stored.zero_point
     if along.block_size:
         step, zero = _moved_step(scope, name, stored, moves)
-        dims = tuple(moved(qparams.scale, moves).shape)
+        dims = tuple(move(qparams.scale, moves).shape)
     else:
         dims = () if along.axis is None else (codes.shape[along.axis],)
         step = steps.step(scope, name, fmt, _flat(qparams, dims))
@@ -140,10 +140,10 @@ def _moved_step(
 ) -> tuple[str, Tensor | None]:
     """The step and the zero points of blocks in the order of the moved weight."""
     fmt, qparams, zero = stored.format, stored.qparams, stored.zero_point
-    zero = None if zero is None else moved(zero, moves)
+    zero = None if zero is None else move(zero, moves)
     if not isinstance(fmt.scale, TwoLevel) or fmt.scale.inner.block.name == "tensor":
-        outer = None if qparams.outer is None else moved(qparams.outer, moves)
-        parts = qparams._replace(scale=moved(qparams.scale, moves), outer=outer)
+        outer = None if qparams.outer is None else move(qparams.outer, moves)
+        parts = qparams._replace(scale=move(qparams.scale, moves), outer=outer)
         return steps.step(scope, name, fmt, parts), zero
     step = steps.step(scope, name, fmt, qparams)
     for _, dims in moves:
@@ -197,7 +197,7 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
         table = weight(scope, name, stored, (), dtype)
         return scope.op("Gather", table, indices, axis=0)
     flat = scope.op("Reshape", indices, scope.ints(-1))
-    along = _along(stored, TURNED, scope.file.opset) if name in scope.file.turned else None
+    along = _along(stored, TURNED, scope.file.opset) if name in scope.file.transposed else None
     if along is not None:
         values = _turned_rows(scope, name, stored, along, flat)
         return _as_rows(scope, values, indices, stored, dtype)
@@ -213,7 +213,7 @@ def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dt
         if shape[0] > 1:  # one for all rows stays as it is
             place = flat if height == 1 else scope.op("Div", flat, scope.ints(height))
             part = scope.op("Gather", part, place, axis=0)
-        return repeated(scope, part, 1, stored.size, width) if shape[1] > 1 < width else part
+        return repeat(scope, part, 1, stored.size, width) if shape[1] > 1 < width else part
 
     if qparams.zero_point is not None:
         zero = put_tensor(file, f"{name}.zero_point", qparams.zero_point.to(torch.float32))
@@ -249,21 +249,21 @@ def _turned_rows(scope: Scope, name: str, stored: Operand, along: _Along, flat: 
     codes, step, *zeros = _linear_inputs(scope, name, stored, TURNED, along)
     kind = _GATHERED[native(stored.format.element, scope.file.opset) or ""]
 
-    def picked(part: str, rows: str) -> str:
+    def pick(part: str, rows: str) -> str:
         return scope.op("Gather", scope.op("Transpose", part, perm=[1, 0]), rows, axis=0)
 
     def each(part: str) -> str:
         """One number a block for the rows, or for all rows."""
         if along.block_size and along.axis == 0:  # [k / size, n]
-            return repeated(scope, picked(part, flat), 1, stored.size, along.block_size)
+            return repeat(scope, pick(part, flat), 1, stored.size, along.block_size)
         if along.block_size:  # [k, n / size]
-            return picked(part, scope.op("Div", flat, scope.ints(along.block_size)))
+            return pick(part, scope.op("Div", flat, scope.ints(along.block_size)))
         if along.axis == 1:  # [n]
             found = scope.op("Gather", part, flat, axis=0)
             return scope.op("Reshape", found, scope.ints(-1, 1))
         return part
 
-    values = scope.cast(picked(scope.cast(codes, kind), flat), "FLOAT")
+    values = scope.cast(pick(scope.cast(codes, kind), flat), "FLOAT")
     if stored.zero_point is not None:
         zero = scope.cast(each(scope.cast(zeros[0], kind)), "FLOAT")
         values = scope.op("Sub", values, zero)

@@ -37,13 +37,13 @@ def pieces_widened(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _piece(piece: Piece) -> Piece:
     if isinstance(piece, Activation):
-        return replace(piece, given=_wide(piece.given), dtype=_wide(piece.dtype))
+        return replace(piece, source_dtype=_wide(piece.source_dtype), dtype=_wide(piece.dtype))
     if isinstance(piece, MarkedStep):
-        given = {
+        args = {
             name: each._replace(kind=_wide(each.kind)) if isinstance(each, TensorInput) else each
-            for name, each in piece.given.items()
+            for name, each in piece.args.items()
         }
-        return replace(piece, given=given)
+        return replace(piece, args=args)
     assert isinstance(piece, MarkedWeight | MarkedRows)
     return replace(piece, dtype=_wide(piece.dtype))
 

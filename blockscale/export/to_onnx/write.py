@@ -26,7 +26,7 @@ _MATRICES = {1: np.uint32, 10: np.uint16, 16: np.uint16}  # types of floats, and
 _KINDS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT"}
 
 
-def translated(program: ExportedProgram) -> Any:
+def translate(program: ExportedProgram) -> Any:
     """torch's translation of a program (ModelProto), with marks.
 
     Raises ValueError that names what torch.onnx cannot translate.
@@ -142,7 +142,7 @@ def _quiet() -> Any:
         yield
 
 
-def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
+def fill(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
     """Put each piece in the place of its mark, in place; what the file holds beside nodes.
 
     opset: what was asked for; 0 for the lowest that holds them
@@ -150,10 +150,10 @@ def filled(model: Any, pieces: Sequence[Piece], opset: int = 0) -> File:
     file = File(opset)
     graph = model.graph
     others = [node for node in graph.node if not _reads_codes(node, pieces)]
-    file.taken(name for node in graph.node for name in (node.name, *node.output))
-    file.taken(name for node in others for name in node.input)  # initializers that stay, too
-    file.taken(value.name for value in (*graph.input, *graph.output))
-    file.turned = {
+    file.reserve(name for node in graph.node for name in (node.name, *node.output))
+    file.reserve(name for node in others for name in node.input)  # initializers that stay, too
+    file.reserve(value.name for value in (*graph.input, *graph.output))
+    file.transposed = {
         each.name
         for each in pieces
         if isinstance(each, MarkedWeight)
@@ -198,32 +198,32 @@ def _number(node: Any) -> int:
     return next(int(a.i) for a in node.attribute if a.name == "number")
 
 
-def _emit(scope: Scope, piece: Piece, given: Sequence[str]) -> str:
+def _emit(scope: Scope, piece: Piece, inputs: Sequence[str]) -> str:
     if isinstance(piece, MarkedWeight):
         return weight.weight(scope, piece.name, piece.stored, piece.moves, piece.dtype)
     if isinstance(piece, MarkedRows):
-        return weight.rows(scope, piece.name, piece.stored, given[0], piece.dtype)
+        return weight.rows(scope, piece.name, piece.stored, inputs[0], piece.dtype)
     if isinstance(piece, Activation):
-        x = given[0]
-        if piece.given != torch.float32:
+        x = inputs[0]
+        if piece.source_dtype != torch.float32:
             x = scope.cast(x, "FLOAT")
         y = activation(scope, piece.name, x, piece.fmt, piece.qparams, piece.sizes)
         return y if piece.dtype == torch.float32 else scope.cast(y, _KINDS[piece.dtype])
-    names = iter(given)
+    names = iter(inputs)
     named = {
         name: each._replace(name=next(names)) if isinstance(each, integer.TensorInput) else each
-        for name, each in piece.given.items()
+        for name, each in piece.args.items()
     }
     return integer.step(scope, piece.op, named)
 
 
-def rename_value(nodes: list[Any], result: str, wanted: str) -> None:
+def rename_value(nodes: list[Any], result: str, new_name: str) -> None:
     """Let a value of nodes have the name of what they take the place of."""
     for node in nodes:
         for names in (node.input, node.output):
             for i, name in enumerate(names):
                 if name == result:
-                    names[i] = wanted
+                    names[i] = new_name
 
 
 def _assemble(model: Any, nodes: list[Any], file: File) -> None:
@@ -248,11 +248,11 @@ def put_tensors(graph: Any, file: File) -> None:
         _add(graph.initializer.add(), tensor)
 
 
-def _add(made: Any, tensor: Any) -> None:
+def _add(target: Any, tensor: Any) -> None:
     """Fill in an initializer by fields: a message of more than 2 GB cannot be copied as one."""
-    made.name, made.data_type = tensor.name, tensor.data_type
-    made.dims.extend(tensor.dims)
-    made.raw_data, made.doc_string = tensor.raw_data, tensor.doc_string
+    target.name, target.data_type = tensor.name, tensor.data_type
+    target.dims.extend(tensor.dims)
+    target.raw_data, target.doc_string = tensor.raw_data, tensor.doc_string
 
 
 def stamp(model: Any, opset: int) -> None:

@@ -8,9 +8,9 @@ from blockscale.export.to_c.text import (
     Array,
     affine,
     helpers,
-    indented,
+    indent,
     indices,
-    listed,
+    initializer_lines,
     loops,
     nested,
     number,
@@ -29,7 +29,7 @@ def test_helpers_come_with_what_they_call():
 
 def test_numbers_and_lines():
     assert number(-(2**63)) == "(-9223372036854775807 - 1)" and number(-5) == "-5"
-    lines = listed(torch.arange(1000))
+    lines = initializer_lines(torch.arange(1000))
     assert max(map(len, lines)) <= 100 and len(" ".join(lines).split(",")) == 1001
 
 
@@ -37,7 +37,7 @@ def test_loops():
     names, heads, ends = loops([3, 1, 2])
     assert names == ["i0", "0", "i2"] and len(heads) == len(ends) == 2
     assert heads[0] == "for (int32_t i0 = 0; i0 < 3; i0++) {"
-    assert indented([heads[0], "x;", "}"]) == [f"    {heads[0]}", "        x;", "    }"]
+    assert indent([heads[0], "x;", "}"]) == [f"    {heads[0]}", "        x;", "    }"]
 
 
 # Places of elements, and what of them strides reach.

@@ -33,7 +33,7 @@ def made(build: Build, *inputs: Tensor) -> Any:
     """The ModelProto of what `build` writes, for inputs of these dtypes and any sizes."""
     file = File()
     names = [f"x{i}" for i in range(len(inputs))]
-    file.taken([*names, "y"])
+    file.reserve([*names, "y"])
     scope = Scope(file, "")
     result = build(scope, names)
     scope.op("Identity", result, results=["y"])

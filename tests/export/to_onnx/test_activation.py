@@ -8,7 +8,7 @@ import blockscale as bs
 from blockscale.core import reference
 from blockscale.core.parse import CATALOG, parse
 from blockscale.core.reference import QParams
-from blockscale.export.to_onnx.activation import activation, refused
+from blockscale.export.to_onnx.activation import activation, refusal
 from tests.export.to_onnx.running import EDGES, made, run, same
 
 DYNAMIC = [
@@ -63,7 +63,7 @@ def test_dynamic(spelling):
     fmt, given = parse(spelling), x()
     expected = reference.fake_quantize(given, reference.choose_qparams(given, fmt), fmt)
     sizes = (None, 2, 28)
-    assert refused(fmt, None, sizes) is None
+    assert refusal(fmt, None, sizes) is None
     for optimized in (False, True):
         assert same(trip(fmt, None, given, sizes, optimized), expected)
     few = given[2:3]
@@ -117,9 +117,9 @@ def test_operators_that_runtimes_fuse():
 
 def test_what_no_file_can_do():
     sizes = (None, 2, 28)
-    assert "stochastic" in refused(parse("int8:token:fp32:stochastic"), None, sizes)
-    assert "size is dynamic: make" in refused(parse("group" and "int8:group4@0:fp32"), None, sizes)
-    assert "do not divide" in refused(parse("binary:group8:fp32"), None, sizes)
-    assert "static scales" in refused(
+    assert "stochastic" in refusal(parse("int8:token:fp32:stochastic"), None, sizes)
+    assert "size is dynamic: make" in refusal(parse("group" and "int8:group4@0:fp32"), None, sizes)
+    assert "do not divide" in refusal(parse("binary:group8:fp32"), None, sizes)
+    assert "static scales" in refusal(
         parse("int8:group4:fp32"), QParams(torch.ones(1, 2, 7)), sizes
     )

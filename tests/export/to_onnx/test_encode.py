@@ -11,7 +11,7 @@ from blockscale.export.to_onnx.encode import (
     choose,
     encoded,
     power_of_two,
-    refused,
+    refusal,
     rounded,
     scales_refused,
 )
@@ -84,9 +84,9 @@ def test_exponents_come_from_bits():
 
 
 def test_what_no_file_can_round_to():
-    assert "stochastic" in refused(parse("int8:tensor:fp32:stochastic"))
-    assert "learned" in refused(parse("book4:tensor:fp32"))
-    assert refused(parse("mxfp8")) is None
+    assert "stochastic" in refusal(parse("int8:tensor:fp32:stochastic"))
+    assert "learned" in refusal(parse("book4:tensor:fp32"))
+    assert refusal(parse("mxfp8")) is None
 
 
 # Scales that onnxruntime chooses are the reference's, to the bit: all rules, all kinds.

@@ -11,7 +11,7 @@ from onnx import helper
 
 from blockscale.core.pack import to_stored
 from blockscale.export.to_onnx.float_model import FloatModel, Site
-from blockscale.export.to_onnx.weight import moved
+from blockscale.export.to_onnx.weight import move
 from tests.support.onnx_graphs import model, several, weights
 
 node = helper.make_node
@@ -30,7 +30,7 @@ def test_weights_are_moved_back_to_where_the_file_has_them(tmp_path: Path) -> No
     ]  # fmt: skip
     for site in sites:
         values = read.values(site.tensor)
-        assert torch.equal(moved(to_stored(values, site.layout), site.moves), values)
+        assert torch.equal(move(to_stored(values, site.layout), site.moves), values)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_how_weights_lie(
     assert [site.layout for site in sites] == ([] if layout is None else [layout])
     for site in sites:
         turned = read.values("w").mT if nodes[0].op_type == "Transpose" else read.values("w")
-        assert torch.equal(moved(to_stored(read.values("w"), site.layout), site.moves), turned)
+        assert torch.equal(move(to_stored(read.values("w"), site.layout), site.moves), turned)
 
 
 def test_two_tensors_of_one_name_are_told_apart(tmp_path: Path) -> None:

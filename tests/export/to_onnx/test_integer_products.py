@@ -7,11 +7,11 @@ import torch.nn.functional as F
 
 from blockscale.export.to_onnx.integer_products import (
     clipped,
-    convolved,
-    divided,
+    convolve,
+    divide,
     in_bytes,
     larger,
-    multiplied,
+    multiply,
     shifted,
 )
 from blockscale.ops.integer.shifts import divided as exactly
@@ -31,16 +31,16 @@ def numbers(dtype, *shape):
 def test_matrices(dtype, zero, weight):
     torch.manual_seed(0)
     x, w = numbers(dtype, 2, 3, 40), numbers(weight, 40, 7)
-    found = run(lambda scope, names: multiplied(scope, names[0], dtype, zero, w), x)
+    found = run(lambda scope, names: multiply(scope, names[0], dtype, zero, w), x)
     assert torch.equal(found, (x.int() - zero) @ w.int())
 
 
 def test_codes_of_sixteen_bits_that_need_int32():
     x, w = torch.tensor([[65535, 0, 256, 255]], dtype=torch.int32), numbers(torch.int8, 4, 2)
-    found = run(lambda scope, names: multiplied(scope, names[0], torch.int32, 0, w), x)
+    found = run(lambda scope, names: multiply(scope, names[0], torch.int32, 0, w), x)
     assert torch.equal(found, x @ w.int())
     with pytest.raises(ValueError, match="zero point 7 have no integer product"):
-        run(lambda scope, names: multiplied(scope, names[0], torch.int32, 7, w), x)
+        run(lambda scope, names: multiply(scope, names[0], torch.int32, 7, w), x)
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [(torch.int8, 0), (torch.uint8, 9), (torch.int16, 0)])
@@ -51,7 +51,7 @@ def test_convolutions(dtype, zero, around):
     settings = {"pads": around, "strides": [2, 1], "dilations": [1, 2], "group": 2}
 
     def build(scope, names):
-        return convolved(scope, names[0], dtype, zero, w, **settings)
+        return convolve(scope, names[0], dtype, zero, w, **settings)
 
     found = run(build, x)
     padded = F.pad(x.double() - zero, [around[i] for i in (1, 3, 0, 2)])  # ends after begins there
@@ -107,7 +107,7 @@ def test_sums_of_sixty_four_bits(how):
 @pytest.mark.parametrize("by", [1, 3, 6, 49])
 def test_quotients(how, by):
     x, divisor = torch.arange(-150, 150), torch.tensor([by])
-    found = run(lambda scope, names: divided(scope, names[0], divisor, how), x)
+    found = run(lambda scope, names: divide(scope, names[0], divisor, how), x)
     assert torch.equal(found, exactly(x, divisor, how))
 
 

@@ -15,7 +15,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.parse import parse
 from blockscale.export.onnx_files import inputs_of
 from blockscale.export.to_onnx.float_model import FloatModel
-from blockscale.export.to_onnx.rewriting import Rewriting, Seen
+from blockscale.export.to_onnx.rewriting import InputRanges, Rewriting
 from tests.support.onnx_graphs import model, several, weights
 
 node = helper.make_node
@@ -105,7 +105,7 @@ def test_ranges_of_inputs_and_of_values_inside(tmp_path: Path) -> None:
     proto = onnx.load(str(path))
     assert inputs_of(proto.graph) == {"x": 2}
     fmt = parse("int8:tensor:fp32")
-    seen = Seen(proto)
+    seen = InputRanges(proto)
     for name in ("x", "h", "y"):
         seen.observe(name, fmt, "min_max")
     calls = [{"x": weights(3, 4, seed=seed)} for seed in range(3)]

@@ -19,7 +19,7 @@ from blockscale.export.to_onnx.scope import (
     put_codes,
     put_tensor,
     put_zeros,
-    refused,
+    refusal,
     split,
 )
 from tests.export.to_onnx.running import run
@@ -27,7 +27,7 @@ from tests.export.to_onnx.running import run
 
 def test_names_are_taken_once():
     file = File()
-    file.taken(["a"])
+    file.reserve(["a"])
     assert [file.name(name) for name in ("a", "a", "b", "a_1")] == ["a_1", "a_2", "b", "a_1_1"]
 
 
@@ -74,11 +74,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "sizes"), CASES)
 def test_there_and_back(name, sizes):
     block, x = read_block(name), torch.randn([3 if n is None else n for n in sizes])
-    assert refused(block, sizes) is None
+    assert refusal(block, sizes) is None
 
     def build(scope, names):
         parts = split(scope, names[0], block, sizes)
-        return parts.joined(scope, parts.x)
+        return parts.join(scope, parts.x)
 
     assert torch.equal(run(build, x), x)
 
@@ -99,9 +99,9 @@ def test_one_number_a_block(name, sizes):
 
 
 def test_what_cannot_be_split():
-    assert "flat8 run over the flattened tensor" in refused(read_block("flat8"), (4, 4))
-    assert "whose size is dynamic: make" in refused(read_block("group8"), (4, None))
-    assert "more than one size after" in refused(read_block("group2@0"), (4, None, None))
+    assert "flat8 run over the flattened tensor" in refusal(read_block("flat8"), (4, 4))
+    assert "whose size is dynamic: make" in refusal(read_block("group8"), (4, None))
+    assert "more than one size after" in refusal(read_block("group2@0"), (4, None, None))
 
 
 # Codes in ONNX's own types: packed as onnx itself reads them.

@@ -20,7 +20,7 @@ from blockscale.export.to_onnx.steps import (
     expand,
     group,
     offset,
-    repeated,
+    repeat,
     step,
     unpack,
     whole_groups,
@@ -52,7 +52,7 @@ def test_spread_as_the_reference_does(name, shape):
 
 def test_a_partial_last_block():
     parts = torch.tensor([[1.0, 2.0, 3.0]])
-    found = run(lambda scope, names: repeated(scope, names[0], 1, 8, 3), parts)
+    found = run(lambda scope, names: repeat(scope, names[0], 1, 8, 3), parts)
     assert found.tolist() == [[1, 1, 1, 2, 2, 2, 3, 3]]
 
 

@@ -150,9 +150,9 @@ def test_marks():
     assert len([name for name in called if "_symbolic" in name]) == len(pieces)
     assert not [name for name in called if "blockscale" in name]
     assert [piece.op for piece in pieces] == ["quantize", "conv", "linear", "dequantize"]
-    assert pieces[0].given["x"].kind == torch.float32
-    assert pieces[1].given["x"].kind == torch.int8
-    assert pieces[1].given["x"].sizes == (2, 6, 6, 1)  # the example's: batches are free anyway
+    assert pieces[0].args["x"].kind == torch.float32
+    assert pieces[1].args["x"].kind == torch.int8
+    assert pieces[1].args["x"].sizes == (2, 6, 6, 1)  # the example's: batches are free anyway
     assert torch.equal(model(x), before)  # the model stays as it was
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from blockscale.core.parse import CATALOG
-from blockscale.export.to_onnx.weight import TURNED, as_products_read_it, moved, rows, weight
+from blockscale.export.to_onnx.weight import TURNED, as_products_read_it, move, rows, weight
 from tests.export.to_onnx.running import made, run, same
 from tests.support.onnx_weight import stored
 
@@ -37,7 +37,7 @@ def test_values_are_the_references(spelling, moves):
     def build(scope, names):
         return weight(scope, "w", coded, MOVES[moves], torch.float32)
 
-    assert same(run(build, optimized=moves == "turned"), moved(expected, MOVES[moves]))
+    assert same(run(build, optimized=moves == "turned"), move(expected, MOVES[moves]))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_table_and_a_product_read_one_weight(spelling):
 
     def build(scope, names):
         if as_products_read_it(coded, TURNED):
-            scope.file.turned.add("w")
+            scope.file.transposed.add("w")
         table = rows(scope, "w", coded, names[0], torch.float32)
         turned = weight(scope, "w", coded, TURNED, torch.float32)
         product = scope.op("MatMul", names[1], turned)

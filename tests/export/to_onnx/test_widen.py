@@ -73,6 +73,6 @@ def test_pieces():
         ),
     ]  # fmt: skip
     weight, rows, activation, step = pieces_widened(given)
-    assert weight.dtype == rows.dtype == activation.given == activation.dtype == whole
-    assert [step.given[name].kind for name in ("a", "b")] == [whole, torch.int32]
+    assert weight.dtype == rows.dtype == activation.source_dtype == activation.dtype == whole
+    assert [step.args[name].kind for name in ("a", "b")] == [whole, torch.int32]
     assert weight.stored.scale.dtype == torch.bfloat16  # what is stored stays

@@ -39,10 +39,10 @@ def program(wrap=lambda y: y):
 
 @pytest.fixture(scope="module")
 def model():
-    made = write.translated(program(lambda y: {"states": y, "more": (y + 1, y * 2), "x": y - 1}))
+    made = write.translate(program(lambda y: {"states": y, "more": (y + 1, y * 2), "x": y - 1}))
     coded, _ = stored("e3m2:group8:e8m0")
     piece = MarkedWeight("layer.weight", coded, (("permute", (1, 0)),), torch.float32)
-    needs = write.filled(made, [piece]).needs
+    needs = write.fill(made, [piece]).needs
     write.stamp(made, needs.opset)
     return made
 
@@ -72,7 +72,7 @@ def test_results_have_the_names_that_the_model_gives(model):
     """But for one that an input has."""
     names = [value.name for value in model.graph.output]
     assert names == ["states", "more_0", "more_1", "output_x"]
-    assert [v.name for v in write.translated(program()).graph.output] == ["output"]
+    assert [v.name for v in write.translate(program()).graph.output] == ["output"]
 
 
 class Tokens(nn.Module):
@@ -95,7 +95,7 @@ def test_free_sizes_have_the_names_that_programs_look_for(model):
     made = torch.export.export(
         Tokens(), (ids, ids), dynamic_shapes={"input_ids": free, "attention_mask": free}
     )
-    found = sizes(write.translated(made))
+    found = sizes(write.translate(made))
     assert found[:3] == [["batch", "sequence"]] * 2 + [["batch", "sequence", 1]]
     assert found[3] in (["batch*sequence"], ["sequence*batch"])
     assert sizes(model)[:2] == [[2, 40], [2, 12]]
@@ -104,7 +104,7 @@ def test_free_sizes_have_the_names_that_programs_look_for(model):
 def test_what_torch_cannot_translate():
     made = program(lambda y: torch.linalg.qr(y).R)
     with pytest.raises(ValueError, match=r"torch\.onnx cannot translate .*linalg_qr"):
-        write.translated(made)
+        write.translate(made)
 
 
 WEIGHT = torch.arange(3000.0).reshape(50, 60)

@@ -20,10 +20,10 @@ def _room(w: CWriter, node: fx.Node, dtype: torch.dtype, n: int) -> Array:
     return w.result(dtype, (n,), node).array
 
 
-def _powers(n: int, g: dict[str, Any], score: str, seen: str) -> list[str]:
+def _powers(n: int, g: dict[str, Any], score: str, condition: str) -> list[str]:
     """Lines that make of n scores their powers in `power`, and the largest share in `inverse`."""
     fraction = 2**FRACTION - 1
-    see, blind = (f"if ({seen}) {{", ["}"]) if seen else ("", [])
+    see, blind = (f"if ({condition}) {{", ["}"]) if condition else ("", [])
     return [
         "int64_t top = INT64_MIN, total = 0, inverse;",
         head("j", n), *([see] if see else []), f"int64_t each = {score};",
