@@ -28,7 +28,7 @@ from blockscale.calibration.experts import (
 )
 from blockscale.calibration.learn import Data, Methods, chosen, read_methods
 from blockscale.calibration.mixing import ALL, all_tokens
-from blockscale.calibration.padding import MASK, Padding
+from blockscale.calibration.padding import MASK, Padding, notes_of
 from blockscale.calibration.ranks import Ranks
 from blockscale.calibration.rotated import Rotated, rotated
 from blockscale.calibration.session import Session
@@ -307,7 +307,8 @@ def with_notes(
             told = "; ".join(filter(None, [_READ, entry.details]))
             entry = replace(entry, details=told)  # noqa: PLW2901
         entries.append(entry)
-    return replace(ledger, entries=entries)
+    notes = (*ledger.notes, *notes_of(session.alike))
+    return replace(ledger, entries=entries, notes=notes)
 
 
 # What processes that calibrate one model together have to agree on, compared before they begin.

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blockscale.calibration.padding import Callback as Callback
+from blockscale.calibration.padding import Neighbours, neighbours_of, sum_of
 from blockscale.core.arithmetic.precision import float32_inside
 from blockscale.core.pack import inputs_first, of_convolution, stored_shape
 from blockscale.layers.plan import Plan
@@ -110,9 +112,6 @@ def _windows(
 
 # See what modules are given and give while a model runs.
 
-Callback = Callable[[Tensor, Any], None]  # told of a module's first input, and of its output
-
-
 _UNHEARD: "WeakSet[nn.Module]" = WeakSet()
 
 
@@ -191,6 +190,7 @@ class InputStatsCollector:
         zeros = torch.zeros(features, dtype=torch.float64, device=device)
         self._amax, self._total, self.rows, self.skipped = zeros.float(), zeros, 0, 0
         self._gram = zeros.new_zeros(features, features)
+        self.neighbours: Neighbours | None = None
         self._sample = zeros.new_zeros(SAMPLE, features, dtype=torch.float32)
         self._draw = torch.Generator().manual_seed(0)  # the same rows in every run
 
@@ -208,6 +208,7 @@ class InputStatsCollector:
             x = x[finite]
         if rest == 0:
             return
+        self.neighbours = sum_of(self.neighbours, neighbours_of(x))
         size = x.abs()
         self._amax = torch.maximum(self._amax, size.amax(0))
         self._total += size.sum(0, dtype=torch.float64)
@@ -236,11 +237,13 @@ class InputStatsCollector:
 
 
 class Gram(NamedTuple):
-    """X^T X [k, k] of some rows, how many they were, and how many were left out."""
+    """X^T X [k, k] of some rows, how many they were, how many were left out, and how near
+    neighbours are."""
 
     sum: Tensor
     rows: int
     skipped: int
+    neighbours: Neighbours | None = None
 
 
 def product_of(x: Tensor) -> Gram:
@@ -249,9 +252,9 @@ def product_of(x: Tensor) -> Gram:
     with float32_inside(x):
         product = _symmetric(x)
         if bool(product.diagonal().isfinite().all()):  # so x is: a square is never below 0
-            return Gram(product, len(x), 0)
+            return Gram(product, len(x), 0, neighbours_of(x))
         rest = x[x.isfinite().all(-1)]
-        return Gram(_symmetric(rest), len(rest), len(x) - len(rest))
+        return Gram(_symmetric(rest), len(rest), len(x) - len(rest), neighbours_of(rest))
 
 
 def _symmetric(x: Tensor) -> Tensor:
@@ -270,18 +273,20 @@ def _symmetric(x: Tensor) -> Tensor:
 class GramCollector:
     """Gathers the gram matrix of a layer's inputs alone.
 
-    features: k; sum: X^T X [k, k] float64 of `rows` rows
+    features: k; sum: X^T X [k, k] float64 of `rows` rows; neighbours: how near they are
     """
 
     def __init__(self, features: int, device: torch.device):
         self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
         self.rows = self.skipped = 0
+        self.neighbours: Neighbours | None = None
 
     def add(self, product: Gram) -> None:
         """What `product_of` made of further rows."""
         self.sum += product.sum
         self.rows += product.rows
         self.skipped += product.skipped
+        self.neighbours = sum_of(self.neighbours, product.neighbours)
 
     def result(self) -> Tensor:
         """X^T X / rows [k, k] float64. Raises ValueError if nothing was seen."""
@@ -367,5 +372,6 @@ def _added(products: Iterable[Gram]) -> Gram | None:
             gram = each
         else:
             total = gram.sum.double() + each.sum
-            gram = Gram(total, gram.rows + each.rows, gram.skipped + each.skipped)
+            neighbours = sum_of(gram.neighbours, each.neighbours)
+            gram = Gram(total, gram.rows + each.rows, gram.skipped + each.skipped, neighbours)
     return gram

@@ -28,6 +28,7 @@ def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
     about: Told = {
         "details": session.details[plan.name], "notes": session.notes[plan.name],
         "tokens": session.tokens.get(plan.name), "own": session.mixing.own.get(plan.name),
+        "alike": session.alike.get(plan.name),
     }  # fmt: skip
     if place.weight is not None:
         about["size"] = place.weight.size
@@ -57,7 +58,8 @@ def unpack(plan: Plan, session: Session, tensors: Mapping[str, Tensor], about: T
             setattr(place, part, quantizer)
     session.details[plan.name] = about["details"]
     session.notes[plan.name] = about["notes"]
-    for counts, key in ((session.tokens, "tokens"), (session.mixing.own, "own")):
+    every = (session.tokens, "tokens"), (session.mixing.own, "own"), (session.alike, "alike")
+    for counts, key in every:
         if about.get(key) is not None:
             counts[plan.name] = about[key]
 

@@ -23,7 +23,7 @@ from blockscale.calibration.input_stats import (
 )
 from blockscale.calibration.mixing import Mixing
 from blockscale.calibration.observers import Observer, Spec, make
-from blockscale.calibration.padding import Padding
+from blockscale.calibration.padding import Neighbours, Padding
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
@@ -65,6 +65,7 @@ class Session:
         self.padding = Padding()
         self.mixing = Mixing()
         self.tokens: dict[str, int] = {}  # rows that each layer saw
+        self.alike: dict[str, float] = {}  # the part of them that are like the row before
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.named = {plan.name: plan for plan in self.layers}
         self.places = supplied(plans, observed=observed)
@@ -157,12 +158,19 @@ class Session:
         """The statistics of those that saw any input."""
         for name, collector in collectors.items():
             self._tell_skipped(name, collector.skipped)
+            self._tell_alike(name, collector.neighbours)
         return {name: each.result() for name, each in collectors.items() if each.rows}
 
     def _tell_skipped(self, name: str, skipped: int) -> None:
         note = f"{skipped} rows of its input hold a NaN or an infinity, left out"
         if skipped and note not in self.notes[name]:
             self.notes[name].append(note)
+
+    def _tell_alike(self, name: str, neighbours: Neighbours | None) -> None:
+        """Of a convolution nothing: places that see one color are most of many pictures."""
+        share = None if neighbours is None else neighbours.share()
+        if share is not None and not of_convolution(self.named[name].layout):
+            self.alike[name] = share
 
     def grams(self, plans: Sequence[Plan]) -> dict[str, Tensor]:
         """One pass: the gram matrices of these layers' inputs, of those that saw any."""
@@ -185,6 +193,7 @@ class Session:
         """The grams of those that saw any input, and of experts that are filled up with others'."""
         for name, collector in collectors.items():
             self._tell_skipped(name, collector.skipped)
+            self._tell_alike(name, collector.neighbours)
         return self.mixing.mixed(collectors)
 
     def _weigh(self, plan: Plan, into: GramCollector, last: LastProducts) -> Callback:

@@ -48,13 +48,13 @@ def convert(prepared: Prepared) -> fx.GraphModule:
         result = written_out(model) or imported(traced(model))
     stage = state(prepared)
     edges = _edge_entries(prepared, stage.ledger)
-    info = Ledger([*ledger.entries, *edges], stage.ledger.unmatched)
+    info = Ledger([*ledger.entries, *edges], stage.ledger.unmatched, notes=ledger.notes)
     set_state(result, replace(stage, stage="converted", ledger=info))
     passes.apply(result, (passes.clean,))
     expand(result)
     result.eval()
     # prepare has named what is skipped and what matches nothing
-    Ledger([entry for entry in info.quantized if entry.notes]).warn()
+    Ledger([entry for entry in info.quantized if entry.notes], notes=info.notes).warn()
     return result
 
 

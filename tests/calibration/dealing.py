@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import blockscale as bs
@@ -75,6 +76,11 @@ def ids(count: int) -> list[Any]:
     return [torch.randint(20, (2 + i % 2, 6), generator=draw) for i in range(count)]
 
 
+def silent(count: int) -> list[Any]:
+    """Token ids that are nearly all the same."""
+    return [F.pad(x, (0, 40), value=3) for x in ids(count)]
+
+
 def padded(count: int) -> list[Any]:
     """Token ids of which some are padding in every second batch."""
     rows: list[Any] = []
@@ -107,6 +113,7 @@ CASES: dict[str, Case] = {
     "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
     "stacks, few tokens": (stacked, tokens, bs.Recipe("int4:group32:fp32"), {"weight": "gptq"}),
     "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq"}),
+    "silence": (decoder, silent, WEIGHTS, {"weight": "gptq"}),
 }  # fmt: skip
 # what sums gradients batch by batch, and so other bits than one process that joins rows
 LEARNED: dict[str, Case] = {

@@ -42,6 +42,11 @@ def test_two_processes_choose_what_one_chooses(found: Found, name: str) -> None:
     assert [each[name][1] for each in found] == [ledger] * 2
 
 
+def test_every_process_says_that_rows_are_alike(found: Found) -> None:
+    for each in found:
+        assert "calibration data: in 13 of 13 layers" in each["silence"][1]["notes"][0]
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_what_is_learned_does_not_depend_on_the_number(found: Found, name: str) -> None:
     alone = found[0]["alone"][name]
