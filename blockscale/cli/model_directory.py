@@ -82,7 +82,7 @@ def _ours(path: Path) -> bool:
         return False
 
 
-def tokenized(path: Path, sentences: Sequence[str], longest: int) -> dict[str, Tensor]:
+def tokenize(path: Path, sentences: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Sentences -> input_ids and attention_mask [sentences, tokens]; made-up ones without a
     tokenizer."""
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):

@@ -18,7 +18,7 @@ from torch import Tensor
 from blockscale.core.untrusted import FileError, parse_json
 from blockscale.evaluation.journal import batch_digest
 from blockscale.evaluation.kinds import TopLogits, logits_of, top_logits
-from blockscale.files.header import LENGTH, sized
+from blockscale.files.header import LENGTH, tensor_of
 from blockscale.files.stream import Reader, bytes_of
 from blockscale.files.whole import check_place, written_whole
 
@@ -81,7 +81,7 @@ class ReferenceFile:
 
     def _put(self, name: str, tensor: Tensor) -> None:
         plain = tensor.detach().cpu().contiguous()
-        entry = sized(plain.dtype, tuple(plain.shape))
+        entry = tensor_of(plain.dtype, tuple(plain.shape))
         self._tensors[name] = {
             "dtype": entry.dtype, "shape": list(entry.shape),
             "data_offsets": [self._end, self._end + entry.nbytes],

@@ -54,7 +54,7 @@ def begins(start: bytes, size: int) -> bool:
     return fits and start[LENGTH : LENGTH + 1] == b"{"
 
 
-def sized(dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> StoredTensor:
     """What a tensor of `dtype` and `shape` takes."""
     return StoredTensor(_NAMES[dtype], tuple(shape), prod(shape) * dtype.itemsize)
 

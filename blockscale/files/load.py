@@ -52,13 +52,13 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     return load_opened(model, lambda _: open_stored_model(path))
 
 
-def load_opened(model: nn.Module, opened: Callable[[nn.Module], StoredModel]) -> nn.Module:
-    """`load` of what `opened` gives for the model itself; whatever is raised, it is unchanged."""
+def load_opened(model: nn.Module, open_for: Callable[[nn.Module], StoredModel]) -> nn.Module:
+    """`load` of what `open_for` gives for the model itself; whatever is raised, it is unchanged."""
     check_whole(model, "bs.load")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
         with OpenFiles() as open_files:
-            fill(plain, renamed(plain, replace(opened(plain), held=open_files)))
+            fill(plain, view_for(plain, replace(open_for(plain), held=open_files)))
     return model
 
 
@@ -271,7 +271,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> Callable[[], None]:
 # A stored model as the model that it is loaded into calls and cuts its tensors.
 
 
-def renamed(model: nn.Module, source: StoredModel) -> StoredModel:
+def view_for(model: nn.Module, source: StoredModel) -> StoredModel:
     """`source` as `model` names and cuts its tensors: itself, where that is how they are stored.
 
     Only transformers models have other names, by transformers' own mapping. Codes and scales stay

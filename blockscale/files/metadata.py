@@ -178,7 +178,7 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
         check_layout(info.layout)
     except ValueError as error:
         raise ValueError(f"tensor {name!r}: {error}") from None
-    _known(f"tensor {name!r}", info.format, read_bias if name.endswith(".bias") else parse)
+    _check_spelling(f"tensor {name!r}", info.format, read_bias if name.endswith(".bias") else parse)
     try:
         info.parts()
     except (ValueError, IndexError) as error:
@@ -197,7 +197,7 @@ def _check_layer(metadata: Metadata, name: str) -> None:
             f"layer {name!r}: unknown part {sorted(unknown)[0]!r}; choose from {', '.join(names)}"
         )
     for text in metadata.formats(name).values():
-        _known(f"layer {name!r}", text)
+        _check_spelling(f"layer {name!r}", text)
     spelling = metadata.before(name)
     if spelling is None:
         return
@@ -216,7 +216,7 @@ def _check_quantized(metadata: Metadata, layer: str, what: str) -> None:
         raise ValueError(f"layer {layer!r} {what}, but has no quantized weight")
 
 
-def _known(owner: str, text: str, read: Callable[[str], BiasFormat] = parse) -> None:
+def _check_spelling(owner: str, text: str, read: Callable[[str], BiasFormat] = parse) -> None:
     try:
         read(text)
     except ValueError as error:

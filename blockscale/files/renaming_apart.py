@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from blockscale.core.joined_weights import of_matrix
 from blockscale.core.parse import parse
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_carry import carry
 from blockscale.files.renaming_moves import Move, of_transformers
 from blockscale.ops.tensor import QTensor, from_parts
 
@@ -78,7 +78,7 @@ class Back:
             return {}
         meta = {name: torch.empty(info.shape, device="meta")}
         shapes = {new: piece.shape for new, piece in move.converted(self._model, meta).items()}
-        moved_tensors = carried(self._model, move, {name: info}, shapes)
+        moved_tensors = carry(self._model, move, {name: info}, shapes)
         tensors = {}
         for new, each in (moved_tensors or {}).items():
             fmt = of_matrix(parse(each.info.format), each.info.shape)

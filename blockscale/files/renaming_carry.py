@@ -29,7 +29,7 @@ from blockscale.ops.batching import within_rows
 
 
 @dataclass(frozen=True)
-class Gathered:
+class PartRows:
     """A part (codes, scale, …) of a quantized tensor, gathered from the same part of its pieces.
 
     names: the pieces'; shape: the result's
@@ -76,11 +76,11 @@ class _Pieces(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedTensor:
     """A quantized tensor of pieces: how it is stored, and {part: where its rows come from}."""
 
     info: TensorInfo
-    parts: Mapping[str, Gathered]
+    parts: Mapping[str, PartRows]
     counts: Mapping[str, tuple[int, ...]]  # {part: rows in each piece}
 
     def part(self, part: str, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -88,9 +88,9 @@ class Carried:
         return self.parts[part].of(tensors, self.counts[part])
 
 
-def carried(
+def carry(
     model: nn.Module, move: Move, infos: Mapping[str, TensorInfo], targets: Mapping[str, torch.Size]
-) -> dict[str, Carried] | None:
+) -> dict[str, CarriedTensor] | None:
     """{the model's name: how it is made}, or None where codes cannot be kept.
 
     infos: {stored name: how it is stored}, of the move's sources that are quantized
@@ -102,9 +102,9 @@ def carried(
     pieces = _pieces([infos[name] for name in names])
     if pieces is None:
         return None
-    result: dict[str, Carried] = {}
-    for name, rows in move.converted(model, _numbered(names, pieces)).items():
-        tensor = _carried(names, pieces, rows, tuple(targets[name]))
+    result: dict[str, CarriedTensor] = {}
+    for name, rows in move.converted(model, _row_numbers(names, pieces)).items():
+        tensor = _carry(names, pieces, rows, tuple(targets[name]))
         if tensor is None:
             return None
         result[name] = tensor
@@ -137,7 +137,7 @@ def _pieces(infos: list[TensorInfo]) -> _Pieces | None:
     return _Pieces(first, fmt, shapes, {part: each[-2:] for part, each in sizes.items()})
 
 
-def _numbered(names: Sequence[str], pieces: _Pieces) -> dict[str, Tensor]:
+def _row_numbers(names: Sequence[str], pieces: _Pieces) -> dict[str, Tensor]:
     """{name: the numbers of its rows, in its own shape, with 1 in place of what is summed over}."""
     numbered: dict[str, Tensor] = {}
     start = 0
@@ -167,9 +167,9 @@ def _layout(rows: Tensor, shape: tuple[int, ...], pieces: _Pieces) -> str | None
     return None
 
 
-def _carried(
+def _carry(
     names: Sequence[str], pieces: _Pieces, rows: Tensor, shape: tuple[int, ...]
-) -> Carried | None:
+) -> CarriedTensor | None:
     layout = _layout(rows, shape, pieces)
     if layout is None:
         return None
@@ -178,11 +178,11 @@ def _carried(
         return None
     rows = rows.reshape(-1, stored[-2])
     for fmt in _formats(pieces, rows, stored):
-        parts = _gathered(names, pieces, rows, fmt, stored)
+        parts = _part_rows(names, pieces, rows, fmt, stored)
         if parts is not None:
             info = TensorInfo(str(fmt), shape, pieces.info.dtype, layout)
             counts = {part: _counts(pieces, part) for part in parts}
-            return Carried(info, parts, counts)
+            return CarriedTensor(info, parts, counts)
     return None
 
 
@@ -202,9 +202,9 @@ def _formats(pieces: _Pieces, rows: Tensor, stored: tuple[int, ...]) -> Iterator
             continue
 
 
-def _gathered(
+def _part_rows(
     names: Sequence[str], pieces: _Pieces, rows: Tensor, fmt: Format, stored: tuple[int, ...]
-) -> dict[str, Gathered] | None:
+) -> dict[str, PartRows] | None:
     """{part: where its rows come from}, if blocks of this format are blocks of the pieces."""
     try:
         shapes = {part: shape for part, (_, shape) in fmt.stored(stored).items()}
@@ -212,7 +212,7 @@ def _gathered(
     except ValueError:
         return None
     packed = pieces.info.parts()["codes"][1][-1]
-    parts = {"codes": Gathered(tuple(names), rows.reshape(-1), (*stored[:-1], packed))}
+    parts = {"codes": PartRows(tuple(names), rows.reshape(-1), (*stored[:-1], packed))}
     for part, own in sizes.items():
         if len(rows) > 1 and any(size != 1 for size in own[:-2]):
             return None
@@ -223,7 +223,7 @@ def _gathered(
         heads = entries[:, ::high]
         if not torch.equal(heads.repeat_interleave(high, 1)[:, : rows.shape[1]], entries):
             return None
-        parts[part] = Gathered(tuple(names), heads.reshape(-1), shapes[part])
+        parts[part] = PartRows(tuple(names), heads.reshape(-1), shapes[part])
     return parts
 
 

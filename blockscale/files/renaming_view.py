@@ -14,14 +14,14 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.pack import from_stored, stored_shape
 from blockscale.core.recipe import read_bias
 from blockscale.files.metadata import QUANTIZERS, FileError, Metadata, TensorInfo
-from blockscale.files.renaming_carry import Carried, carried
+from blockscale.files.renaming_carry import CarriedTensor, carry
 from blockscale.files.renaming_moves import Move
 from blockscale.files.stored_model import StoredKind, StoredModel
 from blockscale.layers.parameters import of_experts
 from blockscale.ops.tensor import from_parts
 
 
-class Made(NamedTuple):
+class ViewTensor(NamedTuple):
     """A tensor of the view: the stored tensors that it needs, and what it is, made of them."""
 
     needs: tuple[str, ...]
@@ -34,7 +34,7 @@ class RenamedModel(StoredModel):
     """A view of `origin`; made: {name: how}."""
 
     origin: StoredModel | None = None
-    made: Mapping[str, Made] = field(default_factory=dict)
+    made: Mapping[str, ViewTensor] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names, made anew."""
@@ -54,7 +54,7 @@ class View:
     def __init__(self, model: nn.Module, source: StoredModel, targets: Mapping[str, torch.Size]):
         """targets: {name: shape} of the model's tensors."""
         self._model, self._source, self._targets = model, source, targets
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, ViewTensor] = {}
         self._metadata = Metadata()
         self._names: dict[str, str] = {}  # {stored name: the model's}, where that is all
         self.dense: list[str] = []
@@ -125,7 +125,7 @@ class View:
             self._same(stored, f"{new}.before.{part}")
 
     def _same(self, stored: str, new: str) -> None:
-        self._made[new] = Made(
+        self._made[new] = ViewTensor(
             (stored,), lambda tensors: tensors[stored], self._source.kinds[stored]
         )
 
@@ -141,11 +141,11 @@ class View:
 
     def _carried(
         self, move: Move, quantized: Mapping[str, TensorInfo]
-    ) -> dict[str, Carried] | None:
+    ) -> dict[str, CarriedTensor] | None:
         with _fitting(self._source, move):
-            return carried(self._model, move, quantized, self._targets)
+            return carry(self._model, move, quantized, self._targets)
 
-    def _carry(self, new: str, each: Carried) -> None:
+    def _carry(self, new: str, each: CarriedTensor) -> None:
         """A quantized tensor made of quantized pieces."""
         self._metadata.tensors[new] = each.info
         kinds = each.info.parts()
@@ -159,7 +159,7 @@ class View:
             ) -> Tensor:
                 return each.part(part, {name: tensors[at] for name, at in stored.items()})
 
-            self._made[f"{new}.{part}"] = Made(tuple(stored.values()), make, kinds[part])
+            self._made[f"{new}.{part}"] = ViewTensor(tuple(stored.values()), make, kinds[part])
 
     def _layers(self, move: Move, targets: list[str]) -> None:
         """Formats of inputs and outputs: those of a layer that is cut are those of its pieces, and
@@ -206,7 +206,7 @@ class View:
 
         for new, result in results.items():
             self._check_shape(move, new, tuple(result.shape))
-            self._made[new] = Made(
+            self._made[new] = ViewTensor(
                 every, partial(make, new=new), (result.dtype, tuple(result.shape))
             )
 

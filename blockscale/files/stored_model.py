@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_file(path: Path) -> Iterator[Any]:
     """A safetensors file, open. Raises FileError if it is missing, truncated or something else."""
     try:
         with safe_open(str(path), "pt") as file:
@@ -54,9 +54,9 @@ class OpenFiles(Closing):
         self._files: dict[Path, Any] = {}
 
     def tensor(self, path: Path, name: str) -> Tensor:
-        """A tensor of a file. Raises FileError as `opened` does."""
+        """A tensor of a file. Raises FileError as `open_file` does."""
         if path not in self._files:
-            self._files[path] = self._stack.enter_context(opened(path))
+            self._files[path] = self._stack.enter_context(open_file(path))
         tensor: Tensor = self._files[path].get_tensor(name)
         return tensor
 

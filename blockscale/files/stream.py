@@ -56,7 +56,7 @@ def headers_kept() -> Iterator[None]:
         _kept.reset(token)
 
 
-def _parsed(text: bytes) -> Header:
+def _parse(text: bytes) -> Header:
     headers = _kept.get()
     if headers is None:
         return parse_header(text)
@@ -95,7 +95,7 @@ class Reader(Closing):
         if not 2 <= length <= min(LARGEST, self.size - LENGTH):
             self._refuse(f"it has {self.size} bytes, but its header should have {length}")
         try:
-            tensors, metadata = _parsed(os.pread(self._file, length, LENGTH))
+            tensors, metadata = _parse(os.pread(self._file, length, LENGTH))
         except ValueError as error:
             self._refuse(f"its header cannot be read ({error})")
         end = LENGTH + length + sum(tensor.nbytes for tensor in tensors.values())

@@ -19,7 +19,7 @@ from blockscale.core.untrusted import (
 )
 from blockscale.core.work import Progress
 from blockscale.files.directory.beside import again_path
-from blockscale.files.directory.folder import locked
+from blockscale.files.directory.folder import hold_lock
 from blockscale.files.directory.model_files import LEDGER
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.directory.swap import discard
@@ -53,17 +53,17 @@ def verify(path: str | Path, progress: Progress | None = None) -> Verification:
     digests (0.1.0), of which nothing can be proved.
     """
     path, progress = Path(path), progress or Progress()
-    listed = _listed(path)
-    progress.start(sum(size for size, _ in listed.values()), 0)
+    entries = _entries(path)
+    progress.start(sum(size for size, _ in entries.values()), 0)
     result = Verification(path)
-    for name, (size, digest) in listed.items():
+    for name, (size, digest) in entries.items():
         if reason := _wrong(path / name, size, digest, progress):
             result.wrong[name] = reason
         else:
             result.proved[name] = size
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
-        if not (file.is_dir() and not file.is_symlink()) and name not in listed and name != LEDGER:
+        if not (file.is_dir() and not file.is_symlink()) and name not in entries and name != LEDGER:
             result.wrong[name] = "is not in the ledger"
     return result
 
@@ -98,33 +98,33 @@ def reproduce(
     if type(seed) is not int:
         raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is not an integer")
     folder = again_path(path.absolute())
-    with locked(folder):
+    with hold_lock(folder):
         try:
             quantize_directory(source, folder / "out", recipe, seed=seed, progress=progress)
-            again, now = _listed(folder / "out"), _releases(_ledger(folder / "out"))
+            again, now = _entries(folder / "out"), _releases(_ledger(folder / "out"))
         finally:
             discard(folder)
     then = _releases(ledger)
     how = "" if then == now else f" (by {now}; the ledger is of {then})"
-    return _compared(path, _listed(path), again, how)
+    return _compare(path, _entries(path), again, how)
 
 
-def _compared(
-    path: Path, listed: dict[str, tuple[int, str]], again: dict[str, tuple[int, str]], how: str
+def _compare(
+    path: Path, entries: dict[str, tuple[int, str]], again: dict[str, tuple[int, str]], how: str
 ) -> Verification:
     result = Verification(path)
-    for name in sorted(listed.keys() | again.keys()):
-        if name not in again or name not in listed:
+    for name in sorted(entries.keys() | again.keys()):
+        if name not in again or name not in entries:
             there = (
                 "was not reproduced"
-                if name in listed
+                if name in entries
                 else ("was reproduced, but is not in the ledger")
             )
             result.wrong[name] = there + how
-        elif listed[name] != again[name]:
+        elif entries[name] != again[name]:
             result.wrong[name] = "was reproduced with different bytes" + how
         else:
-            result.proved[name] = listed[name][0]
+            result.proved[name] = entries[name][0]
     return result
 
 
@@ -139,7 +139,7 @@ def _ledger(path: Path) -> dict[str, Any]:
     return json_object(read_json(path / LEDGER, most=LARGEST), path / LEDGER)
 
 
-def _listed(path: Path) -> dict[str, tuple[int, str]]:
+def _entries(path: Path) -> dict[str, tuple[int, str]]:
     """{file: (bytes, SHA-256)} of a ledger. Raises FileError where it lists none."""
     ledger = _ledger(path)
     if "files" not in ledger:
@@ -147,7 +147,7 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
             f"{path / LEDGER} has no digests: release 0.1.0 wrote it, which stored none. "
             f"Nothing in {path} can be verified or reproduced: quantize the float model again"
         )
-    listed = {}
+    entries = {}
     for name, entry in json_object(ledger["files"], "its files").items():
         about = json_object(entry, f"the entry of {quoted(name)}")
         size, digest = about.get("bytes"), about.get("sha256")
@@ -156,10 +156,10 @@ def _listed(path: Path) -> dict[str, tuple[int, str]]:
             raise FileError(f"{path / LEDGER} lists {quoted(name)}, which is not in the directory")
         if type(size) is not int or not isinstance(digest, str) or len(digest) != 64:
             raise FileError(f"{path / LEDGER}: {quoted(name)} has no size and SHA-256")
-        listed[name] = size, digest
-    if not any(name.endswith(".safetensors") for name in listed):
+        entries[name] = size, digest
+    if not any(name.endswith(".safetensors") for name in entries):
         raise FileError(f"{path / LEDGER} lists no file of weights, so there is nothing to verify")
-    return listed
+    return entries
 
 
 def _wrong(file: Path, size: int, digest: str, progress: Progress) -> str:

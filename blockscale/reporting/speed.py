@@ -193,7 +193,7 @@ def _model(run: Run) -> Table:
     return Table(f"all-MiniLM-L6-v2, {''.join(titles)}", header, rows)
 
 
-def predicted(run: Run) -> Table:
+def prediction(run: Run) -> Table:
     """The least time that a linear layer could take, relative to the float layer."""
     least = floors(run)
     columns = list(dict.fromkeys(m for row in least.values() for m in row))

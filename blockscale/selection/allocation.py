@@ -47,11 +47,11 @@ class Budget:
             [(name, value)] = source.items()
             return _checked(name, value)
         if isinstance(source, str):
-            return _spelled(source)
+            return _parse_budget(source)
         return _checked("bits", source)
 
 
-def _spelled(text: str) -> Budget:
+def _parse_budget(text: str) -> Budget:
     name, equals, rest = text.partition("=")
     name, rest = (name.strip(), rest.strip()) if equals else ("bits", name.strip())
     if name not in _UNITS:
@@ -124,25 +124,21 @@ def allocate(
     _check(layers, bits, seconds)
     bound = _reachable(layers, bits) if seconds is None else None
     rest = [
-        [
-            i
-            for i in _undominated(own, seconds is not None)
-            if bound is None or own[i].damage <= bound
-        ]
+        [i for i in _efficient(own, seconds is not None) if bound is None or own[i].damage <= bound]
         for own in layers
     ]
     options = [[layers[k][i] for i in own] for k, own in enumerate(rest)]
-    result = _taken(layers, rest, *_solve(options, bits, seconds))
+    result = _allocation(layers, rest, *_solve(options, bits, seconds))
     if result.bits > bits or (seconds is not None and result.seconds > seconds):
         tighter = None if seconds is None else seconds * (1 - _SLACK)  # its sums are not exact
-        result = _taken(layers, rest, *_solve(options, bits * (1 - _SLACK), tighter))
+        result = _allocation(layers, rest, *_solve(options, bits * (1 - _SLACK), tighter))
     return result
 
 
-def _taken(
-    layers: Sequence[Sequence[Option]], members: list[list[int]], solved: list[int], gap: float
+def _allocation(
+    layers: Sequence[Sequence[Option]], members: list[list[int]], solution: list[int], gap: float
 ) -> Allocation:
-    results = tuple(own[i] for own, i in zip(members, solved, strict=True))
+    results = tuple(own[i] for own, i in zip(members, solution, strict=True))
     candidates = [own[i] for own, i in zip(layers, results, strict=True)]
     return Allocation(
         results,
@@ -168,7 +164,7 @@ def _check(layers: Sequence[Sequence[Option]], bits: float, seconds: float | Non
             )
 
 
-def _undominated(own: Sequence[Option], timed: bool) -> list[int]:
+def _efficient(own: Sequence[Option], timed: bool) -> list[int]:
     """The options that no other one of the layer is as good as in everything."""
 
     def figures(o: Option) -> tuple[float, ...]:

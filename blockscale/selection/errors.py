@@ -49,7 +49,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedEstimate:
     """What was foretold, and what then was measured."""
 
     foretold: Estimate
@@ -108,10 +108,10 @@ def foretold_seconds(
             "chosen": lambda: [forward(x) for forward, x in others],
         }
     )
-    return exchanged(times["model"], times["float"], times["chosen"]), times["model"]
+    return exchange(times["model"], times["float"], times["chosen"]), times["model"]
 
 
-def exchanged(model: float, float_layers: float, layers: float) -> float:
+def exchange(model: float, float_layers: float, layers: float) -> float:
     """The model's time with other layers; at least theirs."""
     return max(model - float_layers, 0.0) + layers
 
@@ -122,7 +122,7 @@ def check(
     foretold: Estimate,
     batches: Sequence[Any],
     objective: Objective,
-) -> Checked:
+) -> CheckedEstimate:
     """Quantize a copy, and measure what was foretold: bytes, time of the first batch beside the
     float model's, and quality over the batches."""
     changed = copy.deepcopy(model)
@@ -142,7 +142,7 @@ def check(
     measured = Estimate(
         ledger.bytes_after, ledger.bytes_before, times["quantized"], times["float"], total.quality
     )
-    return Checked(foretold, measured)
+    return CheckedEstimate(foretold, measured)
 
 
 Errors = dict[str, dict[str, float]]  # {choice: {"sqnr": …, "fisher": …, "loss": …}}
@@ -180,7 +180,7 @@ class Laboratory:
     def measure(self, layers: Mapping[str, nn.Module], batches: Sequence[Any]) -> MeasuredObjective:
         """The model with these layers in it, which are taken out again."""
         total = MeasuredObjective()
-        with placed(self.model, layers):
+        with place(self.model, layers):
             for batch in batches:
                 outputs = self.objective.of(call(self.model, batch), batch)
                 total += self.objective.measure(self.reference(batch), outputs, batch)
@@ -215,7 +215,7 @@ def _comparing(layer: QLayer, sums: Sums) -> Callback:
 
 
 @contextmanager
-def placed(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
+def place(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
     """These layers in the model, by name; what was there comes back, whatever happens."""
     old = swap(model, layers)
     try:

@@ -24,7 +24,7 @@ from blockscale.selection.choose import LayerChoice, LayerError
 from blockscale.selection.errors import Laboratory, float_bytes
 from blockscale.selection.objective import Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
-from blockscale.selection.recommendation import Advised, Recommendation, advised, claims_of
+from blockscale.selection.recommendation import Advice, Recommendation, advise, claims_of
 from blockscale.selection.result import Point, Search
 from blockscale.selection.search import POINTS, plain_hardware, search, versions
 
@@ -86,8 +86,8 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
         if own is not None:
             held = own if holdout is None else list(holdout)
             lab = Laboratory(plain, own, held, what, Progress())
-        advice = advised(plain, searched, result, bound, bits, lab)
-    return _told(advice, machine, what)
+        advice = advise(plain, searched, result, bound, bits, lab)
+    return _recommendation(advice, machine, what)
 
 
 def _checked(hardware: Hardware | None) -> Hardware:
@@ -123,7 +123,7 @@ def _bits(
     return sum(most) / elements
 
 
-def _told(advice: Advised, machine: Hardware, objective: Any) -> Recommendation:
+def _recommendation(advice: Advice, machine: Hardware, objective: Any) -> Recommendation:
     return Recommendation(
         advice.budget, advice.recipe, advice.foretold, claims_of(advice, machine), advice.formats,
         advice.blocks, advice.rows, advice.search, objective,

@@ -20,7 +20,7 @@ from blockscale.selection.allocation import Budget
 from blockscale.selection.candidates import WeightOptions
 from blockscale.selection.choose import LayerChoice, LayerError, recipe_of
 from blockscale.selection.errors import (
-    Checked,
+    CheckedEstimate,
     Estimate,
     Laboratory,
     bytes_under,
@@ -70,7 +70,7 @@ class Recommendation:
         best = min(self.rows.values())
         return min(rows for rows, seconds in self.rows.items() if seconds <= 1.1 * best)
 
-    def check(self, model: nn.Module, batches: Iterable[Any]) -> Checked:
+    def check(self, model: nn.Module, batches: Iterable[Any]) -> CheckedEstimate:
         """Quantize a copy of the model and measure what was foretold."""
         return check(model, self.recipe, self.foretold, list(batches), self.objective)
 
@@ -100,7 +100,7 @@ class Recommendation:
         return "\n".join(f"{each.text}\n    {each.source}" for each in self.claims)
 
 
-def counted(names: Sequence[str]) -> dict[str, int]:
+def count(names: Sequence[str]) -> dict[str, int]:
     """{name: how often}, the most frequent first."""
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
@@ -114,7 +114,7 @@ _MODEL = "the whole model"
 
 
 @dataclass(frozen=True)
-class Advised:
+class Advice:
     """A recipe, what it will cost, and what is told beside it (Recommendation).
 
     taken: {layer: its candidate}; batches: how many there were
@@ -131,20 +131,20 @@ class Advised:
     batches: int
 
 
-def advised(
+def advise(
     model: nn.Module,
     search: Search,
     options: Sequence[WeightOptions],
     budget: Budget,
     bits: float,
     lab: Laboratory | None,
-) -> Advised:
+) -> Advice:
     """The advice; without a laboratory, by weights alone. Raises ValueError where no choice keeps
     to the budget."""
     batches = None if lab is None else lab.batches
     with inference(model):
-        search, whole = _timed(model, search, options, batches)
-        point = _chosen(search, budget, bits, whole)
+        search, whole = _measure_times(model, search, options, batches)
+        point = _choose(search, budget, bits, whole)
         if lab is not None and math.isnan(point.quality):
             lab.remember()
             measured = measured_with(point.recipe, options, search.candidates, lab)
@@ -161,13 +161,13 @@ def advised(
         rows = _rows(options, search, names)
     weights = {each.name: each.scheme.weight for each in search.candidates}
     blocks = [str(fmt.block) for name in names.values() if (fmt := weights[name]) is not None]
-    return Advised(
-        budget, point.recipe, foretold, names, counted(list(names.values())), counted(blocks),
+    return Advice(
+        budget, point.recipe, foretold, names, count(list(names.values())), count(blocks),
         rows, replace(search, point=point), len(batches or ()),
     )  # fmt: skip
 
 
-def _timed(
+def _measure_times(
     model: nn.Module,
     search: Search,
     options: Sequence[WeightOptions],
@@ -195,7 +195,7 @@ def _with_times(layer: LayerChoice, times: Mapping[tuple[str, str], float]) -> L
 def _made_up(options: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
     """Rows of normal numbers for the layers that multiply them; the others are not timed."""
     return {
-        module: [_drawn(choice, _ALONE)]
+        module: [_random_rows(choice, _ALONE)]
         for choice in options
         if _multiplies(choice)
         for module in choice.modules
@@ -207,13 +207,13 @@ def _multiplies(choice: WeightOptions) -> bool:
     return plan.kind.takes_input and not of_convolution(plan.layout)
 
 
-def _drawn(choice: WeightOptions, rows: int) -> Tensor:
+def _random_rows(choice: WeightOptions, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, choice.shape[-1], generator=generator)
     return x.to(choice.parameter.device, choice.parameter.dtype)
 
 
-def _chosen(search: Search, budget: Budget, bits: float, whole: float | None) -> Point:
+def _choose(search: Search, budget: Budget, bits: float, whole: float | None) -> Point:
     """The point that the budget asks for."""
     if budget.name == "quality":
         return _good_enough(search, budget.value)
@@ -265,7 +265,7 @@ def _rows(
     largest = max(able, key=lambda choice: choice.elements)
     candidate = next(e for e in search.candidates if e.name == formats[largest.name])
     layer = next(iter(largest.layers(candidate).values()))
-    inputs = {rows: _drawn(largest, rows) for rows in ROWS}
+    inputs = {rows: _random_rows(largest, rows) for rows in ROWS}
     times = race({rows: (lambda x=x: layer(x)) for rows, x in inputs.items()})  # type: ignore[misc]
     return {rows: seconds / rows for rows, seconds in times.items()}
 
@@ -273,16 +273,16 @@ def _rows(
 # What a recommendation says, sentence by sentence, and what was measured for each.
 
 
-def claims_of(advice: Advised, machine: Hardware) -> tuple[Claim, ...]:
+def claims_of(advice: Advice, machine: Hardware) -> tuple[Claim, ...]:
     """The claims, in the order in which people ask for them."""
     here = f"on this {machine.processor}, {machine.threads} threads"
     timed = f"medians of samples taken in turns {here} (blockscale.selection.times)"
     return (*_formats(advice), *_size(advice), *_errors(advice), *_speed(advice, timed))
 
 
-def _formats(advice: Advised) -> Iterator[Claim]:
+def _formats(advice: Advice) -> Iterator[Claim]:
     shares = ", ".join(f"{n} × {display_name(name)}" for name, n in advice.formats.items())
-    bits = sum(e.bits * layer.elements for layer, e in _taken(advice))
+    bits = sum(e.bits * layer.elements for layer, e in _choices(advice))
     total = sum(layer.elements for layer in advice.search.layers)
     yield Claim(
         f"{bits / max(total, 1):.4f} bits a weight under the budget {advice.budget}: {shares}",
@@ -292,7 +292,7 @@ def _formats(advice: Advised) -> Iterator[Claim]:
     yield Claim(f"blocks of weights that share a scale: {blocks}", "counted from the recipe")
 
 
-def _size(advice: Advised) -> Iterator[Claim]:
+def _size(advice: Advice) -> Iterator[Claim]:
     info = advice.foretold
     yield Claim(
         f"all parameters take {info.bytes} bytes, {info.float_bytes} in float: "
@@ -301,9 +301,9 @@ def _size(advice: Advised) -> Iterator[Claim]:
     )
 
 
-def _errors(advice: Advised) -> Iterator[Claim]:
+def _errors(advice: Advice) -> Iterator[Claim]:
     search = advice.search
-    worst, error = min(_taken(advice), key=lambda pair: pair[1].sqnr)
+    worst, error = min(_choices(advice), key=lambda pair: pair[1].sqnr)
     of = "its weight's" if search.quality == "none" else "its output's"
     how = "rounding of the weight" if search.quality == "none" else "its float inputs"
     yield Claim(
@@ -320,7 +320,7 @@ def _errors(advice: Advised) -> Iterator[Claim]:
         )
 
 
-def _speed(advice: Advised, timed: str) -> Iterator[Claim]:
+def _speed(advice: Advice, timed: str) -> Iterator[Claim]:
     info = advice.foretold
     if info.seconds is not None and info.float_seconds is not None:
         yield Claim(
@@ -344,7 +344,7 @@ def _speed(advice: Advised, timed: str) -> Iterator[Claim]:
         yield Claim(f"µs a row of the largest layer, by rows at a time: {listed}", timed)
 
 
-def _taken(advice: Advised) -> list[tuple[LayerChoice, LayerError]]:
+def _choices(advice: Advice) -> list[tuple[LayerChoice, LayerError]]:
     """Each layer and its error in the candidate that it gets."""
     layers = advice.search.layers
     return [(each, each[advice.taken[each.name]]) for each in layers if each.name in advice.taken]

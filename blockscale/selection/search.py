@@ -24,7 +24,7 @@ from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
 from blockscale.selection.result import Search, SearchState
-from blockscale.selection.steps import Asked, searched
+from blockscale.selection.steps import Request, searched
 
 SCORES = ("fisher", "output", "sqnr")
 POINTS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0)
@@ -81,7 +81,7 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     score = _score(score, every)
     own = _batches(batches)
     held = own if holdout is None else _batches(holdout)
-    request = Asked(every, score, _budget(budget), tuple(map(_budget, points)), latency, seed)
+    request = Request(every, score, _budget(budget), tuple(map(_budget, points)), latency, seed)
     what = named_objective(objective, output)
     info = listener(progress, "searching", "runs")
     try:
@@ -128,7 +128,7 @@ def _batches(batches: Iterable[Any]) -> list[Any]:
 
 def _identity(
     options: Sequence[WeightOptions],
-    request: Asked,
+    request: Request,
     what: Objective,
     batches: tuple[Sequence[Any], Sequence[Any]],
 ) -> str:

@@ -18,7 +18,7 @@ from blockscale.selection.times import inputs_of, layer_seconds
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What of the call the steps need."""
 
     candidates: tuple[Candidate, ...]
@@ -33,7 +33,7 @@ Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Poi
 
 
 def searched(
-    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Request, state: SearchState
 ) -> Found:
     """The layers, the uniform points, the front's points and the point of the budget."""
     _announce(lab, options, request, state)
@@ -41,7 +41,7 @@ def searched(
     errors, uniform = _candidates(lab, options, request, state)
     if request.score == "output":
         for candidate in request.candidates:
-            _measured(candidate, options, errors[candidate.name], lab, state)
+            _measure(candidate, options, errors[candidate.name], lab, state)
     times = {}
     if request.latency is not None:
         times = layer_seconds(
@@ -58,7 +58,7 @@ def searched(
 
 
 def _announce(
-    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Request, state: SearchState
 ) -> None:
     """Say how many runs of the model there will be, and how many were made before."""
     own, number = len(lab.batches), len(lab.held)
@@ -84,7 +84,7 @@ def _alone(candidate: Candidate, choice: WeightOptions) -> str:
 
 
 def _candidates(
-    lab: Laboratory, options: Sequence[WeightOptions], request: Asked, state: SearchState
+    lab: Laboratory, options: Sequence[WeightOptions], request: Request, state: SearchState
 ) -> tuple[dict[str, Errors], tuple[Point, ...]]:
     """The errors of every candidate in every layer, and what each gives in all of them."""
     curvature: Curvature | None = None
@@ -133,7 +133,7 @@ def _uniform(
     )  # fmt: skip
 
 
-def _measured(
+def _measure(
     candidate: Candidate,
     options: Sequence[WeightOptions],
     errors: Errors,
@@ -178,7 +178,7 @@ def _point(  # noqa: PLR0913 - two budgets, and what all points share
     latency: float | None,
     layers: tuple[LayerChoice, ...],
     options: Sequence[WeightOptions],
-    request: Asked,
+    request: Request,
     lab: Laboratory,
     state: SearchState,
 ) -> Point:

@@ -9,7 +9,7 @@ from blockscale.cli.model_directory import (
     fitting,
     program,
     read_model,
-    tokenized,
+    tokenize,
     without_place,
 )
 from tests.support.cli_model_directory import tiny, tokenizer
@@ -43,14 +43,14 @@ def test_what_is_no_model(tmp_path):
 
 
 def test_tokens_without_a_tokenizer(folder):
-    found = tokenized(folder, SENTENCES, 8)
+    found = tokenize(folder, SENTENCES, 8)
     assert found["input_ids"].shape == (8, 8) and int(found["input_ids"].max()) < 64
 
 
 @pytest.mark.slow
 def test_programs_take_other_sizes(folder):
     model, _ = read_model(folder)
-    example = tokenized(folder, SENTENCES, 8)
+    example = tokenize(folder, SENTENCES, 8)
     made = program(model, example, batch=16, tokens=32).module()
     ids = torch.arange(30).reshape(3, 10)
     with torch.no_grad():
@@ -71,13 +71,13 @@ def test_a_tokenizer_without_a_token_for_padding(tmp_path, named):
     """Rows are padded by the end of a text: the tokenizer's, else config.json's; and masked."""
     folder = tokenizer(tmp_path, **({"eos_token": "</s>"} if named else {}))
     (folder / "config.json").write_text('{"vocab_size": 8, "eos_token_id": [1, 2]}')
-    found = tokenized(folder, ["the", "a on for"], 8)
+    found = tokenize(folder, ["the", "a on for"], 8)
     assert found["input_ids"].tolist() == [[3, 1, 1], [4, 5, 6]]
     assert found["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
     for told in ("{}", '{"eos_token_id": 99}', '{"text_config": {"eos_token_id": 2}}'):
         (folder / "config.json").write_text(told)
         last = 1 if named else (2 if "text" in told else 0)
-        assert tokenized(folder, ["the", "a on"], 8)["input_ids"].tolist() == [[3, last], [4, 5]]
+        assert tokenize(folder, ["the", "a on"], 8)["input_ids"].tolist() == [[3, last], [4, 5]]
 
 
 def test_tokens_fit_the_models_positions(folder):
@@ -97,6 +97,6 @@ def test_tokens_fit_the_models_positions(folder):
 @pytest.mark.slow
 def test_results_by_name(folder):
     model, _ = read_model(folder)
-    example = tokenized(folder, SENTENCES, 8)
+    example = tokenize(folder, SENTENCES, 8)
     found = program(model, example, batch=8, tokens=32, named=True).module()(**example)
     assert list(found) == ["logits"] and found["logits"].shape == (8, 8, 64)

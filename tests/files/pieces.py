@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files that are written a few rows at a time."""
 
-from blockscale.files.header import lay_out, sized
+from blockscale.files.header import lay_out, tensor_of
 from blockscale.files.stream import StreamWriter
 
 
 def specs(tensors):
-    return {name: sized(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return {name: tensor_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def write(path, tensors, metadata, rows=2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import SafetensorError, deserialize
 
-from blockscale.files.header import LARGEST, LENGTH, lay_out, parse_header, sized
+from blockscale.files.header import LARGEST, LENGTH, lay_out, parse_header, tensor_of
 from blockscale.files.metadata import FileError
 from blockscale.files.stream import Reader
 from tests.files.pieces import write
@@ -29,9 +29,9 @@ def test_gaps_are_refused():
 
 def test_a_layout_is_read_back():
     tensors = {
-        "a": sized(torch.uint8, (3, 5)),
-        "b": sized(torch.float32, (2,)),
-        "c": sized(torch.bool, ()),
+        "a": tensor_of(torch.uint8, (3, 5)),
+        "b": tensor_of(torch.float32, (2,)),
+        "c": tensor_of(torch.bool, ()),
     }
     header, placed = lay_out(tensors, {"é": "ü"})
     length = int.from_bytes(header[:LENGTH], "little")

@@ -11,7 +11,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.core.parse import CATALOG
-from blockscale.files.load import renamed
+from blockscale.files.load import view_for
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
 from tests.support.renaming_hub import MODELS, build, save
@@ -244,4 +244,4 @@ def test_a_piece_that_is_missing(tmp_path):
 def test_models_of_others_are_left_alone(tmp_path):
     save_file({"a.weight": torch.ones(2, 32)}, tmp_path / "model.safetensors")
     source = open_stored_model(tmp_path)
-    assert renamed(torch.nn.Sequential(torch.nn.Linear(32, 2)), source) is source
+    assert view_for(torch.nn.Sequential(torch.nn.Linear(32, 2)), source) is source

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockscale.files.header import StoredTensor, lay_out, sized
+from blockscale.files.header import StoredTensor, lay_out, tensor_of
 from blockscale.files.stream import StreamWriter
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def big_model(folder: Path) -> dict[str, StoredTensor]:
         "head.weight": (ROWS, COLUMNS),
         "experts": (16, 2048, 2048),
     }
-    tensors = {name: sized(torch.bfloat16, shape) for name, shape in shapes.items()}
+    tensors = {name: tensor_of(torch.bfloat16, shape) for name, shape in shapes.items()}
     names, where = list(tensors), {}
     noise = torch.randn(1 << 24).bfloat16()
     for index in range(3):

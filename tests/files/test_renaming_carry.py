@@ -23,7 +23,7 @@ from blockscale.core import joined_weights
 from blockscale.core.pack import from_stored, stored_shape, to_stored
 from blockscale.core.parse import parse
 from blockscale.files.metadata import TensorInfo
-from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_carry import carry
 from blockscale.files.renaming_moves import Move
 from blockscale.ops.tensor import from_parts
 
@@ -94,7 +94,7 @@ MODEL: Any = SimpleNamespace(config=SimpleNamespace(num_attention_heads=2))
 
 def result(move: Move, case: Case, infos, pieces) -> dict[str, Tensor] | None:
     """The carried tensors, dequantized; None where codes cannot be kept."""
-    found = carried(MODEL, move, infos, {n: torch.Size(s) for n, s in case.targets.items()})
+    found = carry(MODEL, move, infos, {n: torch.Size(s) for n, s in case.targets.items()})
     if found is None:
         return None
     values = {}
@@ -140,5 +140,5 @@ def test_pieces_that_differ_are_not_carried():
         name = move.names[-1]
         odd = {**infos, name: TensorInfo(**{**vars(infos[name]), **change})}
         targets = {n: torch.Size(s) for n, s in case.targets.items()}
-        assert carried(MODEL, move, odd, targets) is None
-    assert carried(MODEL, move, {}, {n: torch.Size(s) for n, s in case.targets.items()}) is None
+        assert carry(MODEL, move, odd, targets) is None
+    assert carry(MODEL, move, {}, {n: torch.Size(s) for n, s in case.targets.items()}) is None

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import blockscale as bs
-from blockscale.files.load import renamed
+from blockscale.files.load import view_for
 from blockscale.files.metadata import DIGEST, KEY, FileError, Metadata, TensorInfo, _digest
 from blockscale.files.stored_model import open_stored_model
 from blockscale.layers.store import all_held
@@ -35,8 +35,8 @@ def as_the_hub_had_it(path):
         text[part] = {old(name): value for name, value in text[part].items()}
     text["aliases"] = {old(name): old(to) for name, to in text["aliases"].items()}
     told = json.dumps(text, sort_keys=True)
-    renamed = {old(name): tensor for name, tensor in tensors.items()}
-    save_file(renamed, file, {"format": "pt", KEY: told, DIGEST: _digest(told)})
+    view_for = {old(name): tensor for name, tensor in tensors.items()}
+    save_file(view_for, file, {"format": "pt", KEY: told, DIGEST: _digest(told)})
 
 
 def test_layers_with_inputs_and_static_scales(tmp_path):
@@ -96,7 +96,7 @@ def test_other_names_of_one_tensor(tmp_path):
         tmp_path / "model.safetensors",
         metadata.encode(),
     )
-    view = renamed(model, open_stored_model(tmp_path))
+    view = view_for(model, open_stored_model(tmp_path))
     assert view.metadata.aliases == {"lm_head.weight": "transformer.wte.weight"}
     assert set(view.files) == set(model.state_dict()) - {"lm_head.weight"}
     info = TensorInfo("int8:tensor:fp32", (2, 2))

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from blockscale.files import stream
-from blockscale.files.header import DTYPES, lay_out, sized
+from blockscale.files.header import DTYPES, lay_out, tensor_of
 from blockscale.files.metadata import FileError
 from blockscale.files.stream import Reader, StreamWriter, headers_kept
 from tests.files.pieces import specs, write
@@ -96,7 +96,7 @@ def test_a_begun_file_is_gone_on_with(tmp_path):
 
 
 def test_the_space_is_reserved(tmp_path):
-    header, placed = lay_out({"x": sized(torch.float32, (1000, 1000))}, {})
+    header, placed = lay_out({"x": tensor_of(torch.float32, (1000, 1000))}, {})
     with StreamWriter(tmp_path / "a", header, placed):
         pass
     assert (tmp_path / "a").stat().st_blocks * 512 >= 4_000_000

@@ -111,7 +111,7 @@ def test_floors_follow_bytes_or_operations():
     case["contestants"][2]["name"] = "mxfp4 weights"
     assert speed.floors(run) == {"mxfp4 weights": {1: pytest.approx(0.01)}}
     assert speed.floors(run | {"cases": run["cases"][1:]}) == {}
-    assert speed.predicted(run | {"cases": []}).rows == []
+    assert speed.prediction(run | {"cases": []}).rows == []
 
 
 def test_rates_are_those_of_the_best():

@@ -19,7 +19,7 @@ from blockscale.selection.errors import (
     bytes_under,
     errors_of,
     float_bytes,
-    placed,
+    place,
 )
 from blockscale.selection.objective import objective
 from tests.selection.models import CANDIDATES, Tied, batches, mlp
@@ -62,7 +62,7 @@ def test_the_damage_of_a_layer_alone():
 def test_what_is_put_in_is_taken_out_whatever_happens():
     model = mlp()
     layers = list(model)
-    with pytest.raises(KeyboardInterrupt), placed(model, {"0": torch.nn.Identity()}):
+    with pytest.raises(KeyboardInterrupt), place(model, {"0": torch.nn.Identity()}):
         assert isinstance(model[0], torch.nn.Identity)
         raise KeyboardInterrupt
     assert all(a is b for a, b in zip(model, layers, strict=True))
@@ -98,8 +98,8 @@ def test_bytes_of_a_weight_that_is_shared():
 
 def test_seconds_are_those_of_the_layers_exchanged(monkeypatch):
     """Each call of a layer takes as many seconds as it has elements of weights and bits in them."""
-    assert estimate.exchanged(10.0, 6.0, 2.5) == 6.5
-    assert estimate.exchanged(10.0, 11.0, 2.5) == 2.5
+    assert estimate.exchange(10.0, 6.0, 2.5) == 6.5
+    assert estimate.exchange(10.0, 11.0, 2.5) == 2.5
     ran = []
 
     def race(calls):

@@ -8,7 +8,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.selection.candidates import choices, read
 from blockscale.selection.recommend import by_weights
-from blockscale.selection.recommendation import _made_up, _of_layers, _rows, claims_of, counted
+from blockscale.selection.recommendation import _made_up, _of_layers, _rows, claims_of, count
 from tests.selection.models import CANDIDATES, batches, mlp
 
 
@@ -49,8 +49,8 @@ def test_a_claim_of_speed_needs_batches():
 
 
 def test_counts():
-    assert counted(["a", "b", "b", "c"]) == {"b": 2, "a": 1, "c": 1}
-    assert counted([]) == {}
+    assert count(["a", "b", "b", "c"]) == {"b": 2, "a": 1, "c": 1}
+    assert count([]) == {}
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

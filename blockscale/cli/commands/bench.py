@@ -31,7 +31,7 @@ from blockscale.reporting.speed import (
     left_out,
     mine,
     of_group,
-    predicted,
+    prediction,
     tables,
 )
 from blockscale.reporting.table import Table, markdown
@@ -147,7 +147,7 @@ def _parts(newest: tuple[str, Run] | None, plots: Mapping[str, str]) -> tuple[st
         parts.append(f"### {table.title}\n\n{note}{markdown(table)}\n")
     if skipped := left_out(run):
         parts.append("Left out: " + "; ".join(skipped) + ".\n")
-    return where, markdown(predicted(run)), "\n".join(parts).rstrip("\n")
+    return where, markdown(prediction(run)), "\n".join(parts).rstrip("\n")
 
 
 def images(run: Run, name: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def convert(  # noqa: PLR0913 - one argument an option
         data = conversion.to_dict() | {"seconds": seconds, "written": not dry_run}
         print(json.dumps(data, indent=2))
     elif not quiet:
-        print(conversion_table(conversion, compared=not dry_run))
+        print(conversion_table(conversion, with_proof=not dry_run))
         if dry_run:
             print("nothing is written")
         else:
@@ -101,10 +101,10 @@ def _bytes(text: str | None) -> int | None:
 # A conversion for people: what became of each tensor, what it cost, and what was proved.
 
 
-def conversion_table(conversion: Conversion, compared: bool = True) -> str:
+def conversion_table(conversion: Conversion, with_proof: bool = True) -> str:
     """One line for all tensors that differ only in numbers of their names, errors one a tensor.
 
-    compared: whether it was written and read back
+    with_proof: whether it was written and read back
     """
     groups: dict[tuple[str, ...], list[Converted]] = {}
     for each in conversion.tensors:
@@ -116,7 +116,7 @@ def conversion_table(conversion: Conversion, compared: bool = True) -> str:
         what = written if how == "copied" or before == written else f"{before} -> {written}"
         rows.append((how, shared, str(len(tensors)), kind, display_name(what)))
     lines = [aligned(("", "tensor", "count", "was", "format"), rows, "  r  "), ""]
-    lines += _errors(conversion.of("requantized")) if compared else []
+    lines += _errors(conversion.of("requantized")) if with_proof else []
     lines += [
         f"left out: {shown(name)}: {shown(why, TEXT)}" for name, why in conversion.left_out.items()
     ]
@@ -130,7 +130,7 @@ def conversion_table(conversion: Conversion, compared: bool = True) -> str:
     ][:20]
     if conversion.copied:
         lines.append(f"copied: {', '.join(map(shown, conversion.copied))}")
-    return "\n".join([*lines, *_proof(conversion, compared)])
+    return "\n".join([*lines, *_proof(conversion, with_proof)])
 
 
 def _errors(tensors: list[Converted]) -> list[str]:
@@ -146,13 +146,13 @@ def _errors(tensors: list[Converted]) -> list[str]:
     return [aligned(head, rows, "  rr "), ""]
 
 
-def _proof(conversion: Conversion, compared: bool) -> list[str]:
+def _proof(conversion: Conversion, with_proof: bool) -> list[str]:
     counts = {
         how: len(conversion.of(how)) for how in ("exact", "dequantized", "copied", "requantized")
     }
     summary = ", ".join(f"{count} {how}" for how, count in counts.items() if count)
     sizes = size(conversion.bytes_before)
-    if not compared:
+    if not with_proof:
         return [f"{summary}; {sizes}"]
     codes = sum(each.compared == "codes" for each in conversion.tensors)
     rest = len(conversion.tensors) - codes

@@ -122,7 +122,7 @@ def _flow_table(flow: list[FlowStep]) -> Table:
     return table
 
 
-def _files_table(written: list[ExportFile]) -> Table:
+def _files_table(files: list[ExportFile]) -> Table:
     table = Table(
         title="files of each export target (bs.export), run by others",
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
@@ -131,7 +131,7 @@ def _files_table(written: list[ExportFile]) -> Table:
     for column in names:
         on_the_left = column in names[:2]
         table.add_column(column, justify="left" if on_the_left else "right", no_wrap=on_the_left)
-    for file in written:
+    for file in files:
         if file.missing is None:
             size = f"{(file.file_bytes or 0) / 1e6:.1f}"
             table.add_row(

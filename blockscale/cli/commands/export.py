@@ -25,7 +25,7 @@ from blockscale.cli.model_directory import (
     made_up,
     program,
     read_model,
-    tokenized,
+    tokenize,
     without_place,
 )
 from blockscale.core.recipe import Recipe
@@ -298,7 +298,7 @@ def _example(
 ) -> dict[str, Tensor]:
     """What the model is called with: sentences where scales depend on them, else any tokens."""
     if reads_sentences(target, recipe):
-        return tokenized(path, sentences, tokens)
+        return tokenize(path, sentences, tokens)
     return made_up(path, len(sentences), tokens)
 
 
@@ -325,7 +325,7 @@ def _write_directory(
         recipe = replace(recipe, skip=(*recipe.skip, *skipped))
         if reads_sentences("compressed_tensors", recipe):
             sentences, tokens, observer = data
-            example = tokenized(path, sentences, fitting(model, tokens))
+            example = tokenize(path, sentences, fitting(model, tokens))
             calibrate(model, [example], recipe, observer, progress=False)
         else:
             quantize_(model, recipe)

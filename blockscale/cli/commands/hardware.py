@@ -59,11 +59,11 @@ def _text(machine: Hardware) -> str:
     return "\n\n".join([facts, *tables])
 
 
-def _others(covered: KernelCoverage) -> str:
+def _others(coverage: KernelCoverage) -> str:
     """What of the named formats does not simply run, and why."""
-    lines = [f"by the tensors: {', '.join(covered.by_call)}"] if covered.by_call else []
-    for reason in dict.fromkeys(covered.reference.values()):
-        names = [name for name, why in covered.reference.items() if why == reason]
+    lines = [f"by the tensors: {', '.join(coverage.by_call)}"] if coverage.by_call else []
+    for reason in dict.fromkeys(coverage.reference.values()):
+        names = [name for name, why in coverage.reference.items() if why == reason]
         several = ", ".join(names) if len(names) < 4 else str(len(names))
         lines.append(f"{several} on the reference: {reason}")
     return "; ".join(lines) or "none"
@@ -75,14 +75,14 @@ def _cache(cache: Cache) -> str:
     return f"L{cache.level}{kind} {cache.size / 1024:.0f} KiB{shared}"
 
 
-def _rates(measured: Rates) -> str:
+def _rates(rates: Rates) -> str:
     products = {
-        "float32": measured.float32, "bfloat16": measured.bfloat16, "int8": measured.int8,
+        "float32": rates.float32, "bfloat16": rates.bfloat16, "int8": rates.int8,
     }  # fmt: skip
     lines = [
         f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in products.items() if rate is not None
     ]
-    return f"copy {measured.copy / 1e9:.1f} GB/s; products: {', '.join(lines)}"
+    return f"copy {rates.copy / 1e9:.1f} GB/s; products: {', '.join(lines)}"
 
 
 def _device(device: Device) -> str:

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenize, unpadded
 from blockscale.cli.progress import check_outputs, write_recipe
 from blockscale.selection.allocation import Budget
-from blockscale.selection.errors import Checked
+from blockscale.selection.errors import CheckedEstimate
 
 
 def recommend(  # noqa: PLR0913 - one argument an option
@@ -51,7 +51,7 @@ def recommend(  # noqa: PLR0913 - one argument an option
     check_outputs(out, recipe)
     bound = Budget.read(budget)
     network = float_model(model)
-    batches = [tokenized(model, sentences_of(text), fitting(network, tokens))]
+    batches = [tokenize(model, sentences_of(text), fitting(network, tokens))]
     result = bs.recommend(
         network, bound, batches=batches, candidates=candidate, output=unpadded, skip=skip or [],
         state=state, progress=not quiet,
@@ -69,10 +69,10 @@ def recommend(  # noqa: PLR0913 - one argument an option
         print(_text(checked))
 
 
-def _text(checked: Checked) -> str:
+def _text(estimate: CheckedEstimate) -> str:
     lines = [
-        f"{name}: foretold {getattr(checked.foretold, name):.6g}, measured "
-        f"{getattr(checked.measured, name):.6g} ({100 * error:+.2f} %)"
-        for name, error in checked.errors.items()
+        f"{name}: foretold {getattr(estimate.foretold, name):.6g}, measured "
+        f"{getattr(estimate.measured, name):.6g} ({100 * error:+.2f} %)"
+        for name, error in estimate.errors.items()
     ]
     return "\n".join(["checked:", *lines])

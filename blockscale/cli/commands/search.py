@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import blockscale as bs
-from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenized, unpadded
+from blockscale.cli.model_directory import fitting, float_model, sentences_of, tokenize, unpadded
 from blockscale.cli.progress import check_outputs, write_recipe
 from blockscale.core.parse import display_name
 from blockscale.core.untrusted import shown
@@ -49,7 +49,7 @@ def search(  # noqa: PLR0913 - one argument an option
     """
     check_outputs(out, recipe)
     network = float_model(model)
-    batch = tokenized(model, sentences_of(text), fitting(network, tokens))
+    batch = tokenize(model, sentences_of(text), fitting(network, tokens))
     result = bs.search(
         network, [batch], budget, candidates=candidate, objective=objective,
         output=unpadded, score=score, skip=skip or [], state=state, progress=not quiet,

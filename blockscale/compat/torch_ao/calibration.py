@@ -20,7 +20,7 @@ from blockscale.calibration.session import static_parts
 from blockscale.compat.torch_ao.blocks import FormatObserver, asked_format, spec_of
 from blockscale.compat.torch_ao.fake_quantize import FormatFakeQuantize
 from blockscale.compat.torch_ao.option import unwrap
-from blockscale.compat.torch_ao.recipe import decided, instance, is_layer, mapping_of, to_recipe
+from blockscale.compat.torch_ao.recipe import decide, instance, is_layer, mapping_of, to_recipe
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
@@ -40,7 +40,7 @@ _HOOK = "_observer_forward_hook"  # torch.ao's function that calls the first of 
 def is_prepared(model: nn.Module) -> bool:
     """Whether torch.ao's prepare or prepare_qat put formats of ours into the model."""
     return any(
-        isinstance(_held(m, part), _OURS) for m in model.modules() for part in (_RESULT, _WEIGHT)
+        isinstance(_child(m, part), _OURS) for m in model.modules() for part in (_RESULT, _WEIGHT)
     )
 
 
@@ -70,12 +70,12 @@ def quantize_prepared(model: nn.Module) -> Ledger:
     return ledger
 
 
-def _held(module: nn.Module, part: str) -> Any:
+def _child(module: nn.Module, part: str) -> Any:
     return module._modules.get(part)
 
 
 def _quantizes_result(module: nn.Module) -> bool:
-    return not isinstance(module, _OURS) and isinstance(_held(module, _RESULT), _OURS)
+    return not isinstance(module, _OURS) and isinstance(_child(module, _RESULT), _OURS)
 
 
 def _of_weight(module: nn.Module) -> Any:
@@ -87,7 +87,7 @@ def _of_weight(module: nn.Module) -> Any:
 def _fixed(name: str, module: nn.Module) -> nn.Module:
     """What a module's results go through from now on."""
     try:
-        return _held(module, _RESULT).values()
+        return _child(module, _RESULT).values()
     except ValueError as error:
         raise ValueError(f"the output of {name or 'the model'}: {error}") from None
 
@@ -220,12 +220,12 @@ def prepare(  # noqa: PLR0913 - the first three are the call, the rest are optio
     spec = to_observer(mapping) if observer is None else observer
     plans = plans_for(model, recipe)
     check(plans, entries_of(plan_parameters(model, plans, recipe)), recipe, strict=strict)
-    dynamic = {name for name, _, qconfig in decided(mapping, model) if _is_dynamic(qconfig)}
+    dynamic = {name for name, _, qconfig in decide(mapping, model) if _is_dynamic(qconfig)}
     quantized = [p for p in plans if isinstance(p, Plan) and not dynamic.intersection(p.names)]
     looks = [look for plan in quantized for look in _looks(plan, spec)]
     for look in looks:
         look.start(model.get_submodule(look.name))
-    vars(model)[_KEPT] = _Observed(recipe, looks)
+    vars(model)[_KEPT] = _PreparedModel(recipe, looks)
     return model
 
 
@@ -242,7 +242,7 @@ def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     whose observer has seen no data.
     """
     model = model if inplace else copy.deepcopy(model)
-    observed: _Observed | None = vars(model).get(_KEPT)
+    observed: _PreparedModel | None = vars(model).get(_KEPT)
     if observed is None and is_prepared(model):
         model._qat_ledger = quantize_prepared(model)  # type: ignore[assignment]
         return model
@@ -303,7 +303,7 @@ class _Look:
 
 
 @dataclass
-class _Observed:
+class _PreparedModel:
     """What a prepared model keeps."""
 
     recipe: Recipe

@@ -133,7 +133,7 @@ def _rounding(theirs: Any) -> Any:
     """A user's method that chooses a scale and a zero point -> the same, and `rounded`."""
 
     @functools.wraps(theirs)
-    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def choose(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not getattr(self, "power_of_2_scale", False):
             return theirs(self, *args, **kwargs)
         self.power_of_2_scale = False  # what it calls of ours gives floats: one rounding, the last
@@ -143,9 +143,9 @@ def _rounding(theirs: Any) -> Any:
             self.power_of_2_scale = True
         return rounded(self, *result)
 
-    del chosen.__wrapped__  # or torch.jit.script would compile theirs in its place
-    chosen.rounds = True  # type: ignore[attr-defined]
-    return chosen
+    del choose.__wrapped__  # or torch.jit.script would compile theirs in its place
+    choose.rounds = True  # type: ignore[attr-defined]
+    return choose
 
 
 def rounded(observer: Any, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,11 @@ def with_option(constructor: Any) -> Any:
     returned as it is: classes that take the option already, and those that choose no scale.
     """
     kind, arguments, calls = unwrap(constructor)
-    result = _exchanged(kind)
+    result = _exchange(kind)
     return constructor if result is kind else wrap(result, arguments, calls)
 
 
-def _exchanged(kind: Any) -> Any:
+def _exchange(kind: Any) -> Any:
     if not isinstance(kind, type) or issubclass(kind, observers.PowerOfTwoScale):
         return kind
     ours, bare, base = OBSERVERS, _BARE, ObserverBase
@@ -66,13 +66,13 @@ def _subclass(ours: Any, theirs: Any) -> Any:
     return _Made(theirs.__name__, (ours, theirs), names)
 
 
-def _pickled(kind: Any) -> Any:
+def _pickle(kind: Any) -> Any:
     """What pickle keeps of a class: how it was made, or the name of a user's subclass of it."""
     theirs = kind.__bases__[-1]
     return (with_option, (theirs,)) if with_option(theirs) is kind else kind.__qualname__
 
 
-copyreg.pickle(_Made, _pickled)
+copyreg.pickle(_Made, _pickle)
 
 
 def of_torchao(kind: Any) -> bool:

@@ -258,14 +258,14 @@ def _by_layer(mapping: ao.QConfigMapping, model: nn.Module) -> list[Entry]:
     """The global QConfig, and each layer by its name, in torch.ao's order of priority."""
     entries = [
         (name, f"{place}, layer {name!r}", qconfig)
-        for name, place, qconfig in decided(mapping, model)
+        for name, place, qconfig in decide(mapping, model)
         if qconfig is not mapping.global_qconfig
     ]
     entries.sort(key=lambda entry: -entry[0].count("."))  # a pattern covers what is below it
     return [("", "global", mapping.global_qconfig), *entries]
 
 
-def decided(mapping: ao.QConfigMapping, model: nn.Module) -> Iterator[Entry]:
+def decide(mapping: ao.QConfigMapping, model: nn.Module) -> Iterator[Entry]:
     """(name, what decided, QConfig) of each layer of a model."""
     orders = _orders(model) if mapping.module_name_object_type_order_qconfigs else {}
     for name, module in model.named_modules(remove_duplicate=False):

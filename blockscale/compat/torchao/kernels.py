@@ -107,7 +107,7 @@ _LARGEST = 2.0**100  # scales below it come from ranges far from overflow
 _STORED = {torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16"}
 
 
-def chosen(
+def choose(
     x: Tensor, split: Split, rule: Rule, codes: tuple[float, float], eps: float | None
 ) -> tuple[Tensor, Tensor | None] | None:
     """The scale [split.counts] and, if asymmetric, the zero point of each block of x."""
@@ -201,7 +201,7 @@ def _choosing(
         element, options = element_of(mapping, *codes)
     except ValueError:
         return None
-    return _spelled(element, shape, counts, (*options, "recip"))
+    return _spell(element, shape, counts, (*options, "recip"))
 
 
 @lru_cache(1024)
@@ -215,13 +215,13 @@ def _coding(
         return None
     options = ("asym", "recip") if zero else ("recip",)
     if low == 0:
-        return _spelled(f"uint{bits}", shape, counts, options)
+        return _spell(f"uint{bits}", shape, counts, options)
     if low == -high - 1:
-        return _spelled(f"int{bits + 1}", shape, counts, options if zero else ("full", "recip"))
-    return _spelled(f"int{bits + 1}", shape, counts, options) if low == -high and not zero else None
+        return _spell(f"int{bits + 1}", shape, counts, options if zero else ("full", "recip"))
+    return _spell(f"int{bits + 1}", shape, counts, options) if low == -high and not zero else None
 
 
-def _spelled(
+def _spell(
     element: str, shape: Sequence[int], counts: Sequence[int], options: Sequence[str]
 ) -> str:
     return ":".join([element, str(block_of(shape, counts)), "fp32", *options])

@@ -62,7 +62,7 @@ def choose_qparams_affine(
     rule = read_rule(mapping_type, zero_point_domain, preserve_zero)
     codes = limits(target_dtype, quant_min, quant_max)
     split = split_blocks(input.shape, block_size)
-    result = kernels.chosen(input.detach(), split, rule, codes, eps)
+    result = kernels.choose(input.detach(), split, rule, codes, eps)
     if result is not None:
         shape = split.counts if keepdim else split.outside
         scale, zero_point = (None if part is None else part.reshape(shape) for part in result)
@@ -233,7 +233,7 @@ def quantize_affine(
     low, high = limits(output_dtype, quant_min, quant_max)
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
-    scale, zero_point = _spread(split, scale.detach(), zero_point, domain)
+    scale, zero_point = _broadcast(split, scale.detach(), zero_point, domain)
     codes = None
     if domain is not ZeroPointDomain.FLOAT:
         codes = kernels.quantized(input.detach(), split, scale, zero_point, (low, high))
@@ -268,7 +268,7 @@ def dequantize_affine(
     low, high = limits(input_dtype, quant_min, quant_max)
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
-    scale, zero_point = _spread(split, scale, zero_point, domain)
+    scale, zero_point = _broadcast(split, scale, zero_point, domain)
     values = None
     if domain is not ZeroPointDomain.FLOAT:
         values = kernels.dequantized(input, split, scale, zero_point, output_dtype)
@@ -302,9 +302,9 @@ def fake_quantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     # each step spreads them anew, so that the parts of a gradient are added in torchao's order
-    spread = _spread(split, scale, zero_point, domain)
+    spread = _broadcast(split, scale, zero_point, domain)
     q = _quantized(input, split, *spread, codes, domain, _straight_round)
-    spread = _spread(split, scale, zero_point, domain)
+    spread = _broadcast(split, scale, zero_point, domain)
     return _dequantized(q, split, *spread, codes, domain, input.dtype)
 
 
@@ -370,7 +370,7 @@ def _dequantized(
     return values.reshape(codes.shape)
 
 
-def _spread(
+def _broadcast(
     split: Split, scale: Tensor, zero_point: Tensor | None, domain: ZeroPointDomain
 ) -> tuple[Tensor, Tensor | None]:
     """scale and zero_point, checked and shaped to broadcast with the blocks."""

@@ -13,7 +13,7 @@ from blockscale.core.untrusted import json_object, read_json
 from blockscale.export.auditing.entries import FileTensor, entry
 from blockscale.files.inspect import inspect
 from blockscale.files.metadata import FileError
-from blockscale.files.stored_model import opened
+from blockscale.files.stored_model import open_file
 
 _BESIDE = (
     "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "input_scale",
@@ -136,7 +136,7 @@ def _note(layer: str, part: str, numbers: dict[str, float]) -> str:
 
 def _scalars(path: Path) -> Iterator[tuple[str, float]]:
     for file in sorted(path.glob("*.safetensors")):
-        with opened(file) as held:
+        with open_file(file) as held:
             for name in held.keys():  # noqa: SIM118 - it is no mapping
                 if name.endswith((*WEIGHTS, *INPUTS)) and _is_one(held.get_slice(name).get_shape()):
                     yield name, float(held.get_tensor(name).float().reshape(()))

@@ -22,7 +22,7 @@ from blockscale.export.checkpoints.gguf.records import PLAIN
 from blockscale.export.checkpoints.opening import checkpoint
 from blockscale.files.inspect import TensorSummary, inspect
 from blockscale.files.metadata import FileError, TensorInfo
-from blockscale.files.slabs.cutting import SLAB, cut
+from blockscale.files.slabs.cutting import SLAB, cut_slabs
 from blockscale.files.slabs.pool import Map, Pool
 from blockscale.files.slabs.rows import (
     FloatRows,
@@ -271,7 +271,7 @@ class _Errors(NamedTuple):
 
 def _errors(a: Rows, b: Rows, elements: int, run: Map) -> _Errors:
     """Sums over two tensors of one stored shape, slab by slab."""
-    cuts = cut(a.shape, a.blocks + b.blocks, elements)
+    cuts = cut_slabs(a.shape, a.blocks + b.blocks, elements)
     work = run(lambda slab: _slab_errors(a.read(cuts, slab), b.read(cuts, slab)), cuts.slabs)
     signal, noise, largest, odd = zip(*work, strict=True)
     return _Errors(math.fsum(signal), math.fsum(noise), max(largest), sum(odd))

@@ -16,9 +16,9 @@ from blockscale.core.cuts import block_sizes, can_be_cut
 from blockscale.core.format import Format
 from blockscale.export.writers import PlannedTensor, Writer
 from blockscale.files.directory.model_files import CONFIG
-from blockscale.files.header import StoredTensor, lay_out, sized
-from blockscale.files.slabs.cutting import cut as cut_into_slabs
-from blockscale.files.slabs.cutting import joined
+from blockscale.files.header import StoredTensor, lay_out, tensor_of
+from blockscale.files.slabs.cutting import cut_slabs as cut_into_slabs
+from blockscale.files.slabs.cutting import join
 from blockscale.files.stored_model import INDEX, SINGLE
 from blockscale.files.stream import StreamWriter as File
 from blockscale.ops import primitives
@@ -66,7 +66,7 @@ def requantized(value: QTensor, target: Format) -> QTensor:
         return quantize(value.dequantize(), target)
     results = [quantize(slab, target) for slab in dequantized(value, rows)]
     packed = torch.cat([each.packed for each in results])
-    return QTensor(packed, joined(each.qparams for each in results), target, value.size)
+    return QTensor(packed, join(each.qparams for each in results), target, value.size)
 
 
 def _rows_to_quantize(shape: tuple[int, ...], target: Format) -> int | None:
@@ -160,7 +160,7 @@ def _shards(
     seen: dict[str, str] = {}
     filled = 0
     for tensor in tensors:
-        parts = {key: sized(*kind) for key, kind in _kinds(writer, tensor).items()}
+        parts = {key: tensor_of(*kind) for key, kind in _kinds(writer, tensor).items()}
         nbytes = sum(part.nbytes for part in parts.values())
         if shards[-1] and filled + nbytes > size:
             shards.append([])

@@ -13,12 +13,12 @@ from blockscale.files.directory.eligibility import (
     is_experts,
     is_layer,
     judge,
-    settled,
+    settle,
     why_not_slabs,
     why_not_vector,
 )
 from blockscale.files.directory.tied import is_table
-from blockscale.files.header import StoredTensor, sized
+from blockscale.files.header import StoredTensor, tensor_of
 from blockscale.files.metadata import TensorInfo
 
 Decided = tuple[Entry, TensorInfo | None]
@@ -58,7 +58,7 @@ def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
 def _decide_weight(
     name: str, source: StoredTensor, recipe: Recipe, facts: DirectoryFacts
 ) -> Decided:
-    kind, layout, outcome = settled(name, source, recipe, facts)
+    kind, layout, outcome = settle(name, source, recipe, facts)
     fmt, scheme = outcome.format, outcome.scheme
     if fmt is None:
         return _entry(name, kind, outcome.status, source, outcome.reason), None
@@ -66,7 +66,7 @@ def _decide_weight(
         raise ValueError(f"{name} cannot be quantized in {fmt}: {why}")
     dtype = str(source.torch_dtype).removeprefix("torch.")
     info = TensorInfo(str(fmt), source.shape, dtype, layout)
-    size = sum(sized(*part).nbytes for part in info.parts().values())
+    size = sum(tensor_of(*part).nbytes for part in info.parts().values())
     details: dict[str, Any] = {"weight": info.format, "bytes_after": size, "details": scheme.note}
     layer, stack = is_layer(name, kind), is_experts(name, source.shape, kind, facts)
     if layer or stack:
@@ -78,7 +78,7 @@ def _decide_weight(
                     "bs.calibrate can choose it from data, or use a format that chooses its "
                     "own"
                 )
-        details |= {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
+        details |= {"input": _spelling(scheme.input), "output": _spelling(scheme.output)}
     return _entry(name, kind, outcome.status, source, outcome.reason, **details), info
 
 
@@ -89,22 +89,22 @@ def _decide_bias(name: str, source: StoredTensor, fmt: BiasFormat) -> Decided:
         reason_of_note = f"bias left in float: {reason}"
         return _entry(name, "bias", "skipped", source, reason_of_note), None
     info = TensorInfo(str(fmt), source.shape, str(source.torch_dtype).removeprefix("torch."))
-    size = sum(sized(*part).nbytes for part in info.parts().values())
+    size = sum(tensor_of(*part).nbytes for part in info.parts().values())
     entry = _entry(name, "bias", "quantized", source)
     return replace(entry, bias=info.format, bytes_after=size), info
 
 
 def _entry(
-    name: str, kind: str, status: Status, source: StoredTensor, reason: str = "", **told: Any
+    name: str, kind: str, status: Status, source: StoredTensor, reason: str = "", **fields: Any
 ) -> Entry:
     """The entry of a tensor that stays as it is, but for what is told."""
-    about: dict[str, Any] = {"reason": reason, "bytes_after": source.nbytes} | told
+    about: dict[str, Any] = {"reason": reason, "bytes_after": source.nbytes} | fields
     return Entry(
         name, kind, status, elements=prod(source.shape), bytes_before=source.nbytes, **about
     )
 
 
-def _spelled(fmt: object) -> str:
+def _spelling(fmt: object) -> str:
     return "" if fmt is None else str(fmt)
 
 
@@ -112,7 +112,7 @@ def tied_formats(name: str, recipe: Recipe) -> dict[str, str]:
     """Those of a layer whose weight, `name`, is stored under the name that it is tied to; none for
     a table of embeddings, whose input is indices."""
     scheme, _ = recipe.decide(name)
-    parts = {"input": _spelled(scheme.input), "output": _spelled(scheme.output)}
+    parts = {"input": _spelling(scheme.input), "output": _spelling(scheme.output)}
     return {} if is_table(name) else {part: text for part, text in parts.items() if text}
 
 

@@ -121,13 +121,13 @@ def known_of(files: ModelFiles, recipe: Recipe) -> DirectoryFacts:
 
 
 def judge(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:
-    """What becomes of tensor `name` by itself; `settled` says what becomes of it with those that it
+    """What becomes of tensor `name` by itself; `settle` says what becomes of it with those that it
     is tied to."""
     kind, layout = _kind(name, tensor.shape, facts)
-    return Eligibility(kind, layout, decide(_described(name, tensor, kind, layout, facts), recipe))
+    return Eligibility(kind, layout, decide(_describe(name, tensor, kind, layout, facts), recipe))
 
 
-def _described(
+def _describe(
     name: str, tensor: StoredTensor, kind: str, layout: str, facts: DirectoryFacts
 ) -> Weight:
     """A tensor of a file, as decisions know it."""
@@ -167,7 +167,7 @@ def is_experts(name: str, shape: Sequence[int], kind: str, facts: DirectoryFacts
     return stack and of_experts(name, *facts.types.names)
 
 
-def settled(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:
+def settle(name: str, tensor: StoredTensor, recipe: Recipe, facts: DirectoryFacts) -> Eligibility:
     """The same, where the weight is that of other layers as well: they share its codes, or none of
     them is quantized."""
     verdict = judge(name, tensor, recipe, facts)
@@ -190,7 +190,7 @@ def biased_layers(files: ModelFiles, recipe: Recipe, facts: DirectoryFacts) -> s
     for name in files.shards:
         with Reader(files.root / name) as reader:
             for each, source in facts.shown(name, reader.tensors).items():
-                kind, _, outcome = settled(each, source, recipe, facts)
+                kind, _, outcome = settle(each, source, recipe, facts)
                 if outcome.format is not None and is_layer(each, kind):
                     layers.add(each.removesuffix(".weight"))
     return layers

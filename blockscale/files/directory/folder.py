@@ -32,7 +32,7 @@ def is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-def allocated(path: Path) -> int:
+def disk_bytes(path: Path) -> int:
     """Bytes of disk that a file, or all that lies below a folder of this user, takes.
 
     Links are not followed: anybody may have put one there.
@@ -59,11 +59,11 @@ def mounts_in(path: Path) -> list[Path]:
         lines = _MOUNTS.read_bytes().splitlines()
     except OSError:
         return [real] if os.path.ismount(real) else []
-    points = (Path(os.fsdecode(_unescaped(line.split(b" ")[4]))) for line in lines)
+    points = (Path(os.fsdecode(_unescape(line.split(b" ")[4]))) for line in lines)
     return sorted({point for point in points if point == real or real in point.parents})
 
 
-def _unescaped(field: bytes) -> bytes:
+def _unescape(field: bytes) -> bytes:
     """A field of mountinfo, where blanks, tabs, line ends and backslashes are octal."""
     for code in (b"040", b"011", b"012", b"134"):
         field = field.replace(b"\\" + code, bytes([int(code, 8)]))
@@ -93,7 +93,7 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a folder of our own, which is made if it is not there.
 
     The lock goes with the process, however it ends. Where the disk has no locks, a warning says

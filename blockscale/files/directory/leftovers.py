@@ -13,10 +13,10 @@ from typing import Any
 from blockscale.core.untrusted import FileError
 from blockscale.files.directory.beside import beside, read_name
 from blockscale.files.directory.folder import (
-    allocated,
+    disk_bytes,
+    hold_lock,
     is_held,
     is_own,
-    locked,
     mounts_in,
 )
 from blockscale.files.directory.model_files import LEDGER
@@ -80,7 +80,7 @@ def _look(path: Path) -> Leftover | None:
         owner = _owner(status.st_uid)
         seconds = max(time.time() - changed, 0.0)
         keep = _why_kept(path, side_file.kind, seconds)
-        return Leftover(path, what, allocated(path), seconds, owner, keep)
+        return Leftover(path, what, disk_bytes(path), seconds, owner, keep)
     except FileNotFoundError:
         return None
 
@@ -112,7 +112,7 @@ def delete(leftover: Leftover) -> bool:
     if side_file is None or now is None or now.keep:
         return now is None
     if side_file.kind in ("work", "again"):
-        with locked(path):
+        with hold_lock(path):
             if _keeps(path, side_file.kind):
                 return False
             discard(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blockscale.core.untrusted import FileError, open_regular, quoted
 from blockscale.files.directory.beside import gone_path, old_path, work_path
-from blockscale.files.directory.folder import allocated, is_empty_folder, mounts_in
+from blockscale.files.directory.folder import disk_bytes, is_empty_folder, mounts_in
 from blockscale.files.directory.model_files import LEDGER
 from blockscale.files.directory.plan import DirectoryPlan
 from blockscale.files.directory.workspace import PARTIAL
@@ -25,14 +25,14 @@ def absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
-def resolved(path: Path) -> Path:
+def resolve(path: Path) -> Path:
     """With links followed as far as they lead somewhere: Path.resolve fails on one to itself."""
     return Path(os.path.realpath(path))
 
 
 def check_apart(source: Path, target: Path) -> None:
     """Neither directory may lie in the other: one is read and one may be replaced."""
-    source, target = resolved(source), resolved(target)
+    source, target = resolve(source), resolve(target)
     if source == target or source in target.parents or target in source.parents:
         raise FileError(
             f"the output {target} and the model {source} are the same or one holds the other: "
@@ -87,7 +87,7 @@ def _check_taken(target: Path, force: int, ours: Callable[[Path], bool]) -> None
             f"{target} exists: choose another output, or replace it with --force (force=True)"
         )
     for place in (Path.home(), Path.cwd()):
-        if resolved(target) in (place, *place.parents):
+        if resolve(target) in (place, *place.parents):
             raise FileError(
                 f"{target} holds {place}, which --force would delete: choose another output"
             )
@@ -165,7 +165,7 @@ def _check_readable(path: Path) -> None:
 
 def _check_space(target: Path, plan: DirectoryPlan) -> None:
     there = _there(target)
-    needed = plan.size - allocated(work_path(target, plan.digest))
+    needed = plan.size - disk_bytes(work_path(target, plan.digest))
     free = shutil.disk_usage(there).free
     if needed > free:
         raise FileError(

@@ -20,7 +20,7 @@ from blockscale.files.directory.decide import decide, layer_formats, tied_format
 from blockscale.files.directory.eligibility import LAYERS, DirectoryFacts, biased_layers, known_of
 from blockscale.files.directory.model_files import ModelFiles, find_files
 from blockscale.files.directory.stacks import stacked
-from blockscale.files.header import StoredTensor, lay_out, sized
+from blockscale.files.header import StoredTensor, lay_out, tensor_of
 from blockscale.files.metadata import KEY, VERSION, FileError, Metadata, TensorInfo
 from blockscale.files.stored_model import INDEX, check_index
 from blockscale.files.stream import Reader, headers_kept
@@ -161,7 +161,7 @@ def _plan_shard(
             profile = for_rows(profile, stored_shape(info.shape, info.layout))
         tensors.append(TensorPlan(each, source, info, facts.computed.get(each), profile))
         entries.append(entry)
-    header, placed = lay_out(_written(path, tensors), described | metadata.encode())
+    header, placed = lay_out(_stored_names(path, tensors), described | metadata.encode())
     return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
 
 
@@ -185,26 +185,27 @@ def join(
         for layer in {*groups, *alone}
     }
 
-    def knowing(tensor: TensorPlan) -> TensorPlan:
+    def with_peers(tensor: TensorPlan) -> TensorPlan:
         others = joined.get(tensor.name, ())
         return replace(tensor, joined=others) if others else tensor
 
-    def telling(entry: Entry) -> Entry:
+    def with_details(entry: Entry) -> Entry:
         details = ", ".join(filter(None, [entry.details, about.get(entry.name, "")]))
         return entry if details == entry.details else replace(entry, details=details)
 
-    new_shards = [replace(shard, tensors=tuple(map(knowing, shard.tensors))) for shard in shards]
-    return tuple(new_shards), [telling(entry) for entry in entries]
+    new_shards = [replace(shard, tensors=tuple(map(with_peers, shard.tensors))) for shard in shards]
+    return tuple(new_shards), [with_details(entry) for entry in entries]
 
 
-def _written(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
+def _stored_names(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
     """{stored name: what it takes}. Raises FileError where two tensors would get one name."""
     written: dict[str, StoredTensor] = {}
     for tensor in tensors:
         parts = {tensor.name: tensor.source}
         if tensor.info is not None:
             parts = {
-                f"{tensor.name}.{part}": sized(*kind) for part, kind in tensor.info.parts().items()
+                f"{tensor.name}.{part}": tensor_of(*kind)
+                for part, kind in tensor.info.parts().items()
             }
         if twice := sorted(written.keys() & parts.keys()):
             owner = twice[0].rpartition(".")[0]

@@ -19,7 +19,7 @@ from blockscale.files.directory.folder import remove
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import Workspace
-from blockscale.files.header import sized
+from blockscale.files.header import tensor_of
 from blockscale.files.metadata import FileError
 from blockscale.files.slabs.cutting import Cuts, Slab
 from blockscale.files.slabs.pool import Map
@@ -149,7 +149,7 @@ def write_tensor(
         quantizer = TensorQuantizer(rows.read, rows.shape, fmt, seed, run=run)
     if (top := quantize.tops.of(tensor)) is not None:
         quantizer.share(top)
-    whole, written_bytes = sized(*tensor.info.parts()["codes"]).nbytes, 0
+    whole, written_bytes = tensor_of(*tensor.info.parts()["codes"]).nbytes, 0
     for part, row, piece in quantizer.pieces():
         writer.rows(f"{name}.{part}", row, piece)
         if part == "codes":

@@ -171,7 +171,7 @@ class SharedRun:
     def lead(self, plan: DirectoryPlan, work: Workspace, progress: Progress) -> None:
         """Rank 0: begin all files, deal the work, do some of it, and wait for the others."""
         ranks = self._ranks
-        shards = _unfinished(plan, work, progress)
+        shards = _open_shards(plan, work, progress)
         start_progress(plan, work, progress)
         joined = joined_in(plan.shards)
         pieces: list[ShardPiece] = []
@@ -342,7 +342,7 @@ def _begin(shard: ShardPlan, work: Workspace) -> None:
         writer.sync()
 
 
-def _unfinished(plan: DirectoryPlan, work: Workspace, progress: Progress) -> list[ShardPlan]:
+def _open_shards(plan: DirectoryPlan, work: Workspace, progress: Progress) -> list[ShardPlan]:
     """The shards that no earlier run has finished; those that one has are summed up at once."""
     there = [
         work.out / shard.name
@@ -352,7 +352,7 @@ def _unfinished(plan: DirectoryPlan, work: Workspace, progress: Progress) -> lis
     with ThreadPoolExecutor(_HASHERS) as threads:
         digests = dict(zip(there, threads.map(file_digest, there), strict=True))
 
-    def known(path: Path) -> str:
+    def digest_of(path: Path) -> str:
         return digests[path] if path in digests else file_digest(path)
 
-    return [shard for shard in plan.shards if not is_finished(shard, work, progress, known)]
+    return [shard for shard in plan.shards if not is_finished(shard, work, progress, digest_of)]

@@ -26,9 +26,9 @@ from blockscale.files.directory.beside import (
     work_path,
 )
 from blockscale.files.directory.folder import (
+    hold_lock,
     is_empty_folder,
     is_own,
-    locked,
     mounts_in,
     remove,
     sync_folder,
@@ -132,7 +132,7 @@ def restore(target: Path) -> bool:
     assert side_file is not None
     work = work_path(target, side_file.digest)
     had = os.path.lexists(work)
-    with locked(work):
+    with hold_lock(work):
         try:
             if _is_taken(target) or not is_own(aside[0]):
                 return False  # it was finished or undone before this process had the lock
@@ -159,7 +159,7 @@ def whole_folder(target: Path, force: bool) -> Iterator[Path]:
     """
     digest = any_digest()
     work = work_path(target, digest)
-    with locked(work):
+    with hold_lock(work):
         try:
             check_movable(target, work)
             (work / JOURNAL).touch()

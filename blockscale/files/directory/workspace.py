@@ -16,7 +16,7 @@ from typing import Self
 from blockscale.core.untrusted import FileError
 from blockscale.core.work import Closing
 from blockscale.files.directory.beside import old_path, work_path
-from blockscale.files.directory.folder import is_own, locked
+from blockscale.files.directory.folder import hold_lock, is_own
 from blockscale.files.directory.journal import Journal
 from blockscale.files.directory.swap import (
     JOURNAL,
@@ -41,7 +41,7 @@ class Workspace(Closing):
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(locked(self.path))
+            stack.enter_context(hold_lock(self.path))
             check_movable(self.target, self.path)
             if self.out.is_symlink():
                 raise FileError(

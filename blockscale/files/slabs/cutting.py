@@ -88,7 +88,7 @@ class Cuts:
         return slice(matrix, matrix + 1), own
 
 
-def cut(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
+def cut_slabs(shape: tuple[int, ...], blocks: Iterable[Sizes], elements: int) -> Cuts:
     """Cut a tensor into slabs of about `elements`, and no block that does not span them all."""
     blocks = list(blocks)
     if len(shape) < 2:  # codes of a vector are packed along its rows: it is one slab
@@ -121,7 +121,7 @@ def _ignores_leading(block: Block, rank: int) -> bool:
     return same and (set(leading) == {1} or {*leading, last} == {WHOLE})
 
 
-def joined(each: Iterable[QParams]) -> QParams:
+def join(each: Iterable[QParams]) -> QParams:
     """The parts of matrices that follow each other in a stack, as those of the stack."""
     parts = zip(*each, strict=True)
     return QParams(*(None if one[0] is None else torch.cat(one) for one in parts))  # type: ignore[arg-type]

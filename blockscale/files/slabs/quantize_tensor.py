@@ -62,7 +62,7 @@ class StoredRows(NamedTuple):
     rows: Tensor
 
 
-class Done(NamedTuple):
+class SlabRows(NamedTuple):
     """What a slab gives: pieces, and what is to be noted of it."""
 
     pieces: tuple[StoredRows, ...]
@@ -98,7 +98,7 @@ class TensorQuantizer:
         self._shape = cutting.flat_shape(shape, fmt)
         if can_be_cut(fmt):
             self._sizes = block_sizes(fmt, len(self._shape))
-            self._cuts = cutting.cut(self._shape, self._sizes.values(), elements)
+            self._cuts = cutting.cut_slabs(self._shape, self._sizes.values(), elements)
         else:
             self._sizes = dict.fromkeys(fmt.parts, (WHOLE,) * len(shape))
             self._cuts = Cuts(shape, 0, max(shape[0] if shape else 1, 1))
@@ -134,7 +134,7 @@ class TensorQuantizer:
         notes += told_of_clipped(self._clipped, self._scales, self._fmt)
         return (*notes, *self._signs)
 
-    def _passes(self) -> Iterator[Done]:
+    def _passes(self) -> Iterator[SlabRows]:
         cuts = self._cuts
         spans = {part for part, sizes in self._sizes.items() if cuts.spans(sizes)}
         if spans and not self._outer_alone(spans):
@@ -155,12 +155,12 @@ class TensorQuantizer:
             return spans == {"outer"} and self._sizes["outer"][0] == 1
         return not spans & {"scale", "offset_outer"}
 
-    def _alone(self, slab: Slab) -> Done:
+    def _alone(self, slab: Slab) -> SlabRows:
         """A slab that shares nothing with the others but an outer scale."""
         x = self._read(self._cuts, slab)
         return self._fused(x, slab) or self._by_reference(x, slab)
 
-    def _fused(self, x: Tensor, slab: Slab) -> Done | None:
+    def _fused(self, x: Tensor, slab: Slab) -> SlabRows | None:
         """Codes and scales by one kernel; None where there is none."""
         top = None if self._top is None else self._top[self._outers(slab)]
         rows = x
@@ -176,7 +176,7 @@ class TensorQuantizer:
             packed, outer = packed[None], qparams.outer
             assert outer is not None
             qparams = QParams(qparams.scale[None], outer[None])
-        return Done(
+        return SlabRows(
             (*self._scale_pieces(qparams, slab), self._codes_piece(packed, slab)),
             self._not_finite(x),
             clipped(x, qparams, self._fmt),
@@ -195,7 +195,7 @@ class TensorQuantizer:
         low = torch.tensor(both[0]) if both is not None else x.masked_fill(~x.isfinite(), 0.0)
         return tuple(lost_signs("weight", low, self._fmt))
 
-    def _by_reference(self, x: Tensor, slab: Slab) -> Done:
+    def _by_reference(self, x: Tensor, slab: Slab) -> SlabRows:
         """The same step by step, in slabs that are smaller if this one is made for a kernel."""
         dim, unit = self._cuts.dim, self._cuts.unit(self._sizes.values())
         count = max(cutting.SLAB * slab.rows // max(x.numel(), 1) // unit, 1) * unit
@@ -209,9 +209,9 @@ class TensorQuantizer:
         odd, clips, scales = (
             sum(getattr(part, name) for part in each) for name in ("odd", "clipped", "scales")
         )
-        return Done(pieces, odd, clips, scales, next((d.signs for d in each if d.signs), ()))
+        return SlabRows(pieces, odd, clips, scales, next((d.signs for d in each if d.signs), ()))
 
-    def _in_steps(self, x: Tensor, slab: Slab) -> Done:
+    def _in_steps(self, x: Tensor, slab: Slab) -> SlabRows:
         outer = None if self._outer is None else self._outer[self._outers(slab)]
         ranges = reference.ranges(x, self._fmt)
         qparams, part = self._choose(ranges, outer)
@@ -241,18 +241,18 @@ class TensorQuantizer:
                 x, some, parts, self._fmt, primitives.block_errors
             ).scale
 
-    def _with_scale(self, slab: Slab, qparams: QParams) -> Done:
+    def _with_scale(self, slab: Slab, qparams: QParams) -> SlabRows:
         """A slab that takes its part of the scales of the whole tensor."""
         x = self._read(self._cuts, slab)
         regions = {part: self._cuts.region(slab, sizes) for part, sizes in self._sizes.items()}
         own = QParams(**{part: getattr(qparams, part)[at] for part, at in regions.items()})
-        return Done((self._codes(x, slab, own),), odd=self._not_finite(x))
+        return SlabRows((self._codes(x, slab, own),), odd=self._not_finite(x))
 
     def _outers(self, slab: Slab) -> Region:
         """The outer scales that a slab has a part of."""
         return self._cuts.region(slab, self._sizes["outer"])
 
-    def _choose_all(self, ranges: Ranges) -> tuple[QParams, Done]:
+    def _choose_all(self, ranges: Ranges) -> tuple[QParams, SlabRows]:
         """`_choose` for all, a matrix at a time where a stack's share nothing: it needs memory."""
         if len(self._shape) < 3 or any(sizes[0] != 1 for sizes in self._sizes.values()):
             return self._choose(ranges, self._outer)
@@ -265,14 +265,16 @@ class TensorQuantizer:
             sum(getattr(output, n) for _, output in each) for n in ("clipped", "scales")
         )
         signs = next((output.signs for _, output in each if output.signs), ())
-        return cutting.joined(q for q, _ in each), Done((), 0, clipped, scales, signs)
+        return cutting.join(q for q, _ in each), SlabRows((), 0, clipped, scales, signs)
 
-    def _choose(self, ranges: Ranges, outer: Tensor | None) -> tuple[QParams, Done]:
+    def _choose(self, ranges: Ranges, outer: Tensor | None) -> tuple[QParams, SlabRows]:
         """The scales of blocks, beside an outer one if it is given, and how many do not fit."""
         clipped = saturates(ranges.low, ranges.high, self._fmt, outer)
         qparams = reference.qparams_from_range(*ranges, self._fmt, outer)
         signs = tuple(lost_signs("weight", ranges.low, self._fmt))
-        return qparams, Done((), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs)
+        return qparams, SlabRows(
+            (), clipped=int(clipped.sum()), scales=clipped.numel(), signs=signs
+        )
 
     def _scale_pieces(self, qparams: QParams, slab: Slab) -> Iterator[StoredRows]:
         """The scales of a slab; what several share comes with the first of them."""

@@ -18,7 +18,7 @@ from transformers.core_model_loading import ConversionOps
 
 from blockscale.core.untrusted import shown
 from blockscale.files.metadata import PARTS, FileError, TensorInfo
-from blockscale.files.renaming_carry import carried
+from blockscale.files.renaming_carry import carry
 from blockscale.files.renaming_moves import Move
 from blockscale.files.renaming_view import piece_values
 
@@ -101,7 +101,7 @@ class Fuse(ConversionOps):
             infos |= dict.fromkeys(sources[pattern], info)
         move = Move(sources, target, _Operations(lambda values: self._run(values, told)))
         shape = model.get_parameter(target).shape
-        result = carried(model, move, infos, {target: shape})
+        result = carry(model, move, infos, {target: shape})
         if result is None:
             return None
         each, device = result[target], next(iter(pieces["codes"].values())).device

@@ -26,7 +26,7 @@ from blockscale.core.ledger import Ledger
 from blockscale.core.pack import stored_shape
 from blockscale.core.recipe import Recipe
 from blockscale.files.metadata import KEY, FileError
-from blockscale.files.stored_model import opened
+from blockscale.files.stored_model import open_file
 from blockscale.integrations.config import RecipeConfig
 from blockscale.integrations.stand_in import TieMarks, stand_in, standing_in
 from blockscale.layers.apply import apply, check, plans_for, without_data
@@ -232,7 +232,7 @@ def _refuse_ours(files: Sequence[str]) -> None:
     for file in files:
         if not file.endswith(".safetensors"):
             continue
-        with opened(Path(file)) as held:
+        with open_file(Path(file)) as held:
             metadata = held.metadata()
         if KEY in (metadata or {}):
             raise FileError(

@@ -26,7 +26,7 @@ from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
 from blockscale.export.checkpoints.gguf import reading as gguf
 from blockscale.export.checkpoints.loading import load
-from blockscale.files.header import sized
+from blockscale.files.header import tensor_of
 from blockscale.files.load import fill
 from blockscale.files.match import match_quantized, shared_names
 from blockscale.files.metadata import PARTS, QUANTIZERS, FileError, Metadata, TensorInfo
@@ -256,7 +256,9 @@ class CheckpointReading:
         info = self._arriving.metadata.tensors.get(name)
         if info is None or name in self._dense:
             return None
-        return sum(sized(*kind).nbytes for kind in info.parts().values()) / max(prod(info.shape), 1)
+        return sum(tensor_of(*kind).nbytes for kind in info.parts().values()) / max(
+            prod(info.shape), 1
+        )
 
     def take(self, name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """What was read for a parameter -> {name: what the model holds for it meanwhile}."""

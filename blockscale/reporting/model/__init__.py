@@ -80,15 +80,15 @@ def _figure(value: float | None) -> str:
 def _by_names(data: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the names of formats that have one; their spellings become a tooltip."""
 
-    def named(line: Mapping[str, Any]) -> dict[str, Any]:
+    def with_names(line: Mapping[str, Any]) -> dict[str, Any]:
         return {**line, "format": display_name(line["format"]), "spelling": line["format"]}
 
     data = dict(data)
     if "tensors" in data:
-        data["tensors"] = [named(line) for line in data["tensors"]]
+        data["tensors"] = [with_names(line) for line in data["tensors"]]
         data["formats"] = {display_name(fmt): grid for fmt, grid in data["formats"].items()}
         totals = data["totals"]
-        data["totals"] = totals | {"formats": [named(line) for line in totals["formats"]]}
+        data["totals"] = totals | {"formats": [with_names(line) for line in totals["formats"]]}
     return data
 
 

@@ -164,8 +164,8 @@ def describe(
     return data
 
 
-def _about(*given: str | Path | None) -> dict[str, Any]:
-    path, source, search = (None if each is None else str(each) for each in given)
+def _about(*paths: str | Path | None) -> dict[str, Any]:
+    path, source, search = (None if each is None else str(each) for each in paths)
     words = ["blockscale", "report", *([path or search] if path or search else [])]
     words += ["--source", source] if source else []
     words += ["--search", search] if search and path else []

@@ -14,7 +14,7 @@ from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
-from blockscale.files.slabs.cutting import Cuts, Slab, cut
+from blockscale.files.slabs.cutting import Cuts, Slab, cut_slabs
 from blockscale.layers.before import Before
 from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.tensor import QTensor
@@ -38,7 +38,7 @@ def slabs(q: QTensor, elements: int = ELEMENTS) -> Iterator[tuple[Cuts, Slab, QT
         return
     qparams = q.qparams if fmt == q.format else in_blocks_of(q.qparams, fmt, shape)
     sizes = block_sizes(fmt, len(shape))
-    cuts = cut(shape, sizes.values(), elements)
+    cuts = cut_slabs(shape, sizes.values(), elements)
     for slab in cuts.slabs:
         parts = {part: _part(getattr(qparams, part), sizes[part], cuts, slab) for part in fmt.parts}
         codes = _part(q.packed, (1,) * len(shape), cuts, slab)

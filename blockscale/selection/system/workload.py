@@ -255,7 +255,7 @@ def _quantized(layer: nn.Module, candidate: Candidate) -> Any:
     return model[0]
 
 
-def _sqnr(expected: torch.Tensor, found: torch.Tensor) -> float:
+def _sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
     sums = Sums()
-    sums.add(expected, found)
+    sums.add(expected, actual)
     return sums.result().sqnr

@@ -83,7 +83,7 @@ def test_lossless() -> None:
     assert any(
         line.startswith("lossless: 2 exact;") and "12 values, 0 differ" in line for line in lines
     )
-    assert "lossless" not in conversion_table(done, compared=False)
+    assert "lossless" not in conversion_table(done, with_proof=False)
 
 
 def test_errors() -> None:

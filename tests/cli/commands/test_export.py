@@ -65,7 +65,7 @@ def test_a_tokenizer_without_a_token_for_padding(model, tmp_path, monkeypatch):
     result = run(folder, tmp_path / "static", "--to", "compressed-tensors", "-r", recipe)
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "static" / "tokenizer.json").is_file()
-    monkeypatch.setattr("blockscale.cli.commands.export.tokenized", None)
+    monkeypatch.setattr("blockscale.cli.commands.export.tokenize", None)
     result = run(folder, tmp_path / "out", "--to", "compressed-tensors", "-r", "int4:group32:fp32")
     assert result.exit_code == 0, result.stderr
 

@@ -119,7 +119,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
         return run
 
-    for name in ("chosen", "quantized", "dequantized"):
+    for name in ("choose", "quantized", "dequantized"):
         monkeypatch.setattr(kernels, name, watched(name, getattr(kernels, name)))
     yield calls
 
@@ -145,7 +145,7 @@ def test_kernels_answer_with_torchaos_bits(mapping, shape, block, answered: Call
         mine = all_three(ours, mapping, x, block, target, **limits)
         same(mine, all_three(theirs, their(mapping), x, block, target, **limits))
     assert {name: all(found) for name, found in answered.items()} == {
-        "chosen": True, "quantized": True, "dequantized": True,
+        "choose": True, "quantized": True, "dequantized": True,
     }  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_stands_back_from_what_is_not_finite(answered: Calls) -> None:
     wide = torch.tensor([[-3e38, 3e38]])  # the range overflows, the sum does not
     found = ours.choose_qparams_affine(wide, ASYMMETRIC, (1, 2), torch.int8)
     same(found, theirs.choose_qparams_affine(wide, their(ASYMMETRIC), (1, 2), torch.int8))
-    assert answered == {"chosen": [False] * 4}
+    assert answered == {"choose": [False] * 4}
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.5, 2.0**-130])

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from blockscale.files.directory import folder
-from blockscale.files.directory.folder import allocated, is_held, locked, mounts_in, remove
+from blockscale.files.directory.folder import disk_bytes, hold_lock, is_held, mounts_in, remove
 from blockscale.files.metadata import FileError
 
 
@@ -18,31 +18,31 @@ def test_sizes_do_not_follow_links(tmp_path, monkeypatch):
     (large / "deep").mkdir(parents=True)
     (large / "deep" / "file").write_bytes(b"x" * 1_000_000)
     work.symlink_to(large)
-    assert allocated(work) < 100_000 < allocated(large)
+    assert disk_bytes(work) < 100_000 < disk_bytes(large)
     work.unlink()
     work.mkdir()
     (work / "out").symlink_to(large)
     (work / "file").symlink_to(large / "deep" / "file")
-    assert allocated(work) < 100_000
+    assert disk_bytes(work) < 100_000
     (work / "mine").write_bytes(b"x" * 500_000)
-    assert allocated(work) >= 500_000
+    assert disk_bytes(work) >= 500_000
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert allocated(work) == 0 == allocated(tmp_path / "nothing")
+    assert disk_bytes(work) == 0 == disk_bytes(tmp_path / "nothing")
 
 
 def test_locks(tmp_path):
     work = tmp_path / "work"
     assert not is_held(work)
-    with locked(work):
+    with hold_lock(work):
         assert is_held(work)
-        with pytest.raises(FileError, match="another process is writing"), locked(work):
+        with pytest.raises(FileError, match="another process is writing"), hold_lock(work):
             pass
     assert not is_held(work)
     (work / "lock").unlink()
     (work / "lock").symlink_to(tmp_path / "victim")
     assert is_held(work)  # nobody can tell
-    with pytest.raises(OSError, match="lock"), locked(work):
+    with pytest.raises(OSError, match="lock"), hold_lock(work):
         pass
     assert not (tmp_path / "victim").exists()
 
@@ -56,7 +56,7 @@ def test_a_disk_without_locks(tmp_path, monkeypatch, code):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     work = tmp_path / "work"
-    with pytest.warns(UserWarning, match="has no locks .*: start no second one"), locked(work):
+    with pytest.warns(UserWarning, match="has no locks .*: start no second one"), hold_lock(work):
         assert is_held(work)
     assert (work / "lock").is_file()
 
@@ -66,7 +66,7 @@ def test_a_lock_that_fails_otherwise_is_an_error(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "the disk is broken")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match="the disk is broken"), locked(tmp_path / "work"):
+    with pytest.raises(OSError, match="the disk is broken"), hold_lock(tmp_path / "work"):
         pass
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from blockscale.files.directory import leftovers
 from blockscale.files.directory.beside import again_path, gone_path, old_path, work_path
-from blockscale.files.directory.folder import locked
+from blockscale.files.directory.folder import hold_lock
 from blockscale.files.directory.leftovers import delete, find_leftovers
 from blockscale.files.metadata import FileError
 from blockscale.files.whole import written_whole
@@ -61,7 +61,7 @@ def test_each_kind(out):
 def test_what_a_process_holds(kind, out):
     path = made(work_path(out, DIGEST) if kind == "work" else again_path(out))
     [before] = find_leftovers(out)
-    with locked(path):
+    with hold_lock(path):
         [now] = find_leftovers(out)
         assert "a process is writing it" in now.keep
         assert not delete(now) and not delete(before) and path.exists()

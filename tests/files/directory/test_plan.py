@@ -10,7 +10,7 @@ import torch
 from blockscale.core.parse import formats
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
-from blockscale.files.header import lay_out, sized
+from blockscale.files.header import lay_out, tensor_of
 from tests.files.directory.places import Untouched
 from tests.support import fresh
 from tests.support.file_models import contents, write_model
@@ -78,7 +78,8 @@ def write_sparse(folder: Path) -> None:
             for e in range(192) for p, size in sizes.items()
         }  # fmt: skip
         kinds = {
-            n: sized(torch.bfloat16, s) for n, s in (names | experts if half else experts).items()
+            n: tensor_of(torch.bfloat16, s)
+            for n, s in (names | experts if half else experts).items()
         }
         header, placed = lay_out(kinds, {"format": "pt"})
         with (folder / f"model-{shard + 1:05}-of-00121.safetensors").open("wb") as file:

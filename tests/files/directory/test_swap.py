@@ -11,7 +11,7 @@ import pytest
 
 from blockscale.files.directory import folder, swap
 from blockscale.files.directory.beside import gone_path, old_path, work_path
-from blockscale.files.directory.folder import locked
+from blockscale.files.directory.folder import hold_lock
 from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.directory.swap import (
     check_movable,
@@ -56,7 +56,7 @@ def test_an_output_that_waits_is_put_back_whatever_the_recipe(model, out):
 def test_a_run_between_its_renames_is_left_alone(out):
     """It holds its lock: what it has put aside is not put back under its hands."""
     aside = put_aside(out)
-    with locked(work_path(out, DIGEST)):
+    with hold_lock(work_path(out, DIGEST)):
         with pytest.raises(FileError, match=r"another process is writing .*-0123abcd"):
             restore(out)
         assert not out.exists() and aside.exists()
@@ -140,7 +140,7 @@ def test_half_of_a_deleted_output_never_comes_back(out, monkeypatch):
 
     monkeypatch.setattr(swap, "remove", stop)
     work = work_path(out, DIGEST)
-    with pytest.raises(KeyboardInterrupt), locked(work):
+    with pytest.raises(KeyboardInterrupt), hold_lock(work):
         (work / "out").mkdir()
         put_in_place(out, DIGEST, force=True)
     monkeypatch.undo()
@@ -161,7 +161,7 @@ def test_two_forced_runs_at_once_lose_nothing(out, monkeypatch):
             (out / "theirs.txt").write_text("theirs")
         return real(path, to)
 
-    with locked(work):
+    with hold_lock(work):
         (work / "out").mkdir()
         monkeypatch.setattr(Path, "rename", rename)
         with pytest.raises(FileError, match=r"appeared while .* What was there before is .*-old-"):
@@ -203,7 +203,7 @@ def filled(out):
 
 def test_whether_a_directory_can_be_renamed_is_asked_without_doing_it(out):
     work = work_path(filled(out), DIGEST)
-    with locked(work):
+    with hold_lock(work):
         check_movable(out, work)
         assert contents(out) == {"mine": b"mine"} and [each.name for each in work.iterdir()] == [
             "lock"

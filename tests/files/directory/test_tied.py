@@ -16,7 +16,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.ledger import Ledger
 from blockscale.files.directory.tied import is_table, ties_of
-from blockscale.files.header import sized
+from blockscale.files.header import tensor_of
 from tests.support.file_models import write_model
 from tests.support.transformers_models import (
     SIZES,
@@ -144,7 +144,7 @@ def test_one_format_is_shared_and_the_head_s_input_is_quantized(
 
 
 def of(*names: str) -> dict[str, Any]:
-    return {name: sized(torch.float32, (64, 32)) for name in names}
+    return {name: tensor_of(torch.float32, (64, 32)) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from blockscale.core.cuts import block_sizes
 from blockscale.core.parse import formats, parse
-from blockscale.files.slabs.cutting import SLAB, cut, flat_shape
+from blockscale.files.slabs.cutting import SLAB, cut_slabs, flat_shape
 
 
 @pytest.mark.some(4)
@@ -17,7 +17,7 @@ def test_slabs_are_small(name, shape):
     """However large a tensor is; a tile is 128 rows high, and cannot be less."""
     fmt = parse(name)
     shape = flat_shape(shape, fmt)
-    cuts = cut(shape, block_sizes(fmt, len(shape)).values(), SLAB)
+    cuts = cut_slabs(shape, block_sizes(fmt, len(shape)).values(), SLAB)
     assert cuts.elements <= max(SLAB, 128 * shape[-1] * ("tile" in name))
     rows = sum(slab.stop - slab.start for slab in cuts.slabs)
     assert rows == math.prod(shape[: cuts.dim + 1])
@@ -33,5 +33,5 @@ def test_flat_shapes():
 
 def test_nothing_is_cut_once():
     for shape in ((2**20, 0), (0, 2**40), (2**40, 2**10, 0), (3, 0, 5)):
-        cuts = cut(shape, [(1,) * len(shape)], 100)
+        cuts = cut_slabs(shape, [(1,) * len(shape)], 100)
         assert cuts.slabs == [(0, shape[0], 0)]

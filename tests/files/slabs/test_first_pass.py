@@ -9,7 +9,7 @@ import torch
 from blockscale.core import reference
 from blockscale.core.cuts import block_sizes
 from blockscale.core.parse import parse
-from blockscale.files.slabs.cutting import cut
+from blockscale.files.slabs.cutting import cut_slabs
 from blockscale.files.slabs.first_pass import FirstPass
 from tests.support.some import crossed
 
@@ -22,7 +22,7 @@ def first_pass(x, name, elements):
         rows = slice(slab.start, slab.stop)
         return x[slab.matrix : slab.matrix + 1, rows] if cuts.dim else x[rows]
 
-    return fmt, FirstPass(read, cut(tuple(x.shape), sizes.values(), elements), sizes, fmt)
+    return fmt, FirstPass(read, cut_slabs(tuple(x.shape), sizes.values(), elements), sizes, fmt)
 
 
 @pytest.mark.parametrize("odd", [False, True])

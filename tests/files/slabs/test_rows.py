@@ -14,7 +14,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.quantize_directory import quantize_directory
 from blockscale.files.load import _read_qtensor
-from blockscale.files.slabs.cutting import Cuts, cut
+from blockscale.files.slabs.cutting import Cuts, cut_slabs
 from blockscale.files.slabs.rows import OpenStoredModel, Rows, TransposedStack
 from blockscale.files.stored_model import open_stored_model
 from blockscale.files.stream import Reader
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 
 def whole(rows: Rows, elements: int) -> Tensor:
     """All slabs of about `elements`, put together."""
-    cuts = cut(rows.shape, rows.blocks, elements)
+    cuts = cut_slabs(rows.shape, rows.blocks, elements)
     pieces = [rows.read(cuts, slab) for slab in cuts.slabs]
     if elements == 1:
         assert len(pieces) > 1
