@@ -11,7 +11,7 @@ Cache").
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.padding import MASK, Padding
+from blockscale.core.untrusted import kind_of
+from blockscale.core.work import Progress
 from blockscale.files.whole import written_whole
+from blockscale.layers.guards import call
 
 _LARGEST = 448.0  # of e4m3
 _NAME = re.compile(r"(.*\blayers\.(\d+)\..*attn)(?:\.attn)?(?:\.[kv]_proj)?\.([kv])_scale")
@@ -57,26 +62,38 @@ class CacheScales:
             raise ValueError(f"scales must be positive and finite, found {wrong[0]}: calibrate")
 
     @classmethod
-    def calibrate(cls, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> "CacheScales":
+    def calibrate(cls, model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> "CacheScales":
         """The least scales that hold every key and value of these batches.
 
-        model: a decoder of transformers; batches: its arguments, such as input_ids, by name
-        Raises ValueError where there are none, or keys or values are all 0 or not finite.
+        model: a decoder of transformers, which runs in evaluation mode and without gradients
+        batches: its arguments, such as input_ids [batch, tokens], by name; they are moved to its
+            device. Tokens that an attention_mask [batch, tokens] of 0 and 1 calls padding do not
+            count.
+        Raises TypeError for what is no iterable of batches, and ValueError where there are none,
+        or keys or values of a layer are all 0 or not finite.
         """
-        largest: dict[int, list[float]] = {}
-        with torch.no_grad():
-            for batch in batches:
-                held = DynamicCache()
-                model(**batch, past_key_values=held, use_cache=True)
-                for i, layer in enumerate(held.layers):
-                    states: tuple[Tensor, Tensor] = (layer.keys, layer.values)  # type: ignore[union-attr, assignment]
-                    now = [float(each.abs().max()) for each in states]
-                    before = largest.setdefault(i, [0.0, 0.0])
-                    largest[i] = [max(pair) for pair in zip(before, now, strict=True)]
-        if not largest:
-            raise ValueError("no batches: calibration needs some, such as [{'input_ids': tokens}]")
-        steps = [[each / _LARGEST for each in largest[i]] for i in sorted(largest)]
-        return cls(tuple(s[0] for s in steps), tuple(s[1] for s in steps))
+        largest: list[list[Tensor]] = []  # of each layer's keys and values, by batch
+        padding = Padding(MASK, model)
+        with inference(model):
+            for batch in Batches(batches, 1, "", Progress()):
+                if not isinstance(batch, Mapping):
+                    raise TypeError(
+                        "expected batches that are mappings, such as {'input_ids': tokens}, found "
+                        f"{kind_of(batch)}"
+                    )
+                states, mask = DynamicCache(), padding.mask_of(batch)
+                call(model, {**batch, "past_key_values": states, "use_cache": True})
+                largest.append([_largest(x, mask) for layer in states.layers for x in _pair(layer)])
+        every = torch.stack([torch.stack(of_batch) for of_batch in largest]).amax(0).tolist()
+        for i, each in enumerate(every):
+            if not 0 < each < float("inf"):
+                what = ("keys", "values")[i % 2]
+                raise ValueError(
+                    f"layer {i // 2}: the largest of its {what} is {each}, expected a positive "
+                    "number: no scale holds them"
+                )
+        steps = [each / _LARGEST for each in every]
+        return cls(tuple(steps[::2]), tuple(steps[1::2]))
 
     @classmethod
     def read(cls, directory: str | Path) -> "CacheScales":
@@ -146,6 +163,18 @@ class CacheScales:
             data = json.loads(own.read_text())
             data.setdefault("quantization", {})["kv_cache_quant_algo"] = "FP8"
             _write(own, data)
+
+
+def _pair(layer: Any) -> tuple[Tensor, Tensor]:
+    return layer.keys, layer.values
+
+
+def _largest(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The largest magnitude of states [batch, heads, tokens, features] -> float64 [], NaN if one
+    is; mask: of the tokens that count, bool [batch, tokens]."""
+    if mask is not None:
+        x = x.masked_fill(~mask.to(x.device)[:, None, :, None], 0)
+    return x.abs().amax().double().cpu()
 
 
 def _attention_names(place: Path) -> dict[int, str]:

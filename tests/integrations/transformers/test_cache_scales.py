@@ -114,8 +114,12 @@ def test_calibrated_and_used(tmp_path: Path) -> None:
     model = decoder("qwen3", torch.float32)
     model.config.use_cache = True
     tokens = torch.arange(40)[None]
-    with pytest.raises(ValueError, match="no batches"):
+    with pytest.raises(ValueError, match="batches is empty"):
         CacheScales.calibrate(model, [])
+    with pytest.raises(TypeError, match="write \\[batch\\]"):
+        CacheScales.calibrate(model, {"input_ids": tokens})
+    with pytest.raises(TypeError, match=r"expected batches that are mappings.*found a Tensor"):
+        CacheScales.calibrate(model, [tokens])
     scales = CacheScales.calibrate(model, [{"input_ids": tokens[:, :9]}, {"input_ids": tokens}])
     held = QuantizedCache(model.config, scales, window=0)
     wide = QuantizedCache(model.config, "int8_token", window=100)
@@ -136,3 +140,30 @@ def test_calibrated_and_used(tmp_path: Path) -> None:
         QuantizedCache(model.config, scales, rotate="hadamard")
     with pytest.raises(ValueError, match="scales are of 1 layers, and the model has"):
         QuantizedCache(model.config, CacheScales((1.0,), (1.0,)))
+
+
+def test_padding_does_not_count_and_the_mode_stays() -> None:
+    """The scales of sentences in one padded batch are the larger of those of each alone."""
+    model = decoder("qwen3", torch.float32).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.weight.data[0] = 1000.0  # of the token that fills up: larger keys than any
+    long, short = torch.arange(1, 20)[None], torch.arange(30, 37)[None]
+    alone = [CacheScales.calibrate(model, [{"input_ids": x}]) for x in (long, short)]
+    mask = torch.ones(2, 19, dtype=torch.long)
+    mask[1, 7:] = 0
+    padded = torch.cat([long, torch.cat([short, torch.zeros(1, 12, dtype=torch.long)], 1)])
+    both = CacheScales.calibrate(model, [{"input_ids": padded, "attention_mask": mask}])
+    for part in ("keys", "values"):
+        expected = [
+            max(pair) for pair in zip(*(getattr(each, part) for each in alone), strict=True)
+        ]
+        assert getattr(both, part) == pytest.approx(expected, rel=1e-5)
+    assert model.training and all(module.training for module in model.modules())
+
+
+def test_a_layer_that_no_scale_holds_is_named() -> None:
+    model = decoder("qwen3", torch.float32)
+    model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"layer 1: the largest of its values is (inf|nan)"):
+        CacheScales.calibrate(model, [{"input_ids": torch.arange(1, 9)[None]}])
