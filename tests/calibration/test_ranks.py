@@ -33,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_choose_what_one_chooses(found: Found, name: str) -> None:
     """To the bit, and with the same ledger."""

@@ -47,6 +47,7 @@ def test_an_earlier_run_that_was_slower_is_no_error(tmp_path):
     assert "Against the earlier run" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_that_was_faster_ends_with_one(tmp_path):
     path = earlier(tmp_path, 1e-6)
     done = run("--against", path, "--json", tmp_path / "now.json")

@@ -179,6 +179,7 @@ def test_it_exports(dtype: torch.dtype, strict: bool) -> None:
     assert program.module()(x.new_tensor([math.nan, 1.0])).isnan().tolist() == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", crossed(4, DTYPES))
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_it_compiles(dtype: torch.dtype, backend: str) -> None:
@@ -250,7 +251,7 @@ def half_even(x: Fraction) -> int:
     return floor + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and floor % 2 == 1))
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", [n for n in observers.names() if n not in ("mean", "adaptive")])
 @pytest.mark.parametrize(
     "fmt",

@@ -58,6 +58,7 @@ def covers(pattern: str, name: str) -> bool:
     return any(re.compile(regex).fullmatch(each) is not None for each in beginnings)
 
 
+@pytest.mark.slow
 @QUICK
 @given(patterns, names)
 def test_what_a_pattern_covers(pattern: str, name: str) -> None:

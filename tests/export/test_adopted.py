@@ -51,7 +51,7 @@ def test_onnx(form, tmp_path):
     np.testing.assert_allclose(y, expected(form, made).numpy(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_program(form, tmp_path):
     made = FORMS[form]()
@@ -96,7 +96,7 @@ def test_a_graph_of_quantize_fx_needs_an_example(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", producers.MADE)
 def test_powers_of_two_stay(kind, tmp_path):
     """The producer's values to the bit: in QuantizeLinear, and in integers alone."""

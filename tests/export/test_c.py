@@ -42,6 +42,7 @@ def objects(path, gcc="gcc", *flags):
     return needs.stdout, code.stdout
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_a_small_graph(tmp_path):
     """Bits, no float in the text or in the object, the same text again."""

@@ -174,6 +174,7 @@ def mixture(kind):
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])
 def test_experts_are_written_one_by_one(tmp_path, kind):
     """And loaded by transformers with the same weights; the router stays in float."""

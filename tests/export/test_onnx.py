@@ -128,6 +128,7 @@ class Half(nn.Module):
         return self.last(torch.nn.functional.gelu(states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
 def test_half_precision_becomes_a_file_that_cpus_run(dtype, tmp_path):
     """It computes what the model in float32 does, whose weights have the same values."""
@@ -297,6 +298,7 @@ class Small(nn.Module):
         return self.last(torch.flatten(y, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inputs", [pytest.param(INT8, marks=SLOW), "uint8:tensor:pow2/nearest:asym"]
 )
@@ -336,6 +338,7 @@ OPSETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "least"), OPSETS)
 def test_the_lowest_opset_that_holds_it(fmt, least, tmp_path):
     path, graph = tmp_path / "model.onnx", converted(mlp(), X, bs.Recipe(fmt))
@@ -367,7 +370,7 @@ def finished(stage):
     return steps[stage]() if stage in steps else made
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("stage", ["prepared", "fused", "lowered"])
 def test_only_converted_graphs(stage, tmp_path):
     with pytest.raises(ValueError, match=rf"a {stage} graph has no .*result of bs\.graph\.convert"):
@@ -435,6 +438,7 @@ def test_a_file_that_is_there(tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_tensors_of_a_large_model_that_are_there(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["blockscale.export.to_onnx.write"], "LARGEST", 1000)
     graph = converted(mlp(), X, bs.Recipe("int8_channel"))

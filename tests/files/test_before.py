@@ -92,6 +92,7 @@ def test_what_cannot_hold_codes_gets_the_original_weight(model, saved) -> None:
         assert torch.equal(other[i].weight, float_weights[f"{i}.weight"])
 
 
+@pytest.mark.slow
 def test_compare_knows_the_original_weight(saved) -> None:
     for elements in (1, K, 1 << 20):
         found = compare(saved.parent / "float.safetensors", saved, elements=elements)

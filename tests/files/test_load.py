@@ -19,7 +19,7 @@ from tests.support.renaming_oracle import dequantized, differing
 from tests.support.saved import IDS, Net, bits, quantized
 
 
-@pytest.mark.some(40)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOG)
 def test_there_and_back(name: str, tmp_path) -> None:
     for target in (torch.device("cpu"), torch.device("meta")):
@@ -175,6 +175,7 @@ def test_on_meta(name, tmp_path):
     assert differing(found, bs.load(model, tmp_path / "quantized"), parameters) == []
 
 
+@pytest.mark.slow
 def test_codes_of_experts_are_kept(tmp_path):
     """A stack holds the bytes of its pieces, one scale for each of them where there was one."""
     model = build("mixtral")

@@ -121,6 +121,7 @@ def test_a_directory(fmt: str, shards: int, tmp_path) -> None:
     assert all(each.sqnr > 10 for each in found.differences)
 
 
+@pytest.mark.slow
 def test_biases_of_a_directory(tmp_path) -> None:
     model = write_model(tmp_path / "model", dict(net().state_dict()))
     recipe = bs.Recipe("int8_channel", bias="int8:tensor:fp32", skip=["square"])

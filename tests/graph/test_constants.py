@@ -89,6 +89,7 @@ def test_what_is_no_constant_is_refused() -> None:
         get(graph, line)
 
 
+@pytest.mark.slow
 def test_a_name_may_be_that_of_any_attribute_of_modules() -> None:
     """`to.output.scale` of an op `to`, and whatever else modules and graphs have."""
     graph, line = graph_of_two()

@@ -99,7 +99,7 @@ def test_observers(observer):
     assert_equal(folded(models.net()), recipe, observer=observer)
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["mse", "hqq", "gptq"])
 def test_weight_algorithms_while_batches_run(weight):
     assert_equal(models.bert(), bs.Recipe("int4:group16:fp32", "int8_token"), weight=weight)

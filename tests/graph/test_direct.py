@@ -63,7 +63,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("target", ["integer", "cpu", "reference"])
 def test_a_call_goes_past_torchs_code_and_gives_the_same(target: str) -> None:
     graph = lowered(target)
@@ -114,6 +114,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_who_listens_hears_every_op() -> None:
     graph = lowered("integer")
     expected = {str(n.target) for n in graph.graph.nodes if n.op == "call_function"}
@@ -208,6 +209,7 @@ def test_constants_that_became_another_kind_of_tensor_hear_the_ops() -> None:
     assert "blockscale.integer_linear.default" in heard
 
 
+@pytest.mark.slow
 def test_a_prepared_graph_calls_its_observers() -> None:
     program = torch.export.export(Net().eval(), (X,), {"more": X})
     prepared: Any = bs.graph.prepare(program, bs.graph.integer_recipe(program))

@@ -28,6 +28,7 @@ def test_a_line_for_each_op():
     assert line.split()[0] == "linear" and "-> e4m3:group32:e8m0/floor" in line
 
 
+@pytest.mark.slow
 def test_every_name_is_used_once():
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
     graph = bs.graph.fuse(torch.export.export(bs_quantized(model), (torch.randn(2, 8),)))

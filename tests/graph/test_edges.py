@@ -76,6 +76,7 @@ def test_parameters_and_indices_get_none():
     assert names and all(name.endswith("layer_norm.input") for name in names)
 
 
+@pytest.mark.slow
 def test_joined_tensors_and_several_readers():
     class Join(torch.nn.Module):
         def forward(self, x, y):

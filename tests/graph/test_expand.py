@@ -73,6 +73,7 @@ def test_convolutions(dims, kind):
     assert_same(model, (2, 4, *size), (3, 4, *size))
 
 
+@pytest.mark.slow
 def test_static_scales_get_the_rank_of_their_tensor():
     model = nn.Sequential(nn.Linear(8, 4))
     bs.calibrate(
@@ -93,6 +94,7 @@ def test_a_row_of_a_free_size():
     assert torch.equal(graph(x), bs.fake_quantize(x, "int8_token"))
 
 
+@pytest.mark.slow
 def test_quantized_biases():
     model = nn.Sequential(nn.Linear(8, 4))
     recipe = bs.Recipe("int8_channel", "int8:tensor:fp32", bias="int32")

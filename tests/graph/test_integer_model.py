@@ -137,6 +137,7 @@ def test_by_hand() -> None:
         assert [Fraction(v) for v in found] == values
 
 
+@pytest.mark.slow
 def test_only_integers_between() -> None:
     x = torch.randn(3, 1, 8, 8)
     integer = to_integer(quantized(Net(), x, PER_CHANNEL, INT8, INT8), x)
@@ -274,6 +275,7 @@ def test_the_rows_of_the_example_are_no_constants() -> None:
     assert 3 in shapes
 
 
+@pytest.mark.slow
 def test_other_sizes_where_nothing_asks_for_them() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
     x = torch.randn(1, 1, 8, 8)

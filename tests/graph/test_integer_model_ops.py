@@ -73,6 +73,7 @@ def test_scales_too_far_apart_are_refused() -> None:
         to_integer(model, x)
 
 
+@pytest.mark.slow
 def test_ties() -> None:
     """Sums that end half way between two codes, of both parities and signs: half to even."""
     layer = nn.Linear(1, 1)

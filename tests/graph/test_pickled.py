@@ -99,7 +99,7 @@ def same(a: Any, b: Any, rows: int = 5) -> None:
         assert all(torch.equal(one[name], other[name]) for name in ("logits", "rows"))
 
 
-@pytest.mark.some(24)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_graph_comes_back(step: str, way: str) -> None:
@@ -156,7 +156,7 @@ def test_a_graph_that_watches_is_refused(way: str) -> None:
     bs.graph.convert(watching)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_graph_in_training(way: str) -> None:
     graph = prepared(qat=True)

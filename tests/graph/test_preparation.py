@@ -183,6 +183,7 @@ def test_weights_of_one_name_in_two_formats():
         bs.graph.prepare(models.gpt2()[1], recipe, strict=True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_prepared():
     model, program, batches = models.net()
     quantized = copy.deepcopy(model)

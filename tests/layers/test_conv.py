@@ -76,7 +76,7 @@ def test_inputs_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-@pytest.mark.some(20)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8_channel", bs.Recipe("int8_channel", input="int8"),
                                     bs.Recipe("mxfp4", input="mxfp8", output="mxfp8")])  # fmt: skip
 @pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 3, padding="same", groups=2),

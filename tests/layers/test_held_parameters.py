@@ -68,6 +68,7 @@ def test_copies_and_pickles() -> None:
         other.load_state_dict(module.state_dict())
 
 
+@pytest.mark.slow
 def test_another_process_reads_the_pickle(tmp_path: Path) -> None:
     model = nn.Sequential(nn.MultiheadAttention(64, 4, batch_first=True))
     bs.quantize_(model, "int8_channel")
@@ -193,6 +194,7 @@ class Named(nn.ModuleDict):
         return x @ self.table + len(self) + len(self.keys())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("kind", [Chain, Many, Named])
 def test_it_goes_through_its_children(kind: Any) -> None:
     torch.manual_seed(0)

@@ -74,6 +74,7 @@ def test_every_part_of_a_format(fmt: str, tmp_path: Path) -> None:
         assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow
 def test_static_scales_stay_where_they_are_used(tmp_path: Path) -> None:
     model = llama()
     recipe = bs.Recipe("int8", "int8:tensor:fp32")

@@ -76,6 +76,7 @@ def ends(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return model.get_input_embeddings(), model.get_output_embeddings()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("recipe", RECIPES, ids=["weights", "inputs"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_changes_nothing(name: str, recipe) -> None:

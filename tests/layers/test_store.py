@@ -34,6 +34,7 @@ def test_moving_a_model_keeps_scales(move: str) -> None:
     assert {b.device.type for b in copy.deepcopy(model).to("meta").buffers()} == {"meta"}
 
 
+@pytest.mark.slow
 def test_copies_and_state_dicts() -> None:
     for recipe in ("mxfp4", bs.Recipe("uint16", "uint8", "nvfp4")):
         model, other = quantized(recipe).eval(), quantized(recipe, small())

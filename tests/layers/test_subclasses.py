@@ -168,7 +168,7 @@ def test_it_computes_what_its_class_does_of_the_dequantized_weight(name: str) ->
 FAST = ("plain", "masked", "gemma", "standardized")
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
@@ -277,6 +277,7 @@ class StaticSame(nn.Conv2d):
         return F.conv2d(F.pad(x, (0, 1, 0, 1)), self.weight, self.bias, *settings)
 
 
+@pytest.mark.slow
 def test_what_graphs_quantize_and_modules_do_not_is_said() -> None:
     """And is so: static scales of what F.conv2d gets, which are those of the padded image."""
     torch.manual_seed(0)
@@ -296,6 +297,7 @@ def test_what_graphs_quantize_and_modules_do_not_is_said() -> None:
     torch.testing.assert_close(graph(image), expected)
 
 
+@pytest.mark.slow
 def test_calibration_and_training_know_them() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Plain(16, 16), Masked(16, 8))

@@ -18,6 +18,7 @@ def test_both_are_imported_and_the_path_is_as_before():
     assert sys.path == before
 
 
+@pytest.mark.slow
 @needed
 def test_transformers_does_not_take_them_for_its_own():
     outside.timm()

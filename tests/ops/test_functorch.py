@@ -66,7 +66,7 @@ def test_transforms_of_a_weight_only_model_are_those_of_the_float_one() -> None:
         close(f(model).detach(), f(plain).detach())
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_all_ways_to_one_derivative_agree(recipe: Any) -> None:
     """Against autograd's own backward pass, row by row, which the transforms do not touch."""

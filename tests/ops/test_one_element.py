@@ -84,7 +84,7 @@ def calls(fmt: str) -> dict[str, list]:
     }
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "shape"), crossed(2, FORMATS, RANKS), ids=str)
 def test_every_op_takes_every_rank(fmt: str, shape: tuple[int, ...], backend: str) -> None:
     for name, many in calls(fmt).items():

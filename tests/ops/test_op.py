@@ -33,7 +33,7 @@ def leaf(arguments: tuple) -> tuple:
     return (first.clone().requires_grad_() if floats else first, *rest)
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "dtype"), crossed(3, FORMATS, [torch.float32, torch.bfloat16, torch.float16]), ids=str
 )

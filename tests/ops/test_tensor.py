@@ -145,6 +145,7 @@ class Requantize(nn.Module):
         return bs.quantize(q.dequantize() * 2, q.format, q.scale, q.zero_point)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "uint4"])
 def test_export_of_a_function_of_qtensors(name: str) -> None:
     q, file = bs.quantize(torch.randn(3, 40), name), io.BytesIO()

@@ -42,7 +42,7 @@ def wanted() -> torch.Tensor:
     return sum(gradient(rank).double() for rank in range(RANKS)) / RANKS  # type: ignore[return-value]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_mean_of_codes(found: Found, wanted: torch.Tensor, fmt: str) -> None:
     """The same bits in every process; bytes and noise as the docs have them."""

@@ -76,6 +76,7 @@ def test_sums_and_their_gradients(found: list[dict[str, Any]]) -> None:
         assert torch.equal(total, torch.full((2,), 3.0)) and torch.equal(alone, torch.ones(2))
 
 
+@pytest.mark.slow
 def test_parts_of_other_sizes_are_gathered(found: list[dict[str, Any]]) -> None:
     gradients = [[0.0], [1.0, 2.0, 3.0], [4.0]]
     for each, gradient in zip(found, gradients, strict=True):

@@ -197,7 +197,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_fsdp_shards_codes_and_scales(found: list[dict[str, Any]], fmt: str) -> None:
     for each in found:
@@ -206,6 +206,7 @@ def test_fsdp_shards_codes_and_scales(found: list[dict[str, Any]], fmt: str) -> 
         assert "was read while its codes is sharded" in told
 
 
+@pytest.mark.slow
 def test_adapters_on_shards_train_as_on_one_process(found: list[dict[str, Any]]) -> None:
     for each in found:
         for mine, theirs in zip(each["trained"], trained(0, None), strict=True):

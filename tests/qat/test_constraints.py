@@ -147,6 +147,7 @@ def test_convert_changes_no_bit(bias: str, learn: Any) -> None:
     ] * 3
 
 
+@pytest.mark.slow
 def test_codes_are_those_of_the_folded_bias() -> None:
     """The convolution before a batch norm may have had none: the second one here."""
     model = prepared()
@@ -314,6 +315,7 @@ def test_without_folding_there_is_no_bias_to_quantize() -> None:
     assert model[0].bias_quantizer is not None
 
 
+@pytest.mark.slow
 def test_a_learned_input_scale_is_static_without_an_observer() -> None:
     model = prepared(STATIC, learn="steps", observer=None, strict=True)
     train(model, IMAGES, 1e-4)

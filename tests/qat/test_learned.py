@@ -374,7 +374,7 @@ def test_what_began_goes_on_from_a_state():
     assert torch.equal(again(x), model(x))
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", ["steps", "thresholds", None])
 @pytest.mark.parametrize("bias", [None, "int32"])
 def test_batches_without_rows(learn, bias):

@@ -124,6 +124,7 @@ def test_seconds_are_those_of_the_layers_exchanged(monkeypatch):
     assert told == (4 + 32 + 4, 96.0)
 
 
+@pytest.mark.slow
 def test_what_is_measured_afterwards(monkeypatch):
     monkeypatch.setattr(estimate, "race", lambda calls: {key: len(key) for key in calls})
     model = mlp()

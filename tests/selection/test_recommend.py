@@ -59,6 +59,7 @@ def test_bits_are_those_of_the_search():
     assert found.batch == 256
 
 
+@pytest.mark.slow
 def test_a_size():
     for size in (600, 800, 1100):
         found = recommended({"size": size})

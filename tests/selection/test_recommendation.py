@@ -53,6 +53,7 @@ def test_counts():
     assert count([]) == {}
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written(tmp_path):
     found = bs.recommend(mlp(), 6, candidates=CANDIDATES)
     for path in (tmp_path, tmp_path / "no" / "a.json"):

@@ -30,6 +30,7 @@ def test_it_comes_back_from_its_file(found, tmp_path):
     assert str(again) == str(found)
 
 
+@pytest.mark.slow
 def test_the_file_has_what_a_report_reads(found, tmp_path):
     found.save(tmp_path / "search.json")
     data = json.loads((tmp_path / "search.json").read_text())

@@ -38,6 +38,7 @@ def test_shards_choose_what_the_whole_chooses(results, case):
         assert all(torch.equal(first[name], states[case][name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_merged_moving_average_is_the_weighted_mean(results):
     case = CASES.index(("moving_average", "int8:tensor:fp32"))
     parts = [seeing(*CASES[case], *shard) for shard in shards("moving_average")[:2]]
@@ -46,11 +47,13 @@ def test_the_merged_moving_average_is_the_weighted_mean(results):
     assert torch.allclose(results[2][0][case]["high"].double(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nobody_saw_anything(results):
     for _, state, _ in results:
         assert int(state["samples"]) == 0 and state["counts"].numel() == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_every_process(results):
     for _, _, words in results:
         assert all("different observers, or scales of different shapes" in text for text in words)

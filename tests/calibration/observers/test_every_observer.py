@@ -77,7 +77,7 @@ def test_constant_input_is_kept(spec: str, fmt: str) -> None:
         assert not bool(observer.qparams().scale.float().isnan().any())
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_nan_and_infinities_are_counted(spec: str) -> None:
     fmt = served(spec, "int8:channel-1:e8m0/floor", "binary:channel-1:fp32")
@@ -123,7 +123,7 @@ def test_any_rank_and_any_number_of_rows(spec: str, fmt: str) -> None:
 # --- buffers
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(5)
 @pytest.mark.parametrize(("spec", "fmt"), pairs(*STATIC))
 def test_state_dict_into_a_fresh_observer(spec: str, fmt: str) -> None:
     x = draw(64, 8)

@@ -53,6 +53,7 @@ def test_symmetric_is_as_good_as_brute_force(name, bits):
     assert error_of(mse(f"int{bits}:tensor:fp32", x), x) <= 1.02 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "skewed", "outlier"])
 def test_asymmetric_is_as_good_as_brute_force(name):
     x = tensors()[name]

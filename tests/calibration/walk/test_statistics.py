@@ -140,7 +140,7 @@ def loss(model: nn.Module, of: nn.Module) -> float:
     return sum(float((a - b).square().sum()) for a, b in pairs)
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("sequential", [True, "layers"])
 def test_gptaq_loses_less_on_what_it_has_not_seen(sequential: bool | str) -> None:
     model = decoder(3)
@@ -153,6 +153,7 @@ def test_gptaq_loses_less_on_what_it_has_not_seen(sequential: bool | str) -> Non
     assert not [e for e in ledger if e.notes]
 
 
+@pytest.mark.slow
 def test_a_model_without_blocks_is_one() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -165,6 +166,7 @@ def test_a_model_without_blocks_is_one() -> None:
         assert not [e for e in ledger if e.notes]
 
 
+@pytest.mark.slow
 def test_what_is_not_compared_is_said() -> None:
     model = decoder(1)
     with pytest.warns(

@@ -165,7 +165,7 @@ class Either(Decoder):
         return self.head(self.layers[odd](self.table(ids))[0])
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

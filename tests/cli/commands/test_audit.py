@@ -27,6 +27,7 @@ def file(tmp_path):
     return tmp_path / "m.safetensors"
 
 
+@pytest.mark.slow
 def test_text(file):
     result = run(file)
     assert result.exit_code == 0

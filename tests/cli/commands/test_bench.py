@@ -43,6 +43,7 @@ def test_a_run(tmp_path):
     assert data["settings"]["formats"] == []
 
 
+@pytest.mark.slow
 def test_json(tmp_path):
     path = tmp_path / "mine.json"
     assert run("--json", path, "--quick").exit_code == 0
@@ -69,6 +70,7 @@ def test_stopped_and_resumed(tmp_path, monkeypatch):
     assert "earlier" not in run("--resume", "--json", tmp_path / "new.json").stderr
 
 
+@pytest.mark.slow
 def test_errors(tmp_path):
     for args, message in (
         (["--device", "tpu"], "cannot measure on device 'tpu'; choose from cpu, cuda"),

@@ -214,6 +214,7 @@ def test_executorch(model, tmp_path):
     assert "XNNPACK: in integers" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
     from blockscale.files.directory.quantize_directory import quantize_directory
 

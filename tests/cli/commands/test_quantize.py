@@ -123,6 +123,7 @@ def test_bad_recipes(recipe, message, model, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
+@pytest.mark.slow
 def test_errors_are_messages(model, tmp_path):
     out = tmp_path / "out"
     assert "nowhere does not exist" in fails(tmp_path / "nowhere", out, "-r", "int8")

@@ -47,7 +47,7 @@ def test_every_name_is_what_it_says() -> None:
         assert name not in names
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("outputs", [False, True])
 @pytest.mark.parametrize(
     ("config", "observer"),

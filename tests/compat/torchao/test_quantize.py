@@ -45,7 +45,7 @@ def check_both_ways(
         same(ours.dequantize_affine(*args, **limits, output_dtype=out), expected)
 
 
-@pytest.mark.some(16)
+@pytest.mark.slow
 @every_mapping
 @every_block
 @every_dtype
@@ -64,7 +64,7 @@ def test_quantize_and_dequantize(
         check_both_ways(x, block, scale.squeeze(), zero, target, quant_min=0, quant_max=1)
 
 
-@pytest.mark.some(32)
+@pytest.mark.slow
 @every_block
 @every_dtype
 def test_float_domain_and_no_preserve_zero(block: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -166,6 +166,7 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...], torch.dtype, tup
     return x.clamp(info.min, info.max).to(dtype), block, target, (low, high)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(problems(), st.sampled_from(MAPPINGS), st.sampled_from(FLOATS))
 def test_any_shape_block_and_limits(problem, mapping: MappingType, scale_dtype) -> None:
@@ -194,6 +195,7 @@ class RoundTrip(torch.nn.Module):
         return round_trip(x)
 
 
+@pytest.mark.slow
 def test_compile_and_export() -> None:
     x, longer = torch.randn(4, 64), torch.randn(9, 64)
     compiled = torch.compile(round_trip, fullgraph=True, backend="aot_eager")

@@ -102,7 +102,7 @@ def exact(name: str, options: frozenset[str]) -> Table | None:
     return Table(tuple(map(Fraction, values)), zero, TIES.get(name, "zero"))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_middle_and_its_neighbours(name: str) -> None:
     element, oracle = read_element(name), exact(name, frozenset())

@@ -40,7 +40,7 @@ def same_codes(model: nn.Module, loaded: nn.Module) -> None:
             assert torch.equal(found[name].view(tensor.dtype), tensor), name
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_linear_layers(fmt: str, tmp_path: Path) -> None:
     model, x = linears(), torch.randn(3, 64)
@@ -59,7 +59,7 @@ class Convolutions(nn.Module):
         return self.b(self.a(x))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4"])
 def test_convolutions(fmt: str, tmp_path: Path) -> None:
     model, x = Convolutions().eval(), torch.randn(2, 3, 8, 8)
@@ -92,6 +92,7 @@ def test_another_model_is_refused_as_it_is(tmp_path: Path) -> None:
         bs.load(nn.Sequential(nn.Linear(64, 48, bias=False)), path)
 
 
+@pytest.mark.slow
 def test_formats_of_inputs_are_not_read(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(64, 48)).eval(), torch.ones(2, 64)
     recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32")

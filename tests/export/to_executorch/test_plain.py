@@ -30,7 +30,7 @@ def written(fmt, given=None):
     return made, expected
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "given"),
     [("mxfp4", None), ("int8_channel", "int8_token"), ("uint4", "uint8"), ("nvfp4", "int8")],

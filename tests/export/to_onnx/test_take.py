@@ -97,6 +97,7 @@ def test_what_stands_for_what():
     assert all(p.qparams is not None for p in activations)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(REFERENCE)
 def test_one_scale_does_not_see_a_permutation():
     """The convolution reads the mark, not channels last and back."""

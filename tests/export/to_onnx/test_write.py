@@ -55,6 +55,7 @@ def test_the_file_is_a_valid_one(model):
     assert model.ir_version == 12
 
 
+@pytest.mark.slow
 def test_codes_take_the_place_of_the_mark(model):
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     named = {name for name in tensors if "scalar_tensor" not in name}  # torch's own constants

@@ -202,6 +202,7 @@ def test_an_interrupt_keeps_what_is_finished(model, whole, tmp_path, monkeypatch
     assert contents(tmp_path / "out") == whole
 
 
+@pytest.mark.slow
 def test_notes_survive(tmp_path):
     import torch
 
@@ -279,6 +280,7 @@ def test_a_source_of_the_same_size_and_time(model, tmp_path):
     assert (out / shard.name).read_bytes() == (tmp_path / "again" / shard.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_shards_source_changes_while_the_next_one_runs(model, tmp_path):
     out = tmp_path / "out"
 

@@ -53,6 +53,7 @@ def test_the_bytes_are_those_of_one_process(two: Path) -> None:
     assert [path.name for path in beside(two / "out-plain")] == []
 
 
+@pytest.mark.slow
 def test_rank_0_has_the_ledger_and_shows_what_all_have_written(two: Path) -> None:
     first, second = (torch.load(two / f"{rank}.pt")["plain"] for rank in range(2))
     assert first["ledger"] and not second["ledger"]

@@ -89,7 +89,7 @@ def test_a_work_directory_that_somebody_else_has_put_there(model, tmp_path, monk
     quantize_directory(model, out, "nvfp4")
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["lock", "journal", "out", "out/model-00001-of-00002.safetensors.partial"]
 )

@@ -156,6 +156,7 @@ def test_empty_tensors(name):
         check(torch.zeros(shape), parse(name), 16)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of the reference, too
 @given(st.data())
 @settings(max_examples=120)

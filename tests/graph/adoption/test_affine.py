@@ -26,7 +26,7 @@ RANGES = [
 ]
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_given_scales(block) -> None:
     counts = [n // size for n, size in zip((6, 64), block, strict=True)]
@@ -82,6 +82,7 @@ def test_dynamic(mapping: str, keepdim: bool, per: str, low: int) -> None:
     assert len(chosen) == 1 and not list(made.buffers())
 
 
+@pytest.mark.slow
 def test_a_smallest_scale_keeps_the_choice() -> None:
     def both(x):
         block = [1, 64]

@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-@pytest.mark.some(20)
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["output", "tensor", "4 bits"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_stay_and_fuse_takes_them(case: str, by: str) -> None:
@@ -163,6 +163,7 @@ def adopted_program(graph):
     return adopted(graph)
 
 
+@pytest.mark.slow
 def test_other_blocks_stay() -> None:
     codes, scale = torch.ones(6, 4, 3, 3, dtype=torch.int8), torch.rand(6, 4, 1, 1)
 

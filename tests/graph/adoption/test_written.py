@@ -13,6 +13,7 @@ def nodes(graph) -> list:
     return [n for n in graph.graph.nodes if n.op == "call_function"]
 
 
+@pytest.mark.slow
 def test_a_pair_shares_its_parts_and_its_packed_codes() -> None:
     def both(x):
         q = D.quantize_per_tensor(x, 0.3, 3, 0, 15, torch.uint8)
@@ -296,6 +297,7 @@ def test_dynamic_per_token() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs .*asym.fp32")
 def test_what_has_no_counterpart_stays_and_says_why() -> None:
     def asymmetric(x):

@@ -30,7 +30,7 @@ class RoundTrip(torch.nn.Module):
         return dequantize(coded, torch.float32)
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", crossed(3, sorted(CATALOG)))
 def test_torchs_own_decomposition(fmt):
     """References can be traced below autograd, in every named format, with a partial last block."""
@@ -62,6 +62,7 @@ class Twice(torch.nn.Module):
         return trip(trip(x))
 
 
+@pytest.mark.slow
 def test_results_taken_as_one_list():
     class Whole(torch.nn.Module):
         def forward(self, x):

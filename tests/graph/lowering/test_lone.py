@@ -79,6 +79,7 @@ def test_what_stays_channels_last_is_told(model, told):
     assert told in str(bs.graph.ledger(lowered))
 
 
+@pytest.mark.slow
 def test_channels_last_already():
     """Nothing is copied, and nothing is told."""
     x = X.contiguous(memory_format=torch.channels_last)

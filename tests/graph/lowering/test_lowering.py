@@ -83,7 +83,7 @@ def test_each_node_has_its_way(kind, target):
     assert all(each.way for each in ways(lowered))
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_the_ledger_has_each_layer(target):
     _, program, _ = network("int8 static")

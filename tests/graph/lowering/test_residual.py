@@ -78,6 +78,7 @@ def test_it_computes_the_same(fmt: str, before: bool, rms: bool) -> None:
                 assert (y - e).abs().max() <= 0.06
 
 
+@pytest.mark.slow
 def test_where_it_does_not_apply() -> None:
     """No codes, a factor, another dtype or shape, a sum and a norm that others read both."""
     for told in ("", "alpha", "bfloat16", "broadcast", "both"):
@@ -88,6 +89,7 @@ def test_where_it_does_not_apply() -> None:
         assert equal(run(graph, X), expected)
 
 
+@pytest.mark.slow
 def test_formats_that_no_kernel_writes_stay() -> None:
     for fmt in ("nvfp4", "int8:tensor:fp32", "int8:channel2:fp32"):  # two levels, all rows, columns
         graph = graph_with(fmt, before=False)

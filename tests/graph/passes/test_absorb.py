@@ -25,6 +25,7 @@ def heads(net, x):
     return round_trip(y, STATIC, net.scale, net.zero) * 2
 
 
+@pytest.mark.slow
 def test_one_scale_moves_through_views_to_the_op() -> None:
     graph = graph_of(heads, X, **CONSTANTS)
     changes = same_after(graph, (constants, fuse, absorb), X, X[:1])
@@ -34,6 +35,7 @@ def test_one_scale_moves_through_views_to_the_op() -> None:
     assert ours.quantize.default not in [n.target for n in graph.graph.nodes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8:token:fp32", "mxfp8"])
 def test_scales_of_blocks_stay_where_they_are(fmt: str) -> None:
     def net(_, x):
@@ -44,6 +46,7 @@ def test_scales_of_blocks_stay_where_they_are(fmt: str) -> None:
     assert same_after(graph, (fuse, absorb), X)["absorb"] == 0
 
 
+@pytest.mark.slow
 def test_floats_that_others_read_are_not_taken() -> None:
     def net(self, x):
         y = (round_trip(x, "mxfp8") + 1.0).transpose(1, 2)
@@ -53,6 +56,7 @@ def test_floats_that_others_read_are_not_taken() -> None:
     assert same_after(graph, (constants, fuse, absorb), X)["absorb"] == 0
 
 
+@pytest.mark.slow
 def test_packed_rows_stay_whole() -> None:
     scale = torch.full((1, 1, 1), 0.3)
 
@@ -83,6 +87,7 @@ def test_into_the_fused_op_before_it() -> None:
     assert call.y.fmt == "mxfp8"
 
 
+@pytest.mark.slow
 def test_attention_gives_codes() -> None:
     """What attention gives is moved as codes to the product behind it."""
 

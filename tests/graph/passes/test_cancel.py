@@ -41,6 +41,7 @@ def test_through_moving_ops() -> None:
     assert same_after(graph, (moving, cancel), X, X[:2])["cancel"] == 1
 
 
+@pytest.mark.slow
 def test_other_scales_and_formats_stay() -> None:
     assert same_after(twice("int8:tensor:fp32", ONE, ONE * 2), (cancel,), X) == {"cancel": 0}
 

@@ -67,7 +67,7 @@ class RoundTrips(nn.Module):
         return y.permute(0, 2, 3, 1) * 2, self.other(y)
 
 
-@pytest.mark.some(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "uint7:tensor:fp32", "e2m1:tensor:fp32"])
 @pytest.mark.parametrize("other", [lambda y: y.softmax(1), lambda y: y.flatten(1) + 1])
 def test_quantizing_under_one_scale_is_pulled_along(fmt, other) -> None:

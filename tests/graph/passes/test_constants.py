@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What depends on constants alone."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -50,6 +51,7 @@ def test_a_dequantize_stays() -> None:
     assert not any(b.shape == (64, 64) and b.is_floating_point() for b in graph.buffers())
 
 
+@pytest.mark.slow
 def test_chance_and_growth_stay() -> None:
     graph = graph_of(
         lambda s, x: x * torch.rand(64) + s.a.expand(600, 600, 1).sum(), X, a=torch.ones(1)

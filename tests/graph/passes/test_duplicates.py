@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One of each."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +11,7 @@ from tests.graph.passes.nets import Coded, graph_of, names, round_trip, same_aft
 X = torch.randn(3, 6, 64)
 
 
+@pytest.mark.slow
 def test_equal_quantizes_of_one_tensor() -> None:
     """Whether the scale is chosen, or given under several names with equal bits."""
     fmt = "int8:tensor:fp32"
@@ -35,6 +37,7 @@ def test_constants_that_are_no_scales_keep_their_names() -> None:
     assert same_after(graph, (duplicates,), X) == {"duplicates": 0}
 
 
+@pytest.mark.slow
 def test_what_only_looks_equal() -> None:
     def net(self, x):
         zeros = x * 0.0 + x * -0.0, x * 1 + x * 1.0, x.sum(1) + x.sum(-1)[..., :1]

@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_but_for_rounding(case: str) -> None:
     layer, norm, size = CASES[case]

@@ -49,6 +49,7 @@ def test_a_factor_of_each_output(fmt: str, bias: Tensor | None, shape: tuple[int
     assert tuple(scale.meta["val"].shape) == tuple(bs.quantize(torch.zeros(N, 32), fmt).scale.shape)
 
 
+@pytest.mark.slow
 def test_a_square_of_channels_and_groups() -> None:
     """8 outputs and 8 groups: a factor [8] that broadcast along groups would go unnoticed by
     shapes."""
@@ -139,6 +140,7 @@ def test_convolutions_have_channels_second(shape: tuple[int, ...], count: int) -
     assert folded(conv, "int8:channel0:fp32", c, torch.randn(N), x)[0] == count
 
 
+@pytest.mark.slow
 def test_where_others_read() -> None:
     def two_readers(net, x):
         y = F.linear(x, net.weight())

@@ -104,6 +104,7 @@ class Branches(nn.Module):
         return self.last(self.second(y).view(x.shape[0], -1))
 
 
+@pytest.mark.slow
 def test_permutes_between_convolutions_go() -> None:
     x = torch.randn(3, 8, 5, 5)
     graph = converted(Branches(), x, "int8_channel", "int8:token:fp32")

@@ -34,6 +34,7 @@ def test_where_codes_go_in_or_come_out(formats: tuple[str, str, str]) -> None:
     assert "aten.layer_norm.default" not in names(graph)
 
 
+@pytest.mark.slow
 def test_where_it_does_not_apply() -> None:
     graphs = [graph_with("", "", ""), graph_with("mxfp8", "", "", alpha=2.0)]
     for graph in (*graphs, graph_with("mxfp8", "", "mxfp8", readers=2)):

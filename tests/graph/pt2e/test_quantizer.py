@@ -244,7 +244,7 @@ class Small(nn.Module):
         return self.fc(torch.relu(self.conv(x)).mean(-1))
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4", "bfp8"])
 def test_training(fmt: str) -> None:
     """Fake quantizers pass a gradient; converted equals prepared in evaluation, and the modules."""

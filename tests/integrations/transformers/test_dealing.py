@@ -254,11 +254,13 @@ def test_logits_of_more_models(more: list[dict[str, Any]], folder: Path, case: s
     check(more, folder, case)
 
 
+@pytest.mark.slow
 def test_it_is_what_shard_does(found: list[dict[str, Any]]) -> None:
     for each in found:
         assert torch.equal(each[FAST[0]]["logits"], each["shard_"])
 
 
+@pytest.mark.slow
 def test_adapters_of_peft_train_on_shards(found: list[dict[str, Any]], folder: Path) -> None:
     """As in one process; after fully_shard, they are refused."""
     whole = trained(folder, 0, None)["adapters"]

@@ -145,7 +145,7 @@ def test_factors_and_keys_at_once() -> None:
         config_of_gguf(File("llama", keys, **{"rope_freqs.weight": torch.ones(8)}))
 
 
-@pytest.mark.some(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_every_kind_of_model_there_and_back(kind: str, tmp_path: Path) -> None:
     """A float model as a GGUF file, loaded from it, and as a directory again: the same logits."""

@@ -92,6 +92,7 @@ def test_element_sizes(checkpoints: Checkpoints) -> None:
     assert quantizer.param_element_size(model, "model.norm.weight", norm) == 4
 
 
+@pytest.mark.slow
 def test_copies_and_pickles(checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("llama")
     loader: Any = kind
@@ -101,6 +102,7 @@ def test_copies_and_pickles(checkpoints: Checkpoints, tmp_path: Path) -> None:
     same_bits(model, torch.load(tmp_path / "model.pt", weights_only=False))
 
 
+@pytest.mark.slow
 def test_a_pipeline(checkpoints: Checkpoints, tmp_path: Path) -> None:
     _, path = checkpoints("vit")
     config = BlockscaleConfig("mxfp4")
@@ -159,6 +161,7 @@ def test_one_line_in_a_fresh_python(line: str, checkpoints: Checkpoints, tmp_pat
         assert "no `quant_method`" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_directory_says_it_as_before(checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("llama")
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -34,6 +34,7 @@ def test_the_ledger_is_that_of_quantize(checkpoints: Checkpoints) -> None:
     assert str(found.hf_quantizer.ledger) == str(expected)
 
 
+@pytest.mark.slow
 def test_notes_are_told_once(tmp_path: Path) -> None:
     kind: Any = saved(tied_llama, tmp_path)
     model = kind.from_pretrained(tmp_path)
@@ -135,7 +136,7 @@ def test_dtypes(dtype: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     same_bits(expected, loader.from_pretrained(tmp_path))
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("places", ["auto", "cpu", {"": "cpu"}], ids=str)
 def test_device_maps(places: Any, checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("gpt2")
@@ -147,6 +148,7 @@ def test_device_maps(places: Any, checkpoints: Checkpoints, tmp_path: Path) -> N
     same_bits(expected, loader.from_pretrained(tmp_path, device_map=places))
 
 
+@pytest.mark.slow
 def test_a_seed(checkpoints: Checkpoints) -> None:
     kind, path = checkpoints("tied_llama")
     loader: Any = kind
@@ -316,6 +318,7 @@ def resident() -> int:
     return int(next(line for line in lines if line.startswith("RssFile")).split()[1])
 
 
+@pytest.mark.slow
 @MAPPED_MARK
 def test_pages_go_and_come_again(tmp_path: Path) -> None:
     link, path = tmp_path / "link", tmp_path / "a b.safetensors"

@@ -33,7 +33,7 @@ def calibrated(make: Callable[[], Any], **options: Any) -> Any:
     return model
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, tied_llama])
 @pytest.mark.parametrize("options", [{}, {"transform": "smoothquant"}], ids=["static", "smooth"])
 def test_static_inputs_and_transforms(
@@ -47,6 +47,7 @@ def test_static_inputs_and_transforms(
     assert torch.equal(model.eval()(x).logits, again(x).logits)
 
 
+@pytest.mark.slow
 def test_quantized_biases(checkpoints: Checkpoints, tmp_path: Path) -> None:
     kind, path = checkpoints("bert")
     loader: Any = kind
@@ -57,6 +58,7 @@ def test_quantized_biases(checkpoints: Checkpoints, tmp_path: Path) -> None:
     same_bits(model, loader.from_pretrained(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_base_model_and_its_head(tmp_path: Path) -> None:
     """A directory of a model with a head gives the model without, and the other way."""
     import transformers as hf
@@ -219,6 +221,7 @@ def test_floats_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nn.Linear(2, 2).weight.device.type == "cpu"  # and what is made after has data
 
 
+@pytest.mark.slow
 def test_a_config_of_its_own(tmp_path: Path) -> None:
     shutil.copy(RECORDED / "llama.gguf", tmp_path / "m.gguf")
     first = from_checkpoint(tmp_path / "m.gguf")

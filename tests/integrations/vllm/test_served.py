@@ -49,6 +49,7 @@ def test_joined_layers_are_each_layer_after_the_other(recipe: Any, tmp_path: Pat
     assert joined.sizes == [64, 32, 32]
 
 
+@pytest.mark.slow
 def test_a_calibrated_layer_keeps_its_transform_and_its_scale(tmp_path: Path) -> None:
     model = llama()
     recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32")
@@ -112,6 +113,7 @@ def test_a_cut_through_bytes_names_the_layer(tmp_path: Path) -> None:
         served.layer(f"{QKV[0]}.weight", torch.float32, Part(1, 0, 31))
 
 
+@pytest.mark.slow
 def test_a_transform_takes_all_inputs(tmp_path: Path) -> None:
     model = llama()
     recipe = bs.Recipe("int8_channel", input="int8:tensor:fp32")

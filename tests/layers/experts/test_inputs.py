@@ -80,7 +80,7 @@ def test_static_scales_are_of_each_expert(fmt: str, weight: str | None) -> None:
         assert torch.equal(stack(batches(1)[0]), listed(batches(1)[0]))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("given", [None, *STATIC[:2], STATIC[3]])
 def test_every_way_through_the_experts(given: str | None) -> None:
     """All by the same scales; the product of every way is a row at a time of its own expert."""

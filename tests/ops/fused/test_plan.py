@@ -273,7 +273,7 @@ def test_exported_with_any_batch(y: Quantizer) -> None:
         assert bits([*program.module()(a, b)]) == bits(Model()(a, b))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM], ids=lambda op: op.name)
 def test_torch_accepts_the_op(op: Any) -> None:
     x = Value(torch.randn(SHAPE))

@@ -114,6 +114,7 @@ def test_training_with_a_batch_norm_is_the_float_models(groups: int) -> None:
         torch.testing.assert_close(model.get_buffer(name), buffer, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4:group32:fp32", "mxfp4"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_evaluation_with_a_batch_norm_is_the_folded_model(fmt: str, groups: int) -> None:

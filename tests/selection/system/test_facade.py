@@ -53,6 +53,7 @@ def test_tensors(system):
     assert torch.equal(zeros.dequantize(), torch.zeros(2, 3, 4))
 
 
+@pytest.mark.slow
 def test_samples(system):
     samples = [torch.tensor([1.0, -4.0, 3.0]), torch.tensor([4.0, 5.08, 6.0])]
     params = system.calibrate_from_samples(samples, "int8", "min_max")

@@ -33,6 +33,7 @@ def test_quantization_system_operations() -> None:
     assert torch.equal(quantized.codes, torch.tensor([32, 64, 95, 127], dtype=torch.int8))
 
 
+@pytest.mark.slow
 def test_auto_quantize_tensor() -> None:
     tensor = bs.auto_quantize_tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "int8", (2, 3), "cpu")
     assert tensor.shape == (2, 3)

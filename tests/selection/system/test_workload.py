@@ -169,7 +169,7 @@ def test_without_data_a_weight_is_measured():
     assert bs.estimate_accuracy_impact("int8") == bs.estimate_accuracy_impact("int8")
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt",
     ["int8", "uint8", "mxfp4", "nvfp4", "int4:tensor:fp32", "int4", "binary:tensor:fp32",

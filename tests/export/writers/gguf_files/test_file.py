@@ -160,6 +160,7 @@ def test_the_files_are_read_as_one(size: int, count: int, tmp_path: Path) -> Non
                 assert torch.equal(again.packed, q.packed) and torch.equal(again.scale, q.scale)
 
 
+@pytest.mark.slow
 def test_more_files_than_there_can_be(tmp_path: Path) -> None:
     fmt = bs.parse("int8:group32:fp16:full")
     planned = [PlannedTensor(f"t{i}", (1, 32), fmt) for i in range(2**16)]

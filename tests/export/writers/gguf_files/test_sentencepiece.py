@@ -85,6 +85,7 @@ def test_tokens_that_were_added_to_a_file_of_pieces(bpe: bytes, tmp_path: Path) 
     assert (values["eos_token_id"], values["add_bos_token"]) == (600, False)
 
 
+@pytest.mark.slow
 def test_unigrams(tmp_path: Path) -> None:
     """As conversion/t5.py of llama.cpp b11434 has them; spiece.model is T5's name of the file."""
     data = pieces("unigram", byte_fallback=False, vocab_size=500)

@@ -78,6 +78,7 @@ def test_wider_than_the_tables():
     assert wide.picojoules() == pytest.approx(4 * 3.1 + 2 * 0.1 + 0.1)
 
 
+@pytest.mark.slow
 def test_sizes_have_to_be_known():
     model, x = nn.Sequential(nn.Linear(5, 4)), torch.randn(3, 5)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))

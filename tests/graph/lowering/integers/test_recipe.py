@@ -25,6 +25,7 @@ class Small(nn.Module):
         return self.norm(x + scores @ y)
 
 
+@pytest.mark.slow
 def test_every_op_gets_a_format():
     torch.manual_seed(0)
     model, x = Small().eval(), torch.randint(0, 20, (3, 7))

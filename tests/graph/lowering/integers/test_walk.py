@@ -63,6 +63,7 @@ class Twice(nn.Module):
         return y, mask & (mask > 0), x.shape[0]
 
 
+@pytest.mark.slow
 def test_what_is_no_float_stays():
     x, mask = torch.randn(2, 8), torch.ones(2, dtype=torch.bool)
     graph = fused(Twice(), (x, mask))

@@ -26,7 +26,7 @@ def small():
     return nn.Sequential(nn.Linear(40, 24), nn.ReLU(), nn.Linear(24, 8)), torch.randn(6, 40)
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize(("element", "dtype", "most"), POWERS)
 def test_layers(element, dtype, most):
     model, x = small()

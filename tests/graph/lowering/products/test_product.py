@@ -18,6 +18,7 @@ from tests.graph.lowering.programs import layers, network
 from tests.support.products_ways import one
 
 
+@pytest.mark.slow
 def test_a_layer_of_the_module_flow():
     _, program, _ = network("uint8 asym static")
     graph = program.module(check_guards=False)

@@ -96,6 +96,7 @@ def test_quantized_inside(kind, result, activation, monkeypatch):
         assert torch.equal(lowered(x), graph(x))
 
 
+@pytest.mark.slow
 def test_measured_live():
     lowered = lower(layers("uint8 asym static")[0], "cpu", measure=True)
     products = [each for each in ways(lowered) if each.op == "fused_linear"]

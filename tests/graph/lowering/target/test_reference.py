@@ -15,7 +15,7 @@ from tests.support import fresh
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_references_bits_whatever_is_chosen(kind):
     graph, x = layers(kind)

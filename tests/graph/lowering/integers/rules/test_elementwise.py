@@ -120,6 +120,7 @@ class Divided(nn.Module):
         return x / self.by
 
 
+@pytest.mark.slow
 def test_division_by_a_number_that_the_model_holds():
     """As attention's scores by the root of a head's size: the bits of a division by that number."""
     x = torch.randn(4, 6) * 4
@@ -138,6 +139,7 @@ def test_division_by_several_numbers():
         bs.graph.lower(fused(Divided(by * 0), x + 1, {"op:div": {"input": INT8}}), "integer")
 
 
+@pytest.mark.slow
 def test_division_by_what_is_computed():
     class Ratio(nn.Module):
         def forward(self, x):
@@ -182,7 +184,7 @@ class Cat(nn.Module):
         return self.join([self.a(x), self.b(x)], 1)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ["cat", "stack"])
 @pytest.mark.parametrize(
     "rule", [{"input": INT8, "shared": True}, {"input": INT8, "output": UINT8}]

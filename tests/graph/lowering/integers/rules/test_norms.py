@@ -22,7 +22,7 @@ def norms():
         yield norm, name
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize("fmt", [INT8, UINT8, INT16])
 @pytest.mark.parametrize("case", range(3))
 def test_norms(case, fmt):
