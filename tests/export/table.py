@@ -62,6 +62,7 @@ def _short(text: str) -> str:
         "unknown element of compressed-tensors; choose from",
         "scales of this element must be",
         "an ONNX file cannot quantize to ",
+        "scales in ",
     ):
         line = line[line.index(spelled) :].removeprefix(": ") if spelled in line else line
     return line.partition(";")[0].strip()
