@@ -162,6 +162,14 @@ def test_a_test_without_an_entry_costs_the_median() -> None:
     assert len(choose(tests, CHANGES, {}, 7 * UNKNOWN, "seed")) == 7  # nothing is known
 
 
+def test_many_cheap_entries_say_nothing_of_one_without() -> None:
+    """Whose cost nobody knows may be the most expensive one."""
+    tests, others = cases("core", 1, 20), cases("graph", 9, 1)
+    known = dict.fromkeys((case.function for case in others), 0.1)
+    chosen = choose(tests + others, CHANGES, known, 7 * UNKNOWN + 1, "seed")
+    assert len(set(chosen) & set(tests)) == 7
+
+
 def test_few_entries_say_nothing_of_the_others() -> None:
     """The first that somebody records may be the most expensive ones."""
     tests = cases("core", 20, 1)

@@ -36,7 +36,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COSTS = ROOT / "tests" / "slow_costs.json"
 NOT_RUN = Path(".pytest_cache") / "not_run.txt"
-UNKNOWN = 3.0  # seconds of a slow test, where few were recorded
+UNKNOWN = 3.0  # seconds of a slow test that has no entry, at least
 LIMITS = (0.5, 0.7, 0.8, 0.9, 1.0)  # of the budget, for a rank and those before it
 SHARE = 0.04  # of the budget, for one file whose code did not change
 OWN, BUGS, ROOM, IMPORTING, OTHERS = range(len(LIMITS))
@@ -139,11 +139,13 @@ def choose(
     """The tests that are run, in the order in which they were chosen.
 
     costs: seconds of processor time of one case, by the function's name without parameters; one
-    that has none counts as the median of the others, and as UNKNOWN where most have none.
+    that has none counts as the median of the others, and as UNKNOWN where that is more, or most
+    have none.
     """
     functions = {case.function for case in cases}
     known = [costs[each] for each in functions if each in costs]
-    usual = statistics.median(known) if len(known) * 2 >= max(len(functions), 1) else UNKNOWN
+    most = len(known) * 2 >= max(len(functions), 1)
+    usual = max(statistics.median(known), UNKNOWN) if most else UNKNOWN
     ranks = {case: changes.rank(case) for case in cases}
 
     def key(case: Case) -> tuple[int, bytes, bytes]:
