@@ -32,6 +32,7 @@ from tests.support.planted import TooLateError, functions, plant, swap
 
 ROOT = Path(__file__).parents[2]
 PASSED, FAILED = int(pytest.ExitCode.OK), int(pytest.ExitCode.TESTS_FAILED)
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 TOO_LATE, TIMED_OUT = 100, 101
 COMMON = [
     "-p",
@@ -145,12 +146,12 @@ class Forks:
         """Run tests (pytest's names), until the first fails, while a file has another text.
 
         slow: those marked so, and no others; None: the others first, and those where all others
-        pass.
+        pass or there are none.
         """
         request = {"tests": tests, "path": path and str(path), "text": text,
                    "slow": slow or False, "timeout": timeout}  # fmt: skip
         fast = self._run_both(request)
-        if slow is None and fast.code == PASSED:
+        if slow is None and fast.code in (PASSED, NO_TESTS):
             more = self._run_both(request | {"slow": True})
             if more.code == FAILED:
                 return more
@@ -298,7 +299,7 @@ class Imported(FirstFailure):
                 failures = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]
                 print("", *(each.longreprtext for each in failures), sep="\n")
                 return FAILED
-        return PASSED if items else int(pytest.ExitCode.NO_TESTS_COLLECTED)
+        return PASSED if items else NO_TESTS
 
     def _chosen(self, test: str, slow: bool) -> list[pytest.Item]:
         file = test.partition("::")[0]
