@@ -25,7 +25,6 @@ from tests.support.some import crossed
 from tests.support.transformers_models import same_bits
 
 
-@pytest.mark.slow
 @pytest.mark.some(6)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_both_flows_give_one_model(name, fmt, tmp_path):

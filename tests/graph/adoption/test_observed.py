@@ -91,7 +91,7 @@ CASES = [("transformer", "blocks", False), ("transformer", "static", True)]
 CASES += [("cnn", name, qat) for name in CONFIGS for qat in (False, True)]
 
 
-@pytest.mark.slow
+@pytest.mark.some(12)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -126,7 +126,6 @@ def test_the_bits_of_what_was_prepared(model: str, name: str, qat: bool) -> None
             convert(copy.deepcopy(observed))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -197,7 +196,6 @@ def test_what_torch_ao_leaves_out_is_said() -> None:
     assert not any("rnn" in name and name.endswith("codes") for name in names)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -238,7 +236,6 @@ def test_a_static_scale_without_data() -> None:
         bs.graph.from_quantize_fx(observed, images())
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")
@@ -299,7 +296,7 @@ def converted(dynamic: bool, fold: bool = True):
     return convert_pt2e(prepared, fold_quantize=fold), batch
 
 
-@pytest.mark.slow
+@pytest.mark.some(5)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -325,7 +322,6 @@ def test_what_convert_pt2e_gives(dynamic: bool, fold: bool) -> None:
             assert params.is_per_tensor or params.channel_axis == 0
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -338,7 +334,6 @@ def test_fuse_takes_it() -> None:
     assert not left(fused)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
