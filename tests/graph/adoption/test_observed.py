@@ -305,9 +305,15 @@ def converted(dynamic: bool, fold: bool = True):
 def test_what_convert_pt2e_gives(dynamic: bool, fold: bool) -> None:
     graph, batch = converted(dynamic, fold)
     with warnings.catch_warnings(), bs.use("reference"), torch.no_grad():
-        expected = [bits(graph(x)) for x in (batch, batch[:2] * 3)]
+        expected = [graph(x) for x in (batch, batch[:2] * 3)]
         made = adopted(graph)
-        assert [bits(made(x)) for x in (batch, batch[:2] * 3)] == expected
+        for x, y in zip((batch, batch[:2] * 3), expected, strict=True):
+            if (
+                dynamic
+            ):  # the last layer ends in floats, which torch adds: with AVX2 in its own order
+                torch.testing.assert_close(made(x), y, rtol=1e-6, atol=1e-7)
+            else:
+                assert bits(made(x)) == bits(y)
     assert not [name for name in left(made) if "choose_qparams" not in name]
     names = dict(made.named_buffers())
     for layer in ("5", "7") if dynamic else ("0", "3", "5", "7"):
