@@ -36,7 +36,6 @@ from blockscale.files.directory.tied import tied_in
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader
 from blockscale.layers.decisions import (
-    VECTOR,
     Outcome,
     Role,
     Weight,
@@ -54,10 +53,7 @@ LAYERS = ("matrix", "convolution")  # what layers' weights seem to be, if they a
 _CONV1D_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 _LONGEST_KERNEL = 32
 _EXPERTS = re.compile(r"(^|[._])(moe|experts?)([._]|$)")  # no convolution, however short its rows
-_UNKNOWN = {
-    "tensor": "no known layer has a weight of this name with so many dimensions",
-    "parametrization": "part of a parametrized weight: remove the parametrization and save again",
-}
+_PARAMETRIZED = "part of a parametrized weight: remove the parametrization and save again"
 
 
 class Eligibility(NamedTuple):
@@ -148,8 +144,8 @@ def _describe(
         dtype=dtype,
         layout=layout,
         parts=1 if kind == "convolution" else stacked(name, shape, facts.types).parts,
-        stays=stays or (VECTOR if kind == "vector" else ""),
-        refused=why_not_dtype(dtype) or _UNKNOWN.get(kind, ""),
+        stays=stays,
+        refused=why_not_dtype(dtype) or (_PARAMETRIZED if role == "part" else ""),
     )
 
 

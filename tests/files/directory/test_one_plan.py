@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A directory and a model in memory: the same tensors are quantized, to the same bits."""
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch import nn
 
 import blockscale as bs
@@ -95,35 +97,55 @@ def test_few_models_are_decided_alike(name: str, tmp_path: Path) -> None:
     check_decisions(name, tmp_path)
 
 
-_RENAMED = "transformers 5.17 saves every tensor under another name: none can be compared by name"
-_POSITIONS = "a rule that names a parameter of four dimensions quantizes it in the model alone"
-KNOWN = {"llava": _RENAMED, "paligemma": _RENAMED, "sam": _POSITIONS, "wavlm": _POSITIONS}
-
-
-def known(name: str) -> Any:
-    """A model as a parameter; those in KNOWN must fail until that is mended."""
-    why = KNOWN.get(name)
-    marks = [pytest.mark.xfail(reason=why, strict=True)] if why else []
-    return pytest.param(name, marks=marks, id=name)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [known(name) for name in sorted({*ZOO} - {*FEW})])
+@pytest.mark.parametrize("name", sorted({*ZOO} - {*FEW}))
 def test_all_models_are_decided_alike(name: str, tmp_path: Path) -> None:
     check_decisions(name, tmp_path)
 
 
-def check_decisions(name: str, tmp_path: Path) -> None:
-    """Status, format and company of every tensor that model and file call by one name.
+def names_in_model(model: nn.Module, folder: Path) -> dict[str, str]:
+    """{name in the file: name in the model} of tensors that are stored under another name."""
+    own: dict[bytes, list[str]] = {}
+    state = model.state_dict()
+    for name, tensor in state.items():
+        own.setdefault(values_of(tensor), []).append(name)
+    stored = {n: t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()}
+    found = {name: own.get(values_of(tensor), []) for name, tensor in stored.items()}
+    return {name: of[0] for name, of in found.items() if name not in state and len(of) == 1}
 
+
+def treats_apart(recipe: bs.Recipe, *names: str) -> bool:
+    """Whether patterns name a tensor by one of its names and not by another (segformer's `sr`)."""
+    return len({recipe.decide(name) for name in names}) > 1
+
+
+def values_of(tensor: torch.Tensor) -> bytes:
+    return repr(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes()
+
+
+def names_of(layers: Iterable[str], names: Mapping[str, str]) -> Iterator[str]:
+    for layer in layers:
+        weight = f"{layer}.weight"
+        yield names.get(weight, weight).removesuffix(".weight")
+
+
+def check_decisions(name: str, tmp_path: Path) -> None:
+    """Status, format and company of every tensor that model and file have.
+
+    Some are stored under another name (llava, paligemma): they are known by their values. Patterns
+    name those by the file's name in a directory, and by the model's in a model.
     What is no layer in the model may look like one in the file: why it is kept may differ.
     """
     model: Any = models()[name].build()
     model.save_pretrained(tmp_path / "float")
+    names = names_in_model(model, tmp_path / "float")
     for spelled, recipe in RECIPES.items():
         here = dict(in_memory(model, recipe))
         try:
-            there = dict(in_directory(tmp_path / "float", recipe))
+            there = {
+                names.get(each, each): (status, fmt, tuple(sorted(names_of(joined, names))))
+                for each, (status, fmt, joined) in in_directory(tmp_path / "float", recipe)
+            }
         except ValueError as error:
             assert "the recipe quantizes nothing" in str(error)
             assert not any(status == "quantized" for status, *_ in here.values())
@@ -133,8 +155,11 @@ def check_decisions(name: str, tmp_path: Path) -> None:
         # of the parts of a computed weight, the file says what the model says of its layer
         parts = {each for each in both if ".parametrizations." in each}
         assert all(of[each][0] in ("kept", "skipped") for each in parts for of in (here, there))
+        other = {names[each] for each in names if treats_apart(recipe, each, names[each])}
         found = {
-            each: (here[each], there[each]) for each in both - parts if here[each] != there[each]
+            each: (here[each], there[each])
+            for each in both - parts - other
+            if here[each] != there[each]
         }
         assert not found, spelled
 
@@ -183,3 +208,31 @@ def test_matrices_of_several_sizes_share_their_outer_scale(tmp_path: Path) -> No
     here = bs.quantize_(model, "nvfp4")
     assert here["attn.q_proj"].details == there["attn.q_proj"].details
     assert "shared with k_proj, v_proj" in here["attn.q_proj"].details
+
+
+def test_parameters_of_four_dimensions_that_a_rule_names(tmp_path: Path) -> None:
+    """SAM's positions [1, 4, 4, 64], WavLM's constants [1, 4, 1, 1]: the directory kept them."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": nn.Module(), "head": nn.Linear(32, 32)})
+    shapes = {
+        "pos": (1, 4, 4, 64),
+        "const": (1, 4, 1, 1),
+        "wide": (3, 1, 1, 64),
+        "line": (1, 1, 40),
+    }
+    for name, shape in shapes.items():
+        model["attn"].register_parameter(name, nn.Parameter(torch.randn(shape)))
+    for fmt in ("int8", "int4:group8:fp16", "mxfp4"):
+        named = bs.Recipe(fmt, rules={"attn": fmt})
+        folder = write_model(tmp_path / fmt.replace(":", "-") / "float", model.state_dict())
+        there = bs.quantize_directory(folder, folder.parent / "out", named)
+        twin = copy.deepcopy(model)
+        here = bs.quantize_(twin, named)
+        assert {e.name for e in there.quantized} == {
+            f"{e.name}{'.weight' * (e.kind == 'Linear')}" for e in here.quantized
+        }
+        names = [f"attn.{each}" for each in shapes if here[f"attn.{each}"].status == "quantized"]
+        assert len(names) >= 2
+        same_bits(bs.load(copy.deepcopy(model), folder.parent / "out"), twin)
+    ledger = bs.quantize_directory(folder, tmp_path / "default", "int8")
+    assert [entry.name for entry in ledger.quantized] == ["head.weight"]
