@@ -2,13 +2,17 @@
 """Calibration and training on a GPU: what they choose is what they choose on the CPU."""
 
 import copy
+import warnings
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale import observers
+from blockscale.calibration.algorithms.columns import Graphs, Step
+from blockscale.calibration.algorithms.gptq import GPTQ
 
 pytestmark = pytest.mark.gpu
 
@@ -80,3 +84,69 @@ def test_training_ends_in_the_same_bits(fmt: str, learn: str | None) -> None:
     with torch.no_grad():
         trained = net(x)
         assert torch.equal(bs.convert(net)(x), trained)
+
+
+REPLAYED = [
+    "int4:group32:fp16",
+    "uint4:group32:fp16:asym",
+    "int4:group40:fp16",
+    "int4:block32x32:fp32",
+    "mxfp4",
+    "mxint8",
+    "nvfp4",
+    "e2m1:group16:e4m3/four_six",
+    "if4:group16:e4m3",
+    "nf4:group64:fp32",
+]
+
+
+@pytest.mark.parametrize("scales", ["mse", "absmax"])
+@pytest.mark.parametrize("fmt", REPLAYED)
+def test_steps_that_are_replayed(fmt: str, scales: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes and scales of three weights side by side, whose last columns are fewer: the same bits
+    whether a CUDA graph replays the steps or each kernel is started by itself."""
+    torch.manual_seed(0)
+    n, k, count = 64, 648, 3
+    weights = [torch.randn(n, k, device="cuda") for _ in range(count)]
+    rows = [
+        torch.randn(2 * k, k, device="cuda") * (1 + torch.rand(k, device="cuda")) for _ in range(3)
+    ]
+    grams = [(x.T @ x / len(x)).double() for x in rows]
+    recorded: list[bool] = []
+    record = Graphs._record
+
+    def counted(graphs: Graphs, step: Step, inputs: Sequence[Tensor]) -> object:
+        graph = record(graphs, step, inputs)
+        recorded.append(graph is not None)
+        return graph
+
+    monkeypatch.setattr(Graphs, "_record", counted)
+    names, drifts = ["a", "b", "c"], [None] * count
+    replayed = GPTQ(scales).quantize_each(weights, bs.parse(fmt), grams, names, drifts)
+    assert len(recorded) >= 2 and all(recorded)
+    monkeypatch.setattr(Graphs, "enabled", False)
+    alone = GPTQ(scales).quantize_each(weights, bs.parse(fmt), grams, names, drifts)
+    assert len(recorded) < 20
+    for (here, notes), (there, others) in zip(replayed, alone, strict=True):
+        assert notes == others and torch.equal(here.packed, there.packed)
+        for part, other in zip(here.qparams, there.qparams, strict=True):
+            assert (part is None) == (other is None)
+            assert part is None or torch.equal(part.float(), other.float())
+
+
+def test_a_step_that_no_graph_records() -> None:
+    """One that waits for the GPU runs as before, with a warning; others are recorded after it."""
+    graphs, x = Graphs(torch.device("cuda")), torch.arange(4.0, device="cuda")
+
+    def waits(x: Tensor) -> tuple[Tensor, ...]:
+        return (x + float(x.sum()),)
+
+    for i in range(5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (result,) = graphs.run("waits", 9, waits, [x + i])
+        assert torch.equal(result, x + i + float((x + i).sum()))
+        texts = [str(each.message) for each in caught]
+        assert len(texts) == (i == 2) and all("could not record them" in text for text in texts)
+        (double,) = graphs.run("double", 9, lambda x: (x * 2,), [x + i])
+        assert torch.equal(double, 2 * (x + i))

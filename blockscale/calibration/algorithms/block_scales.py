@@ -211,7 +211,10 @@ def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
     return choice
 
 
-def put(part: QParams, whole: QParams, at: tuple[slice, slice]) -> None:
+Where = slice | Tensor  # of neighbours: a slice, or on a GPU their numbers, int64, in its memory
+
+
+def put(part: QParams, whole: QParams, at: tuple[slice, Where]) -> None:
     """Write scales, zero points and offsets of some blocks into those of all; the outer scale
     stays."""
     for name in ("scale", "zero_point", "offset"):

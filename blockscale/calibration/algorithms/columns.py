@@ -6,27 +6,26 @@ call for all of them, and products with what belongs to a matrix are a call for 
 that they have for one matrix alone. So each gets the bits that it gets alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import (
-    nearest_scale,
+    Where,
     plain_scales,
     put,
     search,
-    select,
     spread,
 )
 from blockscale.core import reference
-from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.block import WHOLE, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.reference import QParams
-from blockscale.core.scale import PowerOfTwo
 from blockscale.ops import primitives
 from blockscale.ops.round_columns import Rounded, round_columns
 from blockscale.ops.tensor import QTensor
@@ -46,6 +45,7 @@ class Columns:
     row_block: [n], which row of the scale each row of a matrix belongs to
     chosen:   of each matrix, for each column of its scale, whether it is known
     values:   [k, N] float32, what the codes mean, of columns that were rounded
+    graphs:   what a GPU replays for each column of blocks
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Columns:
         learned = fmt.element.learned  # a table and its scales belong together: both are chosen
         blocks = self._whole[0].scale.shape[1]
         self.chosen = [[learned] * blocks for _ in weights]
+        self.graphs = Graphs(device)
         self.values = torch.empty(k, self.count * self.rows, device=device)
         self._codes = torch.empty_like(self.values, dtype=fmt.element.code_dtype)
 
@@ -103,14 +104,24 @@ class Columns:
         if self._outer is not None:
             parts = [self._outer[self._scales_of(e), b : b + 1] for e, b in blocks]
             outer = below(parts).contiguous()
-        if self._importance is None:
-            qparams = plain_scales(x, self.single, outer)
-        else:
+        of_rows = None
+        if self._importance is not None:
             counts = [self._importance[e][self.columns_of(b)] for e, b in blocks]
             of_rows = counts[0]
             if len(blocks) > 1:
                 of_rows = torch.stack(counts).repeat_interleave(self.rows, 0)
-            qparams = search(x, self.single, outer, of_rows, spacing=self._spacing)
+
+        def step(x: Tensor, *more: Tensor) -> tuple[Tensor | None, ...]:
+            rest = list(more)
+            counts = None if of_rows is None else rest.pop(0)
+            above = rest.pop(0) if rest else None
+            if counts is None:
+                return plain_scales(x, self.single, above)
+            return search(x, self.single, above, counts, spacing=self._spacing)
+
+        given = [x, *(each for each in (of_rows, outer) if each is not None)]
+        key = "choose", len(blocks), tuple(x.shape)
+        qparams = QParams(*self.graphs.run(key, len(self.chosen[0]), step, given))  # type: ignore[arg-type]
         for i, (e, b) in enumerate(blocks):
             own = qparams if len(blocks) == 1 else _rows_of(qparams, self.of(i))
             put(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))
@@ -124,9 +135,9 @@ class Columns:
                 columns = self.columns_of(b)
                 self.choose(some, below([weights[e][:, columns] for e, _ in some]))
 
-    def put(self, live: Sequence[int], block: int, qparams: QParams) -> None:
+    def put(self, live: Sequence[int], block: int | Tensor, qparams: QParams) -> None:
         """Take these scales, one below another, for a column of blocks of these matrices."""
-        at = slice(block, block + 1)
+        at = _one(block)
         if len(live) == self.count:
             put(qparams, self._qparams, (_EVERY, at))
             return
@@ -139,15 +150,15 @@ class Columns:
         put(qparams, self._qparams, (_EVERY, _EVERY))
         self.chosen = [[True] * len(self.chosen[0])]
 
-    def qparams_of(self, live: Sequence[int], block: int) -> QParams:
+    def qparams_of(self, live: Sequence[int], block: int | Tensor) -> QParams:
         """The scales of one column of blocks of these matrices, one below another [rows, 1], the
         outer ones spread."""
-        at = slice(block, block + 1)
+        at = _one(block)
         if len(live) == self.count:
             return self._at(lambda part: part[:, at].contiguous())
         return self._at(lambda part: torch.cat([part[self.of(e), at] for e in live]))
 
-    def rounding_of(self, e: int, columns: Tensor | slice) -> Quantizer:
+    def rounding_of(self, e: int, columns: Where) -> Quantizer:
         """The scale of each element of these columns, as `round_columns` takes them."""
         blocks, own = self.block_of[columns], self._scales_of(e)
         whole_rows = self.sizes[0] == 1
@@ -161,7 +172,7 @@ class Columns:
     def round(
         self,
         e: int,
-        columns: Tensor | slice,
+        columns: Where,
         tensor: Tensor,
         base: Tensor | None = None,
         coupling: Tensor | None = None,
@@ -175,15 +186,22 @@ class Columns:
         self._codes[:, own][columns], self.values[:, own][columns] = result.codes, result.values
         return result
 
-    def values_of(self, live: Sequence[int], columns: slice) -> Tensor:
+    def values_of(self, live: Sequence[int], columns: Where) -> Tensor:
         """The values of these columns of these matrices [c, matrices · n]."""
         return self._beside(self.values[columns], live)
 
-    def revalue(self, live: Sequence[int], block: int) -> Tensor:
+    def revalue(
+        self, live: Sequence[int], block: int | Tensor, columns: Where | None = None
+    ) -> Tensor:
         """The same codes of a column of blocks under scales that were changed: their values [c,
-        matrices · n] float32, kept too."""
-        columns = self.columns_of(block)
-        of_block, c = self.qparams_of(live, block), columns.stop - columns.start
+        matrices · n] float32, kept too.
+
+        columns: those of the block, where its number lies on a GPU
+        """
+        if columns is None:
+            assert isinstance(block, int)
+            columns = self.columns_of(block)
+        of_block, c = self.qparams_of(live, block), _count(columns)
         every = self.row_block if self.count == 1 and self.sizes[0] != 1 else None
 
         def each(part: Tensor) -> Tensor:
@@ -248,152 +266,105 @@ def below(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+def _one(block: int | Tensor) -> Where:
+    """Where a column of blocks is in the scale."""
+    return block if isinstance(block, Tensor) else slice(block, block + 1)
+
+
+def _count(columns: Where) -> int:
+    return len(columns) if isinstance(columns, Tensor) else columns.stop - columns.start
+
+
 def _rows_of(qparams: QParams, rows: slice) -> QParams:
     """Some rows of the scales, where each row is one of the weight's."""
     return QParams(*(None if p is None else p[rows] for p in qparams))  # type: ignore[arg-type]
 
 
-# Codes and scales that are chosen again and again, each under all the others.
-#
-# Coordinate descent on the error of a layer's output, tr((T - Q) H (T - Q)^T): given all other
-# columns, the best value of column j is Q_j + ((T - Q) H)_j / H_jj, which is rounded; given all
-# codes, the best step of a block has a closed form. So no step of it raises the error, where a
-# format rounds to nearest; others are left as they are. Sweeps over codes are those of Behdin et
-# al. 2023, "QuantEase" (arXiv 2309.01885, section 3, algorithm 1); there the scales stay.
+# What a GPU replays.
 
-_BATCH = 64  # columns that are rounded in one call
-_LEAST = 32  # columns whose errors are handed on together, where blocks are smaller
+Step = Callable[..., tuple[Tensor | None, ...]]
 
-
-def descend(
-    columns: Columns,
-    targets: Sequence[Tensor],
-    hs: Sequence[Tensor],
-    sweeps: int,
-    *,
-    fit: bool = True,
-) -> list[Tensor]:
-    """Choose codes and scales of all columns again, at most `sweeps` times; all have codes already.
-
-    targets: [k, n] float64 of each matrix, what the values should be
-    hs: [k, k] float64 of each, symmetric, with a diagonal above 0
-    fit: scales too, not codes alone
-    Returns h @ (target - values) [k, n] of each.
-    """
-    if not columns.single.rounding.startswith("nearest"):
-        sweeps = 0  # what is rounded one way only need not come nearer
-    fits = fit and not isinstance(
-        columns.single.scale, PowerOfTwo
-    )  # whose neighbour is seldom nearer
-    every = range(columns.count)
-    rests = [hs[e] @ (targets[e] - columns.values[:, columns.of(e)]) for e in every]
-    couplings = [h / -h.diagonal() for h in hs]
-    live = list(every)
-    for _ in range(sweeps):
-        before = columns.values.clone()
-        for part, blocks in _parts(columns):
-            _Part(columns, live, part, hs, rests).descend(blocks if fits else (), couplings)
-        changed = (
-            (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows)).any(1)
-        )
-        live = [e for e, moved in enumerate(changed.tolist()) if moved and e in live]
-        if not live:
-            break
-    return rests
+_EAGER = 2  # times that a step runs before it is recorded: its kernels compile meanwhile
+_LEAST = 8  # a step that is taken less often is not worth recording
+_ONE_BY_ONE = (
+    "calibration is slow on this GPU: its kernels are started one by one, since a CUDA graph could "
+    "not record them ({error})"
+)
 
 
-def _parts(columns: Columns) -> Iterator[tuple[slice, range]]:
-    """Neighbouring columns that hold whole blocks, and which blocks of columns those are."""
-    size, most = columns.sizes[1], len(columns.chosen[0])
-    count = most if size == WHOLE else max(1, _LEAST // size)
-    for first in range(0, most, max(count, 1)):
-        blocks = range(first, min(first + count, most))
-        last = columns.columns_of(blocks[-1])
-        yield slice(columns.columns_of(first).start, last.stop), blocks
+class Graphs:
+    """Steps that are taken again and again for some weights, which a GPU replays.
 
+    A step for a group of columns is hundreds of small kernels, each shorter than what starting it
+    costs the processor. On CUDA a step is recorded once, as a CUDA graph, and replayed for all
+    further groups: the same kernels, so the same bits. Elsewhere steps just run. What was recorded
+    goes with this object.
 
-class _Part:
-    """Some columns of some matrices, `live`, that are chosen again before their errors are handed
-    on to the others.
-
-    near: h @ (target - values) of these columns, of each matrix; errors: what they changed by
+    enabled: whether steps are recorded at all (for tests, which compare both)
     """
 
-    def __init__(
-        self,
-        columns: Columns,
-        live: Sequence[int],
-        part: slice,
-        hs: Sequence[Tensor],
-        rests: Sequence[Tensor],
-    ):
-        self.columns, self.live, self.part = columns, live, part
-        self._hs, self._rests = hs, rests
-        self._own = [hs[e][part, part].contiguous() for e in live]
-        self._near = [rests[e][part].clone() for e in live]
-        self._errors = [torch.zeros_like(near) for near in self._near]
+    enabled = True
 
-    def descend(self, blocks: Sequence[int], couplings: Sequence[Tensor]) -> None:
-        """The scales of these blocks, then all codes; the errors are handed on at last."""
-        for block in blocks:
-            self._fit(block)
-        part = self.part
-        for first in range(part.start, part.stop, _BATCH):
-            some = slice(first, min(first + _BATCH, part.stop))
-            for i, e in enumerate(self.live):
-                self._round(i, e, some, couplings[e][some, some].contiguous())
-        for i, e in enumerate(self.live):
-            self._rests[e].addmm_(self._hs[e][:, part], self._errors[i])
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._calls: dict[Hashable, int] = {}
+        self._graphs: dict[Hashable, _Graph | None] = {}
+        self._pool: Any = None
 
-    def _round(self, i: int, e: int, some: slice, coupling: Tensor) -> None:
-        start, part, columns = self.part.start, self.part, self.columns
-        here = slice(some.start - start, some.stop - start)
-        base = columns.values[some, columns.of(e)].double()
-        goal = base + self._near[i][here] / self._hs[e].diagonal()[some, None]
-        result = columns.round(e, some, goal, base, coupling)
-        self._errors[i][here] += result.errors
-        if some.stop < part.stop:
-            self._near[i] += self._own[i][:, here] @ result.errors
+    def run(
+        self, key: Hashable, times: int, step: Step, inputs: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """What `step(*inputs)` gives; a result is valid until the next step of this key.
 
-    def _fit(self, block: int) -> None:
-        """The step of each block that is best for its codes, where that lowers the error."""
-        columns, live, fmt = self.columns, self.live, self.columns.single
-        stored = columns.columns_of(block)
-        here = slice(stored.start - self.part.start, stored.stop - self.part.start)
-        old, values = columns.qparams_of(live, block), columns.values_of(live, stored).double()
-        step = reference.step_of(old, fmt)[:, 0].double()
-        v = values  # step times what the codes count
-        if old.offset is not None:
-            offset = old.offset.double()[:, 0]
-            v = v - (offset if len(live) > 1 else offset[columns.row_block])
-        of_error, of_v = self._costs(v, here)
-        target = step + step * (of_error / of_v)
-        target = torch.where((of_v > 0) & (target * step > 0), target, step)
-        target = target.clamp(-FLT_MAX, FLT_MAX)
-        new = old._replace(scale=nearest_scale(target.float()[:, None], old.outer, fmt))
-        less = 1 - reference.step_of(new, fmt)[:, 0].double() / step  # of v: what values lose by it
-        change = less * (2 * of_error + less * of_v)
-        columns.put(live, block, select((change < 0)[:, None], new, old))
-        moved = values - columns.revalue(live, block)
-        for i in range(len(live)):
-            own = moved[:, columns.of(i)].contiguous()
-            self._errors[i][here] += own
-            self._near[i].addmm_(self._own[i][:, here], own)
+        key: steps of one key are the same kernels on tensors of the same shapes, and what they
+            read or write beside their inputs lies where it lay
+        times: how often a step of this key will be taken, about
+        """
+        if self._device.type != "cuda" or not self.enabled or times < _LEAST:
+            return step(*inputs)
+        count = self._calls[key] = self._calls.get(key, 0) + 1
+        if count <= _EAGER:
+            return step(*inputs)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(step, inputs)
+        graph = self._graphs[key]
+        return step(*inputs) if graph is None else graph.replay(inputs)
 
-    def _costs(self, v: Tensor, here: slice) -> tuple[Tensor, Tensor]:
-        """Of each block: what its error gains with its step, and with the square of that."""
-        of_error, of_v = [], []
-        for i in range(len(self.live)):
-            own = v[:, self.columns.of(i)].contiguous()
-            of_error.append(_of_blocks((own * self._near[i][here]).sum(0), self.columns))
-            costs = torch.mm(self._own[i][here, here], own)
-            of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
-        return below(of_error), below(of_v)
+    def _record(self, step: Step, inputs: Sequence[Tensor]) -> "_Graph | None":
+        """The step as a graph; None, with a warning, where it cannot be one."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        own = [each.clone() for each in inputs]
+        graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._device)
+        now = torch.cuda.current_stream(self._device)
+        beside.wait_stream(now)
+        try:
+            with torch.cuda.stream(beside):
+                # other threads may calibrate on other GPUs meanwhile
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    results = step(*own)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:  # it reads this machine's memory, or waits for the GPU
+            self._pool = None  # which a failed recording spoils
+            why = str(error).partition("\n")[0]
+            warnings.warn(_ONE_BY_ONE.format(error=why), stacklevel=2)
+            return None
+        now.wait_stream(beside)
+        return _Graph(graph, own, results)
 
 
-def _of_blocks(rows: Tensor, columns: Columns) -> Tensor:
-    """A number for each row [n] -> its sum over the rows of each block."""
-    if columns.sizes[0] == 1:
-        return rows
-    count = 1 if columns.sizes[0] == WHOLE else -(-len(rows) // columns.sizes[0])
-    return rows.new_zeros(count).index_add_(0, columns.row_block, rows)
+@dataclass
+class _Graph:
+    """A step that is recorded, with the tensors that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    results: tuple[Tensor | None, ...]
+
+    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        for own, each in zip(self.inputs, inputs, strict=True):
+            own.copy_(each)
+        self.graph.replay()
+        return self.results

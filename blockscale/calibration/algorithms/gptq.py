@@ -14,7 +14,8 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
 from blockscale.calibration.algorithms.block_scales import widened
-from blockscale.calibration.algorithms.columns import Columns, below, descend, stands_beside
+from blockscale.calibration.algorithms.columns import Columns, below, stands_beside
+from blockscale.calibration.algorithms.descent import descend
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.core.format import Format
 from blockscale.ops.batching import in_blocks_of, within_rows
@@ -42,7 +43,7 @@ class GPTQ:
         in the weight's order.
     static: choose all scales from the weight as it was given.
     sweeps: how often all codes and scales are chosen again afterwards, each under all the others
-        (blockscale.calibration.algorithms.columns); the paper has none of it. With "absmax" the
+        (blockscale.calibration.algorithms.descent); the paper has none of it. With "absmax" the
         scales stay as they are.
     asymmetric: make up for what the quantized layers before changed in this layer's input, too: the
         output is to be that of the float model's input (GPTAQ, Li et al. 2025, arXiv 2504.02692,

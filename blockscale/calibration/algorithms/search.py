@@ -12,7 +12,8 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
 from blockscale.calibration.algorithms.block_scales import best_scales, quantized, widened
-from blockscale.calibration.algorithms.columns import Columns, descend
+from blockscale.calibration.algorithms.columns import Columns
+from blockscale.calibration.algorithms.descent import descend
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
 from blockscale.ops.batching import in_blocks_of, within_rows

@@ -31,9 +31,10 @@ def table(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
     """The values as a tensor [len(values)] of `dtype` on the device of `like`.
 
     A graph that is traced below autograd takes no constant tensors (torch 2.13: "expected to have
-    an entirely functional graph"). There it holds the numbers themselves, one by one.
+    an entirely functional graph"). There it holds the numbers themselves, one by one; so does a
+    CUDA graph that is being recorded, which copies nothing from this machine's memory.
     """
-    if dispatch_modes():
+    if dispatch_modes() or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return torch.stack([like.new_full((), value, dtype=dtype) for value in values])
     return torch.tensor(values, dtype=dtype, device=like.device)
 

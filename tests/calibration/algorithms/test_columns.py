@@ -4,10 +4,11 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibration.algorithms.block_scales import best_scales, search, spread
-from blockscale.calibration.algorithms.columns import Columns
+from blockscale.calibration.algorithms.columns import Columns, Graphs
 from blockscale.calibration.algorithms.gptq import feed_back, shifted
 from blockscale.calibration.algorithms.hessian import (
     backwards_factor,
@@ -157,3 +158,18 @@ def test_two_columns_by_hand() -> None:
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
     feed_back(columns, [weight.T.double()], [factor.abs()], [torch.arange(2)], 64)
     assert columns.finished().codes.tolist() == [[2, 1]]
+
+
+def test_without_cuda_each_step_runs() -> None:
+    """What a GPU replays is tested there (tests/gpu/test_calibrate.py)."""
+    graphs, calls = Graphs(torch.device("cpu")), []
+
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, None]:
+        calls.append(x)
+        return x + y, None
+
+    for i in range(12):
+        x = torch.full((3,), float(i))
+        result, nothing = graphs.run("add", 12, step, [x, x])
+        assert torch.equal(result, 2 * x) and nothing is None
+    assert len(calls) == 12

@@ -17,11 +17,10 @@ from torch import Tensor, fx
 
 from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.graph.constants import get
-from blockscale.graph.lowering.integers.audit import LAYERS, name_of
+from blockscale.graph.lowering.integers.audit import LAYERS, name_of, terms
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.nodes import described, shape, value
 from blockscale.ops.integer import INTEGER_OPS
-from blockscale.ops.integer.powers import terms
 
 TABLES = {  # pJ
     "horowitz": {("add", 8): 0.03, ("add", 32): 0.1, ("shift", 8): 0.03, ("shift", 32): 0.1,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.graph.lowering.integers.audit import audit_integer, check
+from blockscale.graph.lowering.integers.audit import audit_integer, check, digits, terms
 from blockscale.graph.nodes import aten, call
 from tests.graph.lowering.integers.flows import fused
 
@@ -64,3 +64,28 @@ def test_a_float_graph_is_all_floats():
 def test_modules_are_not_looked_into():
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
     assert audit_integer(traced).floats == ("call_module 0",)
+
+
+EVERY = torch.arange(-(2**15), 2**15)
+
+
+def test_digits_add_up_to_every_number_of_16_bits():
+    found = digits(EVERY)
+    assert torch.equal(sum(digit.to(torch.int64) << shift for digit, shift in found), EVERY)
+    assert all(set(digit.unique().tolist()) <= {-1, 0, 1} for digit, _ in found)
+
+
+def fewest(top):
+    """{number up to top: the fewest signed powers of two that add up to it}, by search."""
+    powers = [s << k for k in range(top.bit_length() + 1) for s in (1, -1)]
+    known, edge = {0: 0}, {0}
+    while len([n for n in known if 0 <= n <= top]) <= top:
+        edge = {n + p for n in edge for p in powers if abs(n + p) <= 2 * top} - known.keys()
+        known |= dict.fromkeys(edge, max(known.values()) + 1)
+    return known
+
+
+def test_no_sum_has_fewer_terms():
+    known = fewest(256)
+    assert terms(torch.arange(257)).tolist() == [known[n] for n in range(257)]
+    assert torch.equal(terms(-EVERY), terms(EVERY))

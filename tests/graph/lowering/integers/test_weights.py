@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import blockscale as bs
+from blockscale.graph.lowering.integers.audit import digits
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.lowering.integers.weights import narrowest, whole
-from blockscale.ops.integer.powers import digits
 from tests.graph.lowering.integers.flows import INT8, INT16, UINT8, check, compared, fused, integers
 from tests.support.c_running import check as check_c
 from tests.support.c_running import needs_gcc

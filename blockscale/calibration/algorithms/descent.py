@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Codes and scales that are chosen again and again, each under all the others.
+
+Coordinate descent on the error of a layer's output, tr((T - Q) H (T - Q)^T): given all other
+columns, the best value of column j is Q_j + ((T - Q) H)_j / H_jj, which is rounded; given all
+codes, the best step of a block has a closed form. So no step of it raises the error, where a
+format rounds to nearest; others are left as they are. Sweeps over codes are those of Behdin et
+al. 2023, "QuantEase" (arXiv 2309.01885, section 3, algorithm 1); there the scales stay.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockscale.calibration.algorithms.block_scales import Where, nearest_scale, select
+from blockscale.calibration.algorithms.columns import Columns, below
+from blockscale.core import reference
+from blockscale.core.arithmetic.precision import FLT_MAX
+from blockscale.core.block import WHOLE
+from blockscale.core.scale import PowerOfTwo
+
+_BATCH = 64  # columns that are rounded in one call
+_LEAST = 32  # columns whose errors are handed on together, where blocks are smaller
+
+
+def descend(
+    columns: Columns,
+    targets: Sequence[Tensor],
+    hs: Sequence[Tensor],
+    sweeps: int,
+    *,
+    fit: bool = True,
+) -> list[Tensor]:
+    """Choose codes and scales of all columns again, at most `sweeps` times; all have codes already.
+
+    targets: [k, n] float64 of each matrix, what the values should be
+    hs: [k, k] float64 of each, symmetric, with a diagonal above 0
+    fit: scales too, not codes alone
+    Returns h @ (target - values) [k, n] of each.
+    """
+    if not columns.single.rounding.startswith("nearest"):
+        sweeps = 0  # what is rounded one way only need not come nearer
+    fits = fit and not isinstance(
+        columns.single.scale, PowerOfTwo
+    )  # whose neighbour is seldom nearer
+    every = range(columns.count)
+    rests = [hs[e] @ (targets[e] - columns.values[:, columns.of(e)]) for e in every]
+    couplings = [h / -h.diagonal() for h in hs]
+    live, parts = list(every), list(_parts(columns))
+    for _ in range(sweeps):
+        before, now = columns.values.clone(), tuple(live)
+        for part in parts:
+            of_part = _Part(columns, now, part, hs, rests)
+            step = partial(of_part.descend, couplings, fits=fits)
+            key = "descend", now, part.sizes
+            columns.graphs.run(key, sweeps * len(parts), step, part.numbers)
+        changed = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
+        live = [e for e, moved in enumerate(changed.any(1).tolist()) if moved and e in live]
+        if not live:
+            break
+    return rests
+
+
+class _Neighbours(NamedTuple):
+    """Where neighbouring columns are that hold whole blocks.
+
+    columns: of the weights; blocks: which columns of the scale these belong to; sizes: how many
+    columns each of them has, in their order
+    numbers: on a GPU [columns] and [blocks] int64 in its memory, which a step that is recorded
+        reads anew each time; else nothing
+    """
+
+    columns: Where
+    blocks: Sequence[int | Tensor]
+    sizes: tuple[int, ...]
+    numbers: tuple[Tensor, ...]
+
+    def at(self, *numbers: Tensor) -> "_Neighbours":
+        """A place like this at other columns, where numbers say so."""
+        if not numbers:
+            return self
+        columns, blocks = numbers
+        return _Neighbours(columns, blocks.split(1), self.sizes, numbers)
+
+
+def _parts(columns: Columns) -> Iterator[_Neighbours]:
+    """Neighbouring columns that hold whole blocks, and which blocks of columns those are."""
+    size, most = columns.sizes[1], len(columns.chosen[0])
+    count = most if size == WHOLE else max(1, _LEAST // size)
+    device = columns.values.device
+    for first in range(0, most, max(count, 1)):
+        blocks = range(first, min(first + count, most))
+        each = [columns.columns_of(block) for block in blocks]
+        start, stop = each[0].start, each[-1].stop
+        sizes = tuple(of.stop - of.start for of in each)
+        numbers: tuple[Tensor, ...] = ()
+        if device.type == "cuda":
+            numbers = tuple(
+                torch.arange(a, b, device=device) for a, b in ((start, stop), (first, blocks.stop))
+            )
+        yield _Neighbours(slice(start, stop), blocks, sizes, numbers)
+
+
+class _Part:
+    """Some columns of some matrices, `live`, that are chosen again before their errors are handed
+    on to the others.
+
+    near: h @ (target - values) of these columns, of each matrix; errors: what they changed by
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        live: Sequence[int],
+        place: _Neighbours,
+        hs: Sequence[Tensor],
+        rests: Sequence[Tensor],
+    ):
+        self.columns, self.live, self.place = columns, live, place
+        self._hs, self._rests = hs, rests
+        self._own: list[Tensor] = []
+        self._near: list[Tensor] = []
+        self._errors: list[Tensor] = []
+
+    def descend(self, couplings: Sequence[Tensor], *numbers: Tensor, fits: bool) -> tuple[()]:
+        """The scales of these blocks, if those fit, then all codes; the errors are handed on at
+        last. numbers: where they are, of a place that has them."""
+        self.place = self.place.at(*numbers)
+        part = self.place.columns
+        self._own = [self._hs[e][part][:, part].contiguous() for e in self.live]
+        self._near = [self._rests[e][part].clone() for e in self.live]
+        self._errors = [torch.zeros_like(near) for near in self._near]
+        first = 0
+        for block, size in zip(self.place.blocks, self.place.sizes, strict=True):
+            if fits:
+                self._fit(block, slice(first, first + size))
+            first += size
+        for start in range(0, first, _BATCH):
+            here = slice(start, min(start + _BATCH, first))
+            some = self._columns(here)
+            for i, e in enumerate(self.live):
+                self._round(i, e, here, couplings[e][some][:, some].contiguous())
+        for i, e in enumerate(self.live):
+            self._rests[e].addmm_(self._hs[e][:, part], self._errors[i])
+        return ()
+
+    def _columns(self, here: slice) -> Where:
+        """Where some of these columns are in the weights."""
+        part = self.place.columns
+        if isinstance(part, Tensor):
+            return part[here]
+        return slice(part.start + here.start, part.start + here.stop)
+
+    def _round(self, i: int, e: int, here: slice, coupling: Tensor) -> None:
+        columns, some = self.columns, self._columns(here)
+        base = columns.values[some, columns.of(e)].double()
+        goal = base + self._near[i][here] / self._hs[e].diagonal()[some, None]
+        result = columns.round(e, some, goal, base, coupling)
+        self._errors[i][here] += result.errors
+        if here.stop < len(self._near[i]):
+            self._near[i] += self._own[i][:, here] @ result.errors
+
+    def _fit(self, block: int | Tensor, here: slice) -> None:
+        """The step of each block that is best for its codes, where that lowers the error."""
+        columns, live, fmt = self.columns, self.live, self.columns.single
+        stored = self._columns(here)
+        old, values = columns.qparams_of(live, block), columns.values_of(live, stored).double()
+        step = reference.step_of(old, fmt)[:, 0].double()
+        v = values  # step times what the codes count
+        if old.offset is not None:
+            offset = old.offset.double()[:, 0]
+            v = v - (offset if len(live) > 1 else offset[columns.row_block])
+        of_error, of_v = self._costs(v, here)
+        target = step + step * (of_error / of_v)
+        target = torch.where((of_v > 0) & (target * step > 0), target, step)
+        target = target.clamp(-FLT_MAX, FLT_MAX)
+        new = old._replace(scale=nearest_scale(target.float()[:, None], old.outer, fmt))
+        less = 1 - reference.step_of(new, fmt)[:, 0].double() / step  # of v: what values lose by it
+        change = less * (2 * of_error + less * of_v)
+        columns.put(live, block, select((change < 0)[:, None], new, old))
+        moved = values - columns.revalue(live, block, stored)
+        for i in range(len(live)):
+            own = moved[:, columns.of(i)].contiguous()
+            self._errors[i][here] += own
+            self._near[i].addmm_(self._own[i][:, here], own)
+
+    def _costs(self, v: Tensor, here: slice) -> tuple[Tensor, Tensor]:
+        """Of each block: what its error gains with its step, and with the square of that."""
+        of_error, of_v = [], []
+        for i in range(len(self.live)):
+            own = v[:, self.columns.of(i)].contiguous()
+            of_error.append(_of_blocks((own * self._near[i][here]).sum(0), self.columns))
+            costs = torch.mm(self._own[i][here, here], own)
+            of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
+        return below(of_error), below(of_v)
+
+
+def _of_blocks(rows: Tensor, columns: Columns) -> Tensor:
+    """A number for each row [n] -> its sum over the rows of each block."""
+    if columns.sizes[0] == 1:
+        return rows
+    count = 1 if columns.sizes[0] == WHOLE else -(-len(rows) // columns.sizes[0])
+    return rows.new_zeros(count).index_add_(0, columns.row_block, rows)
