@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Integrations come along when the library is imported that they are for, and not before.
+"""An integration is imported when the library is that it is for, and not before.
 
 `import blockscale` imports none of these libraries and changes nothing. The first quantized model
 leaves a note with Python's import system: when the library has been imported, our module about it
@@ -35,7 +35,7 @@ def bring_along(library: str, ours: str) -> None:
 
 
 def _bring(library: str, ours: str) -> None:
-    """Import ours. A library that it does not fit goes on without it, with a warning."""
+    """Import ours. Where that fails, warn, and leave the library as it is."""
     try:
         importlib.import_module(ours)
     except Exception as error:
@@ -71,7 +71,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """The library's own loader, which then brings ours along."""
+    """The library's own loader, after which our module is imported."""
 
     def __init__(self, own: Any, finder: _Finder):
         self._own, self._finder = own, finder
@@ -80,8 +80,8 @@ class _Loader(Loader):
         return getattr(self._own, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._own.create_module(spec)
-        return created
+        module: ModuleType | None = self._own.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._own
@@ -114,11 +114,11 @@ def tell_diffusers(model: nn.Module, recipe: Recipe | None) -> None:
 
 
 def _attach(model: nn.Module, recipe: Recipe | None, library: str, module: str, kind: str) -> None:
-    """Where the library was not imported the model is not its own, and nothing is imported."""
-    imported = sys.modules.get(module)
-    if imported is None:
+    """Attach a recipe to the library's models. A library that nobody imported has none."""
+    namespace = sys.modules.get(module)
+    if namespace is None:
         return
-    models = [each for each in model.modules() if isinstance(each, getattr(imported, kind))]
+    models = [each for each in model.modules() if isinstance(each, getattr(namespace, kind))]
     if models:
         import_module(f"blockscale.integrations.{library}").attach(models, recipe)
 
@@ -126,7 +126,7 @@ def _attach(model: nn.Module, recipe: Recipe | None, library: str, module: str, 
 def tell_peft(model: nn.Module, recipe: Recipe | None) -> None:
     """Let peft put adapters on the quantized layers of `model`, whenever peft is imported.
 
-    recipe: is not needed here; every `tell_…` takes the same
+    recipe: not used; every `tell_…` takes the same arguments
     """
     del model, recipe
     bring_along("peft", "blockscale.integrations.peft")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a user gives `from_pretrained`, and what stands in config.json as `quantization_config`.
+"""The `quantization_config` that a user passes to `from_pretrained` and that config.json stores.
 
-Each library has a class of its own that is also of its kind; what they are is the same.
+Each library has a subclass, which is also of the library's own base class and adds nothing.
 """
 
 import json
@@ -92,7 +92,7 @@ class RecipeConfig:
 
 
 def with_method(config: Any) -> Any:
-    """A `quantization_config` of ours with `quant_method`, as the tables are keyed; others as they
-    are."""
+    """A `quantization_config` of ours with `quant_method`, by which libraries look quantizers up;
+    others as they are."""
     ours = isinstance(config, dict) and config.get("method") == METHOD
     return {"quant_method": METHOD, **config} if ours else config

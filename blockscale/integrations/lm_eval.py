@@ -29,7 +29,7 @@ def harness_model(model: nn.Module, tokenizer: Any, *, batch_size: int = 1) -> A
     if getattr(model, "config", None) is None:
         raise TypeError(
             f"lm-eval asks a model's config for its lengths and kind, found a "
-            f"{type(model).__name__} without one: give a model of transformers"
+            f"{type(model).__name__} without one: pass a model of transformers"
         )
     if getattr(tokenizer, "pad_token_id", None) is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -23,8 +23,8 @@ def stand_in(
 
 
 class TieMarks:
-    """What stand-ins of weights that are to be tied hold: the same number where the codes are the
-    same, another one where they differ.
+    """The numbers in stand-ins of weights that are to be tied: equal where the codes are equal,
+    different where they differ.
 
     A checkpoint may hold both sides of a tie; transformers ties them only if they are equal.
     ties: {name: the name it is tied to}
@@ -33,18 +33,18 @@ class TieMarks:
     def __init__(self, ties: Mapping[str, str]):
         self._ties = ties
         self._both = {*ties, *ties.values()}
-        self._seen: dict[str, list[Parts]] = {}
+        self._variants: dict[str, list[Parts]] = {}
 
     def of(self, name: str, parts: Parts) -> float:
         """The number for the weight `name` with these codes and scales, or these floats."""
         if name not in self._both:  # nothing to compare with, and nothing to keep for it
             return 0.0
-        seen = self._seen.setdefault(self._ties.get(name, name), [])
-        for number, other in enumerate(seen):
+        variants = self._variants.setdefault(self._ties.get(name, name), [])
+        for number, other in enumerate(variants):
             if _equal(parts, other):
                 return float(number)
-        seen.append(parts)
-        return float(len(seen) - 1)
+        variants.append(parts)
+        return float(len(variants) - 1)
 
 
 def _equal(a: Parts, b: Parts) -> bool:
@@ -69,10 +69,10 @@ def standing_in(model: nn.Module) -> Iterator[None]:
     new = {name: by_name[id(parameter)] for name, parameter in old.items()}
     new |= {to: new[of] for to, of in ties.items() if to in new and of in new}
     try:
-        _put(model, new)
+        _set_parameters(model, new)
         yield
     finally:
-        _put(model, old)
+        _set_parameters(model, old)
 
 
 def _on_cpu(parameter: nn.Parameter) -> nn.Parameter:
@@ -81,7 +81,7 @@ def _on_cpu(parameter: nn.Parameter) -> nn.Parameter:
     return stand_in(parameter.shape, parameter.dtype, "cpu")
 
 
-def _put(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+def _set_parameters(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._parameters[attribute] = parameter

@@ -19,17 +19,17 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def float_layer(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
     """The float layer with the same settings, the dequantized weight and the bias's values.
 
-    dtype: of weight and bias; by default the one that they had. Nothing of it wants gradients.
-    Raises ValueError for a layer of which peft knows no float one, and for a part of a layer.
+    dtype: of weight and bias, which require no gradients; by default the one that they had.
+    Raises ValueError for a layer whose kind LoRA does not support, and for a part of a layer.
     """
     check_whole(layer)
-    made = _made(layer)
-    made.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
-    if "bias" in made._parameters:
+    result = _meta_layer(layer)
+    result.register_parameter("weight", _parameter(layer.dequantize_weight(dtype)))
+    if "bias" in result._parameters:
         bias = layer.added_bias()
         values = None if bias is None else _parameter(bias.detach().clone().to(dtype))
-        made.register_parameter("bias", values)
-    return made.train(layer.training)
+        result.register_parameter("bias", values)
+    return result.train(layer.training)
 
 
 def float_base(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
@@ -37,23 +37,23 @@ def float_base(layer: QLayer, dtype: torch.dtype | None = None) -> nn.Module:
     builds an adapter beside."""
     if part_of(layer) is None:
         return float_layer(layer, dtype)
-    made = _made(layer)
+    result = _meta_layer(layer)
     zero = torch.zeros((), dtype=dtype or layer.qweight.dtype, device=layer.qweight.device)
-    for name, parameter in list(made.named_parameters()):
-        made.register_parameter(name, _parameter(zero.expand(parameter.shape)))
+    for name, parameter in list(result.named_parameters()):
+        result.register_parameter(name, _parameter(zero.expand(parameter.shape)))
     if layer.added_bias() is None:
-        made.register_parameter("bias", None)
-    return made.train(layer.training)
+        result.register_parameter("bias", None)
+    return result.train(layer.training)
 
 
-def _made(layer: QLayer) -> Any:
+def _meta_layer(layer: QLayer) -> Any:
     """The float layer on the meta device."""
     for kind, make in _MAKERS.items():
         if isinstance(layer, kind):
             return make(layer)
-    known = ", ".join(kind.__name__ for kind in _MAKERS)
+    kinds = ", ".join(kind.__name__ for kind in _MAKERS)
     raise ValueError(
-        f"LoRA supports {known}, found {type(layer).__name__}: leave it out of target_modules"
+        f"LoRA supports {kinds}, found {type(layer).__name__}: leave it out of target_modules"
     )
 
 

@@ -45,21 +45,21 @@ def merge_into_float(
         raise ValueError(
             f"above (a fraction of the change, 0.1 is a tenth) must be >= 0, got {above}"
         )
-    merged = [name for layer in _adapted(inner.model) for name in layer.merged_adapters]
+    merged = [name for layer in _lora_layers(inner.model) for name in layer.merged_adapters]
     names = adapter_names or list(dict.fromkeys(merged)) or None
-    made = list(_floated(inner.model, names, above))
+    layers = list(_put_float_layers(inner.model, names, above))
     model: nn.Module = inner.merge_and_unload(adapter_names=names)
-    for module, kind in made:
+    for module, kind in layers:
         module.to(dtype or kind)
     return model
 
 
-def _floated(
-    model: nn.Module, wanted: list[str] | None, above: float
+def _put_float_layers(
+    model: nn.Module, adapter_names: list[str] | None, above: float
 ) -> Iterator[tuple[nn.Module, torch.dtype]]:
     """Put float32 layers below the adapters that codes would lose; each with its own dtype."""
-    for layer in list(_adapted(model)):
-        names = wanted or list(layer.active_adapters)
+    for layer in list(_lora_layers(model)):
+        names = adapter_names or list(layer.active_adapters)
         if layer.merged_adapters:
             layer.unmerge()
         if not _has(layer, names) or not _loses(layer, names, above):
@@ -70,7 +70,7 @@ def _floated(
         yield layer.base_layer, base.qweight.dtype
 
 
-def _adapted(model: nn.Module) -> Iterator[Any]:
+def _lora_layers(model: nn.Module) -> Iterator[Any]:
     """LoRA layers around quantized layers."""
     for module in model.modules():
         if isinstance(module, MergesIntoCodes) and isinstance(module.base_layer, QLayer):

@@ -28,12 +28,12 @@ _KEPT = "blockscale: before merging"  # where a LoRA layer keeps it: peft's own 
 
 @dataclass(frozen=True)
 class MergeLoss:
-    """What rounding took of a merge into one layer.
+    """What a merge into one layer lost to rounding.
 
     fmt: the weight's format
-    changed: codes that are others now, of `codes`
+    changed: how many of `codes` differ after the merge
     added: the size of what the adapters add to the weight, ‖Δ‖; lost: how far the merged weight is
-        from the one that was wanted, ‖Q(W + Δ) - (W + Δ)‖. Both are Frobenius norms.
+        from the exact sum, ‖Q(W + Δ) - (W + Δ)‖. Both are Frobenius norms.
     """
 
     fmt: str
@@ -44,7 +44,7 @@ class MergeLoss:
 
     @property
     def share(self) -> float:
-        """lost / added: 0 where all came through, 1 where as much was lost as was added."""
+        """lost / added: 0 where nothing was lost, 1 where as much was lost as was added."""
         return self.lost / self.added if self.added else 0.0
 
 
@@ -68,13 +68,13 @@ class MergesIntoCodes:
 
     @property
     def merge_loss(self) -> MergeLoss | None:
-        """What the merge lost that is in place now; None where nothing is merged."""
-        kept = self._caches.get(_KEPT)
-        return kept.loss if kept else None
+        """What the current merge lost; None where nothing is merged."""
+        before = self._caches.get(_KEPT)
+        return before.loss if before else None
 
     @property
     def weight(self) -> Tensor:
-        """What a parent that reads it gets: peft takes a `qweight`, where there is one, for it."""
+        """The base layer's weight for modules that read it: peft would return a `qweight`."""
         read: Tensor = self.get_base_layer().weight  # type: ignore[attr-defined]
         return read
 
@@ -132,18 +132,19 @@ class MergesIntoCodes:
         base = self.base_layer
         check_mergeable(base, biased=any(self.lora_bias.get(name) for name in names))
         with self._float_base(torch.float32) as copy:
-            wanted = copy.weight.detach().clone()
+            old = copy.weight.detach().clone()
             super().merge(safe_merge=True, adapter_names=names)  # type: ignore[misc]
         if not self.merged_adapters:
             return  # the layer has none of these adapters
         weight, bias = base.qweight, _bias_values(base)
-        added, wanted = (copy.weight.detach() - wanted), copy.weight.detach()
+        target = copy.weight.detach()
+        delta = target - old
         if any(self.lora_bias.get(name) for name in self.merged_adapters):
             base.bias.data = copy.bias.detach().to(base.bias.dtype)
-        _set(base, requantized(base, wanted))
-        changed = int((weight.tensor.codes != base.qweight.tensor.codes).sum())
-        lost = base.dequantize_weight(torch.float32) - wanted
-        loss = MergeLoss(weight.fmt, wanted.numel(), changed, _norm(added), _norm(lost))
+        _set(base, requantized(base, target))
+        changes = int((weight.tensor.codes != base.qweight.tensor.codes).sum())
+        error = base.dequantize_weight(torch.float32) - target
+        loss = MergeLoss(weight.fmt, target.numel(), changes, _norm(delta), _norm(error))
         self._caches[_KEPT] = _Before(weight, bias, loss)
 
     @contextmanager
@@ -160,16 +161,16 @@ class MergesIntoCodes:
 
 def merge_losses(model: nn.Module) -> dict[str, MergeLoss]:
     """{name of a LoRA layer: what its merge lost}, of a model whose adapters are merged now."""
-    found = {name: getattr(module, "merge_loss", None) for name, module in model.named_modules()}
-    return {name: loss for name, loss in found.items() if isinstance(loss, MergeLoss)}
+    losses = {name: getattr(module, "merge_loss", None) for name, module in model.named_modules()}
+    return {name: loss for name, loss in losses.items() if isinstance(loss, MergeLoss)}
 
 
 def summary(losses: Mapping[str, MergeLoss]) -> str:
-    """One text for a warning: totals, and the layers that lost most."""
+    """The text of one warning: totals, and the layers that lost most."""
     each = sorted(losses.items(), key=lambda item: -item[1].share)
-    added = sum(loss.added**2 for _, loss in each) ** 0.5
-    lost = sum(loss.lost**2 for _, loss in each) ** 0.5
-    changed, codes = (sum(getattr(loss, part) for _, loss in each) for part in ("changed", "codes"))
+    delta = sum(loss.added**2 for _, loss in each) ** 0.5
+    error = sum(loss.lost**2 for _, loss in each) ** 0.5
+    changes, codes = (sum(getattr(loss, part) for _, loss in each) for part in ("changed", "codes"))
     lines = [
         f"  {name} ({loss.fmt}): {loss.changed} of {loss.codes} codes changed, "
         f"{loss.share:.0%} of the change lost"
@@ -179,8 +180,8 @@ def summary(losses: Mapping[str, MergeLoss]) -> str:
     return "\n".join(
         [
             f"merged adapters into {len(each)} quantized layers, whose weights were rounded "
-            f"again: {changed} of {codes} codes changed, and the rounding is "
-            f"{lost / added:.0%} as large as what the adapters add; unmerged, or by "
+            f"again: {changes} of {codes} codes changed, and the rounding is "
+            f"{error / delta:.0%} as large as what the adapters add; unmerged, or by "
             "merge_into_float of blockscale.integrations.peft, nothing is lost. Layers that "
             "lost most:",
             *lines,
@@ -216,7 +217,7 @@ def requantized(layer: QLayer, weight: Tensor) -> QWeight:
 
 @contextmanager
 def unchanged(layer: nn.Module) -> Iterator[None]:
-    """Raise ValueError if a float layer's weight is another after the block.
+    """Raise ValueError if the block changes a float layer's weight.
 
     Some ways to begin an adapter (PiSSA, OLoRA, LoftQ, CorDA, LoRA-GA, KaSA) take it out of the
     base weight, which they change.

@@ -62,9 +62,9 @@ def take_part(layer: Any, adapter: str) -> None:
         return  # its outputs are whole on every process, as its inputs are
     dropout: Any = layer.lora_dropout[adapter]
     down, up = layer.lora_A[adapter], layer.lora_B[adapter]
-    down.dropped = isinstance(dropout, nn.Dropout)
-    if down.dropped and (not rows or at.whole_io):
-        dropout.__class__ = DropoutOfShared
+    down.has_dropout = isinstance(dropout, nn.Dropout)
+    if down.has_dropout and (not rows or at.whole_io):
+        dropout.__class__ = PartDropout
         dropout.at = at
     down.__class__ = RowwiseDown if rows else ColwiseDown
     down.at = up.at = at
@@ -73,18 +73,18 @@ def take_part(layer: Any, adapter: str) -> None:
 
 
 def _agree(layer: Any, adapter: str, at: Place) -> None:
-    """Give all processes the numbers of the first: each draws its own."""
+    """Broadcast the first process's numbers, as each process has drawn its own."""
     for name in layer.adapter_layer_names:
-        held = getattr(layer, name)
-        if adapter not in held:
+        adapters = getattr(layer, name)
+        if adapter not in adapters:
             continue
-        own = held[adapter]
+        own = adapters[adapter]
         for each in [own] if isinstance(own, Tensor) else own.parameters():
             if not each.is_meta:
                 dist.broadcast(each.data, dist.get_global_rank(at.group, 0), at.group)
 
 
-class DropoutOfShared(nn.Dropout):
+class PartDropout(nn.Dropout):
     """Each process drops other inputs for its part, so gradients are summed where these were."""
 
     at: Place
@@ -98,11 +98,11 @@ class ColwiseDown(nn.Linear):
     """A of an adapter beside some of a layer's outputs: the same result on all processes."""
 
     at: Place
-    dropped: bool
+    has_dropout: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., r]."""
-        if self.dropped and self.training:
+        if self.has_dropout and self.training:
             return functional.linear(x, shared(self.weight, self.at.group))
         return shared(functional.linear(x, self.weight), self.at.group)
 
@@ -123,13 +123,13 @@ class RowwiseDown(nn.Linear):
     """A of an adapter beside some of a layer's inputs: products of parts are summed."""
 
     at: Place
-    dropped: bool
+    has_dropout: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., own inputs], or all of them -> [..., r]."""
         group = self.at.group
         if self.at.whole_io:
-            x = self.at.of(x if self.dropped and self.training else shared(x, group), -1)
+            x = self.at.of(x if self.has_dropout and self.training else shared(x, group), -1)
         own = self.at.of(shared(self.weight, group), 1)
         return summed(functional.linear(x, own), group)
 

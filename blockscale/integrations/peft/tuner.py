@@ -44,11 +44,11 @@ class QuantizedLoraModel(LoraModel):
                 return wrap(target, adapter_name, lora_config, **kwargs)
             except ValueError as error:
                 raise ValueError(f"{kwargs.get('target_name')}: {error}") from None
-        made = LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
+        layer = LoraModel._create_new_module(lora_config, adapter_name, target, **kwargs)
         if part_of(target) is not None:
-            adopt(made)
-            take_part(made, adapter_name)
-        return made
+            adopt(layer)
+            take_part(layer, adapter_name)
+        return layer
 
     def inject_adapter(
         self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
@@ -84,17 +84,17 @@ class QuantizedLoraModel(LoraModel):
         if merge:
             self._check_codes()
         self._names = {id(module): name for name, module in self.model.named_modules()}
-        self._lost: dict[str, MergeLoss] = {}
+        self._losses: dict[str, MergeLoss] = {}
         model: Any = super()._unload_and_optionally_merge(merge, *args, **kwargs)
         if merge:
             untied(model)
-        _tell(self._lost, 4)
+        _tell(self._losses, 4)
         return model
 
     def _replace_module(self, parent: Any, child_name: str, new_module: Any, child: Any) -> None:
         loss = getattr(child, "merge_loss", None)  # of a LoRA layer that gives way to its base
         if isinstance(loss, MergeLoss):
-            self._lost[self._names[id(child)]] = loss
+            self._losses[self._names[id(child)]] = loss
         super()._replace_module(parent, child_name, new_module, child)
 
     def _check_codes(self) -> None:
@@ -116,10 +116,10 @@ def _tell(losses: Mapping[str, MergeLoss], stacklevel: int) -> None:
 
 @contextmanager
 def device_known(model: Any) -> Iterator[None]:
-    """For a while, tell peft where a model is that has no parameter left in float to look at."""
+    """For a while, tell peft the device of a model without float parameters to read it from."""
     places = [module.qweight.device for module in model.modules() if isinstance(module, QLayer)]
-    seen = hasattr(model, "hf_device_map") or next(model.parameters(), None) is not None
-    if seen or not places:
+    has_place = hasattr(model, "hf_device_map") or next(model.parameters(), None) is not None
+    if has_place or not places:
         yield
         return
     model.hf_device_map = {"": places[0]}
@@ -137,7 +137,7 @@ def untied(model: Any) -> None:
     if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if _held(table) is not _held(head):
+    if _weight_of(table) is not _weight_of(head):
         model.config.tie_word_embeddings = False
         warnings.warn(
             "blockscale: the input and the output embeddings shared one weight and have two "
@@ -146,8 +146,8 @@ def untied(model: Any) -> None:
         )
 
 
-def _held(layer: Any) -> Any:
-    """What holds a layer's weight: codes, or a parameter."""
+def _weight_of(layer: Any) -> Any:
+    """A layer's weight: codes, or a parameter."""
     return layer.qweight if isinstance(layer, QLayer) else getattr(layer, "weight", None)
 
 
@@ -172,8 +172,8 @@ def train_in_float(wrapper: ModulesToSaveWrapper, adapter_name: str) -> None:
 
 def include_quantized(config: Any, model: nn.Module) -> None:
     """Let "all-linear" name quantized linear layers, where it would name the float ones."""
-    wanted = config.target_modules
-    if not isinstance(wanted, str) or wanted.lower() != INCLUDE_LINEAR_LAYERS_SHORTHAND:
+    targets = config.target_modules
+    if not isinstance(targets, str) or targets.lower() != INCLUDE_LINEAR_LAYERS_SHORTHAND:
         return
     names = {name for name, module in model.named_modules() if isinstance(module, QLinear)}
     if not names:
@@ -201,17 +201,17 @@ def head_of(model: nn.Module, config: Any) -> nn.Module | None:
 def check_targets(config: Any, model: nn.Module) -> None:
     """Raise ValueError for what a config wants to train inside of codes."""
     for name in config.target_parameters or ():
-        for held in _codes(model):
-            if held == name or held.endswith(f".{name}"):
-                layer = held.removesuffix(".weight")
+        for weight in _codes(model):
+            if weight == name or weight.endswith(f".{name}"):
+                layer = weight.removesuffix(".weight")
                 raise ValueError(
-                    f"target_parameters names {held}, which is quantized: peft adds to such a "
+                    f"target_parameters names {weight}, which is quantized: peft adds to such a "
                     f"parameter in place. Name layers in target_modules, or leave this one in "
                     f"float with skip=[{layer!r}] in the recipe"
                 )
     for name, layer in model.named_modules():
-        wanted = any(name == e or name.endswith(f".{e}") for e in config.modules_to_save or ())
-        if wanted and any(map(part_of, layer.modules())):
+        is_copied = any(name == e or name.endswith(f".{e}") for e in config.modules_to_save or ())
+        if is_copied and any(map(part_of, layer.modules())):
             raise ValueError(
                 f"modules_to_save names {name}, of which this process has a part "
                 "(bs.parallel.shard_): leave it out of the plan, or name its layers in "
@@ -239,8 +239,8 @@ def check_target(name: str, layer: nn.Module, config: Any) -> None:
 
 @contextmanager
 def parts_known(model: Any) -> Iterator[None]:
-    """For a while, let peft see no mesh beside parts of ours: it would make DTensors of adapters,
-    as it does beside transformers' own parts."""
+    """For a while, hide the mesh from peft where layers are parts of ours: it would make DTensors
+    of adapters, as it does beside transformers' own parts."""
     meshes = vars(model)
     if meshes.get("_device_mesh") is None or not any(map(part_of, model.modules())):
         yield
@@ -254,7 +254,7 @@ def parts_known(model: Any) -> Iterator[None]:
 
 
 def _codes(model: nn.Module) -> Iterator[str]:
-    """Names under which parameters were that are codes now."""
+    """Names of the parameters that codes replaced."""
     layers = ((name, module) for name, module in model.named_modules())
     yield from (f"{name}.weight" for name, module in layers if isinstance(module, QLayer))
     yield from (name for name, _ in all_held(model))
@@ -262,12 +262,12 @@ def _codes(model: nn.Module) -> Iterator[str]:
 
 def _trained_tables(config: Any, model: nn.Module) -> list[str]:
     """Names of the layers of which rows are to be trained."""
-    wanted = getattr(config, "trainable_token_indices", None)
-    if wanted is None:
+    indices = getattr(config, "trainable_token_indices", None)
+    if indices is None:
         return []
     names = [name for name, _ in model.named_modules()]
-    if isinstance(wanted, dict):
-        return [name for name in names if any(name.endswith(each) for each in wanted)]
+    if isinstance(indices, dict):
+        return [name for name in names if any(name.endswith(each) for each in indices)]
     table: Any = getattr(model, "get_input_embeddings", lambda: None)()
     return [name for name, module in model.named_modules() if module is table]
 
@@ -328,14 +328,14 @@ def wrap(target: QLayer, adapter_name: str, config: Any, **kwargs: Any) -> nn.Mo
         )
     stand_in = float_base(target)
     with unchanged(stand_in):
-        made: Any = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
-    if type(made) not in _OURS:
+        lora: Any = peft_layers.dispatch_default(stand_in, adapter_name, config, **kwargs)
+    if type(lora) not in _OURS:
         raise ValueError(f"peft has no LoRA for the float layer of {type(target).__name__}")
-    made.base_layer = target
-    adopt(made)
-    take_part(made, adapter_name)
-    wrapped: nn.Module = made
-    return wrapped
+    lora.base_layer = target
+    adopt(lora)
+    take_part(lora, adapter_name)
+    result: nn.Module = lora
+    return result
 
 
 def adopt(layer: nn.Module) -> None:

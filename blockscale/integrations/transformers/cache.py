@@ -24,7 +24,7 @@ from blockscale.integrations.transformers.cached_states import (
     CachedStates,
     LayerStates,
     power_of,
-    turned,
+    rotate_states,
 )
 from blockscale.layers.before.rotate import walsh_hadamard
 from blockscale.ops.quantize import quantize
@@ -38,7 +38,7 @@ CHUNK = 32  # tokens that are quantized together, at least
 class QuantizedLayer(DynamicLayer):
     """Keys and values [batch, heads, tokens, features] of one layer: codes, then recent floats.
 
-    See `QuantizedCache`. `keys` and `values` are the recent floats; what they follow is in codes,
+    See `QuantizedCache`. `keys` and `values` are the recent floats; earlier tokens are in codes,
     one QTensor each: of values [batch, heads, tokens, features], of keys per channel
     [batch, heads, chunks, features, tokens of a chunk]. So codes and scales are joined along the
     third dimension, and beams are picked along the first, without rounding anything again.
@@ -57,7 +57,7 @@ class QuantizedLayer(DynamicLayer):
         block = _tokens_of_a_block(formats[0]) if keys_per == "channel" else 1
         self.chunk = (chunk + block - 1) // block * block
         self.codes: list[QTensor | None] = [None, None]
-        self.seen = 0
+        self.token_count = 0
 
     def update(
         self,
@@ -73,21 +73,21 @@ class QuantizedLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.seen += key_states.shape[-2]
+        self.token_count += key_states.shape[-2]
         recent = [
             torch.cat([old, new], dim=-2) if old is not None and old.numel() else new
             for old, new in zip((self.keys, self.values), (key_states, value_states), strict=True)
         ]
-        given = self._all(recent)
+        result = self._all(recent)
         leaving = max(recent[0].shape[-2] - self.window, 0) // self.chunk * self.chunk
         if leaving:
             for index, tensor in enumerate(recent):
                 more = self._quantized(tensor[..., :leaving, :], index)
                 codes = self.codes[index]
-                self.codes[index] = more if codes is None else _joined(codes, more)
+                self.codes[index] = more if codes is None else _join(codes, more)
             recent = [tensor[..., leaving:, :].clone() for tensor in recent]
         self.keys, self.values = recent
-        return given[0], given[1]
+        return result[0], result[1]
 
     def _all(self, recent: list[Tensor]) -> list[Tensor]:
         """Keys and values as attention is to read them: codes where it can, else decoded."""
@@ -106,7 +106,7 @@ class QuantizedLayer(DynamicLayer):
     def _quantized(self, tensor: Tensor, index: int) -> QTensor:
         """Codes of whole chunks of keys (0) or values (1)."""
         if index == 0 and self.rotated:
-            tensor = turned(tensor, self.rotated)
+            tensor = rotate_states(tensor, self.rotated)
         if self._per_channel(index):
             tensor = tensor.unflatten(-2, (-1, self.chunk)).mT
         scale = None
@@ -118,8 +118,8 @@ class QuantizedLayer(DynamicLayer):
 
     def _past(self, index: int, codes: QTensor) -> Tensor:
         """Keys (0) or values (1) in codes, decoded [batch, heads, tokens, features]."""
-        turned = index == 0 and self.rotated is not None
-        decoded = codes.dequantize(torch.float32 if turned else self.dtype)
+        is_rotated = index == 0 and self.rotated is not None
+        decoded = codes.dequantize(torch.float32 if is_rotated else self.dtype)
         decoded = decoded.mT.flatten(2, 3) if self._per_channel(index) else decoded
         if index == 0 and self.rotated:  # H H is the number of features; halvings round nothing
             power = power_of(self.rotated)
@@ -130,20 +130,20 @@ class QuantizedLayer(DynamicLayer):
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and recent floats."""
-        held = (*self.codes, self.keys, self.values)
-        return sum(part.nbytes for part in held if part is not None)
+        tensors = (*self.codes, self.keys, self.values)
+        return sum(part.nbytes for part in tensors if part is not None)
 
     def get_seq_length(self) -> int:
         """Tokens seen so far."""
-        return self.seen
+        return self.token_count
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The length and the offset of the mask."""
-        return self.seen + query_length, 0
+        return self.token_count + query_length, 0
 
     def reset(self) -> None:
         """Forget everything."""
-        self.codes, self.seen, self.is_initialized = [None, None], 0, False
+        self.codes, self.token_count, self.is_initialized = [None, None], 0, False
         self.keys = self.values = None
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -175,7 +175,7 @@ class QuantizedCache(Cache):
 
     Keys are best scaled per channel and values per token: KIVI, Liu et al. 2024, arXiv 2402.02750,
     sections 3.1 and 3.2; KVQuant, Hooper et al. 2024, arXiv 2401.18079, section 3.1, which also
-    quantizes keys before their rotary embedding, as we do not.
+    quantizes keys before their rotary embedding (we do not).
 
     config: of the model: how many layers there are
     values: the format of values; its blocks are of one token: groups, `token`, of a head's
@@ -190,8 +190,8 @@ class QuantizedCache(Cache):
         of as many. With 1 and window=0 the past is codes alone, as in ONNX files
     rotate: "hadamard", or "hadamard:N", as the transform of that name: keys are multiplied by a
         Walsh-Hadamard matrix, for each N features (the largest power of two that divides a head's),
-        before they are rounded, and again when they are read, in float32. Outliers of a few
-        features are spread so, and attention reads the same keys but for rounding: QuaRot,
+        before they are rounded, and again when they are read, in float32. This spreads outliers of
+        a few features, and attention reads the same keys but for rounding: QuaRot,
         Ashkboos et al. 2024, arXiv 2404.00456, section 4 (which rotates queries instead)
 
     A preset's name, such as "kv8" (`bs.presets()`), in the place of values stands for its formats
@@ -220,9 +220,9 @@ class QuantizedCache(Cache):
         scales = values if isinstance(values, CacheScales) else None
         if isinstance(values, CacheScales):
             values = _of_scales(keys or keys_per or rotate)
-        given = {"keys": keys, "keys_per": keys_per, "window": window, "rotate": rotate}
+        options = {"keys": keys, "keys_per": keys_per, "window": window, "rotate": rotate}
         own = {"values": values} if isinstance(values, Format) else cache_preset(values)
-        how = _DEFAULTS | own | {name: each for name, each in given.items() if each is not None}
+        how = _DEFAULTS | own | {name: each for name, each in options.items() if each is not None}
         keys_per, window = how["keys_per"], how["window"]
         _check_places(keys_per, window, chunk)
         both = (how["values"] if how["keys"] is None else how["keys"], how["values"])
@@ -310,11 +310,11 @@ def _of_parts(q: QTensor, change: Callable[..., Tensor], *others: QTensor) -> QT
     """What becomes of codes and scales, all of which have [batch, heads, tokens or chunks, ...]."""
     packed = change(*(each.packed for each in (q, *others)))
     parts = zip(q.qparams, *(each.qparams for each in others), strict=True)
-    changed = [None if part is None else change(part, *more) for part, *more in parts]
-    return replace(q, packed=packed, qparams=QParams(*changed))  # type: ignore[arg-type]
+    new = [None if part is None else change(part, *more) for part, *more in parts]
+    return replace(q, packed=packed, qparams=QParams(*new))  # type: ignore[arg-type]
 
 
-def _joined(first: QTensor, second: QTensor) -> QTensor:
+def _join(first: QTensor, second: QTensor) -> QTensor:
     """Codes of some chunks and of those after them."""
     return _of_parts(first, lambda *parts: torch.cat(parts, dim=2), second)
 
@@ -344,7 +344,7 @@ def _one_token(fmt: Format) -> Format:
 
 
 def _tokens_of_a_block(fmt: Format) -> int:
-    """How many tokens share a channel's scale. Raises ValueError where that is not said."""
+    """How many tokens share a channel's scale. Raises ValueError for formats without groups."""
     size = fmt.block.sizes_for(4)[-1]
     if size < 1:
         raise ValueError(

@@ -59,7 +59,10 @@ class CacheScales:
             )
         wrong = [each for each in every if not 0 < each < float("inf")]
         if wrong:
-            raise ValueError(f"scales must be positive and finite, found {wrong[0]}: calibrate")
+            raise ValueError(
+                f"scales must be positive and finite, found {wrong[0]}: measure them with "
+                "CacheScales.calibrate"
+            )
 
     @classmethod
     def calibrate(cls, model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> "CacheScales":
@@ -97,12 +100,12 @@ class CacheScales:
 
     @classmethod
     def read(cls, directory: str | Path) -> "CacheScales":
-        """Of a checkpoint's safetensors files, by compressed-tensors' or ModelOpt's names.
+        """Those in a checkpoint's safetensors files, by compressed-tensors' or ModelOpt's names.
 
         directory: where the files are
         Raises ValueError where there are none, or not two of each layer, each a single number.
         """
-        found: dict[tuple[int, str], float] = {}
+        scales: dict[tuple[int, str], float] = {}
         for path in sorted(Path(directory).glob("*.safetensors")):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
@@ -115,18 +118,18 @@ class CacheScales:
                             f"{path}: {name} has shape {tuple(scale.shape)}: this cache takes one "
                             "scale for a layer's keys and one for its values"
                         )
-                    found[int(match[2]), match[3]] = float(scale)
-        layers = sorted({layer for layer, _ in found})
+                    scales[int(match[2]), match[3]] = float(scale)
+        layers = sorted({layer for layer, _ in scales})
         missing = [
             f"{kind}_scale of layer {layer}"
-            for layer in range(len(layers) or 1) for kind in "kv" if (layer, kind) not in found
+            for layer in range(len(layers) or 1) for kind in "kv" if (layer, kind) not in scales
         ]  # fmt: skip
         if missing:
             raise ValueError(
                 f"{directory}: expected k_scale and v_scale of each layer, found no {missing[0]}: "
                 "calibrate and write them (CacheScales.calibrate, .write)"
             )
-        return cls(*(tuple(found[i, kind] for i in layers) for kind in "kv"))
+        return cls(*(tuple(scales[i, kind] for i in layers) for kind in "kv"))
 
     def write(self, directory: str | Path, layout: str = "compressed-tensors") -> None:
         """Into a checkpoint's directory: a file of scales, its place in the index, and the config.
@@ -192,19 +195,19 @@ def _config_of(config: dict[str, Any], layout: str) -> dict[str, Any]:
     if layout not in ("compressed-tensors", "modelopt"):
         raise ValueError(f"layout must be 'compressed-tensors' or 'modelopt', got {layout!r}")
     alone = {"quant_method": layout} if layout == "compressed-tensors" else {}
-    held = dict(config.get("quantization_config") or alone)
-    if held.get("quant_method") != layout:
+    quantization = dict(config.get("quantization_config") or alone)
+    if quantization.get("quant_method") != layout:
         raise ValueError(
-            f"the checkpoint's quant_method is {held.get('quant_method')!r}, whose readers look "
-            f"for no scales of {layout}: pass the layout of its weights"
+            f"the checkpoint's quant_method is {quantization.get('quant_method')!r}, whose readers "
+            f"ignore scales of {layout}: pass the layout of its weights"
         )
     if layout == "modelopt":
-        held["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
+        quantization["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
     else:
-        held.setdefault("config_groups", {})
-        held.setdefault("ignore", [])
-        held["kv_cache_scheme"] = _SCHEME
-    return config | {"quantization_config": held}
+        quantization.setdefault("config_groups", {})
+        quantization.setdefault("ignore", [])
+        quantization["kv_cache_scheme"] = _SCHEME
+    return config | {"quantization_config": quantization}
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a quantized cache hands to attention: keys and values that stay codes where a kernel reads
-them, and are decoded by whatever else looks."""
+"""What a quantized cache passes to attention: keys and values that stay codes where a kernel reads
+them, and are decoded for every other op."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def power_of(size: int) -> int:
     return size.bit_length() - 1
 
 
-def turned(states: Tensor, size: int) -> Tensor:
+def rotate_states(states: Tensor, size: int) -> Tensor:
     """Keys as they are rounded, and queries that meet them: H times them, halved p // 2 times."""
     return walsh_hadamard(states.float(), size) * 2.0 ** -(power_of(size) // 2)
 
@@ -56,13 +56,13 @@ class CachedStates(Tensor):
 
     torch's scaled_dot_product_attention, which transformers calls, of a few new tokens reads the
     codes where a kernel does (ops.attention); every other op reads what is decoded then. Heads that
-    transformers repeats for those of queries (its `repeat_kv`) stay codes, held once.
+    transformers repeats for those of queries (its `repeat_kv`) stay codes, stored once.
 
-    held: what there is, some of it for short: past, recent, rotated
-    repeats: how often each head is seen, side by side; apart: in a dimension of its own behind it
+    layer: the states; past, recent and rotated are its fields, for short
+    repeats: how often each head appears, side by side; apart: in a dimension of its own behind it
     """
 
-    held: "LayerStates"
+    layer: "LayerStates"
     past: Operand
     recent: Tensor
     rotated: int | None
@@ -70,32 +70,37 @@ class CachedStates(Tensor):
     apart: bool
 
     @staticmethod
-    def __new__(cls, held: "LayerStates", repeats: int = 1, apart: bool = False) -> "CachedStates":
-        past, recent = held.past, held.recent
+    def __new__(cls, layer: "LayerStates", repeats: int = 1, apart: bool = False) -> "CachedStates":
+        past, recent = layer.past, layer.recent
         batch, heads, tokens, features = recent.shape
-        seen = (heads, repeats) if apart else (heads * repeats,)
-        shape = (batch, *seen, tokens_of(past)[2] + tokens, features)
-        made = wrapper_subclass(cls, shape, dtype=recent.dtype, device=recent.device)
-        made.held, made.past, made.recent, made.rotated = held, past, recent, held.rotated
-        made.repeats, made.apart = repeats, apart
-        states: CachedStates = made
+        heads_shape = (heads, repeats) if apart else (heads * repeats,)
+        shape = (batch, *heads_shape, tokens_of(past)[2] + tokens, features)
+        result = wrapper_subclass(cls, shape, dtype=recent.dtype, device=recent.device)
+        result.layer, result.past, result.recent, result.rotated = (
+            layer,
+            past,
+            recent,
+            layer.rotated,
+        )
+        result.repeats, result.apart = repeats, apart
+        states: CachedStates = result
         return states
 
     def floats(self) -> Tensor:
         """All of it, decoded."""
-        whole = torch.cat([self.held.decoded(), self.recent], dim=-2)
+        whole = torch.cat([self.layer.decoded(), self.recent], dim=-2)
         if self.repeats == 1 and not self.apart:
             return whole
         whole = whole[:, :, None].expand(-1, -1, self.repeats, -1, -1)
         return whole if self.apart else whole.flatten(1, 2)
 
-    def repeated(self, func: Any, arguments: tuple[Any, ...]) -> "CachedStates | None":
+    def repeat_step(self, func: Any, arguments: tuple[Any, ...]) -> "CachedStates | None":
         """What a step of `repeat_kv` gives; None of any other function."""
         batch, heads, tokens, features = (*self.recent.shape[:2], *self.shape[-2:])
         repeats, apart = self.repeats, True
         if func is Tensor.__getitem__ and not self.apart and repeats == 1:
-            known = arguments[0] if isinstance(arguments[0], tuple) else ()
-            if [type(each) for each in known] != _ONE_MORE or set(map(str, known)) != _ALL:
+            index = arguments[0] if isinstance(arguments[0], tuple) else ()
+            if [type(each) for each in index] != _ONE_MORE or set(map(str, index)) != _ALL:
                 return None
         elif func is Tensor.expand and self.apart and repeats == 1:
             repeats = arguments[2] if len(arguments) == 5 else 0
@@ -107,7 +112,7 @@ class CachedStates(Tensor):
                 return None
         else:
             return None
-        return CachedStates(self.held, repeats, apart)
+        return CachedStates(self.layer, repeats, apart)
 
     @classmethod
     def __torch_function__(
@@ -118,7 +123,7 @@ class CachedStates(Tensor):
             if y is not None:
                 return y
         if func in _REPEATING and isinstance(args[0], CachedStates) and not kwargs:
-            view = args[0].repeated(func, args[1:])
+            view = args[0].repeat_step(func, args[1:])
             if view is not None:
                 return view
         return no_torch_function(func, types, args, kwargs or {})
@@ -152,24 +157,24 @@ class Attention(NamedTuple):
         return not (self.dropout_p or self.is_causal or trained) and heads
 
 
-def _over_codes(asked: Attention, sinks: Tensor | None = None) -> Tensor | None:
+def _over_codes(call: Attention, sinks: Tensor | None = None) -> Tensor | None:
     """What cached_attention gives; None where no kernel does it, or it is something else.
 
-    sinks: of each head a score that softmax counts, of no key and no value
+    sinks: a score of each head that the softmax counts, without a key or a value
     """
-    query, key, value, mask = asked[:4]
+    query, key, value, mask = call[:4]
     if not isinstance(key, CachedStates) or not isinstance(value, CachedStates):
         return None
-    if not asked.plain or batch_invariant() or key.apart or key.repeats != value.repeats:
+    if not call.plain or batch_invariant() or key.apart or key.repeats != value.repeats:
         return None
     batch, heads, new, depth = query.shape
     if mask is None:  # each new token sees all: as many heads of one token
         query = query.reshape(batch, heads * new, 1, depth)
         sinks = None if sinks is None else sinks.repeat_interleave(new)
-    scale = 1 / math.sqrt(depth) if asked.scale is None else asked.scale
+    scale = 1 / math.sqrt(depth) if call.scale is None else call.scale
     recent = key.recent
     if key.rotated:
-        query, recent = turned(query, key.rotated), turned(recent, key.rotated)
+        query, recent = rotate_states(query, key.rotated), rotate_states(recent, key.rotated)
         scale /= 2.0 ** (power_of(key.rotated) % 2)
     y: Tensor | None = cached_attention.by_kernel(
         query, key.past, value.past, recent, value.recent, mask, scale, sinks
@@ -185,11 +190,11 @@ def attention_forward(
     **more: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' own `sdpa`, and with `s_aux`, sinks [heads] as of gpt-oss: each head has a
-    score that its softmax counts, of no key and no value. Codes are read where a kernel does.
+    score that its softmax counts, without a key or a value. Where a kernel can, it reads codes.
 
     module: the layer; query [batch, heads, new tokens, features], key, value [.., tokens, ..]
-    attention_mask: bool, what is seen, or floats that are added; None: a new token sees those
-        before it
+    attention_mask: bool, what a query may attend to, or floats that are added to scores; None: a
+        new token attends to those before it
     more: s_aux; dropout, of powers; scaling, of products; what else transformers passes
     """
     s_aux = more.pop("s_aux", None)
@@ -201,8 +206,8 @@ def attention_forward(
     if attention_mask is None and new > 1:
         at = torch.arange(count, device=query.device)
         attention_mask = (at <= at[count - new :, None])[None, None]
-    asked = Attention(query, key, value, attention_mask, dropout, False, scaling, True)
-    of_codes = _over_codes(asked, s_aux)
+    call = Attention(query, key, value, attention_mask, dropout, False, scaling, True)
+    of_codes = _over_codes(call, s_aux)
     if of_codes is None:
         key, value, mask = with_sinks(key, value, attention_mask, s_aux, query.shape)
         of_codes = F.scaled_dot_product_attention(

@@ -3,7 +3,7 @@
 
 transformers cuts a model before it reads it, and each process reads its part of every float
 weight. Codes are cut when they are there: every process reads or quantizes all of them, by the
-plans that transformers resolves, and keeps its part. What cannot be is refused before that.
+plans that transformers resolves, and keeps its part. What cannot be dealt out is refused first.
 """
 
 import os
@@ -24,11 +24,11 @@ _SIZES = ("tp_size", "ep_size", "fsdp_size", "dp_replicate_size", "pp_size")
 _STACK, _DISPATCH = "grouped_gemm", "ep_dispatch_experts"  # transformers' styles of experts
 
 
-class Dealing:
+class Distribution:
     """A model that is read whole in each process, and then dealt out.
 
-    Raises ValueError for what cannot be: pipelines, reduced precision of FSDP2, and a transformers
-    that deals models out in another way.
+    Raises ValueError for pipelines, reduced precision of FSDP2, and versions of transformers that
+    deal models out in another way.
     """
 
     parameters: Callable[[], Mapping[str, Stored]]  # what will be quantized, once that is known
@@ -36,41 +36,41 @@ class Dealing:
     def __init__(self, model: Any):
         self._model, self._manager = model, None
         self._accelerate_shards = _accelerate_shards()
-        self._asked: Any = getattr(getattr(model, "config", None), "distributed_config", None)
-        sizes = {name: getattr(self._asked, name, None) or 1 for name in _SIZES}
-        asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-        if not asked:
+        self._config: Any = getattr(getattr(model, "config", None), "distributed_config", None)
+        sizes = {name: getattr(self._config, name, None) or 1 for name in _SIZES}
+        requests = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+        if not requests:
             return
-        told = f"distributed_config asks for {', '.join(asked)}"
+        request = f"distributed_config asks for {', '.join(requests)}"
         if sizes["pp_size"] > 1:
             raise ValueError(
-                f"{told}, and pipelines of quantized models are not built: leave pp_size out"
+                f"{request}, and pipelines of quantized models are not supported: leave pp_size out"
             )
-        if getattr(self._asked, "fsdp_mixed_precision", False):
+        if getattr(self._config, "fsdp_mixed_precision", False):
             raise ValueError(
-                f"{told} and fsdp_mixed_precision, which would round the scales of codes when they "
-                "are gathered: leave it out, and load the model with dtype=torch.bfloat16"
+                f"{request} and fsdp_mixed_precision, which would round the scales of codes when "
+                "they are gathered: leave it out, and load the model with dtype=torch.bfloat16"
             )
         self._whole_plans = hasattr(_mixin(), "_resolve_parallel_plans")  # 5.23; 5.17 has not
-        experts = getattr(self._asked, "enable_expert_parallel", False)  # as 5.17 spells ep_size
-        alone = sizes["tp_size"] > 1 and len(asked) == 1 and not experts
+        experts = getattr(self._config, "enable_expert_parallel", False)  # as 5.17 spells ep_size
+        alone = sizes["tp_size"] > 1 and len(requests) == 1 and not experts
         if not hasattr(_mixin(), "maybe_distribute_model") or not (alone or self._whole_plans):
             raise ValueError(
-                f"{told}{' and experts' * experts}, which this version of transformers does in a "
-                "way that does not suit codes: load the model whole in each process and call "
+                f"{request}{' and experts' * experts}, which this version of transformers does in "
+                "a way that does not suit codes: load the model whole in each process and call "
                 "bs.parallel.shard_(model, mesh), or install transformers 5.23"
             )
         self._sizes = sizes
         vars(model)[_LATER] = self
 
-    def plan(self, asked: Any, manager: Any) -> None:
+    def plan(self, config: Any, manager: Any) -> None:
         """Resolve transformers' plans while the model is still in float, and check them."""
         model = self._model
-        self._asked, self._manager = asked, manager
-        model.config.distributed_config = asked
-        self._experts, self._fsdp = self._resolved()
+        self._config, self._manager = config, manager
+        model.config.distributed_config = config
+        self._experts, self._fsdp = self._resolve()
         self._layers: dict[str, str] = {}
-        if asked.tp_size > 1:
+        if config.tp_size > 1:
             over = tuple(model.ep_plan) if self._sizes["ep_size"] > 1 else ()
             self._layers = {
                 name: style
@@ -78,37 +78,37 @@ class Dealing:
                 if not any(name == each or name.startswith(f"{each}.") for each in over)
             }
             try:
-                check_plan(self._layers, self.parameters(), asked.tp_size)
+                check_plan(self._layers, self.parameters(), config.tp_size)
             except ValueError as error:
-                raise ValueError(f"tp_size={asked.tp_size}: {error}") from None
+                raise ValueError(f"tp_size={config.tp_size}: {error}") from None
         if other := sorted({*self._experts.values()} - {_STACK, _DISPATCH}):
             raise ValueError(
-                f"ep_size={asked.ep_size}: the plan deals experts out by {other[0]!r}; quantized "
+                f"ep_size={config.ep_size}: the plan deals experts out by {other[0]!r}; quantized "
                 f"ones can be dealt by {_DISPATCH!r} and {_STACK!r}"
             )
-        if getattr(asked, "dp_size", 1) > 1:
+        if getattr(config, "dp_size", 1) > 1:
             check_torch(torch.__version__)
 
-    def _resolved(self) -> tuple[dict[str, str], dict[str, str]]:
+    def _resolve(self) -> tuple[dict[str, str], dict[str, str]]:
         """transformers' plans for experts and for shards; the plan for layers becomes the model's
         tp_plan."""
-        model, asked = self._model, self._asked
+        model, config = self._model, self._config
         if self._whole_plans:
-            _, experts, fsdp = model._resolve_parallel_plans(asked)
+            _, experts, fsdp = model._resolve_parallel_plans(config)
             return experts, fsdp
-        if isinstance(asked.tp_plan, dict):
-            model.tp_plan = asked.tp_plan
+        if isinstance(config.tp_plan, dict):
+            model.tp_plan = config.tp_plan
         return {}, {}
 
     def finish(self) -> None:
         """Let this process keep its part of the model, which is read and quantized."""
-        model, asked, manager = self._model, self._asked, self._manager
+        model, config, manager = self._model, self._config, self._manager
         vars(model).pop(_LATER, None)
         if self._accelerate_shards:
             as_parameters_(model)
         if manager is None:
             return
-        model._tp_size, model._fsdp_size = asked.tp_size, asked.fsdp_size
+        model._tp_size, model._fsdp_size = config.tp_size, config.fsdp_size
         if not self._whole_plans:  # the mesh itself
             model._device_mesh = manager
             mesh = manager["tp"] if manager.ndim > 1 else manager
@@ -120,8 +120,8 @@ class Dealing:
         if self._layers:
             deal_layers(model, manager.get_mesh("tp").get_group(), self._layers, auto=True)
         if self._experts:
-            _deal_experts(model, manager, self._experts, asked.ep_implementation)
-        if asked.dp_size > 1:
+            _deal_experts(model, manager, self._experts, config.ep_implementation)
+        if config.dp_size > 1:
             from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 
             tied = _tied(model)
@@ -133,8 +133,8 @@ class Dealing:
 def _accelerate_shards() -> bool:
     """Whether accelerate will call FSDP2's fully_shard: `accelerate launch` says so in the
     environment. Raises ValueError where it would first broadcast the state of one process."""
-    asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-    if not asked or os.environ.get("FSDP_VERSION") != "2":
+    uses_fsdp = os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+    if not uses_fsdp or os.environ.get("FSDP_VERSION") != "2":
         return False
     check_torch(torch.__version__)
     if os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "").lower() in ("1", "true"):
@@ -192,7 +192,7 @@ def _keep_experts(module: Any, name: str, group: Any) -> None:
 
 
 def deal_later() -> None:
-    """Have transformers leave a model alone that is dealt out when it is read."""
+    """Have transformers leave a model whole until it is read, if a `Distribution` deals it out."""
     mixin = _mixin()
     original = getattr(getattr(mixin, "maybe_distribute_model", None), "__func__", None)
     if original is None:

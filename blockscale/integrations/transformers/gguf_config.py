@@ -50,34 +50,37 @@ def config_of_gguf(checkpoint: GGUF) -> PreTrainedConfig:
     """The config of a class of transformers, by the file's architecture.
 
     Raises FileError for other architectures, a key that is missing, and positions that are scaled
-    in a way that no config here says.
+    in a way that this module has no settings for.
     """
     with refusing(str(checkpoint.path)):
-        found = config_of(checkpoint.metadata, checkpoint)
-    found = {"bos_token_id": None, "eos_token_id": None} | found  # else they are a class's defaults
-    layers = found.get("num_hidden_layers", found.get("n_layer"))
+        fields = config_of(checkpoint.metadata, checkpoint)
+    fields = {
+        "bos_token_id": None,
+        "eos_token_id": None,
+    } | fields  # else they are a class's defaults
+    layers = fields.get("num_hidden_layers", fields.get("n_layer"))
     if isinstance(layers, int) and layers > len(checkpoint):
         raise FileError(
             f"{checkpoint.path} declares {layers} layers, and holds {len(checkpoint)} tensors"
         )
-    if "rope_theta" in found:
-        _positions(checkpoint, found)
+    if "rope_theta" in fields:
+        _positions(checkpoint, fields)
     with refusing(f"{checkpoint.path}: transformers"):
-        return AutoConfig.for_model(**found)
+        return AutoConfig.for_model(**fields)
 
 
-def _positions(checkpoint: GGUF, found: dict[str, Any]) -> None:
+def _positions(checkpoint: GGUF, fields: dict[str, Any]) -> None:
     """Put `rope_parameters` in the place of what config.json had before transformers 5."""
-    theta = found.pop("rope_theta")
-    scaling = found.pop("rope_scaling", None)
-    found["rope_parameters"] = {"rope_type": "default", "rope_theta": theta} | (scaling or {})
-    if "partial_rotary_factor" in found:
-        found["rope_parameters"]["partial_rotary_factor"] = found.pop("partial_rotary_factor")
-    if "rope_local_base_freq" in found:  # two kinds of layers, each with positions of its own
-        local = {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq")}
-        both = {"full_attention": found["rope_parameters"], "sliding_attention": local}
-        found["rope_parameters"] = both
-    size = found.get("head_dim") or found["hidden_size"] // max(found["num_attention_heads"], 1)
+    theta = fields.pop("rope_theta")
+    scaling = fields.pop("rope_scaling", None)
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": theta} | (scaling or {})
+    if "partial_rotary_factor" in fields:
+        fields["rope_parameters"]["partial_rotary_factor"] = fields.pop("partial_rotary_factor")
+    if "rope_local_base_freq" in fields:  # two kinds of layers, each with positions of its own
+        local = {"rope_type": "default", "rope_theta": fields.pop("rope_local_base_freq")}
+        both = {"full_attention": fields["rope_parameters"], "sliding_attention": local}
+        fields["rope_parameters"] = both
+    size = fields.get("head_dim") or fields["hidden_size"] // max(fields["num_attention_heads"], 1)
     if _FACTORS in checkpoint:
         if scaling is not None:
             raise FileError(
@@ -91,11 +94,11 @@ def _positions(checkpoint: GGUF, found: dict[str, Any]) -> None:
                 f"{checkpoint.path}: {_FACTORS} scales positions unlike any known Llama 3 "
                 "model: pass the config of the original model (config=)"
             )
-        found["rope_parameters"] = settings
+        fields["rope_parameters"] = settings
 
 
 def _llama3(factors: Tensor, theta: float, size: int) -> dict[str, Any] | None:
-    """The settings from which these factors [size / 2] were computed; None if it is none known."""
+    """The settings from which these factors [size / 2] were computed; None if no known ones."""
     for factor in (8.0, 32.0):
         settings = _LLAMA3 | {"rope_theta": theta, "factor": factor}
         expected = rope_factors(settings, size)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models on several devices, on the CPU beside an accelerator, and on disk.
 
-transformers loads what a device map leaves on disk as floats, which quantizing would turn around:
-so such layers are loaded on the CPU, quantized, and then left to accelerate as the map says.
+transformers loads as floats what a device map leaves on disk, and quantizing would have to read it
+back: so such layers are loaded on the CPU, quantized, and then given to accelerate, by the map.
 """
 
 import shutil
@@ -44,7 +44,7 @@ class Taker(Protocol):
 class Fuse(ConversionOps):
     """The operations of a model's own converter, on tensors that are quantized.
 
-    hf_quantizer: only that it is there says that dtypes are to be kept (`get_new_dtype`)
+    hf_quantizer: that it is not None makes `get_new_dtype` keep dtypes
     infos: {source pattern of the converter: how its tensors are stored}
     operations: the converter's own
     """
@@ -66,40 +66,40 @@ class Fuse(ConversionOps):
         **more: Any,
     ) -> Tensors:
         """{pattern.part: [tensors]} -> {target: a stand-in, or floats}."""
-        told = more | {
+        options = more | {
             "target_patterns": target_patterns, "full_layer_name": full_layer_name, "model": model,
             "source_patterns": list(self._infos),
         }  # fmt: skip
         whole = len(target_patterns) == 1 and not self._mixed(input_dict)
-        if whole and (result := self._carried(input_dict, told)) is not None:
-            held = self.hf_quantizer.take_fused(full_layer_name, *result)
-            return {target_patterns[0]: held}
+        if whole and (result := self._fuse_codes(input_dict, options)) is not None:
+            parameter = self.hf_quantizer.take_fused(full_layer_name, *result)
+            return {target_patterns[0]: parameter}
         self.hf_quantizer.note_dequantized(full_layer_name)
-        return self._run(self._floats(input_dict, model.config.dtype), told)
+        return self._run(self._floats(input_dict, model.config.dtype), options)
 
-    def _mixed(self, found: Tensors) -> bool:
+    def _mixed(self, tensors: Tensors) -> bool:
         """Whether some of the tensors are in float."""
-        return any(not self._is_part(name) for name in found)
+        return any(not self._is_part(name) for name in tensors)
 
     def _is_part(self, name: str) -> bool:
         return any(name == f"{pattern}.{part}" for pattern in self._infos for part in PARTS)
 
-    def _carried(
-        self, found: Tensors, told: dict[str, Any]
+    def _fuse_codes(
+        self, inputs: Tensors, options: dict[str, Any]
     ) -> tuple[TensorInfo, dict[str, Tensor]] | None:
         """The fused parameter of codes and scales as they are, as `bs.load` makes it
         (renaming_carry.py); None where no format has blocks that keep them."""
-        target, model = told["full_layer_name"], told["model"]
+        target, model = options["full_layer_name"], options["model"]
         sources: dict[str, tuple[str, ...]] = {}
         infos: dict[str, TensorInfo] = {}
         pieces: dict[str, dict[str, Tensor]] = {}
         for pattern, info in self._infos.items():
             for part in info.parts():
-                tensors = list(found[f"{pattern}.{part}"])
+                tensors = list(inputs[f"{pattern}.{part}"])
                 sources[pattern] = tuple(f"{pattern}/{i}" for i in range(len(tensors)))
                 pieces.setdefault(part, {}).update(zip(sources[pattern], tensors, strict=True))
             infos |= dict.fromkeys(sources[pattern], info)
-        move = Move(sources, target, _Operations(lambda values: self._run(values, told)))
+        move = Move(sources, target, _Operations(lambda values: self._run(values, options)))
         shape = model.get_parameter(target).shape
         result = carry(model, move, infos, {target: shape})
         if result is None:
@@ -108,16 +108,16 @@ class Fuse(ConversionOps):
         parts = {part: each.part(part, pieces[part]).to(device) for part in each.parts}
         return each.info, parts
 
-    def _run(self, values: Tensors, told: dict[str, Any]) -> Tensors:
+    def _run(self, values: Tensors, options: dict[str, Any]) -> Tensors:
         for operation in self._operations:
-            values = operation.convert(values, **told)
+            values = operation.convert(values, **options)
         return values
 
-    def _floats(self, found: Tensors, dtype: Any) -> Tensors:
+    def _floats(self, tensors: Tensors, dtype: Any) -> Tensors:
         """{pattern: [float tensors]}; those that are in float are as they are."""
-        floats = {name: each for name, each in found.items() if not self._is_part(name)}
+        floats = {name: each for name, each in tensors.items() if not self._is_part(name)}
         for pattern, info in self._infos.items():
-            parts = {part: found.get(f"{pattern}.{part}") or [] for part in info.parts()}
+            parts = {part: tensors.get(f"{pattern}.{part}") or [] for part in info.parts()}
             rows = zip(*parts.values(), strict=True)
             values = [piece_values(dict(zip(parts, row, strict=True)), info) for row in rows]
             if values:
@@ -141,7 +141,7 @@ class _Operations:
 
 
 def only(pattern: str, infos: list[tuple[str, TensorInfo]]) -> TensorInfo:
-    """How all tensors are stored that become parts of one. Raises FileError where they differ."""
+    """How all tensors that become parts of one are stored. Raises FileError where they differ."""
     first = infos[0][1]
     if other := next((name for name, info in infos if info != first), None):
         raise FileError(
@@ -155,13 +155,13 @@ DISK = "disk"
 
 
 def loading_places(device_map: dict[str, Any]) -> dict[str, Any]:
-    """Where a model is loaded that is to be where the device map says."""
+    """The device map by which a model is loaded: the CPU in the place of disk."""
     return {name: "cpu" if place == DISK else place for name, place in device_map.items()}
 
 
 @contextmanager
-def dispatched(model: Any, places: dict[str, Any] | None) -> Iterator[None]:
-    """Without accelerate's hooks inside, and dispatched as `places` says after.
+def dispatch_after(model: Any, places: dict[str, Any] | None) -> Iterator[None]:
+    """Run the block without accelerate's hooks, then dispatch the model as `places` says.
 
     The hooks of a layer replace its forward, which a quantized layer in its place could not have.
     What is left on disk is written to a directory of its own, which goes with the model.
@@ -179,10 +179,10 @@ def dispatched(model: Any, places: dict[str, Any] | None) -> Iterator[None]:
     remove_hook_from_submodules(model)
     retie_parameters(model, ties)  # a hook brings each name's tensor back by itself
     yield
-    told: dict[str, Any] = {"skip_keys": getattr(model, "_skip_keys_device_placement", None)}
+    options: dict[str, Any] = {"skip_keys": getattr(model, "_skip_keys_device_placement", None)}
     if on_disk:
-        told["offload_dir"] = _folder_of(model, on_disk)
-    dispatch_model(model, device_map=_by_block(model, places), **told)
+        options["offload_dir"] = _folder_of(model, on_disk)
+    dispatch_model(model, device_map=_by_block(model, places), **options)
 
 
 def _by_block(model: Any, places: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from blockscale.core.ledger import Ledger  # noqa: TC001 - it is what users look
 from blockscale.core.recipe import Recipe
 from blockscale.files.save import describe
 from blockscale.integrations.config import METHOD, RecipeConfig, with_method
-from blockscale.integrations.transformers.dealing import Dealing, deal_later
-from blockscale.integrations.transformers.placement import dispatched, loading_places
+from blockscale.integrations.transformers.dealing import Distribution, deal_later
+from blockscale.integrations.transformers.placement import dispatch_after, loading_places
 from blockscale.integrations.transformers.quantizing import QuantizeStep, Quantizing
 from blockscale.integrations.transformers.reading import CheckpointReading
 from blockscale.integrations.transformers.saving import state_and_metadata
@@ -43,13 +43,13 @@ class BlockscaleQuantizer(HfQuantizer):
         self.ledger: Ledger | None = None
         self._quantizing: Quantizing | None = None
         self._reading: CheckpointReading | None = None
-        self._dealing: Dealing | None = None
+        self._distribution: Distribution | None = None
         self._places: dict[str, Any] | None = None  # where the model is to be
-        self._worded = False  # whether a word, such as "auto", says so until the model is known
+        self._is_word = False  # whether device_map is a word, such as "auto"
 
     def update_device_map(self, device_map: Any) -> Any:
         """Where the model is loaded; a word, such as "auto", becomes places later."""
-        self._worded = isinstance(device_map, str)
+        self._is_word = isinstance(device_map, str)
         if not isinstance(device_map, dict):
             return device_map
         self._places = dict(device_map)
@@ -60,19 +60,19 @@ class BlockscaleQuantizer(HfQuantizer):
 
         transformers asks again once it has them, and loads by this very dictionary.
         """
-        if self._worded and isinstance(device_map, dict):
+        if self._is_word and isinstance(device_map, dict):
             device_map.update(self.update_device_map(device_map))
 
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> nn.Module:
-        self._dealing = Dealing(model)
+        self._distribution = Distribution(model)
         if self.pre_quantized:
             self._reading = CheckpointReading(model, checkpoint_files)
-            self._dealing.parameters = self._reading.formats
+            self._distribution.parameters = self._reading.formats
         else:
             self._quantizing = Quantizing(model, self.quantization_config, checkpoint_files)
-            self._dealing.parameters = self._quantizing.formats
+            self._distribution.parameters = self._quantizing.formats
         return model
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
@@ -93,21 +93,21 @@ class BlockscaleQuantizer(HfQuantizer):
 
     def param_element_size(self, model: Any, param_name: str, param: Tensor) -> float:
         """Bytes of an element, by which `device_map="auto"` shares a model out."""
-        for planned in (self._quantizing, self._reading):
-            size = None if planned is None else planned.element_size(param_name)
+        for each in (self._quantizing, self._reading):
+            size = None if each is None else each.element_size(param_name)
             if size is not None:
                 return size
         return param.element_size()
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        with dispatched(model, self._places):
+        with dispatch_after(model, self._places):
             if self._quantizing is not None:
                 self.ledger = self._quantizing.finish()
             if self._reading is not None:
                 self._reading.finish()
-        if self._dealing is not None:
-            self._dealing.finish()
-        self._quantizing = self._reading = self._dealing = None
+        if self._distribution is not None:
+            self._distribution.finish()
+        self._quantizing = self._reading = self._distribution = None
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -140,7 +140,7 @@ class BlockscaleQuantizer(HfQuantizer):
 # The tables are keyed by `quant_method`. The config.json that we write says `method` in its place
 # (docs/files.md): without that line transformers refuses the directory, where with a
 # `quant_method` that it does not know it would fill the model with random weights. Two functions
-# of transformers look that key up, and are told what `method` means.
+# of transformers look that key up; here they learn to read `method` as well.
 
 
 def register() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Quantize each weight of a float checkpoint as it arrives, on its device, and let the float go.
+"""Quantize each weight of a float checkpoint as it arrives, on its device, and free the float.
 
 The codes wait beside the model, which holds stand-ins, until everything is read and tied. Then the
-model is quantized as by `bs.quantize_`, with these codes as its weights. What no layer is known to
-need before (say, the layers of a checkpoint that lacks them) is quantized then.
+model is quantized as by `bs.quantize_`, with these codes as its weights. Weights that did not
+arrive, because the checkpoint lacks them, are quantized then.
 """
 
 import ctypes
@@ -51,35 +51,35 @@ class Quantizing:
     """A model that is being read and quantized.
 
     Raises ValueError, before anything is read, for a recipe that quantizes nothing or has formats
-    whose scales are given, and SkippedError where the config is strict.
+    whose scales are supplied, and SkippedError where the config is strict.
     """
 
     def __init__(self, model: nn.Module, config: RecipeConfig, files: Sequence[str] | None):
         _refuse_ours(files or ())
-        self._files, self._freed = real_paths(files or ()), 0
+        self._files, self._freed_bytes = real_paths(files or ()), 0
         self._strict, self._seed = config.strict, config.seed
         self._recipe, self._notes = without_data(config.recipe, strict=config.strict)
         config.recipe = self._recipe  # what config.json will say was done
         self._model = model
         self._marks = TieMarks(getattr(model, "all_tied_weights_keys", None) or {})
-        self._arrived: dict[str, tuple[QWeight, list[str]]] = {}
+        self._weights: dict[str, tuple[QWeight, list[str]]] = {}
         self._waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}  # {who share: {name: floats}}
         self._tops: dict[tuple[str, ...], Tensor] = {}
         with folded(model, self._foldable), standing_in(model):
             plans = plans_for(model, self._recipe)
             supplied(plans)  # raises for formats whose scales nothing chooses
             plans = without_dynamic(plans, lambda _: False)
-            planned = list(plan_parameters(model, plans, self._recipe))
-            check(plans, entries_of(planned), self._recipe, strict=self._strict)
-        self._wanted: dict[str, Plan | ParameterPlan] = {}
-        for plan in [*plans, *planned]:
+            parameter_plans = list(plan_parameters(model, plans, self._recipe))
+            check(plans, entries_of(parameter_plans), self._recipe, strict=self._strict)
+        self._plans: dict[str, Plan | ParameterPlan] = {}
+        for plan in [*plans, *parameter_plans]:
             if isinstance(plan, Plan):
-                self._wanted |= {f"{name}.weight": plan for name in plan.names}
+                self._plans |= {f"{name}.weight": plan for name in plan.names}
             elif isinstance(plan, ParameterPlan):
-                self._wanted |= dict.fromkeys(plan.names, plan)
-        if not self._wanted:
-            raise ValueError(nothing_told(type(model).__name__, self._recipe, plans))
-        owners = {name.rpartition(".")[0] for name in self._wanted}
+                self._plans |= dict.fromkeys(plan.names, plan)
+        if not self._plans:
+            raise ValueError(no_plans_text(type(model).__name__, self._recipe, plans))
+        owners = {name.rpartition(".")[0] for name in self._plans}
         with folded(model, lambda name: name in owners and self._foldable(name), stay=True) as own:
             self._folding = own
         self._converters = converters(own, getattr(model, "base_model_prefix", ""))
@@ -95,30 +95,30 @@ class Quantizing:
 
     def wants(self, name: str) -> bool:
         """Whether the parameter `name` is quantized when it arrives."""
-        return name in self._wanted
+        return name in self._plans
 
     def formats(self) -> dict[str, Stored]:
         """{parameter: (its format, its shape as stored)} of all that are to be quantized."""
         return {
             name: (plan.format, stored_shape(tuple(plan.parameter.shape), plan.layout))
-            for name, plan in self._wanted.items()
+            for name, plan in self._plans.items()
         }
 
     def element_size(self, name: str) -> float | None:
         """Bytes of an element of the parameter `name` once it is quantized, None if it is not."""
-        plan = self._wanted.get(name)
+        plan = self._plans.get(name)
         return (
             None if plan is None else plan.format.bits_per_element(tuple(plan.parameter.shape)) / 8
         )
 
     def take(self, name: str, values: Tensor) -> Tensor:
         """A weight as it was read -> what the model holds for it until everything is read."""
-        plan = self._wanted.get(name)
+        plan = self._plans.get(name)
         old = self._model.get_parameter(name)
         if plan is None:
             return values
         if values.shape != old.shape or values.dtype != old.dtype or values.is_meta:
-            del self._wanted[name]  # transformers says so, or initializes it: it stays in float
+            del self._plans[name]  # transformers says so, or initializes it: it stays in float
             return values
         if plan.joined and plan.joined not in self._tops:
             self._waiting.setdefault(plan.joined, {})[name] = values
@@ -127,30 +127,30 @@ class Quantizing:
             mark = self._marks.of(name, {"values": values})
         else:
             self._quantize(name, values)
-            mark = self._marks.of(name, dict(self._arrived[name][0].named_buffers()))
+            mark = self._marks.of(name, dict(self._weights[name][0].named_buffers()))
         return stand_in(values.shape, values.dtype, values.device, mark)
 
-    def _names_of(self, joined: tuple[str, ...]) -> set[str]:
+    def _names_of(self, group: tuple[str, ...]) -> set[str]:
         """The parameters that share an outer scale and are still to be quantized, one name each."""
-        both = {name for each in joined for name in (each, f"{each}.weight")}
-        return both & self._wanted.keys()
+        both = {name for each in group for name in (each, f"{each}.weight")}
+        return both & self._plans.keys()
 
-    def _quantize_waiting(self, joined: tuple[str, ...]) -> None:
+    def _quantize_waiting(self, group: tuple[str, ...]) -> None:
         """Quantize the weights that share an outer scale, of which all have arrived that will."""
-        waiting = self._waiting.pop(joined)
-        plans = [replace(self._wanted[name], parameter=waiting[name]) for name in waiting]
-        for name in sorted(self._names_of(joined) - waiting.keys()):  # initialized, not read
+        waiting = self._waiting.pop(group)
+        plans = [replace(self._plans[name], parameter=waiting[name]) for name in waiting]
+        for name in sorted(self._names_of(group) - waiting.keys()):  # initialized, not read
             parameter = self._model.get_parameter(name)
-            plans += [] if parameter.is_meta else [replace(self._wanted[name], parameter=parameter)]
-        self._tops[joined] = largest([top_of(plan) for plan in plans])
+            plans += [] if parameter.is_meta else [replace(self._plans[name], parameter=parameter)]
+        self._tops[group] = largest([top_of(plan) for plan in plans])
         for name, values in waiting.items():
             self._quantize(name, values)
 
     def _quantize(self, name: str, values: Tensor) -> None:
-        """Keep the codes of a weight, and let its floats go."""
-        self._arrived[name] = self._quantized(replace(self._wanted[name], parameter=values))
+        """Keep the codes of a weight, and free its floats."""
+        self._weights[name] = self._quantized(replace(self._plans[name], parameter=values))
         let_go(values, self._files)
-        self._freed = give_back(self._freed + values.nbytes)
+        self._freed_bytes = give_back(self._freed_bytes + values.nbytes)
 
     def _quantized(self, plan: Plan | ParameterPlan) -> tuple[QWeight, list[str]]:
         top = self._tops.get(plan.joined)
@@ -162,14 +162,14 @@ class Quantizing:
         return weight_in_codes(plan, Supplied(top=top), own)
 
     def finish(self) -> Ledger:
-        """Put the quantized layers into the model; its ledger, which has warned."""
+        """Put the quantized layers into the model, warn of notes, and return the ledger."""
         model = self._model
-        for joined in [*self._waiting]:  # some of their partners are not in the checkpoint
-            self._quantize_waiting(joined)
-        self._freed = give_back(_ALL)
-        used: list[WeightTransform] = getattr(model, "_weight_conversions", None) or []
-        kept = [each for each in used if each not in self._converters]
-        model._weight_conversions = kept  # type: ignore[assignment]
+        for group in [*self._waiting]:  # some of their partners are not in the checkpoint
+            self._quantize_waiting(group)
+        self._freed_bytes = give_back(_ALL)
+        conversions: list[WeightTransform] = getattr(model, "_weight_conversions", None) or []
+        others = [each for each in conversions if each not in self._converters]
+        model._weight_conversions = others  # type: ignore[assignment]
         with folded(model, self._recipe) as folding:  # those whose weight was computed by now
             ledger = self._finish()
         ledger = replace(self._folding.told(folding.told(ledger)), notes=self._notes)
@@ -180,27 +180,33 @@ class Quantizing:
     def _finish(self) -> Ledger:
         model = self._model
         plans = plans_for(model, self._recipe)
-        planned = [*plans, *plan_parameters(model, plans, self._recipe)]
-        arrived = {id(model.get_parameter(name)): name for name in self._arrived}
+        every_plan = [*plans, *plan_parameters(model, plans, self._recipe)]
+        names = {id(model.get_parameter(name)): name for name in self._weights}
         ours = {
-            plan.name: self._arrived[arrived[id(plan.parameter)]]
-            for plan in planned
-            if isinstance(plan, Plan | ParameterPlan) and id(plan.parameter) in arrived
+            plan.name: self._weights[names[id(plan.parameter)]]
+            for plan in every_plan
+            if isinstance(plan, Plan | ParameterPlan) and id(plan.parameter) in names
         }
-        _check_all_used(self._arrived, [weight for weight, _ in ours.values()])
+        _check_all_used(self._weights, [weight for weight, _ in ours.values()])
         owning = {each.name for each in plans if isinstance(each, Plan) and each.owns_weight}
         weights = {name: weight.tensor for name, (weight, _) in ours.items() if name in owning}
-        made = {each.name: ours[each.name][0] for each in planned
+        parameters = {each.name: ours[each.name][0] for each in every_plan
                 if isinstance(each, ParameterPlan) and each.name in ours}  # fmt: skip
         places = supplied(plans, weights=weights)
         for plan in plans:
             if isinstance(plan, Plan) and plan.joined in self._tops:
                 places[plan.name].top = self._tops[plan.joined].to(plan.parameter.device)
         ledger = apply(
-            model, plans, self._recipe, places, strict=self._strict, seed=self._seed, qweights=made
+            model,
+            plans,
+            self._recipe,
+            places,
+            strict=self._strict,
+            seed=self._seed,
+            qweights=parameters,
         )
-        ours = {name: each for name, each in ours.items() if name in owning or name in made}
-        notes = {name: tuple(told) for name, (_, told) in ours.items()}
+        ours = {name: each for name, each in ours.items() if name in owning or name in parameters}
+        notes = {name: tuple(texts) for name, (_, texts) in ours.items()}
         ledger.entries = [
             replace(entry, notes=(*notes.get(entry.name, ()), *entry.notes)) for entry in ledger
         ]
@@ -215,12 +221,12 @@ class QuantizeStep(ConversionOps):
 
     def convert(self, input_dict: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         """{name: its float values} -> {name: a stand-in}; other names stay as they are."""
-        taken = {}
+        result = {}
         for name in list(input_dict):
             values = input_dict.pop(name)
-            taken[name] = self._quantizing.take(name, values[0] if _is_list(values) else values)
+            result[name] = self._quantizing.take(name, values[0] if _is_list(values) else values)
             del values
-        return taken
+        return result
 
 
 def _is_list(values: object) -> bool:
@@ -232,8 +238,8 @@ def _refuse_ours(files: Sequence[str]) -> None:
     for file in files:
         if not file.endswith(".safetensors"):
             continue
-        with open_file(Path(file)) as held:
-            metadata = held.metadata()
+        with open_file(Path(file)) as stored:
+            metadata = stored.metadata()
         if KEY in (metadata or {}):
             raise FileError(
                 f"{file} is already quantized by blockscale, but its config.json has no "
@@ -241,20 +247,22 @@ def _refuse_ours(files: Sequence[str]) -> None:
             )
 
 
-def nothing_told(kind: str, recipe: Recipe, plans: list[Decision]) -> str:
-    """That the recipe quantizes nothing in a model of this kind, and why."""
+def no_plans_text(kind: str, recipe: Recipe, plans: list[Decision]) -> str:
+    """The text of an error: the recipe quantizes nothing in a model of this kind, and why."""
     reasons = sorted({plan.entry.reason for plan in plans})
-    told = "; ".join(reasons) or "it has no layers that can be quantized"
-    return f"the recipe {recipe.to_dict()} quantizes nothing in {kind}: {told}"
+    why = "; ".join(reasons) or "it has no layers that can be quantized"
+    return f"the recipe {recipe.to_dict()} quantizes nothing in {kind}: {why}"
 
 
-def _check_all_used(arrived: dict[str, tuple[QWeight, list[str]]], used: list[QWeight]) -> None:
+def _check_all_used(weights: dict[str, tuple[QWeight, list[str]]], in_model: list[QWeight]) -> None:
     """Raise RuntimeError if a weight's codes are nowhere in the model. Of two equal sides of a tie
-    one is used."""
-    left = [(name, weight) for name, (weight, _) in arrived.items() if weight not in used]
-    if lost := [name for name, weight in left if not any(_same(weight, each) for each in used)]:
+    the model has one."""
+    others = [(name, weight) for name, (weight, _) in weights.items() if weight not in in_model]
+    if unused := [
+        name for name, weight in others if not any(_same(weight, each) for each in in_model)
+    ]:
         raise RuntimeError(
-            f"{', '.join(lost)}: quantized while the model was loaded, but the loaded model "
+            f"{', '.join(unused)}: quantized while the model was loaded, but the loaded model "
             "uses them in another way. Load it in float and call bs.quantize_, or skip them"
         )
 
@@ -357,14 +365,14 @@ def let_go(tensor: Tensor, files: frozenset[str]) -> None:
         _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
-def give_back(freed: int) -> int:
-    """Return memory that was freed to the system, now and then; what is freed since then.
+def give_back(nbytes: int) -> int:
+    """Return freed memory to the system where it is enough; how many bytes are still to return.
 
-    glibc keeps freed memory below what is still used, and codes lie between floats that are gone.
+    glibc keeps freed memory below what is still used, and codes lie between freed floats.
     Returning it takes milliseconds.
     """
-    if freed < _ENOUGH:
-        return freed
+    if nbytes < _ENOUGH:
+        return nbytes
     if trim := getattr(_libc(), "malloc_trim", None):
         trim(0)
     return 0

@@ -40,10 +40,9 @@ from blockscale.parallel.plan import Stored
 
 # Models of transformers from what other producers wrote, with the files' own codes.
 #
-# `from_pretrained` chooses a quantizer by the `quant_method` of config.json, and of a GGUF file
-# makes
-# floats: what is neither ours nor float goes to its producer's package. So this is a function
-# beside.
+# `from_pretrained` chooses a quantizer by the `quant_method` of config.json, so that what is not
+# ours or float goes to its producer's package; and it dequantizes GGUF files. Here all of them keep
+# their codes.
 
 _QUANTIZATION = ("quantization_config", "quantization", "compression_config")
 _GENERATION = "generation_config.json"
@@ -72,7 +71,7 @@ def from_checkpoint(
     ours.
 
     Raises FileError for a path that is missing, of no model that transformers has, damaged, or
-    that holds what cannot be read or is no part of the model; and returns nothing half loaded.
+    that holds what cannot be read or is no part of the model. A model is never half loaded.
     """
     path = Path(path)
     if not path.exists():
@@ -80,8 +79,8 @@ def from_checkpoint(
             f"{path} does not exist: for a name on the hub, download the files first "
             "(huggingface_hub.snapshot_download) and pass their directory"
         )
-    found = _config(path, config)
-    model = _built(path, found, auto_class, dtype)
+    model_config = _config(path, config)
+    model = _build(path, model_config, auto_class, dtype)
     load(model, path)
     folder = path if path.is_dir() else path.parent
     if (folder / _GENERATION).is_file() and model.can_generate():
@@ -89,15 +88,15 @@ def from_checkpoint(
     return model.eval()
 
 
-def _config(path: Path, given: PreTrainedConfig | str | Path | None) -> PreTrainedConfig:
+def _config(path: Path, config: PreTrainedConfig | str | Path | None) -> PreTrainedConfig:
     """The config of the model, without how its weights are quantized."""
-    if isinstance(given, PreTrainedConfig):
-        return _floats(type(given).from_dict(given.to_dict()))
+    if isinstance(config, PreTrainedConfig):
+        return _floats(type(config).from_dict(config.to_dict()))
     evidence = gguf.recognize(path)
-    if given is None and evidence is not None:
+    if config is None and evidence is not None:
         with gguf.GGUF(path, evidence) as checkpoint:
             return config_of_gguf(checkpoint)
-    folder = Path(given) if given is not None else path if path.is_dir() else path.parent
+    folder = Path(config) if config is not None else path if path.is_dir() else path.parent
     if not (folder / "config.json").is_file():
         raise FileError(
             f"{folder} has no config.json, which describes the model: pass the directory of "
@@ -118,11 +117,11 @@ def _floats(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def _built(path: Path, config: PreTrainedConfig, auto_class: Any, dtype: torch.dtype | None) -> Any:
+def _build(path: Path, config: PreTrainedConfig, auto_class: Any, dtype: torch.dtype | None) -> Any:
     """The float model, its parameters on "meta"; raises FileError where there is none."""
-    kept: Any = dtype or config.dtype or torch.float32
+    own_dtype: Any = dtype or config.dtype or torch.float32
     auto = hasattr(auto_class, "from_config")
-    options: Any = {"dtype": kept} | ({"trust_remote_code": False} if auto else {})
+    options: Any = {"dtype": own_dtype} | ({"trust_remote_code": False} if auto else {})
     make = auto_class.from_config if auto else auto_class._from_config
     what = getattr(auto_class, "__name__", str(auto_class))
     with refusing(f"{path}: {what} cannot build a model from its config"), _parameters_on_meta():
@@ -175,12 +174,12 @@ class CheckpointReading:
         """
         model, source = self._model, self._source
         with folded(model, lambda _: True):
-            told = Renames(model, old).metadata(source)[0]
-        with folded_for(model, (*told.tensors, *told.aliases)):
+            first = Renames(model, old).metadata(source)[0]
+        with folded_for(model, (*first.tensors, *first.aliases)):
             pass  # and they stay so
         renames = Renames(model, old)
         metadata, fused = renames.metadata(source)
-        self._lost = renames.lost
+        self._lost_layers = renames.lost_layers
         self._arriving = Arriving(
             path=source.path, files={}, kinds={}, metadata=metadata, source=source
         )
@@ -189,8 +188,8 @@ class CheckpointReading:
         for name, original in renames.layers.items():
             self._arriving.add_layer(name, original)
         with standing_in(model):
-            found = match_quantized(model, self._arriving, shared_names(model))
-        self._dense = set(found.dense)
+            result = match_quantized(model, self._arriving, shared_names(model))
+        self._dense = set(result.dense)
         new = [self._fused(each, fused.get(id(each), {})) for each in old]
         return new + [self._collects(attribute) for attribute in _attributes(metadata)]
 
@@ -200,13 +199,15 @@ class CheckpointReading:
         """A converter of the model's, whose sources may be quantized in these files."""
         if not infos or not isinstance(old, WeightConverter):
             return old
-        told = {pattern: only(pattern, each) for pattern, each in infos.items()}
+        by_pattern = {pattern: only(pattern, each) for pattern, each in infos.items()}
         sources = [
             source
             for pattern in old._original_source_patterns
             for source in (*(f"{pattern}.{part}" for part in PARTS), pattern)
         ]
-        in_order = {each: told[each] for each in old._original_source_patterns if each in told}
+        in_order = {
+            each: by_pattern[each] for each in old._original_source_patterns if each in by_pattern
+        }
         fuse = Fuse(self, in_order, old.operations)
         new = _copy(old, sources, [fuse])
         self._ours[id(new)] = old
@@ -232,8 +233,8 @@ class CheckpointReading:
             metadata = self._arriving.metadata
             layers = [f"{part}.{each}" for part in QUANTIZERS for each in PARTS]
             layers += ["before.factor", "before.signs", "before.order"]
-            used = {part for formats in metadata.layers.values() for part in formats}
-            names += [name for name in layers if name.partition(".")[0] in used]
+            kinds = {part for formats in metadata.layers.values() for part in formats}
+            names += [name for name in layers if name.partition(".")[0] in kinds]
         sources = [rf"{re.escape(name)}$" for name in names]
         new = WeightConverter(
             sources, attribute, [Collect(self, dict(zip(sources, names, strict=True)))]
@@ -264,7 +265,7 @@ class CheckpointReading:
         """What was read for a parameter -> {name: what the model holds for it meanwhile}."""
         owner, _, attribute = name.rpartition(".")
         for part, tensor in parts.items():
-            self._arriving.arrived[f"{owner}.{part}".lstrip(".")] = tensor
+            self._arriving.in_memory[f"{owner}.{part}".lstrip(".")] = tensor
         prefix = f"{attribute}."
         own = {part.removeprefix(prefix): t for part, t in parts.items() if part.startswith(prefix)}
         if name not in self._arriving.metadata.tensors or "codes" not in own:
@@ -288,22 +289,25 @@ class CheckpointReading:
         for name, tensor in model.state_dict().items():
             if name not in quantized and isinstance(tensor, Tensor):
                 self._arriving.hold(name, tensor)
-        used: Any = getattr(model, "_weight_conversions", None) or []
-        stand_for = [self._ours.get(id(each), each) for each in used]
+        conversions: Any = getattr(model, "_weight_conversions", None) or []
+        stand_for = [self._ours.get(id(each), each) for each in conversions]
         model._weight_conversions = [each for each in stand_for if each is not None]  # type: ignore[assignment]
         fill(model, self._arriving)
-        lost = [*self._lost, *(name for name in set(self._dequantized) if name in metadata.layers)]
-        if lost:
+        layers = [
+            *self._lost_layers,
+            *(name for name in set(self._dequantized) if name in metadata.layers),
+        ]
+        if layers:
             warnings.warn(
                 "blockscale: the formats of their input and output are not applied, as the model "
-                f"has no place for them: {', '.join(sorted(lost))}",
+                f"has no place for them: {', '.join(sorted(layers))}",
                 stacklevel=7,
             )
         if self._dequantized:
-            told = ", ".join(sorted(set(self._dequantized)))
+            names = ", ".join(sorted(set(self._dequantized)))
             warnings.warn(
                 "blockscale: dequantized, because they are fused from parts with different "
-                f"scales: {told}",
+                f"scales: {names}",
                 stacklevel=7,
             )
 
@@ -316,7 +320,7 @@ def _attributes(metadata: Metadata) -> list[str]:
 class Collect(ConversionOps):
     """The step that takes codes and scales where transformers reads floats.
 
-    hf_quantizer: only that it is there says that dtypes are to be kept (`get_new_dtype`)
+    hf_quantizer: that it is not None makes `get_new_dtype` keep dtypes
     names: {source pattern: what it is, e.g. `weight.codes`}
     """
 
@@ -337,10 +341,10 @@ class Collect(ConversionOps):
 def _copy(old: WeightConverter, sources: list[str], operations: list[Any]) -> WeightTransform:
     """A converter as this one, of other sources. transformers 5.17's cannot copy themselves."""
     if hasattr(old, "copy"):
-        copied: WeightTransform = old.copy(
+        result: WeightTransform = old.copy(
             sources, old._original_target_patterns, operations=operations
         )
-        return copied
+        return result
     new = WeightConverter(sources, old._original_target_patterns, operations)
     new.scope_prefix, new.base_model_prefix = old.scope_prefix, old.base_model_prefix
     return new

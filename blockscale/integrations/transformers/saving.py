@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `save_pretrained` writes of a quantized model: a blockscale file, whose names are those that
+"""What `save_pretrained` writes of a quantized model: a blockscale file with the tensor names that
 the model's checkpoints have.
 """
 
@@ -35,16 +35,16 @@ Fused = dict[int, dict[str, list[tuple[str, TensorInfo]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Arriving(StoredModel):
-    """A stored model under the names of the model that reads it; what has arrived is in memory."""
+    """A stored model under the names of the model that reads it; what was read is in memory."""
 
     source: StoredModel
     originals: dict[str, str] = field(default_factory=dict)  # {name here: name in the files}
-    arrived: dict[str, Tensor] = field(default_factory=dict)
+    in_memory: dict[str, Tensor] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        missing = {name: self.originals[name] for name in names if name not in self.arrived}
+        missing = {name: self.originals[name] for name in names if name not in self.in_memory}
         tensors = self.source.read(list(missing.values()))
-        there = {name: self.arrived[name] for name in names if name in self.arrived}
+        there = {name: self.in_memory[name] for name in names if name in self.in_memory}
         return there | {name: tensors[original] for name, original in missing.items()}
 
     def add(self, name: str, original: str) -> None:
@@ -71,7 +71,7 @@ class Arriving(StoredModel):
         """A tensor that the model has already."""
         self.files[name] = self.path  # type: ignore[index]
         self.kinds[name] = (tensor.dtype, tuple(tensor.shape))  # type: ignore[index]
-        self.arrived[name] = tensor
+        self.in_memory[name] = tensor
 
 
 class Renames:
@@ -79,7 +79,7 @@ class Renames:
 
     names: {the model's name: the files' name} of quantized tensors
     layers: the same of layers with formats or transforms
-    lost: layers of files whose formats the model has no place for
+    lost_layers: layers of files whose formats the model has no place for
     """
 
     def __init__(self, model: Any, conversions: list[WeightTransform]):
@@ -88,7 +88,7 @@ class Renames:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
         self.names: dict[str, str] = {}
         self.layers: dict[str, str] = {}
-        self.lost: list[str] = []
+        self.lost_layers: list[str] = []
 
     def of(self, name: str) -> tuple[str, WeightTransform | None, str | None]:
         """(the model's name of it, the converter that takes it, by which of its patterns)."""
@@ -103,43 +103,45 @@ class Renames:
     def metadata(self, source: StoredModel) -> tuple[Metadata, Fused]:
         """What the files say under the model's names; and {id of a converter: {pattern: the
         quantized tensors that it takes}}. Raises FileError if a part is missing or odd."""
-        told, found = Metadata(), source.metadata
+        result, stored = Metadata(), source.metadata
         fused: Fused = {}
-        for name in sorted(found.tensors):
+        for name in sorted(stored.tensors):
             source.parts_of(name)
             new, takes, pattern = self.of(name)
             if takes is not None and pattern is not None:
                 fused.setdefault(id(takes), {}).setdefault(pattern, []).append(
-                    (name, found.tensors[name])
+                    (name, stored.tensors[name])
                 )
             elif new in self._state:  # else transformers tells of it as unexpected
-                told.tensors[new] = found.tensors[name]
+                result.tensors[new] = stored.tensors[name]
                 self.names[new] = name
-        for name, to in found.aliases.items():
+        for name, to in stored.aliases.items():
             alias, target = self.of(name)[0], self.of(to)[0]
-            if target in told.tensors and alias in self._state:
-                told.aliases[alias] = target
+            if target in result.tensors and alias in self._state:
+                result.aliases[alias] = target
         stacks: dict[str, list[str]] = {}  # of layers that become one parameter
-        for layer, formats in found.layers.items():
-            stack = layer in found.tensors
+        for layer, formats in stored.layers.items():
+            stack = layer in stored.tensors
             new, takes, _ = self.of(layer if stack else f"{layer}.weight")
             if takes is not None:
                 stacks.setdefault(new, []).append(layer)
-            elif new in told.tensors or new in told.aliases:
+            elif new in result.tensors or new in result.aliases:
                 own = new if stack else new.removesuffix(".weight")
-                told.layers[own] = formats
+                result.layers[own] = formats
                 self.layers[own] = layer
-        self._of_stacks(source, stacks, told)
-        return told, fused
+        self._of_stacks(source, stacks, result)
+        return result, fused
 
-    def _of_stacks(self, source: StoredModel, stacks: dict[str, list[str]], told: Metadata) -> None:
-        """The formats of layers that become stacks of experts; `lost` of others."""
+    def _of_stacks(
+        self, source: StoredModel, stacks: dict[str, list[str]], result: Metadata
+    ) -> None:
+        """The formats of layers that become stacks of experts; others are `lost_layers`."""
         for new, layers in stacks.items():
             formats = of_stack_of(source, layers)
             if formats and of_experts(new):
-                told.layers[new] = formats
+                result.layers[new] = formats
             else:
-                self.lost += layers
+                self.lost_layers += layers
 
 
 def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -149,25 +151,25 @@ def state_and_metadata(model: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises ValueError for a model of which each process has a part.
     """
     check_unsharded(model, "save_pretrained")
-    described = describe(model)
-    held, tied = spellings(described), tuple(f"{name}." for name in described.aliases)
+    metadata = describe(model)
+    quantized, tied = spellings(metadata), tuple(f"{name}." for name in metadata.aliases)
     state = {
         name: tensor
         for name, tensor in model.state_dict().items()
-        if name not in held and not (tied and name.startswith(tied))
+        if name not in quantized and not (tied and name.startswith(tied))
     }
-    if kept := [name for name, each in state.items() if not isinstance(each, Tensor)]:
-        raise ValueError(f"{kept[0]} is {kind_of(state[kept[0]])}: a file holds tensors")
-    state |= {name: each for name, each in _offloaded(model) if name in state}
+    if others := [name for name, each in state.items() if not isinstance(each, Tensor)]:
+        raise ValueError(f"{others[0]} is {kind_of(state[others[0]])}: a file holds tensors")
+    state |= {name: each for name, each in _parts_elsewhere(model) if name in state}
     meta = [name for name, each in state.items() if each.device.type == "meta"]
     if meta and not {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):
         raise ValueError(f"{meta[0]} holds no data (meta device): load the weights before saving")
-    parts = [f"{name}.codes" for name in (*described.tensors, *described.aliases)]
+    parts = [f"{name}.codes" for name in (*metadata.tensors, *metadata.aliases)]
     model._weight_conversions = without_splits(model, parts)
-    return state, renamed(described, stored_names(model, parts)).encode()
+    return state, rename(metadata, stored_names(model, parts)).encode()
 
 
-def _offloaded(model: Any) -> Iterator[tuple[str, Tensor]]:
+def _parts_elsewhere(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Codes and scales that accelerate keeps elsewhere, under the names that a state has. Other
     tensors that it keeps are read by transformers, when it writes them."""
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -198,7 +200,7 @@ def stored_names(model: Any, names: Sequence[str]) -> dict[str, str]:
     return {names[int(number)]: stored for stored, number in back.items()}
 
 
-def renamed(metadata: Metadata, names: dict[str, str]) -> Metadata:
+def rename(metadata: Metadata, names: dict[str, str]) -> Metadata:
     """The same, of tensors that are stored under other names.
 
     names: {`weight.codes` in the model: in the files}

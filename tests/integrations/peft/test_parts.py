@@ -22,7 +22,7 @@ peft = pytest.importorskip("peft")
 pytestmark = [*QUIET]
 
 from blockscale.integrations.peft.float_layer import float_base, float_layer  # noqa: E402
-from blockscale.integrations.peft.parts import DropoutOfShared, part_of  # noqa: E402
+from blockscale.integrations.peft.parts import PartDropout, part_of  # noqa: E402
 
 PLANS = {
     "outputs and inputs": {"up": "colwise", "down": "rowwise"},
@@ -90,7 +90,7 @@ def test_one_process_has_the_bits_of_none(
     found, own = trained(model)
     assert torch.equal(found, wanted) and list(own) == list(gradients)
     assert all(torch.equal(own[name], each) for name, each in gradients.items())
-    assert sum(isinstance(m, DropoutOfShared) for m in model.modules()) <= (dropout > 0) * 2
+    assert sum(isinstance(m, PartDropout) for m in model.modules()) <= (dropout > 0) * 2
 
 
 def test_further_adapters_and_saved_ones(mesh: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig
-from blockscale.integrations.transformers.dealing import Dealing
+from blockscale.integrations.transformers.dealing import Distribution
 from tests.support import fresh
 from tests.support.dealt_models import ids, llama, moe
 
@@ -341,9 +341,9 @@ def test_accelerate_that_broadcasts_the_state_of_one_process(
 
 def test_one_process_needs_nothing() -> None:
     model = llama()
-    Dealing(model).finish()
+    Distribution(model).finish()
     model.config.distributed_config = DistributedConfig(tp_size=1)
-    Dealing(model).finish()
+    Distribution(model).finish()
     assert copy.deepcopy(model)._tp_size is None
 
 
@@ -355,7 +355,7 @@ def test_a_transformers_that_deals_otherwise(monkeypatch: pytest.MonkeyPatch) ->
     model = llama()
     model.config.distributed_config = DistributedConfig(tp_size=2)
     with pytest.raises(ValueError, match=r"asks for tp_size=2, which this version .*shard_"):
-        Dealing(model)
+        Distribution(model)
 
 
 def test_a_transformers_without_whole_plans(
@@ -370,17 +370,17 @@ def test_a_transformers_without_whole_plans(
     for asked in ({"fsdp_size": 2}, {"tp_size": 2, "fsdp_size": 2}):
         config.distributed_config = DistributedConfig(**asked)
         with pytest.raises(ValueError, match=r"size=2, which this version .*transformers 5\.23"):
-            Dealing(model)
+            Distribution(model)
     config.distributed_config = CUT
     vars(CUT)["enable_expert_parallel"] = True
     try:
         with pytest.raises(ValueError, match=r"tp_size=2 and experts, which this version"):
-            Dealing(model)
+            Distribution(model)
     finally:
         del vars(CUT)["enable_expert_parallel"]
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
     try:
-        dealing = Dealing(model)
+        dealing = Distribution(model)
         dealing.parameters = dict
         whole = {"lm_head": "colwise_gather_output", "model.layers.*.mlp.up_proj": "colwise"}
         asked = DistributedConfig(tp_size=2, tp_plan=whole)

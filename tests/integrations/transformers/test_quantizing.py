@@ -18,7 +18,7 @@ from transformers import core_model_loading
 
 import blockscale as bs
 from blockscale.integrations.transformers import BlockscaleConfig, quantizing
-from blockscale.integrations.transformers.quantizing import nothing_told
+from blockscale.integrations.transformers.quantizing import no_plans_text
 from tests.support.quantized_models import quantized, quietly
 from tests.support.transformers_models import same_bits, saved, tied_llama
 
@@ -160,7 +160,7 @@ def test_a_seed(checkpoints: Checkpoints) -> None:
 
 
 def test_why_nothing_is_quantized() -> None:
-    told = nothing_told("Model", bs.Recipe("int8"), [])
+    told = no_plans_text("Model", bs.Recipe("int8"), [])
     assert told.endswith("nothing in Model: it has no layers that can be quantized")
 
 

@@ -18,7 +18,7 @@ from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.transformers.saving import (
     Arriving,
     Renames,
-    renamed,
+    rename,
     state_and_metadata,
     stored_names,
 )
@@ -74,7 +74,7 @@ def test_a_saved_model_goes_to_other_layouts(tmp_path: Path) -> None:
 def test_renamed_names_everything() -> None:
     info = TensorInfo("int8", (2, 2))
     old = Metadata({"a.weight": info}, {"a": {"input": "int8"}}, {"b.weight": "a.weight"})
-    new = renamed(old, {"a.weight.codes": "x.a.weight.codes", "b.weight.codes": "b.weight.codes"})
+    new = rename(old, {"a.weight.codes": "x.a.weight.codes", "b.weight.codes": "b.weight.codes"})
     assert new == Metadata(
         {"x.a.weight": info}, {"x.a": {"input": "int8"}}, {"b.weight": "x.a.weight"}
     )
@@ -136,7 +136,7 @@ def test_what_has_arrived_is_not_read_again(tmp_path: Path) -> None:
     names = ["new.weight.codes", "new.weight.scale"]
     codes, scale = (source.read([f"old.weight.{part}"])[f"old.weight.{part}"] for part in
                     ("codes", "scale"))  # fmt: skip
-    arriving.arrived["new.weight.codes"] = codes + 1
+    arriving.in_memory["new.weight.codes"] = codes + 1
     found = arriving.read(names)
     assert torch.equal(found["new.weight.codes"], codes + 1)
     assert torch.equal(found["new.weight.scale"], scale)
