@@ -19,6 +19,7 @@ from blockscale.kernels.registry import KERNELS
 from blockscale.ops import primitives as P
 from tests.kernels.restated import awkward, runs
 from tests.support.same import same
+from tests.support.set_aside import set_aside
 from tests.support.some import crossed
 
 if isinstance(native := cpu.load(), str):
@@ -146,6 +147,7 @@ def test_what_is_kept_beside_a_weight_goes_with_it_and_follows_it() -> None:
     )._joint
     made = torch.nn.Sequential(torch.nn.Linear(64, 24))
     bs.quantize_(made, bs.Recipe(IF4))
+    set_aside()
     x, before = torch.randn(1, 64), len(joint)
     first = made(x)
     made(x)

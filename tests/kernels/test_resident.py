@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blockscale.core.operand import Operand
 from blockscale.kernels.resident import Residents
+from tests.support.set_aside import set_aside
 
 
 def weight(fmt: str = "int8", size: int = 4) -> Operand:
@@ -76,6 +77,7 @@ def test_values_may_know_themselves_that_they_are_stale() -> None:
 
 
 def test_it_goes_with_the_weight() -> None:
+    set_aside()
     counted, w, other = Counted(), weight(), weight()
     counted.residents[w], counted.residents[other]
     assert len(counted.residents) == 2

@@ -15,6 +15,7 @@ from blockscale.core.operand import UNQUANTIZED
 from blockscale.kernels.cpu import conv_transpose as kernel
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.op import OPS
+from tests.support.set_aside import set_aside
 
 # channels, outputs, kernel, stride, padding, output_padding, groups, bias, dilation; size
 SHAPES = (
@@ -179,7 +180,7 @@ def test_which_are_products(made) -> None:
 
 @torch.no_grad()  # a graph would keep the weight
 def test_a_weight_that_changes_and_one_that_is_gone() -> None:
-    gc.collect()  # what other tests left
+    set_aside()
     kept = kernel.by_places(9)
     model, x = nn.Sequential(nn.ConvTranspose2d(32, 8, 3)), torch.randn(1, 32, 4, 4)
     bs.quantize_(model, bs.Recipe("int8_channel", "int8_token"))

@@ -30,6 +30,7 @@ from tests.support.cpu_linear import NOTHING, check, packed, run, stored
 from tests.support.cpu_primitives import BLOCKS, ELEMENTS, rough, spelling
 from tests.support.ops_embedding import EXTRA
 from tests.support.same import same
+from tests.support.set_aside import set_aside
 from tests.support.some import crossed
 
 WEIGHTS = (
@@ -721,7 +722,7 @@ def test_linear_layers(fmt: str, inputs: str | None) -> None:
 
 
 def test_what_is_made_for_a_weight_is_kept_and_freed_with_it() -> None:
-    gc.collect()
+    set_aside()
     before = len(OPS._weights)
     for fmt in ("int4:group32:(int6:group16:fp16)", "int4:group32:fp16:signed", "int4:flat64:fp32"):
         layer, x = model(fmt, None, 8, 64)[0], torch.randn(2, 64)

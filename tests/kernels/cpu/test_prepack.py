@@ -12,6 +12,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.kernels.cpu import native
+from tests.support.set_aside import set_aside
 
 RECIPES = (("int8_channel", "int8_token"), ("mxfp4", None), ("uint4", "mxint8"))
 
@@ -72,7 +73,7 @@ def test_the_same_weight_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_goes_with_the_weight() -> None:
-    gc.collect()
+    set_aside()
     before = len(native._READY)
     model, x = layer("int8_channel", "int8_token"), torch.randn(2, 256)
     model(x)

@@ -24,6 +24,7 @@ from tests.kernels.cuda.replay_stand_in import (
 )
 from tests.support.cuda_equal import DEVICE
 from tests.support.same import same
+from tests.support.set_aside import set_aside
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -283,6 +284,7 @@ def test_memory_is_given_back_as_in_the_call_itself(
 
 
 def test_recordings_keep_no_memory(cuda: Callable[..., Any]) -> None:
+    set_aside()
     op = cuda("linear")
     op.known.clear()
     codes, q = stored(torch.randn(24, 128), "int4:group32:fp32")
