@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Quantizer, operand, quantizer
+from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
+from tests.support.encoded import Results, by_reference, choosing, encoding
 from tests.support.same import same
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-Results = dict[str, Tensor]
 
 
 def has_kernels(fmt: str) -> bool:
@@ -26,24 +26,6 @@ def has_kernels(fmt: str) -> bool:
     from blockscale.kernels.cuda.spec import primitive  # not before the interpreter is switched on
 
     return primitive((parse(fmt),), ())
-
-
-def slope(x: Tensor) -> Tensor:
-    """A gradient of x's shape, dtype and strides, without zeros."""
-    numbers = torch.arange(x.numel()).reshape(x.shape) % 97 + 1
-    return torch.empty_like(x).copy_(numbers)
-
-
-def encoding(x: Tensor, fmt: str, given: QParams, seed: Tensor | None) -> Results:
-    """What the ops make of x, with a scale of its own and with a given one."""
-    found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
-    found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
-    found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
-    found["straight_through"] = P.straight_through(slope(x), x, Quantizer(None, None, None, fmt))
-    found["quantize"] = P.quantize(x, quantizer(given, fmt, seed))
-    found["fake_quantize given"] = P.fake_quantize(x, quantizer(given, fmt, seed))
-    found["straight_through given"] = P.straight_through(slope(x), x, quantizer(given, fmt))
-    return found
 
 
 def decoding(
@@ -76,16 +58,15 @@ def wrong(
     seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
     size = x.shape[-1] if x.ndim else 1
     decodes = decodes or x.dtype
+    given, expected = by_reference(x, fmt, seed, given)
+    packed = expected["quantize"]
     with bs.use("reference"):
-        given = given or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, quantizer(given, fmt, seed))
         codes = P.unpack(packed, fmt, size) if x.ndim else None
-        expected = encoding(x, fmt, given, seed)
         expected |= decoding(packed, codes, fmt, given, size, decodes)
     x, packed, codes, seed = moved((x, packed, codes, seed))
     there = QParams(*moved(given))
     with bs.use("cuda"):
-        found = encoding(x, fmt, there, seed)
+        found = choosing(x, fmt, seed) | encoding(x, fmt, there, seed)
         found |= decoding(packed, codes, fmt, there, size, decodes)
     assert found.keys() == expected.keys()
     return [name for name, tensor in found.items() if not same(tensor, expected[name])]

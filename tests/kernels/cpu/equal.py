@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Quantizer, operand, quantizer
+from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels.cpu import _native
 from blockscale.ops import primitives as P
+from tests.support.encoded import Results, by_reference, choosing, encoding
 from tests.support.same import same
-
-Results = dict[str, Tensor]
 
 
 @contextmanager
@@ -32,53 +31,37 @@ def settings(isa: str, threads: int) -> Iterator[None]:
         torch.set_num_threads(before[1])
 
 
-def choosing(x: Tensor, fmt: str, seed: Tensor | None) -> Results:
-    """What the ops make of x that choose its scale."""
-    found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
-    found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
-    found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
-    gradient = slope(x)
-    found["straight_through"] = P.straight_through(gradient, x, Quantizer(None, None, None, fmt))
-    return found
-
-
-def encoding(x: Tensor, fmt: str, qparams: QParams, seed: Tensor | None) -> Results:
-    """What the ops make of x with a given scale."""
-    return {
-        "quantize": P.quantize(x, quantizer(qparams, fmt, seed)),
-        "fake_quantize given": P.fake_quantize(x, quantizer(qparams, fmt, seed)),
-        "straight_through given": P.straight_through(slope(x), x, quantizer(qparams, fmt)),
-    }
-
-
-def decoding(packed: Tensor, fmt: str, qparams: QParams, size: int, rank: int) -> Results:
-    """What the ops make of packed codes."""
+def decoding(
+    packed: Tensor, fmt: str, qparams: QParams, size: int, rank: int, codes: Tensor | None = None
+) -> Results:
+    """What the ops make of packed codes; codes: the reference's `unpack` of them, if known."""
     found = {
         f"dequantize {dtype}": P.dequantize(operand(packed, qparams, fmt, size), dtype)
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     }
     if rank:
         found["unpack"] = P.unpack(packed, fmt, size)
-        with bs.use("reference"):
-            codes = P.unpack(packed, fmt, size)
+        if codes is None:
+            with bs.use("reference"):
+                codes = P.unpack(packed, fmt, size)
         found["pack"] = P.pack(codes, fmt)
     return found
 
 
-def slope(x: Tensor) -> Tensor:
-    """A gradient of x's shape, dtype and strides, without zeros."""
-    return torch.empty_like(x).copy_(torch.arange(x.numel()).reshape(x.shape) % 97 + 1)
-
-
 def everything(
-    x: Tensor, fmt: str, packed: Tensor, qparams: QParams, seed: Tensor | None
+    x: Tensor,
+    fmt: str,
+    packed: Tensor,
+    qparams: QParams,
+    seed: Tensor | None,
+    codes: Tensor | None = None,
 ) -> Results:
-    """All of it, with the given scale and codes."""
+    """All of it, with the given scale and codes; codes: as in `decoding`."""
     size = x.shape[-1] if x.ndim else 1
     return {
         **choosing(x, fmt, seed),
         **encoding(x, fmt, qparams, seed),
-        **decoding(packed, fmt, qparams, size, x.ndim),
+        **decoding(packed, fmt, qparams, size, x.ndim, codes),
     }
 
 
@@ -102,16 +85,16 @@ def wrong(
     """
     form = parse(fmt)
     seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
+    given, expected = by_reference(x, fmt, seed, qparams)
+    packed = expected["quantize"]
     with bs.use("reference"):
-        given = qparams or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, quantizer(given, fmt, seed))
-        expected = everything(x, fmt, packed, given, seed)
+        expected |= decoding(packed, fmt, given, x.shape[-1] if x.ndim else 1, x.ndim)
     isas = _native.isas()
     runs = [(isa, threads[0]) for isa in isas] + [(isas[-1], count) for count in threads[1:]]
     bad = []
     for isa, count in runs:
         with settings(isa, count):
-            found = everything(x, fmt, packed, given, seed)
+            found = everything(x, fmt, packed, given, seed, expected.get("unpack"))
         if names := differing(found, expected):
             bad.append((isa, count, names))
     return bad

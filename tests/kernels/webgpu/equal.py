@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.core.operand import Quantizer, operand, quantizer
+from blockscale.core.operand import operand
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
+from tests.support.encoded import Results, by_reference, choosing, encoding
 from tests.support.same import same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-Results = dict[str, Tensor]
 
 
 def hard(shape: tuple[int, ...], dtype: torch.dtype, finite: bool = False) -> Tensor:
@@ -33,23 +33,6 @@ def hard(shape: tuple[int, ...], dtype: torch.dtype, finite: bool = False) -> Te
     if finite:
         x = torch.where(x.isfinite(), x, torch.ones((), dtype=dtype))
     return x.reshape(shape)
-
-
-def slope(x: Tensor) -> Tensor:
-    """A gradient of x's shape, dtype and strides, without zeros."""
-    return torch.empty_like(x).copy_(torch.arange(x.numel()).reshape(x.shape) % 97 + 1)
-
-
-def encoding(x: Tensor, fmt: str, given: QParams, seed: Tensor | None) -> Results:
-    """What the ops make of x, with a scale of its own and with a given one."""
-    found = {f"choose_qparams {i}": t for i, t in enumerate(P.choose_qparams(x, fmt))}
-    found |= {f"choose_quantize {i}": t for i, t in enumerate(P.choose_quantize(x, fmt, seed))}
-    found["fake_quantize"] = P.fake_quantize(x, Quantizer(None, None, None, fmt, seed))
-    found["straight_through"] = P.straight_through(slope(x), x, Quantizer(None, None, None, fmt))
-    found["quantize"] = P.quantize(x, quantizer(given, fmt, seed))
-    found["fake_quantize given"] = P.fake_quantize(x, quantizer(given, fmt, seed))
-    found["straight_through given"] = P.straight_through(slope(x), x, quantizer(given, fmt))
-    return found
 
 
 def decoding(
@@ -82,14 +65,15 @@ def wrong(
     seed = torch.tensor([7, 3]) if seed is None and form.rounding == "stochastic" else seed
     size = x.shape[-1] if x.ndim else 1
     decodes = decodes or (x.dtype,)
+    given, expected = by_reference(x, fmt, seed, given)
+    packed = expected["quantize"]
     with bs.use("reference"):
-        given = given or P.from_list(P.choose_qparams(x, fmt), form)
-        packed = P.quantize(x, quantizer(given, fmt, seed))
         codes = P.unpack(packed, fmt, size) if x.ndim else None
-        expected = encoding(x, fmt, given, seed) | decoding(packed, fmt, given, size, decodes)
+        expected |= decoding(packed, fmt, given, size, decodes)
         expected |= packing(packed, codes, fmt, size)
     with bs.use("webgpu"):
-        found = encoding(x, fmt, given, seed) | decoding(packed, fmt, given, size, decodes)
+        found = choosing(x, fmt, seed) | encoding(x, fmt, given, seed)
+        found |= decoding(packed, fmt, given, size, decodes)
         found |= packing(packed, codes, fmt, size)
     assert found.keys() == expected.keys()
     return [name for name, tensor in found.items() if not same(tensor, expected[name])]

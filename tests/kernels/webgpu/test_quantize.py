@@ -15,8 +15,9 @@ from blockscale.kernels.webgpu.primitives import form
 from blockscale.kernels.webgpu.spec import Constants, FormatRoles
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
-from tests.kernels.webgpu.equal import DTYPES, hard, slope, wrong
+from tests.kernels.webgpu.equal import DTYPES, hard, wrong
 from tests.support.cuda_formats import CODEBOOKS, FLOAT_ZEROS, OFFSETS
+from tests.support.encoded import slope
 from tests.support.same import same
 from tests.support.some import crossed
 
