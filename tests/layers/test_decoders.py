@@ -31,6 +31,7 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("fmt", ["mxfp4", "int8_channel", "nvfp4", "int4:group4:fp32"])
 def test_outputs_are_those_of_the_dequantized_weights(name: str, fmt: str) -> None:
@@ -65,7 +66,7 @@ def test_models_of_somebody_else(make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:(.|\n)*every column is rounded by itself")  # of groups
-@pytest.mark.parametrize(("name", "weight"), crossed(2, MODELS, WEIGHTS))
+@pytest.mark.parametrize(("name", "weight"), crossed(4, MODELS, WEIGHTS))
 def test_calibration(name: str, weight: str, tmp_path) -> None:
     """Static inputs and biases in steps of sums, of every layer; saved and loaded."""
     model, inputs = made(name), MODELS[name][1]

@@ -282,6 +282,7 @@ def same(a, b) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_states_are_those_of_the_dequantized_weights(name: str) -> None:

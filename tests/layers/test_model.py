@@ -214,6 +214,7 @@ def test_calibrate_and_compare(wrapped: nn.Module) -> None:
     assert repr(bs.compare(nn.DataParallel(before), wrapped, [X])) == repr(expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("_fresh")
 def test_save_and_load(wrapped: nn.Module, tmp_path) -> None:
@@ -230,6 +231,7 @@ def test_save_and_load(wrapped: nn.Module, tmp_path) -> None:
         bs.load(wrapped, tmp_path / "plain")
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("_fresh")
 def test_training(wrapped: nn.Module) -> None:

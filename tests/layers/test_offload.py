@@ -58,6 +58,7 @@ def test_outputs_are_equal_and_codes_are_away(how: str, buffers: bool, tmp_path:
         assert torch.equal(model(X).logits, expected)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_part_of_a_format(fmt: str, tmp_path: Path) -> None:
     """Also a convolution, and an embedding; as a disk's files hold them."""

@@ -11,7 +11,7 @@ from blockscale.export.conversion import convert_checkpoint
 
 def model() -> nn.Module:
     torch.manual_seed(3)
-    layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256, bias=False))
+    layers = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64, bias=False))
     layers.register_parameter("prompt", nn.Parameter(torch.randn(4, 256)))
     return layers
 
@@ -60,7 +60,7 @@ def test_a_weight_that_the_producer_refuses_is_named() -> None:
 
 @pytest.mark.parametrize("spelled", [True, False])
 def test_rows_that_are_no_whole_blocks(spelled: bool) -> None:
-    layers = nn.Sequential(nn.Linear(512, 384), nn.Linear(384, 8))
+    layers = nn.Sequential(nn.Linear(256, 384), nn.Linear(384, 8))
     before, profile = layers[1].weight.detach().clone(), bs.profile("gguf.q6_k")
     ledger = bs.quantize_(layers, "profile:gguf.q6_k" if spelled else profile)
     assert [str(ledger[name].weight) for name in "01"] == [

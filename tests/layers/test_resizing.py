@@ -142,6 +142,7 @@ def test_weights_that_cannot_be_shared_are_refused() -> None:
     assert head.qweight is table.qweight
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [80, 40])
 def test_resized_embeddings_hold_the_dequantized_values(name: str, size: int) -> None:

@@ -70,7 +70,7 @@ SIZES = ((1, 100, 7), (2, 64, 1), (5, 33, 65), (13, 17, 40), (33, 1, 3), (17, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> None:
     del isa
@@ -657,7 +657,7 @@ def _skip_unless_clamped() -> None:
         pytest.skip("this library does not clamp the reciprocal of -0 (numerics.md, 4)")
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
@@ -700,7 +700,7 @@ def model(fmt: str, inputs: str | None, n: int, k: int) -> nn.Module:
     return made
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("inputs", [None, "int8", "int8:token:fp16:signed", "e4m3:flat32:fp32"])
 def test_linear_layers(fmt: str, inputs: str | None) -> None:
@@ -751,6 +751,7 @@ def test_parts_that_would_outgrow_the_codes_are_not_kept() -> None:
         torch.testing.assert_close(found, layer(torch.ones(1, 64)))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_tables_and_convolutions(fmt: str) -> None:
     if not runs("cpu", "embedding", fmt) or not runs("cpu", "quantize", fmt):

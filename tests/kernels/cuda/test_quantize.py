@@ -54,6 +54,7 @@ def test_which_codes_are_packed_later(
     assert set(packed) <= {x.shape}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", [(5, 80), (2, 3, 48), (33,)])
 @pytest.mark.parametrize(
     "fmt", ["nvfp4_token", "uint4:group32:(uint6:token:fp32):asym"], ids=lambda fmt: fmt[:6]
@@ -143,6 +144,7 @@ def test_how_a_bit_pattern_is_read_is_asked_of_its_family() -> None:
         kernels._kind(unknown)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     ["nvfp4", "nvfp4_token", "nvfp4_e5m3", "e2m1:group32:fp32", "uint4:group8:fp32:asym",

@@ -38,7 +38,7 @@ def matrix(each: Rotate) -> Tensor:
     return torch.from_numpy(signs[:, None] * whole).float()
 
 
-@pytest.mark.parametrize("k", [2, 8, 24, 96, 256])
+@pytest.mark.parametrize("k", [2, 8, 24, 96, pytest.param(256, marks=pytest.mark.slow)])
 def test_rotations_are_hadamard_matrices(k: int) -> None:
     for each in examples(k):
         h, x, w = matrix(each), whole(5, k), whole(3, k)

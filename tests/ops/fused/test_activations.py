@@ -111,7 +111,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-@every(CASES, 6)
+@every(CASES, 12)
 def test_the_composition(name: str, case: Case, dtype: torch.dtype) -> None:
     check(name, case, dtype)
 

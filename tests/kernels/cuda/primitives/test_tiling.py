@@ -41,7 +41,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("case", "cut"),
     crossed(3, CASES, [(False, 64, 32), (False, 64, 256), (True, 64, 32), (True, 512, 32)]),
