@@ -32,14 +32,17 @@ def descend(
     hs: Sequence[Tensor],
     sweeps: int,
     *,
+    added: Sequence[float] = (),
     fit: bool = True,
 ) -> list[Tensor]:
     """Choose codes and scales of all columns again, at most `sweeps` times; all have codes already.
 
     targets: [k, n] float64 of each matrix, what the values should be
     hs: [k, k] float64 of each, symmetric, with a diagonal above 0
+    added: to the diagonal of each h, so that what its inputs hardly ever tell of stays near its
+        target: without, a column with little in its input makes up for all others
     fit: scales too, not codes alone
-    Returns h @ (target - values) [k, n] of each.
+    Returns h @ (target - values) [k, n] of each, without what is added.
     """
     if not columns.single.rounding.startswith("nearest"):
         sweeps = 0  # what is rounded one way only need not come nearer
@@ -47,13 +50,16 @@ def descend(
         columns.single.scale, PowerOfTwo
     )  # whose neighbour is seldom nearer
     every = range(columns.count)
-    rests = [hs[e] @ (targets[e] - columns.values[:, columns.of(e)]) for e in every]
-    couplings = [h / -h.diagonal() for h in hs]
+    more = list(added) or [0.0] * columns.count
+    away = [targets[e] - columns.values[:, columns.of(e)] for e in every]
+    rests = [(hs[e] @ away[e]).add_(away[e], alpha=more[e]) for e in every]
+    diagonals = [h.diagonal() + plus for h, plus in zip(hs, more, strict=True)]
+    couplings = [h / -own for h, own in zip(hs, diagonals, strict=True)]
     live, parts = list(every), list(_parts(columns))
     for _ in range(sweeps):
         before, now = columns.values.clone(), tuple(live)
         for part in parts:
-            of_part = _Part(columns, now, part, hs, rests)
+            of_part = _Part(columns, now, part, hs, rests, diagonals)
             step = partial(of_part.descend, couplings, fits=fits)
             key = "descend", now, part.sizes
             columns.graphs.run(key, sweeps * len(parts), step, part.numbers)
@@ -61,6 +67,8 @@ def descend(
         live = [e for e, moved in enumerate(changed.any(1).tolist()) if moved and e in live]
         if not live:
             break
+    for e in every:
+        rests[e].sub_(targets[e] - columns.values[:, columns.of(e)], alpha=more[e])
     return rests
 
 
@@ -118,9 +126,11 @@ class _Part:
         place: _Neighbours,
         hs: Sequence[Tensor],
         rests: Sequence[Tensor],
+        diagonals: Sequence[Tensor],
     ):
+        """hs: without what is added to their diagonals; `diagonals` and `rests` have it."""
         self.columns, self.live, self.place = columns, live, place
-        self._hs, self._rests = hs, rests
+        self._hs, self._rests, self._diagonals = hs, rests, diagonals
         self._own: list[Tensor] = []
         self._near: list[Tensor] = []
         self._errors: list[Tensor] = []
@@ -131,6 +141,8 @@ class _Part:
         self.place = self.place.at(*numbers)
         part = self.place.columns
         self._own = [self._hs[e][part][:, part].contiguous() for e in self.live]
+        for own, e in zip(self._own, self.live, strict=True):
+            own.diagonal().copy_(self._diagonals[e][part])
         self._near = [self._rests[e][part].clone() for e in self.live]
         self._errors = [torch.zeros_like(near) for near in self._near]
         first = 0
@@ -144,7 +156,9 @@ class _Part:
             for i, e in enumerate(self.live):
                 self._round(i, e, here, couplings[e][some][:, some].contiguous())
         for i, e in enumerate(self.live):
-            self._rests[e].addmm_(self._hs[e][:, part], self._errors[i])
+            some = self._hs[e][:, part].contiguous()
+            some[part] = self._own[i]
+            self._rests[e].addmm_(some, self._errors[i])
         return ()
 
     def _columns(self, here: slice) -> Where:
@@ -157,7 +171,7 @@ class _Part:
     def _round(self, i: int, e: int, here: slice, coupling: Tensor) -> None:
         columns, some = self.columns, self._columns(here)
         base = columns.values[some, columns.of(e)].double()
-        goal = base + self._near[i][here] / self._hs[e].diagonal()[some, None]
+        goal = base + self._near[i][here] / self._diagonals[e][some, None]
         result = columns.round(e, some, goal, base, coupling)
         self._errors[i][here] += result.errors
         if here.stop < len(self._near[i]):

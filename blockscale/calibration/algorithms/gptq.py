@@ -37,8 +37,9 @@ class GPTQ:
         weighted by what an error still costs after later columns have made up for it, 1 / U_jj^2
         (the paper's eq. 2). It is chosen when the first of the block's columns is reached, from
         weights that already make up for earlier errors.
-    damping: what is added to H's diagonal, in parts of its mean. Where H still has no Cholesky
-        factor it is raised tenfold until it has one, and a note says so.
+    damping: what is added to H's diagonal, in parts of its mean, for the sweeps as well: it keeps
+        the weights of inputs that the data hardly use. Where H still has no Cholesky factor it is
+        raised tenfold until it has one, and a note says so.
     act_order: columns with large inputs first (the paper's code calls it so). Codes and scales stay
         in the weight's order.
     static: choose all scales from the weight as it was given.
@@ -204,7 +205,7 @@ class GPTQ:
         self, problems: Sequence["_Problem"], fmt: Format
     ) -> list[tuple[QTensor, list[str]]]:
         """Codes for weights of one shape, and notes."""
-        factors, orders = zip(*(self._factored(each) for each in problems), strict=True)
+        factors, orders, added = zip(*(self._factored(each) for each in problems), strict=True)
         importance = None
         if self.scales != "absmax":
             pairs = zip(factors, orders, strict=True)
@@ -216,7 +217,7 @@ class GPTQ:
             columns.choose_all([target.T.float().contiguous() for target in targets])
         feed_back(columns, targets, factors, orders, self.batch)
         hs, fit = [each.h for each in problems], self.scales != "absmax"
-        rests = descend(columns, targets, hs, self.sweeps, fit=fit)
+        rests = descend(columns, targets, hs, self.sweeps, added=added, fit=fit)
         plain = [quantize(each.x, fmt) for each in problems]
         worse = [
             each.error_of(columns.values[:, columns.of(e)], rests[e]) > each.error_of(q)
@@ -227,8 +228,9 @@ class GPTQ:
             for e, each in enumerate(problems)
         ]
 
-    def _factored(self, problem: "_Problem") -> tuple[Tensor, Tensor]:
-        """The factor of its inverse H, permuted, and the order of columns."""
+    def _factored(self, problem: "_Problem") -> tuple[Tensor, Tensor, float]:
+        """The factor of its inverse H, permuted, the order of columns, and what damping adds to
+        the diagonal."""
         h = problem.h
         order = torch.arange(len(h), device=h.device)
         if self.act_order:
@@ -236,7 +238,7 @@ class GPTQ:
         factor, damping = grams.inverse_factor(h[order][:, order], self.damping, problem.layer)
         if damping > self.damping:
             problem.notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
-        return factor, order
+        return factor, order, damping * float(h.diagonal().mean())
 
 
 _NOT_LOWER = "error feedback did not lower the error: rounded to nearest"

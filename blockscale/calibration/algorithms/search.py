@@ -20,6 +20,8 @@ from blockscale.ops.batching import in_blocks_of, within_rows
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
+_DAMPING = 0.01  # of the mean of H's diagonal, as GPTQ's default
+
 
 class Search:
     """The scales of least error among many, and codes that make up for one another.
@@ -80,7 +82,8 @@ class Search:
         columns = Columns([x], fmt, None)
         columns.take(qparams)
         columns.round(0, slice(None), target)
-        (rest,) = descend(columns, [target], [h], self.sweeps)
+        added = _DAMPING * float(h.diagonal().mean())
+        (rest,) = descend(columns, [target], [h], self.sweeps, added=[added])
         plain = quantize(x, fmt)
         away = target - plain.dequantize().T
         if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
