@@ -127,16 +127,16 @@ def _read(path: Path) -> Any:
 def _observe(
     model: FloatModel, recipe: Recipe, calibrate: Feeds | None, observer: str
 ) -> InputRanges | None:
-    """What inputs are in the calls; None without calls. Raises ValueError where there is nothing to
-    see."""
+    """The ranges of inputs in the calls; None without calls. Raises ValueError where no input is to
+    be observed."""
     if calibrate is None:
         return None
-    seen = InputRanges(model.proto)
+    ranges = InputRanges(model.proto)
     for site in model.sites():
         fmt = input_of(recipe, site)
         if fmt is not None and fmt.block.static:
-            seen.observe(site.data, fmt, observer)
-    if not seen.names:
+            ranges.observe(site.data, fmt, observer)
+    if not ranges.names:
         raise ValueError(
             "the recipe gives no layer of the model an input of a static scale, so there is "
             "nothing to calibrate: leave the calls out, or name a format for inputs, such as "
@@ -144,8 +144,8 @@ def _observe(
         )
     if isinstance(calibrate, str | Path):
         calibrate = feeds_of(calibrate, inputs_of(model.proto.graph))
-    seen.run(calibrate)
-    return seen
+    ranges.run(calibrate)
+    return ranges
 
 
 def feeds_of(path: str | Path, inputs: Mapping[str, int | None]) -> list[Feed]:

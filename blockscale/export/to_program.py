@@ -138,10 +138,10 @@ def check_model(model: nn.Module) -> None:
     training = [name or "the model" for name, part in model.named_modules() if part.training]
     if training:
         raise ValueError(f"{training[0]} is in training mode: call model.eval() first")
-    unfinished = [name for name, part in model.named_modules() if isinstance(part, QATLayer)]
-    if unfinished:  # it has float weights, which a graph would hold in place of the codes
+    in_training = [name for name, part in model.named_modules() if isinstance(part, QATLayer)]
+    if in_training:  # it has float weights, which a graph would hold in place of the codes
         raise ValueError(
-            f"{unfinished[0] or 'the model'} is a layer for training (bs.prepare_qat): call "
+            f"{in_training[0] or 'the model'} is a layer for training (bs.prepare_qat): call "
             f"bs.convert(model) first"
         )
     state = [*model.named_parameters(), *model.named_buffers()]

@@ -187,8 +187,8 @@ def _constants(graph: protobuf.Fields, path: Path, budget: ReadBudget) -> list[F
         if protobuf.text(values, 4) != "Constant":
             continue
         for attribute in protobuf.messages(values, 5):
-            for held in protobuf.messages(protobuf.fields(attribute, budget), 5):
-                tensor = _tensor(held, path, budget)
+            for message in protobuf.messages(protobuf.fields(attribute, budget), 5):
+                tensor = _tensor(message, path, budget)
                 tensor.name = (protobuf.texts(values, 2) or [""])[0]
                 if len(tensor.shape) > 1 or tensor.elements > _OF_THE_GRAPH:
                     results.append(tensor)
@@ -203,13 +203,16 @@ def _tensor(data: memoryview, path: Path, budget: ReadBudget) -> FileTensor:
     label, bits = TYPES[kind]
     shape = tuple(protobuf.numbers(values, 1, budget))
     if any(size < 0 or size > 2**40 for size in shape):
-        raise DamagedError(f"tensor {name!r} has the shape {shape}")
+        raise DamagedError(f"tensor {name!r} has the impossible shape {shape}")
     stored = FileTensor(name, label, shape, bits, 0, format=_format(protobuf.text(values, 12)))
     stored.nbytes = _nbytes(values, path, stored, budget)
-    needed = (stored.elements * bits + 7) // 8
-    typed = not protobuf.messages(values, 9) and protobuf.number(values, 14) != 1
-    if label != "string" and not typed and stored.nbytes != needed:
-        raise DamagedError(f"tensor {name!r} {list(shape)} {label} has {stored.nbytes:,} bytes")
+    expected = (stored.elements * bits + 7) // 8
+    in_field = not protobuf.messages(values, 9) and protobuf.number(values, 14) != 1
+    if label != "string" and not in_field and stored.nbytes != expected:
+        raise DamagedError(
+            f"tensor {name!r} {list(shape)} {label} has {stored.nbytes:,} bytes, expected "
+            f"{expected:,}"
+        )
     return stored
 
 

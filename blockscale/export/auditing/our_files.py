@@ -36,8 +36,8 @@ def entries(path: Path) -> list[Entry]:
         if last in _BESIDE and (f"{layer}.weight_scale" in rows):
             continue
         stored = FileTensor(name, row.format, row.shape, 8, row.nbytes)
-        coded = last in ("weight_packed", "weight") and f"{layer}.weight_scale" in rows
-        if coded:
+        has_codes = last in ("weight_packed", "weight") and f"{layer}.weight_scale" in rows
+        if has_codes:
             bits = _bits(config, row.format)
             packed = last == "weight_packed" or row.format == "uint8"
             stored.elements = row.nbytes * 8 // bits if packed else row.elements
@@ -136,10 +136,12 @@ def _note(layer: str, part: str, numbers: dict[str, float]) -> str:
 
 def _scalars(path: Path) -> Iterator[tuple[str, float]]:
     for file in sorted(path.glob("*.safetensors")):
-        with open_file(file) as held:
-            for name in held.keys():  # noqa: SIM118 - it is no mapping
-                if name.endswith((*WEIGHTS, *INPUTS)) and _is_one(held.get_slice(name).get_shape()):
-                    yield name, float(held.get_tensor(name).float().reshape(()))
+        with open_file(file) as reader:
+            for name in reader.keys():  # noqa: SIM118 - it is no mapping
+                if name.endswith((*WEIGHTS, *INPUTS)) and _is_one(
+                    reader.get_slice(name).get_shape()
+                ):
+                    yield name, float(reader.get_tensor(name).float().reshape(()))
 
 
 def _is_one(shape: list[int]) -> bool:

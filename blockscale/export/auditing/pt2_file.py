@@ -79,7 +79,7 @@ def _stored(
     formats: dict[str, tuple[str, str]],
 ) -> Iterator[FileTensor]:
     try:
-        meta, file, pickled = value["tensor_meta"], value["path_name"], value["use_pickle"]
+        meta, file, is_pickle = value["tensor_meta"], value["path_name"], value["use_pickle"]
         label, bits = TYPES.get(int(meta["dtype"]), (f"type {meta['dtype']}", 8))
         shape = tuple(int(size["as_int"]) for size in meta["sizes"])
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -87,10 +87,12 @@ def _stored(
     part = parts.get(f"{folder}{file}")
     if part is None:
         raise DamagedError(f"{name} lies in {folder}{file}, which is not there")
-    needed = prod(shape) * bits // 8
-    if not pickled and part.file_size < needed:
-        raise DamagedError(f"{name} has {part.file_size:,} bytes, {list(shape)} {label} needs more")
-    tensor = FileTensor(name, label, shape, bits, needed)
+    expected = prod(shape) * bits // 8
+    if not is_pickle and part.file_size < expected:
+        raise DamagedError(
+            f"{name} has {part.file_size:,} bytes, expected {expected:,} for {list(shape)} {label}"
+        )
+    tensor = FileTensor(name, label, shape, bits, expected)
     if name in formats:
         tensor.format, tensor.reader = formats[name]
         tensor.low = True

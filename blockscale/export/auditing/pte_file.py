@@ -42,8 +42,8 @@ class _File:
                 raise DamagedError(
                     f"a segment of {size:,} bytes at {start:,} ends after the end of the file"
                 )
-        named = self.program.tables(7)
-        self.sizes = {each.text(0): self.size(each.number(1)) for each in named}
+        tables = self.program.tables(7)
+        self.sizes = {each.text(0): self.size(each.number(1)) for each in tables}
 
     def size(self, index: int) -> int:
         """Bytes of a segment."""
@@ -82,19 +82,19 @@ def tensors(data: memoryview) -> list[FileTensor]:
 
 
 def _constants(plan: FlatTable, method: str) -> list[FileTensor]:
-    """Tensors of the portable kernels: those with data, which index 0 means there is none of."""
-    results, seen = [], set[int]()
+    """Tensors of the portable kernels that have data: index 0 means that there is none."""
+    results, indices = [], set[int]()
     for value in plan.tables(2):
         if value.number(0, "B") != _TENSOR:
             continue
         tensor = value.table(1)
-        if tensor is None or not tensor.number(5) or tensor.number(5) in seen:
+        if tensor is None or not tensor.number(5) or tensor.number(5) in indices:
             continue
         label, bits = _TYPES.get(tensor.number(0, "b"), ("unknown type", 8))
         shape = tuple(tensor.numbers(2, "i"))
         if tensor.table(6) is not None or any(size < 0 for size in shape):
             continue  # memory that is planned, not data
-        seen.add(tensor.number(5))
+        indices.add(tensor.number(5))
         stored = FileTensor(f"{method}.constant{tensor.number(5)}", label, shape, bits, 0)
         stored.nbytes = stored.elements * bits // 8
         stored.low = bits <= 16 and label.endswith(("int8", "int16")) and stored.elements > 1

@@ -91,10 +91,10 @@ def flip(rows: Tensor, element: Element, size: int) -> Tensor:
 
 def trim(rows: Tensor, element: Element, size: int) -> Tensor:
     """Packed rows [..., bytes] cut to `size` codes; bits behind the last code become 0."""
-    cut = rows[..., : packed_size(element, size)].contiguous()
+    result = rows[..., : packed_size(element, size)].contiguous()
     if behind := -size * element.bits % 8:
-        cut[..., -1] &= 255 >> behind
-    return cut
+        result[..., -1] &= 255 >> behind
+    return result
 
 
 def little_endian(words: Tensor) -> Tensor:
@@ -124,8 +124,8 @@ def fields(words: Tensor, bits: int, count: int | None = None) -> Tensor:
     stream = as_bytes(words)
     if count is None:
         count = stream.shape[-1] * 8 // bits
-    used = stream[..., : -(-count * bits // 8)].contiguous()
-    codes: Tensor = primitives.unpack(used, f"uint{bits}:tensor:fp32", count)
+    head = stream[..., : -(-count * bits // 8)].contiguous()
+    codes: Tensor = primitives.unpack(head, f"uint{bits}:tensor:fp32", count)
     return codes
 
 
@@ -210,11 +210,11 @@ def _turn(squares: Tensor) -> Tensor:
     """
     for half, mask in ((4, 0xFFFF), (2, 0xFF00FF), (1, 0xF0F0F0F)):
         upper, lower = squares.unflatten(1, (-1, 2, half)).unbind(2)
-        moved = torch.empty_like(squares)
-        first, second = moved.unflatten(1, (-1, 2, half)).unbind(2)
+        result = torch.empty_like(squares)
+        first, second = result.unflatten(1, (-1, 2, half)).unbind(2)
         torch.bitwise_or(upper & mask, (lower & mask) << 4 * half, out=first)
         torch.bitwise_or((upper >> 4 * half) & mask, lower & ~mask, out=second)
-        squares = moved
+        squares = result
     return squares
 
 

@@ -221,12 +221,12 @@ def compare(
             slab_rows = side_a.stored(x.name, layout), side_b.stored(y.name, layout)
             differences.append(_difference(name, x, y, _errors(*slab_rows, elements, pool.map)))
             progress.advance(name, x.nbytes)
-    mismatched = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
+    shapes = {name: (x.shape, y.shape) for name, x, y in pairs if x.shape != y.shape}
     only_a, only_b = (
         tuple(sorted(p.rows.keys() - q.rows.keys() - unread.keys()))
         for p, q in ((side_a, side_b), (side_b, side_a))
     )
-    return FileComparison(tuple(differences), only_a, only_b, mismatched, unread)
+    return FileComparison(tuple(differences), only_a, only_b, shapes, unread)
 
 
 def _side(path: str | Path) -> ComparedModel:
@@ -258,8 +258,8 @@ def _nothing(a: ComparedModel, b: ComparedModel, unread: Mapping[str, str]) -> s
 
 
 def _some(names: Collection[str]) -> str:
-    shown = ", ".join(sorted(names)[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = ", ".join(sorted(names)[:3])
+    return text + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 class _Errors(NamedTuple):

@@ -83,8 +83,8 @@ def _row(checkpoint: Checkpoint, each: Stored) -> TensorSummary:
 
 def _layers(checkpoint: Checkpoint) -> int:
     """The most numbers that one place in the names counts."""
-    counted: dict[str, set[str]] = {}
+    numbers: dict[str, set[str]] = {}
     for name in checkpoint.stored:
         if (match := _LAYER.search(name)) is not None:
-            counted.setdefault(name[: match.start(1)], set()).add(match[1])
-    return max(map(len, counted.values()), default=0)
+            numbers.setdefault(name[: match.start(1)], set()).add(match[1])
+    return max(map(len, numbers.values()), default=0)

@@ -61,9 +61,9 @@ class CheckpointModel(StoredModel):
 def _part(result: QTensor | Tensor, part: str) -> Tensor:
     if isinstance(result, Tensor):
         return result
-    held = result.packed if part == "codes" else getattr(result.qparams, part)
-    assert isinstance(held, Tensor)
-    return held
+    value = result.packed if part == "codes" else getattr(result.qparams, part)
+    assert isinstance(value, Tensor)
+    return value
 
 
 def as_stored(model: nn.Module, checkpoint: Checkpoint) -> StoredModel:

@@ -127,8 +127,8 @@ class _Reading:
 
     def _constant(self, model: Model, data: memoryview, read: Node) -> None:
         for attribute in protobuf.messages(protobuf.fields(data, self._budget), 5):
-            for held in protobuf.messages(protobuf.fields(attribute, self._budget), 5):
-                tensor = self._tensor(held, read.outputs[0] if read.outputs else "")
+            for value in protobuf.messages(protobuf.fields(attribute, self._budget), 5):
+                tensor = self._tensor(value, read.outputs[0] if read.outputs else "")
                 self._add(model, replace(tensor, constant=True))
 
     def _tensor(self, data: memoryview, name: str = "") -> Tensor:
@@ -163,8 +163,8 @@ class _Reading:
         if raw := protobuf.messages(result, _RAW):
             start = np.frombuffer(raw[-1], np.uint8).ctypes.data - self._first if raw[-1] else 0
             return Place(self._path, start, len(raw[-1]))
-        held = self._numbers(result, label)
-        return Place(self._path, 0, len(held), held)
+        value = self._numbers(result, label)
+        return Place(self._path, 0, len(value), value)
 
     def _numbers(self, result: protobuf.Fields, label: str) -> bytes:
         """Bytes of a tensor whose numbers lie in a typed field."""

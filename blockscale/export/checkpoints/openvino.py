@@ -375,10 +375,10 @@ def _book(values: Tensor) -> str:
 
 def _names(constants: list[Constant]) -> dict[str, str]:
     """{id: name}, with the id behind names that several have."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for each in constants:
-        seen[each.name] = seen.get(each.name, 0) + 1
-    return {c.id: c.name if seen[c.name] == 1 else f"{c.name}#{c.id}" for c in constants}
+        counts[each.name] = counts.get(each.name, 0) + 1
+    return {c.id: c.name if counts[c.name] == 1 else f"{c.name}#{c.id}" for c in constants}
 
 
 def _stored(name: str, each: Constant) -> Stored:

@@ -196,20 +196,24 @@ class Constant:
 
 
 def constant(layer: IRLayer, file: Path, size: int) -> Constant:
-    """A Const layer's tensor in a .bin of so many bytes. Raises ValueError where it is not in it.
+    """A Const layer's tensor in a .bin of `size` bytes. Raises ValueError where it lies outside.
 
-    Strings and types of the future have a place, too.
+    Strings and types that we do not know have a place, too.
     """
-    info, named = layer.data, quoted(layer.name)
+    info, name = layer.data, quoted(layer.name)
     kind, shape = info.get("element_type", ""), sizes(info.get("shape", ""))
     start, nbytes = number(info.get("offset", "")), number(info.get("size", ""))
     if start < 0 or nbytes < 0 or start + nbytes > size:
-        raise ValueError(f"constant {named} ends at byte {start + nbytes:,} of {size:,}")
+        raise ValueError(f"constant {name} ends at byte {start + nbytes:,} of {size:,}")
     if any(n < 0 for n in shape) or prod(n for n in shape if n) > LARGEST:
-        raise ValueError(f"constant {named} has the shape {quoted(info.get('shape', ''))}")
-    needed = stored_bytes(kind, prod(shape))
-    if needed is not None and nbytes != needed:
-        raise ValueError(f"constant {named} {list(shape)} {kind} has {nbytes:,} bytes")
+        raise ValueError(
+            f"constant {name} has the impossible shape {quoted(info.get('shape', ''))}"
+        )
+    expected = stored_bytes(kind, prod(shape))
+    if expected is not None and nbytes != expected:
+        raise ValueError(
+            f"constant {name} {list(shape)} {kind} has {nbytes:,} bytes, expected {expected:,}"
+        )
     return Constant(layer.id, layer.name, kind, shape, Place(file, start, nbytes))
 
 

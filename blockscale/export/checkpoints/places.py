@@ -42,22 +42,22 @@ class Files:
             return data
         if place.file not in self._open:
             self._open[place.file] = open_regular(place.file)
-        done = 0
-        while done < place.nbytes:
-            part = target[done : done + _CHUNK]
-            count = os.preadv(self._open[place.file], [part], place.start + done)
+        offset = 0
+        while offset < place.nbytes:
+            part = target[offset : offset + _CHUNK]
+            count = os.preadv(self._open[place.file], [part], place.start + offset)
             if not count:
-                end = place.start + done
+                end = place.start + offset
                 raise FileError(
                     f"{place.file}: ends at byte {end}: it was truncated while being read"
                 )
-            done += count
+            offset += count
         return data
 
     def close(self) -> None:
-        """Give the files back; reading opens them again."""
-        for opened in self._open.values():
-            os.close(opened)
+        """Close the files; reading opens them again."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
         self._open.clear()
 
 

@@ -189,12 +189,12 @@ def _each(
                 "tables), and one tensor can hold only one: quantize them with the same, or "
                 "in another format"
             )
-        moved = change(all_parts)
-        if name in kinds and tuple(moved.shape) != tuple(kinds[name][1]):
+        new_part = change(all_parts)
+        if name in kinds and tuple(new_part.shape) != tuple(kinds[name][1]):
             raise ValueError(
                 f"{first.format}: its {name} is shared by several rows, so rows cannot be reordered"
             )
-        parts[name] = moved
+        parts[name] = new_part
     return QTensor(packed, QParams(**parts), parse(str(first.format)), first.size)
 
 

@@ -246,8 +246,8 @@ def read_configuration(path: Path, files: Iterable[Path] = ()) -> dict[str, Any]
             data, source = {"quant_method": method} | _flat(inside, method), name
     metadata: dict[str, str] = {}
     for file in files:
-        with Reader(file) as opened:
-            metadata |= opened.metadata
+        with Reader(file) as reader:
+            metadata |= reader.metadata
     extra = {"safetensors_metadata": metadata, "model": model, "evidence": source}
     return dict(data) | extra
 

@@ -86,8 +86,8 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
     check_target(target, source, one_file, force)
     recipe, info = _requantize(requantize)
     progress = progress or Progress()
-    with checkpoint(source) as opened:
-        result = source_of(opened, writer.one_file, names, None if config is None else Path(config))
+    with checkpoint(source) as reader:
+        result = source_of(reader, writer.one_file, names, None if config is None else Path(config))
         steps = make_plan(result, writer, recipe, tuple(floats))
         conversion = _conversion(result, target, writer, steps, info)
         metadata, extra = _metadata(result, writer, steps, conversion)
@@ -115,9 +115,12 @@ def _conversion(
     notes = list(names)
     if not writer.one_file and isinstance(source.checkpoint, GGUF) and not others:
         notes.append("no tokenizer is written: copy its files from the original model's directory")
-    opened = source.checkpoint
-    described = opened.own_metadata
-    if inputs := [*(name for name in described.layers if described.formats(name)), *opened.inputs]:
+    checkpoint = source.checkpoint
+    metadata = checkpoint.own_metadata
+    if inputs := [
+        *(name for name in metadata.layers if metadata.formats(name)),
+        *checkpoint.inputs,
+    ]:
         more = f" and {len(inputs) - 1} more" * (len(inputs) > 1)
         notes.append(
             f"inputs of {inputs[0]}{more} stay in float: their quantization cannot be written"
@@ -135,10 +138,10 @@ def _metadata(
 ) -> tuple[dict[str, bytes], Extra]:
     if not writer.one_file:
         return {}, Extra()
-    opened = source.checkpoint
-    if isinstance(opened, GGUF):
-        whole = {key: data for key, data in opened.raw.items() if not key.startswith("split.")}
-        return whole, Extra(step=opened.metadata.get("general.alignment", 32))
+    checkpoint = source.checkpoint
+    if isinstance(checkpoint, GGUF):
+        whole = {key: data for key, data in checkpoint.raw.items() if not key.startswith("split.")}
+        return whole, Extra(step=checkpoint.metadata.get("general.alignment", 32))
     metadata, extra, notes = metadata_for(source.config, source.folder, [s.plan for s in steps])
     conversion.notes += notes
     return metadata, extra
@@ -155,13 +158,13 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
     shard_size: int | None,
     progress: Progress,
 ) -> None:
-    planned = [step.plan for step in steps]
+    plans = [step.plan for step in steps]
     output: Output
     if writer.one_file:
         same = isinstance(source.checkpoint, GGUF)
         kinds = {step.name: step.kind for step in steps if same}
-        planned += [each for step in steps for each in step.beside]
-        laid_out = [*planned, *extra.plan], metadata, extra.step, kinds
+        plans += [each for step in steps for each in step.beside]
+        laid_out = [*plans, *extra.plan], metadata, extra.step, kinds
         name = Path(conversion.target).absolute().name
         if shard_size:
             output = SplitGGUF(path, name, *laid_out, shard_size)
@@ -169,7 +172,7 @@ def _write(  # noqa: PLR0913 - one step, whose pieces these are
             output = GGUFFile(path, *laid_out)
     else:
         others = source.other_files()
-        output = Directory(path, writer, planned, source.config, others, shard_size)
+        output = Directory(path, writer, plans, source.config, others, shard_size)
     try:
         for name, tensor in extra.tensors.items():
             output.write(name, tensor)

@@ -117,8 +117,8 @@ class Directory:
                 names = {t.name for t, _ in shard}
                 message = writer.metadata([t for t in tensors if t.name in names])
                 specs = {key: spec for _, parts in shard for key, spec in parts.items()}
-                header, placed = lay_out(specs, message)
-                file = self._stack.enter_context(File(folder / name, header, placed))
+                header, places = lay_out(specs, message)
+                file = self._stack.enter_context(File(folder / name, header, places))
                 self._files |= dict.fromkeys(specs, file)
                 where |= dict.fromkeys(specs, name)
         except BaseException:
@@ -139,13 +139,13 @@ class Directory:
             self._files[key].rows(key, 0, part)
 
     def close(self) -> None:
-        """Have everything on the disk."""
+        """Write everything to the disk, and close the files."""
         for file in dict.fromkeys(self._files.values()):
             file.sync()
         self._stack.close()
 
     def abandon(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._stack.close()
 
 
@@ -157,20 +157,20 @@ def _shards(
     writer: Writer, tensors: Sequence[PlannedTensor], size: int
 ) -> list[list[tuple[PlannedTensor, dict[str, StoredTensor]]]]:
     shards: list[list[tuple[PlannedTensor, dict[str, StoredTensor]]]] = [[]]
-    seen: dict[str, str] = {}
-    filled = 0
+    owners: dict[str, str] = {}
+    shard_bytes = 0
     for tensor in tensors:
         parts = {key: tensor_of(*kind) for key, kind in _kinds(writer, tensor).items()}
         nbytes = sum(part.nbytes for part in parts.values())
-        if shards[-1] and filled + nbytes > size:
+        if shards[-1] and shard_bytes + nbytes > size:
             shards.append([])
-            filled = 0
+            shard_bytes = 0
         shards[-1].append((tensor, parts))
-        filled += nbytes
+        shard_bytes += nbytes
         for key in parts:
-            if key in seen:
-                raise ValueError(f"{tensor.name} and {seen[key]} would both be stored as {key}")
-            seen[key] = tensor.name
+            if key in owners:
+                raise ValueError(f"{tensor.name} and {owners[key]} would both be stored as {key}")
+            owners[key] = tensor.name
     return shards
 
 

@@ -62,7 +62,7 @@ def obstacle(source: Format, target: Format, shape: Sequence[int]) -> str | None
 
 
 def certain(source: Format, target: Format) -> bool:
-    """Whether every tensor of `found` has the same values as `wanted`, whatever is in it."""
+    """Whether every tensor of `source` can be stored as `target` with the same values."""
     if meaning(source) == meaning(target):
         return True
     same = isinstance(source.scale, FloatScale) and source.scale == target.scale
@@ -77,7 +77,7 @@ def certain(source: Format, target: Format) -> bool:
 
 
 def carry(q: QTensor, target: Format) -> QTensor:
-    """`q` with the same values as `wanted`. Raises InexactError where it cannot be.
+    """`q` in the format `target`, with the same values. Raises InexactError where none has them.
 
     Codes on the meta device stay there; CodesNeededError is raised where they decide.
     """
@@ -100,7 +100,7 @@ def carry(q: QTensor, target: Format) -> QTensor:
 
 
 def _of_integers(q: QTensor, target: Format, steps: Tensor, scale: Tensor) -> QTensor:
-    block = q.format.block  # numbers of its blocks are fewer than those of the wanted ones
+    block = q.format.block  # as large as the target's blocks, or larger
     if q.format.offset is not None and q.format.offset.block not in (None, block):
         block, steps = target.block, finer(steps, block, target.block, q.shape)
     zero, offset = _zero_and_offset(q, block, steps)
@@ -110,23 +110,23 @@ def _of_integers(q: QTensor, target: Format, steps: Tensor, scale: Tensor) -> QT
         packed = _without_zero(q, target, zero, block)
         return QTensor(packed, QParams(scale), target, q.size)
     if target.asym:
-        moved = zero + shift
-        if moved.numel() and (int(moved.min()) < low or int(moved.max()) > high):
+        zeros = zero + shift
+        if zeros.numel() and (int(zeros.min()) < low or int(zeros.max()) > high):
             raise InexactError(
-                f"its zero points reach from {int(moved.min())} to {int(moved.max())}, more "
+                f"its zero points reach from {int(zeros.min())} to {int(zeros.max())}, more "
                 "than the layout holds"
             )
-        moved = finer(moved.expand(steps.shape), block, target.block, q.shape).contiguous()
+        zeros = finer(zeros.expand(steps.shape), block, target.block, q.shape).contiguous()
         packed = _shifted(q, target, shift)
-        return QTensor(packed, QParams(scale, zero_point=moved), target, q.size)
+        return QTensor(packed, QParams(scale, zero_point=zeros), target, q.size)
     assert target.offset is not None
     if offset is None:
         offset = -(zero + shift).to(torch.float64) * steps.to(torch.float64)
         _check_sums(steps, zero + shift, offset, target)
     cast = _cast(offset, target.offset.dtype, "offsets").expand(steps.shape)
-    held = finer(cast, block, target.block, q.shape).contiguous()
+    offsets = finer(cast, block, target.block, q.shape).contiguous()
     packed = _shifted(q, target, shift)
-    return QTensor(packed, QParams(scale, offset=held), target, q.size)
+    return QTensor(packed, QParams(scale, offset=offsets), target, q.size)
 
 
 def _zero_and_offset(q: QTensor, block: Block, steps: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -156,9 +156,9 @@ def _check_sums(steps: Tensor, zero: Tensor, offset: Tensor, target: Format) -> 
     if not bool(last.any()):
         return
     low, high = _range(target)
-    held = offset.to(torch.float32)
+    wide = offset.to(torch.float32)
     for code in range(low, high + 1):
-        if not torch.equal(code * steps + held, (code - zero) * steps):
+        if not torch.equal(code * steps + wide, (code - zero) * steps):
             raise InexactError(
                 "with scales of 24 bits, code * scale + offset rounds differently from (code "
                 "- zero point) * scale"
@@ -194,20 +194,20 @@ def _without_zero(q: QTensor, target: Format, zero: Tensor, block: Block) -> Ten
         return q.packed.new_empty((*q.shape[:-1], row), dtype=packed_dtype(target.element))
     packed = q.packed.reshape(-1, q.packed.shape[-1])
     rows = _zeros_of_rows(zero, block, tuple(q.shape)).expand(packed.shape[0], -1, 1)
-    held = torch.int8 if max(abs(least), abs(most), abs(first), abs(last)) < 64 else torch.int16
+    dtype = torch.int8 if max(abs(least), abs(most), abs(first), abs(last)) < 64 else torch.int16
     results, step = [], max(1, _SLAB // max(size, 1))
     for i in range(0, packed.shape[0], step):
-        codes = primitives.unpack(packed[i : i + step], str(q.format), size).to(held)
-        zeros = rows[i : i + step].to(held)
-        moved = (codes.unflatten(-1, (zeros.shape[1], -1)) - zeros).flatten(-2)
-        if not safe and moved.numel():
-            least, most = (int(each) for each in torch.aminmax(moved))
+        codes = primitives.unpack(packed[i : i + step], str(q.format), size).to(dtype)
+        zeros = rows[i : i + step].to(dtype)
+        differences = (codes.unflatten(-1, (zeros.shape[1], -1)) - zeros).flatten(-2)
+        if not safe and differences.numel():
+            least, most = (int(each) for each in torch.aminmax(differences))
             if least < low or most > high:
                 raise InexactError(
                     f"codes minus zero points reach from {least} to {most}, more than the "
                     "layout holds"
                 )
-        results.append(_packed(moved, target))
+        results.append(_packed(differences, target))
     return torch.cat(results).reshape(*q.shape[:-1], -1)
 
 
@@ -228,8 +228,8 @@ def _shifted(q: QTensor, target: Format, shift: int) -> Tensor:
         return q.packed
     if 2 ** (target.bits - 1) == abs(shift) and target.bits == q.format.bits in (2, 4, 8):
         every = sum(abs(shift) << at for at in range(0, 8, target.bits))  # flips each highest bit
-        flipped = q.packed.view(torch.uint8) ^ every
-        return flipped.view(torch.int8) if target.bits == 8 and target.element.signed else flipped
+        codes = q.packed.view(torch.uint8) ^ every
+        return codes.view(torch.int8) if target.bits == 8 and target.element.signed else codes
     return _packed(q.codes.to(torch.int16) + shift, target)
 
 
@@ -362,7 +362,7 @@ def multiplier(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
     target = values / outer.reshape(())
     nearest = (1 / outer.to(torch.float64)).reshape(()).to(torch.float32)
     for step in sorted(range(-8, 9), key=abs):
-        tried = (nearest.view(torch.int32) + step).view(torch.float32)
-        if torch.equal(values * tried, target):
-            return tried, True
+        factor = (nearest.view(torch.int32) + step).view(torch.float32)
+        if torch.equal(values * factor, target):
+            return factor, True
     return nearest, False

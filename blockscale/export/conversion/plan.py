@@ -116,14 +116,14 @@ def make_plan(
         raise _refusal(writer, reasons, recipe)
     for step, target in zip(steps, writer.settle([s.plan for s in steps]), strict=True):
         step.target_format = step.target_format if step.how == REQUANTIZED else target
-    planned = [step.plan for step in steps]
+    plans = [step.plan for step in steps]
     floats_fit = writer.floats and (writer.one_file or isinstance(source.checkpoint, GGUF))
     if not floats_fit and not any(step.target_format is not None for step in steps):
         raise ValueError(
             f"{source.checkpoint.path} holds no quantized tensor to convert: use blockscale "
             "quantize for float models"
         )
-    if reason := writer.together(planned):
+    if reason := writer.together(plans):
         raise NotLosslessError(f"{writer.name}: {reason}", {})
     return steps
 
@@ -148,8 +148,8 @@ def _step(
         dtype = plain_dtype(stored, writer.one_file)
         step = Step(origin, name, stored.shape, stored.kind, COPIED, None, None, dtype,
                     stored.nbytes)  # fmt: skip
-        if added := source.piece(name).addend:
-            step.more["note"] = f"{added:+g}: Gemma's norms multiply by the weight and 1"
+        if addend := source.piece(name).addend:
+            step.more["note"] = f"{addend:+g}: Gemma's norms multiply by the weight and 1"
         return step
     fmt = parse(stored.format)
     step = Step(origin, name, stored.shape, stored.kind, EXACT, fmt, None,
@@ -191,9 +191,9 @@ def _plan_beside(source: ConvertedSource, step: Step, writer: Writer) -> None:
         parts = QParams(torch.empty(0), torch.full((1,) * len(step.shape), 2.0))
         value = QTensor(codes, parts, step.target_format, step.shape[-1])
     else:
-        held = source.view.without_codes(step.name)
-        assert isinstance(held, QTensor)
-        value = carry(held, step.target_format)
+        q = source.view.without_codes(step.name)
+        assert isinstance(q, QTensor)
+        value = carry(q, step.target_format)
     try:
         result = writer.beside(step.name, value)
     except ValueError as error:
@@ -217,11 +217,11 @@ def _check_scaled(source: ConvertedSource, name: str) -> None:
 
 
 def _choose(source: ConvertedSource, step: Step, writer: Writer) -> Format:
-    """The format as which the tensor is written. Raises InexactError with why there is none."""
+    """The format that the tensor is written in. Raises InexactError where there is none."""
     result, shape = step.stored_format, step.shape
     assert result is not None
     _check_place(source, step, writer)
-    tried: dict[str, str] = {}
+    tries: dict[str, str] = {}
     reasons: dict[str, str] = {}
     value: QTensor | Tensor | None = None
     rows: QTensor | None = None
@@ -242,10 +242,10 @@ def _choose(source: ConvertedSource, step: Step, writer: Writer) -> Format:
                     reason = _obstacle(value, target, writer)
             if reason is None:
                 return target
-            tried[str(target)] = reason
+            tries[str(target)] = reason
         else:
             reasons[str(target)] = reason
-    raise InexactError(_why(result, tried | reasons if len(tried) < 3 else tried))
+    raise InexactError(_why(result, tries | reasons if len(tries) < 3 else tries))
 
 
 def _of_rows(rows: QTensor, target: Format) -> str | None:
@@ -313,13 +313,13 @@ def _check_stored(checkpoint: Checkpoint, name: str, layout: str) -> None:
 
 
 def _why(result: Format, reasons: Mapping[str, str]) -> str:
-    """The reasons that tell the most: of the formats that came nearest, which are the first."""
-    ordered = list(reasons.items())
-    same = dict.fromkeys(why for _, why in ordered)
-    if len(same) == 1 or not ordered:
+    """The most useful reasons: those of the nearest formats, which come first."""
+    pairs = list(reasons.items())
+    same = dict.fromkeys(why for _, why in pairs)
+    if len(same) == 1 or not pairs:
         return f"{result}: {next(iter(same), 'no format of it')}"
-    listed = "; ".join(f"as {fmt}: {why}" for fmt, why in ordered[:3])
-    return f"{result}: {listed}"
+    text = "; ".join(f"as {fmt}: {why}" for fmt, why in pairs[:3])
+    return f"{result}: {text}"
 
 
 def _refusal(writer: Writer, reasons: Mapping[str, str], recipe: Recipe | None) -> NotLosslessError:

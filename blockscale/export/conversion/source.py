@@ -149,9 +149,9 @@ def _out_of_gguf(source: ConvertedSource, is_set: bool) -> None:
 def _refuse_unknown(unknown: list[str], where: str) -> None:
     if unknown:
         more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
-        listed = ", ".join(map(quoted, unknown[:3]))
+        text = ", ".join(map(quoted, unknown[:3]))
         raise ValueError(
-            f"{listed}{more} have no known name in {where}. With names='keep' (--names keep), "
+            f"{text}{more} have no known name in {where}. With names='keep' (--names keep), "
             "tensors keep their names"
         )
 
@@ -215,9 +215,9 @@ def settle_joined(
 
     recipe: the formats in which such tensors are quantized again, sharing one
     """
-    refused: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if not writer.joins:
-        return refused
+        return reasons
     by_layer = {layer_of(step.name): step for step in steps}
     for group in groups(by_layer):
         members = [by_layer[layer] for layer in group]
@@ -227,19 +227,19 @@ def settle_joined(
             continue
         info = told_disagreement({layer_of(n): outer for n, outer in outers.items()})
         if recipe is None:
-            refused |= dict.fromkeys(outers, info)
+            reasons |= dict.fromkeys(outers, info)
             continue
         for step in some:
             target = recipe.decide(layer_of(step.name))[0].weight
             reason = writer.holds(target, step.shape) if target else "the recipe has none for it"
             if reason:
-                refused[step.name] = f"{info}; the recipe's format: {reason}"
+                reasons[step.name] = f"{info}; the recipe's format: {reason}"
                 continue
             step.how, step.target_format = "requantized", target
             step.more.setdefault("reason", info)
-    if not refused:
+    if not reasons:
         _share_tops(source, [step for step in steps if step.how == "requantized"])
-    return refused
+    return reasons
 
 
 def _share_tops(source: ConvertedSource, steps: Sequence[TensorStep]) -> None:

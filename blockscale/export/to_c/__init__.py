@@ -41,8 +41,8 @@ def c_file(graph: CGraph, name: str) -> CFile:
     w = graph.writer
     kinds: dict[str, list[Array]] = {"constant": [], "arena": [], "input": [], "output": []}
     for each in w.arrays.values():
-        used = each.kind in ("input", "output") or each.last >= 0
-        if used:
+        is_used = each.kind in ("input", "output") or each.last >= 0
+        if is_used:
             kinds[each.kind].append(each)
     sizes = plan(kinds["arena"])
     steps = [_step(step) for step in w.steps]
@@ -129,9 +129,10 @@ def _table(array: Array, values: object) -> str:
 
 
 def _step(step: CStep) -> str:
-    """One step as a function: tables too are parameters, so that its head says what it reads."""
+    """One step as a function; tables are parameters, too, so that its signature lists its reads."""
     takes = ", ".join(
-        f"{'' if written else 'const '}{array.ctype} *{name}" for name, array, written in step.takes
+        f"{'' if is_output else 'const '}{array.ctype} *{name}"
+        for name, array, is_output in step.takes
     )
     lines = indent([*step.lines, "return 0;"])
     return f"/* {step.node} */\nstatic int {step.name}({takes})\n{{\n" + "\n".join(lines) + "\n}"
@@ -179,13 +180,13 @@ def plan(arrays: Sequence[Array]) -> dict[int, int]:
     """
     sizes: dict[int, int] = {}
     for width in WIDTHS:
-        placed: list[Array] = []
+        others: list[Array] = []
         members = [each for each in arrays if each.dtype.itemsize == width]
         for each in sorted(members, key=lambda a: (-a.size, a.first, a.number)):
-            each.offset = _lowest(each, placed)
-            placed.append(each)
-        if placed:
-            sizes[width] = max(each.offset + each.size for each in placed)
+            each.offset = _lowest(each, others)
+            others.append(each)
+        if others:
+            sizes[width] = max(each.offset + each.size for each in others)
     return sizes
 
 

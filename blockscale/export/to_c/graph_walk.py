@@ -89,8 +89,8 @@ class _Walk:
 
     def _visit(self, node: fx.Node) -> None:
         value = self.values[node]
-        listed = isinstance(value, list | tuple)
-        if not isinstance(value, Tensor) and not listed:
+        is_list = isinstance(value, list | tuple)
+        if not isinstance(value, Tensor) and not is_list:
             self.constants.add(node)  # a size
             return
         name = self.ours.get(node.target, "")
@@ -107,7 +107,7 @@ class _Walk:
             self._op(node, name)
         elif calls(node, *_MOVES) or node.target is operator.getitem:
             self._move(node)
-        elif computes_mask(node) and not listed:
+        elif computes_mask(node) and not is_list:
             mask(self.writer, node, value)
         else:
             raise NotIntegerError(_no_form(node))
@@ -223,8 +223,8 @@ _CAST = (aten.to, aten._to_copy)
 
 def computes_mask(node: fx.Node) -> bool:
     """Whether `mask` knows what a node calls."""
-    joined = (each for some in _JOINED.values() for each in some)
-    return calls(node, *joined, *_COMPARED.values(), *_NOT, *_CAST)
+    junctions = (each for some in _JOINED.values() for each in some)
+    return calls(node, *junctions, *_COMPARED.values(), *_NOT, *_CAST)
 
 
 def mask(w: CWriter, node: fx.Node, tensor: Tensor) -> None:
@@ -258,8 +258,8 @@ def mask(w: CWriter, node: fx.Node, tensor: Tensor) -> None:
 def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], dtype: torch.dtype) -> str:
     """The C expression of an element."""
     truths = all(each == torch.bool for each in dtypes)
-    for sign, compared in _COMPARED.items():
-        if calls(node, compared):
+    for sign, comparison in _COMPARED.items():
+        if calls(node, comparison):
             return f"{words[0]} {sign} {words[1]}"
     for sign, some in _JOINED.items():
         if calls(node, *some) and truths and dtype == torch.bool:

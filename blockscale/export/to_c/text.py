@@ -232,15 +232,15 @@ _HELPERS = {
 
 def helpers(text: str) -> list[str]:
     """The functions that a text calls, and those that they call, in the order of definitions."""
-    needed: set[str] = set()
+    names: set[str] = set()
     parts = [text]
     while parts:
         part = parts.pop()
         for name, body in _HELPERS.items():
-            if name not in needed and f"{name}(" in part:
-                needed.add(name)
+            if name not in names and f"{name}(" in part:
+                names.add(name)
                 parts.append(body)
-    return [body for name, body in _HELPERS.items() if name in needed]
+    return [body for name, body in _HELPERS.items() if name in names]
 
 
 def number(value: int) -> str:

@@ -118,9 +118,9 @@ class CWriter:
         for each in (*of.values(), y.array, *(room or {}).values()):
             each.last = max(each.last, now)
         read = [(k, each, False) for k, each in of.items()]
-        written = [(k, each, True) for k, each in (room or {}).items()]
+        outputs = [(k, each, True) for k, each in (room or {}).items()]
         name = f"step{now}_{op}"
-        all_of = (*read, *written, ("y", y.array, True))
+        all_of = (*read, *outputs, ("y", y.array, True))
         self.steps.append(CStep(name, node.name, all_of, tuple(lines)))
 
     def copy(self, places: Tensor, y: Access, node: fx.Node) -> None:
@@ -137,8 +137,8 @@ class CWriter:
             self.step(node, "move", {"x": source}, y, lines)
             return
         for n in which:  # what is filled in comes first, over everything, if it is one number
-            chosen = result.flatten() == n
-            lines += self._part(n, torch.stack([chosen.nonzero().flatten(), at[result == n]], 1),
+            here = result.flatten() == n
+            lines += self._part(n, torch.stack([here.nonzero().flatten(), at[result == n]], 1),
                                 takes, node, y)  # fmt: skip
         self.step(node, "move", takes, y, lines)
 

@@ -72,8 +72,8 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
     """
     path = check_directory(directory)
     layers, back = _layers(model), Back(model)
-    stacks, refused = matrices(model, back)
-    schemes = _schemes(layers, stacks, refused)
+    stacks, reasons = matrices(model, back)
+    schemes = _schemes(layers, stacks, reasons)
     if info := disagreements(layers):
         raise ValueError(
             "servers would compute different numbers for these layers:"
@@ -96,13 +96,13 @@ def compressed_tensors(model: nn.Module, directory: str | Path) -> None:
 def _layers(model: nn.Module) -> dict[str, QLayer]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, found {type(model).__name__}")
-    named = list(model.named_modules(remove_duplicate=False))
-    if training := [name for name, part in named if isinstance(part, QATLayer)]:
+    modules = list(model.named_modules(remove_duplicate=False))
+    if training := [name for name, part in modules if isinstance(part, QATLayer)]:
         raise ValueError(
             f"{training[0] or 'the model'} is a layer for training (bs.prepare_qat): call "
             f"bs.convert(model) first"
         )
-    layers = {name: part for name, part in named if isinstance(part, QLayer)}
+    layers = {name: part for name, part in modules if isinstance(part, QLayer)}
     if not layers and next(all_held(model), None) is None:
         raise ValueError(
             "nothing in the model is quantized: bs.quantize_(model, recipe) first; a float model "
@@ -123,20 +123,20 @@ def _schemes(
     without: {parameter: why it has no place}
     """
     schemes: dict[str, LayerScheme] = {}
-    refused = [f"{name}: {reason}" for name, reason in without.items()]
+    reasons = [f"{name}: {reason}" for name, reason in without.items()]
     for name, (q, by) in stacks.items():
         try:
             fmt, static = (None, False) if by is None else (by.format, by.static)
             schemes[name] = scheme(q.format, fmt, static)
         except UnsupportedError as error:
-            refused.append(f"{name}: {error}")
+            reasons.append(f"{name}: {error}")
     for name, layer in layers.items():
         try:
             schemes[name] = _scheme(layer)
         except UnsupportedError as error:
-            refused.append(f"{name}: {error}")
-    if refused:
-        raise _refusal(refused)
+            reasons.append(f"{name}: {error}")
+    if reasons:
+        raise _refusal(reasons)
     return schemes
 
 
@@ -171,32 +171,32 @@ def _tensors(
     """Every tensor of the files by its name, and {layer: what is not exact}."""
     tensors: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
-    refused, held = [], (name for name, _ in all_held(model))
-    own = tuple(f"{name}." for name in (*layers, *held))
-    seen: set[tuple[Any, ...]] = set()
-    joined = sharing(layers)
+    reasons, parameters = [], (name for name, _ in all_held(model))
+    own = tuple(f"{name}." for name in (*layers, *parameters))
+    places: set[tuple[Any, ...]] = set()
+    groups = sharing(layers)
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor) and not name.startswith(own):
             place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if tensor.numel() == 0 or place not in seen:  # tied ones are tied again by the config
+            if tensor.numel() == 0 or place not in places:  # tied ones are tied again by the config
                 tensors[name] = tensor.clone() if _is_part(tensor) else tensor
-            seen.add(place)
+            places.add(place)
     for name, layer in layers.items():
         assert isinstance(layer, QLinear)
         try:
-            parts, info = layer_tensors(layer, schemes[name], joined.get(name, ()))
+            parts, info = layer_tensors(layer, schemes[name], groups.get(name, ()))
         except UnsupportedError as error:
-            refused.append(f"{name}: {error}")
+            reasons.append(f"{name}: {error}")
             continue
         if layer.bias is not None:
-            added = layer.added_bias()
-            assert added is not None
-            parts["bias"] = added.to(layer.qweight.dtype)
+            bias = layer.added_bias()
+            assert bias is not None
+            parts["bias"] = bias.to(layer.qweight.dtype)
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         if note := "; ".join(filter(None, [info, _reader(layer, schemes[name])])):
             notes[name] = note
-    if refused:
-        raise _refusal(refused)
+    if reasons:
+        raise _refusal(reasons)
     return tensors, notes
 
 

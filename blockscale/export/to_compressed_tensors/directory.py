@@ -61,13 +61,13 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 
 def _shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
-    filled = 0
+    size = 0
     for name, tensor in tensors.items():
-        if shards[-1] and filled + tensor.nbytes > SHARD:
+        if shards[-1] and size + tensor.nbytes > SHARD:
             shards.append({})
-            filled = 0
+            size = 0
         shards[-1][name] = tensor.detach().cpu().contiguous()
-        filled += tensor.nbytes
+        size += tensor.nbytes
     return shards
 
 
@@ -143,13 +143,13 @@ class Matrix(NamedTuple):
 def matrices(model: nn.Module, back: Back) -> tuple[dict[str, Matrix], dict[str, str]]:
     """{layer of a checkpoint: what it is}, and {parameter: why it has no place}."""
     qs: dict[str, Matrix] = {}
-    refused: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, weight in all_held(model):
         pieces = back.quantized(name, _info(weight), _parts(weight))
         if not pieces or not all(stored.endswith(".weight") for stored in pieces):
             owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
             apart = f", and in {weight.fmt} it cannot be split into matrices"
-            refused[name] = f"it is a parameter of {owner}, not the weight of an nn.Linear" + (
+            reasons[name] = f"it is a parameter of {owner}, not the weight of an nn.Linear" + (
                 apart * (len(weight.shape) > 2)
             )
             continue
@@ -158,7 +158,7 @@ def matrices(model: nn.Module, back: Back) -> tuple[dict[str, Matrix], dict[str,
             stored.removesuffix(".weight"): Matrix(piece, inputs.get(stored))
             for stored, piece in pieces.items()
         }
-    return qs, refused
+    return qs, reasons
 
 
 def _inputs(name: str, weight: QWeight, back: Back) -> dict[str, QInput]:

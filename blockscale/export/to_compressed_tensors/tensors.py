@@ -136,9 +136,9 @@ def reciprocal(codes: Tensor, outer: Tensor) -> tuple[Tensor, bool]:
     nearest = (1 / outer.to(torch.float64)).reshape(()).to(torch.float32)
     bits = nearest.view(torch.int32)
     for step in sorted(range(-_NEIGHBOURS, _NEIGHBOURS + 1), key=abs):
-        tried = (bits + step).view(torch.float32)
-        if torch.equal(values / tried, target):
-            return tried, True
+        factor = (bits + step).view(torch.float32)
+        if torch.equal(values / factor, target):
+            return factor, True
     return nearest, False
 
 

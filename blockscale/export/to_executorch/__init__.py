@@ -78,13 +78,13 @@ def _check_stage(graph: Any) -> None:
 
 def _check_inputs(graph: fx.GraphModule) -> None:
     """Raise ValueError that names each format of inputs that takes bits of floats to compute."""
-    refused: dict[str, str] = {}
+    examples: dict[str, str] = {}
     for node in graph.graph.nodes:
         result = quantize_of(node)
         if result is not None and not runs(result.by.format):
-            refused.setdefault(str(result.by.format), described(node))
-    if refused:
-        text = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in refused.items())
+            examples.setdefault(str(result.by.format), described(node))
+    if examples:
+        text = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in examples.items())
         raise ValueError(
             "ExecuTorch has no kernels for these formats of inputs and outputs, which would "
             f"read the bits of floats:{text}\nUse integers with float scales for them "
@@ -96,8 +96,8 @@ def _check_weights(graph: fx.GraphModule) -> None:
     """Raise ValueError that names each format of weights whose dtype has no kernels."""
     for node in graph.graph.nodes:
         fmt = node.kwargs.get("fmt") or next((a for a in node.args if isinstance(a, str)), "")
-        named = str(node.target).startswith("blockscale.") and fmt
-        if named and parse(fmt).bits > 8 and not parse(fmt).element.signed:
+        is_ours = str(node.target).startswith("blockscale.") and fmt
+        if is_ours and parse(fmt).bits > 8 and not parse(fmt).element.signed:
             raise ValueError(
                 f"{described(node)}: ExecuTorch's kernels do not support unsigned integers of "
                 f"16 bits, in which {fmt} is stored: use int16"

@@ -59,15 +59,15 @@ def lowered(graph: fx.GraphModule) -> bytes:
 
 
 def _settle(graph: fx.GraphModule) -> None:
-    """Let strides not depend on how torch takes attention apart: views of others would fail."""
+    """Fix the strides behind attention, which depend on its decomposition by torch, for views."""
     for node in each_call(graph, nodes_aten.scaled_dot_product_attention):
         with graph.graph.inserting_after(node):
-            settled = graph.graph.call_function(
+            copy = graph.graph.call_function(
                 nodes_aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
             )
-        set_value(settled)
-        node.replace_all_uses_with(settled)
-        settled.replace_input_with(settled, node)
+        set_value(copy)
+        node.replace_all_uses_with(copy)
+        copy.replace_input_with(copy, node)
     for node in each_call(graph, nodes_aten.view):
         node.target = nodes_aten.reshape.default
     graph.recompile()
@@ -148,8 +148,8 @@ def of_bits(bits: Tensor) -> Tensor:
     value = torch.where(field > 0, fraction + 2.0**23, fraction)
     value = value * 2.0**-74 * 2.0**-75
     for at, step in enumerate((1, 2, 4, 8, 16, 32, 64)):
-        chosen = torch.bitwise_and(torch.div(rest, 2**at, rounding_mode="floor"), 1) == 1
-        value = torch.where(chosen, value * 2.0**step, value)
+        is_set = torch.bitwise_and(torch.div(rest, 2**at, rounding_mode="floor"), 1) == 1
+        value = torch.where(is_set, value * 2.0**step, value)
     value = torch.where(rest >= 128, value * 2.0**64 * 2.0**64, value)
     special = torch.where(fraction == 0, torch.inf, torch.nan)
     value = torch.where(field == 255, special, value)
@@ -179,8 +179,8 @@ def left_shift(x: Tensor, by: Any) -> Tensor:
         return x * 2**by
     result = x
     for at, step in enumerate((1, 2, 4, 8, 16)):
-        chosen = torch.bitwise_and(torch.div(by, 2**at, rounding_mode="floor"), 1) == 1
-        result = torch.where(chosen, result * 2**step, result)
+        is_set = torch.bitwise_and(torch.div(by, 2**at, rounding_mode="floor"), 1) == 1
+        result = torch.where(is_set, result * 2**step, result)
     return result.to(x.dtype)
 
 

@@ -137,7 +137,7 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     if grouped:
         scale = scale.to(torch.bfloat16).to(torch.float32)
     like = each.node
-    held = put(graph, f"{name}.integers", codes, like=like)
+    integers = put(graph, f"{name}.integers", codes, like=like)
     steps = put(graph, f"{name}.steps", scale, like=like)
     zeros = torch.zeros(scale.shape, dtype=torch.int32 if grouped else torch.int64)
     zero = put(graph, f"{name}.zeros", zeros, like=like)
@@ -145,10 +145,10 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     theirs: Any = torch.ops.quantized_decomposed
     if grouped:
         size = codes.shape[-1] // scale.shape[-1]
-        args = (held, steps, zero, low, high, torch.int8, size, torch.float32)
+        args = (integers, steps, zero, low, high, torch.int8, size, torch.float32)
         result = call(graph, theirs.dequantize_per_channel_group.default, args, like=like)
     else:
-        args = (held, steps, zero, 0, low, high, torch.int8)  # type: ignore[assignment]
+        args = (integers, steps, zero, 0, low, high, torch.int8)  # type: ignore[assignment]
         result = call(graph, theirs.dequantize_per_channel.default, args, like=like)
     each.node.replace_input_with(view, result)
 

@@ -77,15 +77,15 @@ def _drop_permute(node: fx.Node) -> bool:
         return False
     codes.replace_input_with(before, before.args[0])
     _set_size(source, last)
-    for changed in (codes, source):
-        changed.meta.pop("val", None)
-        set_value(changed)
+    for each in (codes, source):
+        each.meta.pop("val", None)
+        set_value(each)
     replace(node, source)
     return True
 
 
 def _set_size(node: fx.Node, size: int) -> None:
-    """Tell a dequantize node how many codes a row has."""
+    """Set how many codes a row of a dequantize node has."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     at = names.index("size")
     if at < len(node.args):
@@ -144,17 +144,17 @@ def _short(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Whether the node decodes constants that `weights` decodes to the same bits."""
     table = calls(node, ours.embedding)
     op = embedding if table else primitives.dequantize
-    coded: Operand = bound(node, op)[0]
-    if not is_constant(coded.codes) or (table and coded.format.block.flat):
+    operand: Operand = bound(node, op)[0]
+    if not is_constant(operand.codes) or (table and operand.format.block.flat):
         return False
 
     def load(part: Any) -> Any:
         return None if part is None else get(graph, part)
 
-    more = None if coded.more is None else [load(part) for part in coded.more]
-    whole = coded._replace(
-        codes=load(coded.codes), scale=load(coded.scale), zero_point=load(coded.zero_point),
-        outer=load(coded.outer), more=more, size=_size(coded, load(coded.codes)),
+    more = None if operand.more is None else [load(part) for part in operand.more]
+    whole = operand._replace(
+        codes=load(operand.codes), scale=load(operand.scale), zero_point=load(operand.zero_point),
+        outer=load(operand.outer), more=more, size=_size(operand, load(operand.codes)),
     )  # fmt: skip
     return weights.exact(whole)
 

@@ -133,5 +133,5 @@ def exact(weight: Operand) -> bool:
     if not plain(weight.format):
         return False
     result = dequantized(weight, torch.float32)
-    meant: Tensor = dequantize.reference(weight, torch.float32)
-    return torch.equal(result.view(torch.int32), meant.view(torch.int32))
+    expected: Tensor = dequantize.reference(weight, torch.float32)
+    return torch.equal(result.view(torch.int32), expected.view(torch.int32))

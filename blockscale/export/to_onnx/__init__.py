@@ -139,10 +139,10 @@ def _decoder(
         raise ValueError("cache=True has an example of its own: leave example out")
     fixed = None if sizes is None else fixed_sizes(sizes)
     decoder = decoder_of(model)
-    made = _CachedFile(decoder, None if cache is True else cache_format(cache, decoder), fixed)
-    if made.for_genai:
+    file = _CachedFile(decoder, None if cache is True else cache_format(cache, decoder), fixed)
+    if file.for_genai:
         check_new(path.with_name(GENAI), overwrite)
-    return made
+    return file
 
 
 def _file_place(path: str | Path, opset: int | None, overwrite: bool) -> Path:
@@ -180,12 +180,12 @@ def _mark(
     graph: Any, example: Example | None, dynamic_batch: bool
 ) -> tuple[ExportedProgram, list[Piece]]:
     """A program with marks for all that quantizes, and what they stand for."""
-    taken = _graph(graph, example, dynamic_batch)
-    if is_integers(taken):
-        pieces = take_integer_ops(taken)
-        return without_dead(exported(taken)), pieces
-    pieces = take.take(taken)
-    return exported(taken), pieces
+    model = _graph(graph, example, dynamic_batch)
+    if is_integers(model):
+        pieces = take_integer_ops(model)
+        return without_dead(exported(model)), pieces
+    pieces = take.take(model)
+    return exported(model), pieces
 
 
 def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.GraphModule:
@@ -201,11 +201,11 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
             )
     else:
         graph = program_of(graph, example, dynamic_batch)
-    made = imported(graph)
-    if is_integers(made):  # a program of an integer graph, or of a model of integers
-        passes.apply(made, (clean,))
-        return made
-    made = adopted(graph)
-    expand(made)
-    passes.apply(made, (clean, constants, duplicates))
-    return made
+    result = imported(graph)
+    if is_integers(result):  # a program of an integer graph, or of a model of integers
+        passes.apply(result, (clean,))
+        return result
+    result = adopted(graph)
+    expand(result)
+    passes.apply(result, (clean, constants, duplicates))
+    return result

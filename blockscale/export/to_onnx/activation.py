@@ -34,8 +34,8 @@ class _BlockAxis(NamedTuple):
     @property
     def attributes(self) -> dict[str, Any]:
         """Its attributes."""
-        named: dict[str, Any] = {} if self.axis is None else {"axis": self.axis}
-        return named | ({"block_size": self.block_size} if self.block_size else {})
+        result: dict[str, Any] = {} if self.axis is None else {"axis": self.axis}
+        return result | ({"block_size": self.block_size} if self.block_size else {})
 
 
 def refusal(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
@@ -73,8 +73,8 @@ def activation(
     if qparams is not None:
         one = qparams.scale.numel() == 1
         # onnxruntime 1.31: 4 bits by axis wrap around far beyond their range
-        held = _container(fmt.element) is not None and simple and fmt.zero is None
-        if (as_one and (one or (block_axis is not None and fmt.bits >= 8))) or (held and one):
+        fits = _container(fmt.element) is not None and simple and fmt.zero is None
+        if (as_one and (one or (block_axis is not None and fmt.bits >= 8))) or (fits and one):
             return _static(scope, name, x, fmt, qparams, sizes)
         return _under_scale(scope, name, x, fmt, qparams, len(sizes))
     # onnxruntime 1.31 moves a Transpose over QuantizeLinear but not over the scales of blocks
@@ -122,10 +122,10 @@ def _static(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams, size
     outer = None if qparams.outer is None else qparams.outer.reshape(dims and (1,))
     parts = qparams._replace(scale=qparams.scale.reshape(dims), outer=outer)
     step = steps.step(scope, name, fmt, parts)
-    held = _container(fmt.element)
-    element = held or fmt.element
+    container = _container(fmt.element)
+    element = container or fmt.element
     zero = put_zeros(scope.file, f"{name}.zero_point", element, qparams.zero_point, dims)
-    if held is not None:
+    if container is not None:
         x = _clipped(scope, name, x, fmt, qparams)
     elif _narrow(fmt) and fmt.bits != 8:  # no operator clips such codes in onnxruntime: clip x
         lowest = scope.op("Mul", step, scope.floats(fmt.element.limits(False)[0]))
@@ -149,8 +149,8 @@ def _clipped(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams) -> 
     step = step_of(qparams, fmt).reshape(())
     zero = 0 if qparams.zero_point is None else int(qparams.zero_point)
     ends = [step * (code - zero) for code in fmt.element.limits(fmt.wide)]
-    named = zip(("lowest", "largest"), ends, strict=True)
-    return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in named))
+    result = zip(("lowest", "largest"), ends, strict=True)
+    return scope.op("Clip", x, *(put_tensor(scope.file, f"{name}.{k}", end) for k, end in result))
 
 
 def _linear(scope: Scope, x: str, step: str, zero: str, fmt: Format, block_axis: _BlockAxis) -> str:
@@ -165,11 +165,11 @@ def _dynamic(scope: Scope, x: str, fmt: Format, sizes: Sizes, block_axis: _Block
     """The scale from the tensor, then QuantizeLinear and DequantizeLinear."""
     kind = native(fmt.element, scope.file.opset)
     assert kind is not None
-    chosen = encode.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
-    step = _arrange(scope, chosen.step, block_axis)
-    if not chosen.zero:
+    choice = encode.choose(scope, split.split(scope, x, fmt.block, sizes), fmt)
+    step = _arrange(scope, choice.step, block_axis)
+    if not choice.zero:
         return _without_zero(scope, x, step, fmt, block_axis, kind)
-    zero = scope.cast(_arrange(scope, chosen.zero, block_axis), kind)
+    zero = scope.cast(_arrange(scope, choice.zero, block_axis), kind)
     return _linear(scope, x, step, zero, fmt, block_axis)
 
 
@@ -205,9 +205,9 @@ def _under_scale(scope: Scope, name: str, x: str, fmt: Format, qparams: QParams,
         inverses = _inverse(qparams, fmt).reshape(shape)
         inverse = put_tensor(scope.file, f"{name}.inverse", inverses)
     if fmt.offset is not None:
-        found = expand_offset(qparams.offset, qparams.offset_outer, fmt, torch.Size(shape))
-        assert found is not None
-        offset = put_tensor(scope.file, f"{name}.offset", found.expand(shape))
+        offsets = expand_offset(qparams.offset, qparams.offset_outer, fmt, torch.Size(shape))
+        assert offsets is not None
+        offset = put_tensor(scope.file, f"{name}.offset", offsets.expand(shape))
         x = scope.op("Sub", x, offset)
     values = _round_trip(scope, x, fmt, encode.ChosenScale(step, inverse, zero))
     return scope.op("Add", values, offset) if offset else values

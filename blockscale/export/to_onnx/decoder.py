@@ -77,50 +77,52 @@ def decoder_of(model: Any) -> Decoder:
             f"quantized by bs.quantize_ or bs.calibrate, found {kind_of(model)}"
         )
     check_model(model)
-    name, known = type(model).__name__, inspect.signature(model.forward).parameters
+    name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name} has an encoder, whose states are a second past: cache=True takes models that "
             f"only decode"
         )
-    if missing := [each for each in ("past_key_values", _MASK) if each not in known]:
+    if missing := [each for each in ("past_key_values", _MASK) if each not in parameters]:
         raise ValueError(f"{name} takes no {missing[0]}: leave cache=True out")
     _refuse_rotation(name, model.config.get_text_config(decoder=True))
-    return Decoder(model, _shapes(name, model), "position_ids" in known)
+    return Decoder(model, _shapes(name, model), "position_ids" in parameters)
 
 
 def _refuse_rotation(name: str, config: Any) -> None:
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [each for each in told.values() if isinstance(each, Mapping)]
-    kinds = {each.get("rope_type", each.get("type")) for each in (told, *nested)}
-    if found := sorted(kinds & set(_GROWING)):
+    settings = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    nested = [each for each in settings.values() if isinstance(each, Mapping)]
+    kinds = {each.get("rope_type", each.get("type")) for each in (settings, *nested)}
+    if growing := sorted(kinds & set(_GROWING)):
         raise ValueError(
-            f"{name} turns keys by {found[0]!r} rotations, which change once a text is long, so "
-            f"that keys of a cache are of the old ones: set rope_type to 'default', 'linear', "
-            f"'yarn' or 'llama3', or leave cache=True out"
+            f"{name} rotates keys by rope_type {growing[0]!r}, which changes once a text is long, "
+            f"so that cached keys no longer fit: set rope_type to 'default', 'linear', 'yarn' or "
+            f"'llama3', or leave cache=True out"
         )
 
 
 def _shapes(name: str, model: Any) -> tuple[Any, ...]:
     """(heads, features) of each layer's keys and values, as the model's own cache has them."""
     ids = torch.zeros((_ROWS, _TOKENS), dtype=torch.int64, device=model.device)
-    made: Any = run_example(model, (), {"input_ids": ids, "use_cache": True})
-    layers = getattr(getattr(made, "past_key_values", None), "layers", None)
-    if layers is None or "logits" not in made:
+    outputs: Any = run_example(model, (), {"input_ids": ids, "use_cache": True})
+    layers = getattr(getattr(outputs, "past_key_values", None), "layers", None)
+    if layers is None or "logits" not in outputs:
         missing = "no logits" if layers is not None else "no cache of keys and values"
         raise ValueError(
             f"{name} gives {missing}: cache=True takes models of AutoModelForCausalLM whose past "
             f"is keys and values"
         )
-    found = []
+    shapes = []
     for i, layer in enumerate(layers):
         if type(layer).__name__ not in _LAYERS:
             raise ValueError(
-                f"{name}: layer {i} remembers by a {type(layer).__name__}, which is no key and "
-                f"value of each token: a file can hold {' and '.join(_LAYERS)}"
+                f"{name}: layer {i} has a cache of the class {type(layer).__name__}, which does "
+                f"not keep a key and a value of each token: a file can hold {' and '.join(_LAYERS)}"
             )
-        found.append(tuple((x.shape[1], x.shape[3]) for x in (layer.keys, layer.values)))
-    return tuple(found)
+        shapes.append(tuple((x.shape[1], x.shape[3]) for x in (layer.keys, layer.values)))
+    return tuple(shapes)
 
 
 def decoder_program(decoder: Decoder, fixed: tuple[int, int, int] | None = None) -> ExportedProgram:
@@ -136,10 +138,10 @@ def decoder_program(decoder: Decoder, fixed: tuple[int, int, int] | None = None)
         try:
             return torch.export.export(decoder.model, (), example, dynamic_shapes=sizes)
         except size_error() as error:
-            name, told = type(decoder.model).__name__, str(error).strip().splitlines()
+            name, lines = type(decoder.model).__name__, str(error).strip().splitlines()
             raise ValueError(
-                f"{name} with a cache is another program for other sizes, which no one file holds: "
-                f"{' '.join(told[:2])}"
+                f"{name} with a cache is not one program for all sizes, as a file has to be: "
+                f"{' '.join(lines[:2])}"
             ) from error
 
 
@@ -183,10 +185,10 @@ def _called_with_tensors(decoder: Decoder) -> Iterator[None]:
         cache = DynamicCache()  # whole, where layers see a window: the mask says what they see
         for i, (keys, values) in enumerate(past_key_values):
             cache.update(keys, values, i)
-        found = forward(**inputs, past_key_values=cache, use_cache=True, return_dict=True)
-        pairs = [(layer.keys, layer.values) for layer in found["past_key_values"].layers]
+        result = forward(**inputs, past_key_values=cache, use_cache=True, return_dict=True)
+        pairs = [(layer.keys, layer.values) for layer in result["past_key_values"].layers]
         cached = (each for pair in pairs for each in pair)
-        return dict(zip(decoder.outputs, (found["logits"], *cached), strict=True))
+        return dict(zip(decoder.outputs, (result["logits"], *cached), strict=True))
 
     def with_positions(
         input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor,
@@ -222,12 +224,12 @@ def name_inputs(graph: Any, decoder: Decoder, *, fixed: bool = False) -> None:
     symbols: dict[str, str] = {}
     for each in graph.input:
         each.name = names[each.name]
-        wanted = _SIZES.get(each.name, ("batch_size", "", "past_sequence_length", ""))
-        for dim, name in zip(each.type.tensor_type.shape.dim, wanted, strict=True):
+        size_names = _SIZES.get(each.name, ("batch_size", "", "past_sequence_length", ""))
+        for dim, name in zip(each.type.tensor_type.shape.dim, size_names, strict=True):
             if name and not dim.dim_param and not fixed:
                 raise ValueError(
                     f"{type(decoder.model).__name__} with a cache is a program for one {name} "
-                    f"alone ({dim.dim_value} in {each.name}), and no file for others"
+                    f"({dim.dim_value} in {each.name}): pass sizes= to write a file of fixed sizes"
                 )
             symbols |= {dim.dim_param: name} if name and dim.dim_param not in symbols else {}
     for node in graph.node:
@@ -246,11 +248,11 @@ def genai_config(decoder: Decoder, file: str) -> dict[str, Any]:
     inputs |= {f"past_{each}_names": f"past_key_values.%d.{each}" for each in _PAIR}
     outputs = {f"present_{each}_names": f"present.%d.{each}" for each in _PAIR}
     length = getattr(config, "max_position_embeddings", None) or _LENGTH
-    told: dict[str, Any] = {
+    section: dict[str, Any] = {
         "type": "decoder", "vocab_size": config.vocab_size,
         "context_length": length, **_ends(decoder.model),
     }  # fmt: skip
-    told["decoder"] = {
+    section["decoder"] = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": [], **_EXACT},
         "filename": file, "hidden_size": config.hidden_size, "head_size": size,
         "num_attention_heads": config.num_attention_heads, "num_key_value_heads": heads,
@@ -258,23 +260,23 @@ def genai_config(decoder: Decoder, file: str) -> dict[str, Any]:
         "outputs": {"logits": "logits", **outputs},
     }  # fmt: skip
     search = {"do_sample": False, "max_length": length, "past_present_share_buffer": False}
-    return {"model": told, "search": search}
+    return {"model": section, "search": search}
 
 
 def _ends(model: Any) -> dict[str, Any]:
     """The tokens that begin, end and fill a text; what fills it is masked, and any will do."""
     own, config = getattr(model, "generation_config", None), model.config
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = getattr(own, name, None)
-        found[name] = getattr(config, name, None) if value is None else value
-    ends = found["eos_token_id"]
+        tokens[name] = getattr(config, name, None) if value is None else value
+    ends = tokens["eos_token_id"]
     first = ends[0] if isinstance(ends, list) and ends else ends
-    found["pad_token_id"] = first if found["pad_token_id"] is None else found["pad_token_id"]
-    return {name: value for name, value in found.items() if value is not None}
+    tokens["pad_token_id"] = first if tokens["pad_token_id"] is None else tokens["pad_token_id"]
+    return {name: value for name, value in tokens.items() if value is not None}
 
 
 def write_config(decoder: Decoder, path: Path) -> None:
-    """Beside the file `path`, what onnxruntime-genai reads; whole or not at all."""
+    """Write onnxruntime-genai's config beside the file `path`, whole or not at all."""
     with written_whole(path.with_name(GENAI)) as temporary:
         temporary.write_text(json.dumps(genai_config(decoder, path.name), indent=2) + "\n")

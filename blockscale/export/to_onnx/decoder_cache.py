@@ -103,10 +103,10 @@ def put_codes_in(graph: Any, decoder: Decoder, fmt: Format) -> None:
         for i, name in enumerate(node.input):
             node.input[i] = floats.get(name, name)
         scope.nodes.append(node)
-        written = every.get(node.output[0]) if node.output else None
-        if written is not None:
-            scope.within = written.past
-            _write(scope, written, _new_states(written, node, floats))
+        new_states = every.get(node.output[0]) if node.output else None
+        if new_states is not None:
+            scope.within = new_states.past
+            _write(scope, new_states, _new_states(new_states, node, floats))
     nodes = scope.nodes
     del graph.node[:]
     graph.node.extend(nodes)

@@ -199,18 +199,18 @@ def choose(scope: Scope, x: BlockedTensor, fmt: Format) -> ChosenScale:
     span = _range(scope, x, fmt)
     scale = fmt.scale
     if isinstance(scale, PowerOfTwo):
-        chosen = ChosenScale(_power_of_two(scope, span, fmt, scale))
+        choice = ChosenScale(_power_of_two(scope, span, fmt, scale))
     elif isinstance(scale, TwoLevel):
-        chosen = _two_levels(scope, span, fmt, scale)
+        choice = _two_levels(scope, span, fmt, scale)
     elif isinstance(scale, CodeScale):
         step = _code(scope, _quotient(scope, span, fmt), scale, span.poison)
-        chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
+        choice = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     else:
         step = _float(scope, _quotient(scope, span, fmt), fmt, scale)
-        chosen = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
+        choice = ChosenScale(step, _reciprocal(scope, step) if fmt.recip else "")
     if not fmt.asym:
-        return chosen
-    return ChosenScale(chosen.step, chosen.inverse, _zero(scope, span.low, chosen.step, fmt))
+        return choice
+    return ChosenScale(choice.step, choice.inverse, _zero(scope, span.low, choice.step, fmt))
 
 
 def _reciprocal(scope: Scope, step: str) -> str:
@@ -349,8 +349,8 @@ def _two_levels(scope: Scope, span: _Range, fmt: Format, scale: "TwoLevel[Format
     divisor = scope.floats(fmt.levels.value * scale.largest)
     quotient = (divisor, scope.op("Abs", largest)) if scale.reciprocal else (largest, divisor)
     outer = stored_float(scope, scope.op("Div", *quotient), scale.outer_type)
-    wanted = scope.op("Div", a, scope.floats(fmt.levels.value))
-    ratio = scope.op("Mul" if scale.reciprocal else "Div", wanted, outer)
+    block_step = scope.op("Div", a, scope.floats(fmt.levels.value))
+    ratio = scope.op("Mul" if scale.reciprocal else "Div", block_step, outer)
     low = scope.floats(inner.element.smallest_normal)
     ratio = scope.op("Clip", ratio, low, scope.floats(scale.largest))
     codes = encoded(scope, ratio, inner)

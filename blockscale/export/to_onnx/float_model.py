@@ -72,10 +72,10 @@ class FloatModel:
         """Of a model whose constants become stored tensors, in place."""
         graph = proto.graph
         _store_constants(graph)
-        found = {each.name: each for each in graph.initializer}
-        for each in found.values():
+        tensors = {each.name: each for each in graph.initializer}
+        for each in tensors.values():
             _as_raw(each)
-        return cls(proto, found, set(read_inside(graph.node)) & found.keys())
+        return cls(proto, tensors, set(read_inside(graph.node)) & tensors.keys())
 
     def values(self, name: str) -> Tensor:
         """A stored tensor of floats, in its own dtype."""
@@ -95,17 +95,17 @@ class FloatModel:
     def sites(self) -> list[Site]:
         """Every node that reads a weight of floats, in the order in which they run."""
         makers = {name: node for node in self.proto.graph.node for name in node.output}
-        found: list[Site] = []
+        result: list[Site] = []
         for number, node in enumerate(self.proto.graph.node):
             if node.op_type not in OPS or node.domain not in STANDARD:
                 continue
             each = (self._site(number, node, at, makers) for at in _weights_of(node))
-            found += list(islice(filter(None, each), 1))
-        return _named_apart(found)
+            result += list(islice(filter(None, each), 1))
+        return _named_apart(result)
 
     def _stored(self, name: str, makers: Mapping[str, Any]) -> tuple[str, bool] | None:
-        """The stored tensor of floats behind a name, and whether it is turned on its way."""
-        turned = False
+        """The stored tensor of floats behind a name, and whether it is transposed on its way."""
+        transposed = False
         while name not in self.tensors:
             node = makers.get(name)
             if node is None or node.op_type not in PASSED or node.domain not in STANDARD:
@@ -113,21 +113,21 @@ class FloatModel:
             if node.op_type == "Transpose":
                 if list(attributes(node).get("perm", (1, 0))) != [1, 0]:
                     return None
-                turned = not turned
+                transposed = not transposed
             name = node.input[0]
         kind = self.tensors[name].data_type
-        return (name, turned) if kind in FLOATS and len(self.shape(name)) > 1 else None
+        return (name, transposed) if kind in FLOATS and len(self.shape(name)) > 1 else None
 
     def _site(self, number: int, node: Any, at: int, makers: Mapping[str, Any]) -> Site | None:
         stored = self._stored(node.input[at], makers)
         if stored is None:
             return None
-        tensor, turned = stored
-        layout = _layout(node, at, turned, len(self.shape(tensor)))
+        tensor, transposed = stored
+        layout = _layout(node, at, transposed, len(self.shape(tensor)))
         if layout is None:
             return None
         moves = _moves(layout, self.shape(tensor))
-        if turned:
+        if transposed:
             moves = (*moves, ("permute", (1, 0)))
         data = node.input[1 if at == 0 else 0]
         return Site(number, node, at, data, tensor, _layer(tensor, node), layout, moves)
@@ -136,14 +136,14 @@ class FloatModel:
 def _named_apart(sites: Iterable[Site]) -> list[Site]:
     """The same, where layers of one name and several tensors get numbers."""
     tensors: dict[str, list[str]] = {}
-    found = []
+    result = []
     for site in sites:
         own = tensors.setdefault(site.layer, [])
         if site.tensor not in own:
             own.append(site.tensor)
         at = own.index(site.tensor)
-        found.append(replace(site, layer=f"{site.layer}.{at}") if at else site)
-    return found
+        result.append(replace(site, layer=f"{site.layer}.{at}") if at else site)
+    return result
 
 
 def attributes(node: Any) -> dict[str, Any]:
@@ -161,14 +161,14 @@ def _weights_of(node: Any) -> tuple[int, ...]:
 def _layout(node: Any, at: int, transposed: bool, rank: int) -> str | None:
     """How a tensor of this rank is quantized, along the numbers that the node adds up; None where
     it is no weight of a layer."""
-    told, kind = attributes(node), node.op_type
+    options, kind = attributes(node), node.op_type
     if kind in ("Conv", "ConvTranspose"):
         if transposed or rank < 3:
             return None
-        return "channels_last" if kind == "Conv" else grouped_layout(int(told.get("group", 1)))
+        return "channels_last" if kind == "Conv" else grouped_layout(int(options.get("group", 1)))
     if kind == "Gather":
-        return None if transposed or rank != 2 or told.get("axis", 0) != 0 else "plain"
-    along_last = bool(told.get("transB", 0)) if kind == "Gemm" else at == 0
+        return None if transposed or rank != 2 or options.get("axis", 0) != 0 else "plain"
+    along_last = bool(options.get("transB", 0)) if kind == "Gemm" else at == 0
     return "plain" if along_last != transposed else "transposed"
 
 
@@ -197,25 +197,25 @@ def _layer(tensor: str, node: Any) -> str:
 
 
 def _as_raw(tensor: Any) -> None:
-    """Let a tensor's numbers lie as bytes, as in all files that are written here."""
+    """Store a tensor's numbers as bytes, as in all files that are written here."""
     from onnx import TensorProto, numpy_helper
 
     if not tensor.HasField("raw_data") and tensor.data_type != TensorProto.STRING:
-        name, told = tensor.name, tensor.doc_string
+        name, text = tensor.name, tensor.doc_string
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), name))
-        tensor.doc_string = told
+        tensor.doc_string = text
 
 
 def _store_constants(graph: Any) -> None:
-    """Let tensors that Constant nodes hold be stored ones, in place."""
+    """Make initializers of the tensors in Constant nodes, in place."""
     for i in reversed(range(len(graph.node))):
         node = graph.node[i]
         if node.op_type != "Constant" or node.domain not in STANDARD:
             continue
-        held = next((each.t for each in node.attribute if each.name == "value"), None)
-        if held is not None and held.data_type in FLOATS and prod(held.dims) > 1:
+        value = next((each.t for each in node.attribute if each.name == "value"), None)
+        if value is not None and value.data_type in FLOATS and prod(value.dims) > 1:
             stored = graph.initializer.add()
-            stored.CopyFrom(held)
+            stored.CopyFrom(value)
             stored.name = node.output[0]
             del graph.node[i]
 

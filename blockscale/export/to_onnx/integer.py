@@ -60,10 +60,10 @@ def step(scope: Scope, op: str, args: Arguments) -> str:
 
 def _value(scope: Scope, args: Arguments, name: str) -> TensorInput:
     """An argument as a value of the file: a tensor of the model is stored."""
-    found = args[name]
-    if isinstance(found, TensorInput):
-        return found
-    return TensorInput(_stored(scope, name, found), found.dtype, tuple(found.shape))
+    value = args[name]
+    if isinstance(value, TensorInput):
+        return value
+    return TensorInput(_stored(scope, name, value), value.dtype, tuple(value.shape))
 
 
 def _stored(scope: Scope, name: str, tensor: Tensor) -> str:
@@ -92,12 +92,12 @@ def _finish(scope: Scope, acc: str, args: Arguments, *, wide: bool) -> str:
     fmt, shift = args["fmt"], args["shift"]
     sums = acc if wide else scope.cast(acc, "INT64")
     if not fmt:
-        left = (-shift).clamp(0, FARTHEST_LEFT).to(torch.int64)
-        clamped = args["low"] != args["high"]
-        if not clamped and not bool((left > 0).any()):
+        to_left = (-shift).clamp(0, FARTHEST_LEFT).to(torch.int64)
+        has_clamp = args["low"] != args["high"]
+        if not has_clamp and not bool((to_left > 0).any()):
             return acc
-        sums = shifted_left(scope, sums, left)
-        sums = clipped(scope, sums, args["low"], args["high"]) if clamped else sums
+        sums = shifted_left(scope, sums, to_left)
+        sums = clipped(scope, sums, args["low"], args["high"]) if has_clamp else sums
         return sums if wide else scope.cast(sums, "INT32")
     form = parse(fmt)
     if wide and bool((shift < 0).any()):
@@ -154,8 +154,8 @@ def _linear(scope: Scope, args: Arguments) -> str:
 def _products(args: Arguments) -> int:
     """The bound of a layer's sums before they are shifted to the left, as those without a format
     may be: `largest` is of what comes out as well."""
-    left = 0 if args["fmt"] else int((-args["shift"]).clamp(0, FARTHEST_LEFT).max())
-    return int(args["largest"] >> left)
+    to_left = 0 if args["fmt"] else int((-args["shift"]).clamp(0, FARTHEST_LEFT).max())
+    return int(args["largest"] >> to_left)
 
 
 def _of_products(scope: Scope, y: str, args: Arguments, *, wide: bool) -> str:

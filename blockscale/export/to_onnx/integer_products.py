@@ -138,10 +138,10 @@ def shifted(scope: Scope, x: str, shift: Tensor, rounding: str) -> str:
     """x int64 · 2^-shift, rounded to an integer: `shifts.shift_right`. |x| < 2^62, and below 2^31
     where it is shifted to the left."""
     distance = shift.to(torch.int64)
-    right, left = distance.clamp(0, _FARTHEST), (-distance).clamp(0, FARTHEST_LEFT)
+    right, to_left = distance.clamp(0, _FARTHEST), (-distance).clamp(0, FARTHEST_LEFT)
     if bool((right > 0).any()):
         x = _shifted_right(scope, x, right, rounding)
-    return shifted_left(scope, x, left)
+    return shifted_left(scope, x, to_left)
 
 
 def shifted_left(scope: Scope, x: str, shift: Tensor) -> str:
@@ -167,11 +167,11 @@ def divide(scope: Scope, x: str, by: Tensor, rounding: str) -> str:
 
 
 def _shifted_right(scope: Scope, x: str, right: Tensor, rounding: str) -> str:
-    lifted = scope.op("Add", x, int64(scope, _ABOVE))  # BitShift takes unsigned numbers
+    above = scope.op("Add", x, int64(scope, _ABOVE))  # BitShift takes unsigned numbers
     by = scope.constant(right.numpy().astype(np.uint64))
     one = torch.ones_like(right)
-    rest = scope.op("BitwiseAnd", lifted, scope.constant(((one << right) - 1).numpy()))
-    whole = scope.cast(scope.op("Sub", lifted, rest), "UINT64")  # only zeros are shifted out
+    rest = scope.op("BitwiseAnd", above, scope.constant(((one << right) - 1).numpy()))
+    whole = scope.cast(scope.op("Sub", above, rest), "UINT64")  # only zeros are shifted out
     floor = scope.op("BitShift", whole, by, direction="RIGHT")
     floor = scope.op("Sub", scope.cast(floor, "INT64"), scope.constant((_ABOVE >> right).numpy()))
     up = _rounds_up(scope, floor, rest, (one << right) >> 1, rounding)

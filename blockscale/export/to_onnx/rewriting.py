@@ -76,17 +76,17 @@ class InputRanges:
         """Run the calls. Raises ValueError for one that the model refuses, and without any."""
         count = 0
         with session_of(self._proto, self.names) as session:
-            given = {each.name for each in session.get_inputs()}
-            names = [name for name in self.names if name not in given]
+            inputs = {each.name for each in session.get_inputs()}
+            names = [name for name in self.names if name not in inputs]
             for count, feed in enumerate(feeds, 1):
                 try:
-                    found = session.run(names, dict(feed)) if names else []
+                    values = session.run(names, dict(feed)) if names else []
                 except Exception as error:  # onnxruntime's errors have no common base
                     raise ValueError(
                         f"call {count} of the calibration: onnxruntime cannot run the model on it: "
                         f"{str(error).splitlines()[0]}"
                     ) from error
-                self._see(dict(feed) | dict(zip(names, found, strict=True)))
+                self._see(dict(feed) | dict(zip(names, values, strict=True)))
         if not count:
             raise ValueError("the calibration has no calls: give at least one")
 
@@ -105,9 +105,9 @@ def session_of(proto: Any, names: Iterable[str]) -> Iterator[Any]:
 
     wider = onnx.ModelProto()
     wider.CopyFrom(proto)
-    known = {each.name for each in (*proto.graph.output, *proto.graph.input)}
+    ends = {each.name for each in (*proto.graph.output, *proto.graph.input)}
     for name in names:
-        if name not in known:
+        if name not in ends:
             wider.graph.output.add().name = name
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -155,17 +155,17 @@ class Rewriting:
         self._file.reserve(_names(graph))
         sites = {site.number: site for site in self.model.sites()}
         reasons = {number: self._decide(site) for number, site in sites.items()}
-        chosen = {n: site for n, site in sites.items() if not reasons[n]}
-        if not chosen:
-            told = [f"{entry.name}: {entry.reason}" for entry in self._entries.values()][:3]
+        to_write = {n: site for n, site in sites.items() if not reasons[n]}
+        if not to_write:
+            lines = [f"{entry.name}: {entry.reason}" for entry in self._entries.values()][:3]
             raise ValueError(
                 f"{path}: nothing can be quantized: "
-                + ("; ".join(told) or "no layer of it reads a stored tensor of floats")
+                + ("; ".join(lines) or "no layer of it reads a stored tensor of floats")
             )
-        self._file.transposed = self._transposed_tables(chosen.values())
+        self._file.transposed = self._transposed_tables(to_write.values())
         nodes: list[Any] = []
         for number, node in enumerate(graph.node):
-            site = chosen.get(number)
+            site = to_write.get(number)
             nodes += [node] if site is None else self._rewrite(site)
         self._assemble(nodes)
         if self._file.needs.opset > self._opset:
@@ -301,19 +301,19 @@ class Rewriting:
 
     def _round_trip(self, scope: Scope, site: Site, fmt: Format) -> str:
         """What is left of an input; written once for all layers that read it."""
-        turned = site.kind in ("Conv", "ConvTranspose") and fmt.block.name != "tensor"
-        key = site.data, str(fmt), turned
+        transposed = site.kind in ("Conv", "ConvTranspose") and fmt.block.name != "tensor"
+        key = site.data, str(fmt), transposed
         if key in self._values:
             return self._values[key]
         sizes, dtype = self._sizes(site, fmt), self._dtype(site)
         assert sizes is not None  # `_refused` asked
         x = site.data if dtype == torch.float32 else scope.cast(site.data, "FLOAT")
         rank = len(sizes)
-        if turned:
+        if transposed:
             x = scope.op("Transpose", x, perm=[0, *range(2, rank), 1])
         qparams = self._qparams(site, fmt)
         x = activation.activation(scope, f"{site.layer}.input", x, fmt, qparams, sizes)
-        if turned:
+        if transposed:
             x = scope.op("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
         self._values[key] = x if dtype == torch.float32 else scope.cast(x, _NAMES[dtype])
         return self._values[key]
@@ -330,10 +330,10 @@ class Rewriting:
                 if values[i].name in self.model.tensors and values[i].name not in read:
                     del values[i]
         write.put_tensors(graph, self._file)
-        made = read | {name for node in nodes for name in node.output}
-        known = [value for value in graph.value_info if value.name in made]
+        names = read | {name for node in nodes for name in node.output}
+        infos = [value for value in graph.value_info if value.name in names]
         del graph.value_info[:]
-        graph.value_info.extend(known)
+        graph.value_info.extend(infos)
         write.stamp(proto, max(self._opset, self._file.needs.opset))
 
     def _check_runs(self, path: str) -> None:

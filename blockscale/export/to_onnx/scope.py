@@ -55,12 +55,12 @@ class File:
 
     def name(self, base: str) -> str:
         """`base`, or with `_1`, `_2`, … behind it where that is taken."""
-        found, count = base, 0
-        while found in self._names:
+        result, count = base, 0
+        while result in self._names:
             count += 1
-            found = f"{base}_{count}"
-        self._names.add(found)
-        return found
+            result = f"{base}_{count}"
+        self._names.add(result)
+        return result
 
     def put(self, tensor: Any) -> str:
         """An initializer (TensorProto); its name, another one where that is taken. An equal tensor
@@ -171,23 +171,23 @@ class BlockedTensor:
         values = scope.op("Reshape", values, scope.ints(*_shape(whole, self.blocks)))
         if not self.padded:
             return values
-        cut = [i for i, n in enumerate(self.sizes) if whole[i] != n]
-        ends = [self.sizes[i] or 0 for i in cut]
-        zeros = [0] * len(cut)
-        return scope.op("Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*cut))
+        axes = [i for i, n in enumerate(self.sizes) if whole[i] != n]
+        ends = [self.sizes[i] or 0 for i in axes]
+        zeros = [0] * len(axes)
+        return scope.op("Slice", values, scope.ints(*zeros), scope.ints(*ends), scope.ints(*axes))
 
 
 def refusal(block: Block, sizes: Sizes) -> str | None:
     """Why a tensor of these sizes cannot be split into such blocks in a file, or None."""
     if block.flat:
         return f"blocks of {block} run over the flattened tensor: use group{block.flat}"
-    divided = [i for i, size in enumerate(block.sizes_for(len(sizes))) if size not in (1, WHOLE)]
-    free = [i for i in divided if sizes[i] is None]
+    axes = [i for i, size in enumerate(block.sizes_for(len(sizes))) if size not in (1, WHOLE)]
+    free = [i for i in axes if sizes[i] is None]
     if free:
         return f"blocks of {block} divide dimension {free[0]}, whose size is dynamic: make it fixed"
-    behind = [i for i, n in enumerate(sizes) if divided and i > divided[0] and n is None]
+    behind = [i for i, n in enumerate(sizes) if axes and i > axes[0] and n is None]
     if len(behind) > 1:
-        return f"more than one size after dimension {divided[0]} is dynamic: make them fixed"
+        return f"more than one size after dimension {axes[0]} is dynamic: make them fixed"
     return None
 
 

@@ -76,8 +76,8 @@ def step(scope: Scope, name: str, fmt: Format, qparams: QParams) -> str:
         return _two_levels(scope, name, fmt, scale, qparams)
     if isinstance(scale, CodeScale):  # ONNX has no such type: their values
         return put_tensor(file, f"{name}.scale", scale.step(stored))
-    given = put_tensor(file, f"{name}.scale", stored)
-    return given if stored.dtype == torch.float32 else scope.cast(given, "FLOAT")
+    result = put_tensor(file, f"{name}.scale", stored)
+    return result if stored.dtype == torch.float32 else scope.cast(result, "FLOAT")
 
 
 def _powers(scope: Scope, name: str, stored: Tensor) -> str:
@@ -95,17 +95,21 @@ def _two_levels(
     """outer · inner; steps that this product does not give to the bit are stored themselves."""
     assert qparams.outer is not None
     inner, outer = scale.inner, qparams.outer.to(torch.float32)
-    codes, spread = scale.values(qparams.scale), inner.block.expand(outer, qparams.scale.shape)
-    product = codes / spread if scale.reciprocal else spread * codes
+    codes, wide = scale.values(qparams.scale), inner.block.expand(outer, qparams.scale.shape)
+    product = codes / wide if scale.reciprocal else wide * codes
     expected = step_of(qparams, fmt)
     if not torch.equal(product.nan_to_num(-1.0), expected.nan_to_num(-1.0)):
         return put_tensor(scope.file, f"{name}.step", expected)
-    coded = values(scope, f"{name}.scale", inner.element, qparams.scale)
+    inner_values = values(scope, f"{name}.scale", inner.element, qparams.scale)
     above = put_tensor(scope.file, f"{name}.outer", qparams.outer)
     if qparams.outer.dtype != torch.float32:
         above = scope.cast(above, "FLOAT")
     above = expand(scope, above, inner.block, tuple(qparams.outer.shape), tuple(codes.shape))
-    return scope.op("Div", coded, above) if scale.reciprocal else scope.op("Mul", above, coded)
+    return (
+        scope.op("Div", inner_values, above)
+        if scale.reciprocal
+        else scope.op("Mul", above, inner_values)
+    )
 
 
 def values(scope: Scope, name: str, element: Element, codes: Tensor) -> str:
@@ -134,15 +138,15 @@ def offset(scope: Scope, name: str, fmt: Format, qparams: QParams) -> tuple[str,
             stored = scope.cast(stored, "FLOAT")
         return stored, block
     assert qparams.offset_outer is not None
-    spread = inner.block.expand(qparams.offset_outer.to(torch.float32), qparams.offset.shape)
-    meant = fmt.offset.value(qparams.offset, qparams.offset_outer)
-    product = inner.element.decode(inner.element.from_bits(qparams.offset)) * spread
-    if not torch.equal(product.nan_to_num(-1.0), meant.nan_to_num(-1.0)):  # clamped
-        return put_tensor(scope.file, f"{name}.offset", meant), block
-    coded = values(scope, f"{name}.offset", inner.element, qparams.offset)
+    wide = inner.block.expand(qparams.offset_outer.to(torch.float32), qparams.offset.shape)
+    expected = fmt.offset.value(qparams.offset, qparams.offset_outer)
+    product = inner.element.decode(inner.element.from_bits(qparams.offset)) * wide
+    if not torch.equal(product.nan_to_num(-1.0), expected.nan_to_num(-1.0)):  # clamped
+        return put_tensor(scope.file, f"{name}.offset", expected), block
+    inner_values = values(scope, f"{name}.offset", inner.element, qparams.offset)
     outer = put_tensor(scope.file, f"{name}.offset_outer", qparams.offset_outer.to(torch.float32))
     shapes = tuple(qparams.offset_outer.shape), tuple(qparams.offset.shape)
-    return scope.op("Mul", coded, expand(scope, outer, inner.block, *shapes)), block
+    return scope.op("Mul", inner_values, expand(scope, outer, inner.block, *shapes)), block
 
 
 # Codes of any width out of packed bytes, by ONNX's operators (docs/numerics.md, section 6).
@@ -203,17 +207,17 @@ def _large(scope: Scope, packed: str, bits: int) -> str:
     codes, width = group(bits)
     begins = np.arange(codes) * bits
     words = scope.cast(packed, "UINT32")
-    found = ""
+    result = ""
     for byte in range(3):  # a code lies in at most three bytes
         place = np.minimum(begins // 8 + byte, width - 1)
         part = scope.op("Gather", words, scope.ints(*place), axis=2)
-        left = scope.constant(np.array(8 * byte, np.uint32))
-        part = scope.op("BitShift", part, left, direction="LEFT") if byte else part
-        found = scope.op("BitwiseOr", found, part) if found else part
+        by = scope.constant(np.array(8 * byte, np.uint32))
+        part = scope.op("BitShift", part, by, direction="LEFT") if byte else part
+        result = scope.op("BitwiseOr", result, part) if result else part
     shift = (begins % 8).astype(np.uint32)
     mask = scope.constant((2**bits - 1 << shift).astype(np.uint32))
-    found = scope.op("BitwiseAnd", found, mask)
-    return scope.op("BitShift", found, scope.constant(shift), direction="RIGHT")
+    result = scope.op("BitwiseAnd", result, mask)
+    return scope.op("BitShift", result, scope.constant(shift), direction="RIGHT")
 
 
 def _masked(scope: Scope, x: str, masks: np.ndarray) -> str:

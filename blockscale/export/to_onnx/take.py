@@ -92,10 +92,10 @@ def placed(
     number: int, x: Tensor, sizes: tuple[Any, ...], dtype: torch.dtype, *more: Tensor
 ) -> Tensor:
     """A mark: to torch an op that makes of x, and more, a tensor of these sizes and this dtype."""
-    made: Tensor = torch.onnx.ops.symbolic(
+    mark: Tensor = torch.onnx.ops.symbolic(
         "::".join(MARK), [x, *more], {"number": number}, dtype=dtype, shape=sizes, version=1
     )
-    return made
+    return mark
 
 
 def placed_as(number: int, y: Tensor, x: Tensor, *more: Tensor) -> Tensor:
@@ -137,13 +137,13 @@ def take(graph: fx.GraphModule) -> list[Piece]:
 
 
 def _take_dequantize(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> None:
-    found = dequantize_of(node)
-    assert found is not None
-    stored = _constants(graph, found.coded)
+    dequantize = dequantize_of(node)
+    assert dequantize is not None
+    stored = _constants(graph, dequantize.coded)
     if stored is not None:
-        _take_weight(graph, node, stored, found.dtype, pieces)
+        _take_weight(graph, node, stored, dequantize.dtype, pieces)
         return
-    source: Any = found.coded.codes
+    source: Any = dequantize.coded.codes
     if calls(source, operator.getitem):
         source = source.args[0]
     by = quantize_of(source)
@@ -152,7 +152,7 @@ def _take_dequantize(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) 
             f"{described(node)}: its codes come from {getattr(source, 'name', source)}, and "
             "not from a weight or a quantize: pass the result of bs.graph.convert"
         )
-    _take_activation(graph, node, by.x, by.by, found.dtype, pieces)
+    _take_activation(graph, node, by.x, by.by, dequantize.dtype, pieces)
 
 
 def _constants(graph: fx.GraphModule, operand: Operand) -> Operand | None:
@@ -191,8 +191,8 @@ def _take_weight(
 def _as_matmul(graph: fx.GraphModule, linear: fx.Node, weight: fx.Node) -> None:
     """linear(x, w, b) -> matmul(x, w.T) + b: weights [k, n], which onnxruntime fuses."""
     x, bias = linear.args[0], (linear.args[2] if len(linear.args) > 2 else None)
-    turned = call(graph, aten.permute.default, (weight, [1, 0]), like=linear)
-    y = call(graph, aten.matmul.default, (x, turned), like=linear)
+    transpose = call(graph, aten.permute.default, (weight, [1, 0]), like=linear)
+    y = call(graph, aten.matmul.default, (x, transpose), like=linear)
     if bias is not None:
         y = call(graph, aten.add.Tensor, (y, bias), like=linear)
     replace(linear, y)
@@ -203,18 +203,18 @@ _VIEWS = (aten.view, aten.reshape, aten._unsafe_view)
 
 def _ends(node: fx.Node, moves: tuple[Move, ...]) -> list[tuple[fx.Node, tuple[Move, ...]]]:
     """The nodes behind views and permutations of a weight, with these; the weight itself, too."""
-    found, stays = [], False
+    ends, stays = [], False
     for user in node.users:
         if calls(user, *_VIEWS) and all(isinstance(size, int) for size in user.args[1]):  # type: ignore[union-attr]
             sizes = tuple(int(size) for size in shape(user) or ())
-            found += _ends(user, (*moves, ("view", sizes)))
+            ends += _ends(user, (*moves, ("view", sizes)))
         elif calls(user, aten.permute):
             dims: Any = user.args[1]
             rank = len(dims)
-            found += _ends(user, (*moves, ("permute", tuple(dim % rank for dim in dims))))
+            ends += _ends(user, (*moves, ("permute", tuple(dim % rank for dim in dims))))
         else:
             stays = True
-    return [*found, (node, moves)] if stays else found
+    return [*ends, (node, moves)] if stays else ends
 
 
 def _first(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.Node:
@@ -224,14 +224,14 @@ def _first(graph: fx.GraphModule, ends: list[fx.Node]) -> fx.Node:
 
 
 def _take_rows(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> None:
-    coded, indices, dtype = bound(node, embedding)
-    stored = _constants(graph, coded)
+    table, indices, dtype = bound(node, embedding)
+    stored = _constants(graph, table)
     if stored is None:
         raise ValueError(
             f"{described(node)}: its table is computed in the graph; only a stored table can "
             "be written"
         )
-    name = str(coded.codes.target).removesuffix(".codes")
+    name = str(table.codes.target).removesuffix(".codes")
     pieces.append(MarkedRows(name, stored, dtype))
     _place(graph, node, indices, len(pieces) - 1, dtype)
 
@@ -255,8 +255,8 @@ def _take_activation(
 ) -> None:
     fmt, qparams = by.format, None
     if by.scale is not None:
-        coded = Operand(by.scale, by.scale, by.zero_point, by.outer, by.fmt, 0, by.more)
-        parts = _constants(graph, coded)
+        scales = Operand(by.scale, by.scale, by.zero_point, by.outer, by.fmt, 0, by.more)
+        parts = _constants(graph, scales)
         if parts is None:
             raise ValueError(
                 f"{described(node)}: its scale is computed in the graph: use a static scale"
@@ -311,7 +311,7 @@ def take_integer_ops(graph: fx.GraphModule) -> list[Piece]:
     """
     pieces: list[Piece] = []
     for node in list(graph.graph.nodes):
-        op, given = _call(node)
+        op, inputs = _call(node)
         if op is None:
             continue
         if not is_written(op):
@@ -319,10 +319,10 @@ def take_integer_ops(graph: fx.GraphModule) -> list[Piece]:
                 f"{described(node)}: ONNX has no integer operators for {name_of(node)}: leave it "
                 f"in float (bs.graph.convert), or write a C file (bs.export.c)"
             )
-        computed: list[fx.Node] = []
-        settings = {name: _read(graph, each, computed) for name, each in given.items()}
+        computed_nodes: list[fx.Node] = []
+        settings = {name: _read(graph, each, computed_nodes) for name, each in inputs.items()}
         pieces.append(MarkedStep(scope(node) or node.name, op, settings))
-        args = (len(pieces) - 1, node, *computed)
+        args = (len(pieces) - 1, node, *computed_nodes)
         with_mark = call(graph, placed_as, args, like=node.next)
         node.replace_all_uses_with(
             with_mark, delete_user_cb=lambda user, m=with_mark: user is not m
@@ -338,11 +338,11 @@ def _call(node: fx.Node) -> tuple[str | None, dict[str, Any]]:
         return name.removeprefix("integer_"), dict(zip(names, node.args, strict=True))
     if not calls(node, aten.pad, aten.constant_pad_nd) or not _integers(value(node)):
         return None, {}
-    given = arguments(node)
-    if given.get("mode", "constant") != "constant":
+    inputs = arguments(node)
+    if inputs.get("mode", "constant") != "constant":
         return None, {}
-    return "pad", {"x": given.get("input", given.get("self")), "pad": given["pad"],
-                   "value": given.get("value") or 0}  # fmt: skip
+    return "pad", {"x": inputs.get("input", inputs.get("self")), "pad": inputs["pad"],
+                   "value": inputs.get("value") or 0}  # fmt: skip
 
 
 def _integers(item: Any) -> bool:

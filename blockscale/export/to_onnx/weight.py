@@ -74,13 +74,13 @@ def _along(stored: Operand, moves: tuple[Move, ...], opset: int) -> _Along | Non
         return _Along()
     if fmt.block.flat:
         return None
-    divided = [i for i, (n, count) in enumerate(zip(shape, counts, strict=True)) if n != count]
+    axes = [i for i, (n, count) in enumerate(zip(shape, counts, strict=True)) if n != count]
     axis = _axis(stored, moves)
     if axis is not None:
         return _Along(axis)
-    if len(divided) != 1 or any(kind == "view" for kind, _ in moves):
+    if len(axes) != 1 or any(kind == "view" for kind, _ in moves):
         return None
-    size, at = fmt.block.sizes_for(len(shape))[divided[0]] or shape[divided[0]], divided[0]
+    size, at = fmt.block.sizes_for(len(shape))[axes[0]] or shape[axes[0]], axes[0]
     for _, dims in moves:
         at = dims.index(at)
     return _Along(at, size)
@@ -170,8 +170,8 @@ def _by_operators(scope: Scope, name: str, stored: Operand) -> str:
     offset = steps.offset(scope, name, fmt, qparams)
     if offset is None or qparams.offset is None:
         return values
-    spread = expand(scope, offset[0], offset[1], tuple(qparams.offset.shape), shape)
-    return scope.op("Add", values, spread)
+    addend = expand(scope, offset[0], offset[1], tuple(qparams.offset.shape), shape)
+    return scope.op("Add", values, addend)
 
 
 def description(stored: Operand) -> str:
@@ -186,8 +186,8 @@ def _book(scope: Scope, name: str, qparams: QParams) -> str:
 
 def _zeros(scope: Scope, name: str, zero: Tensor) -> str:
     """Zero points as float32."""
-    given = put_tensor(scope.file, f"{name}.zero_point", zero)
-    return given if zero.dtype == torch.float32 else scope.cast(given, "FLOAT")
+    stored = put_tensor(scope.file, f"{name}.zero_point", zero)
+    return stored if zero.dtype == torch.float32 else scope.cast(stored, "FLOAT")
 
 
 def rows(scope: Scope, name: str, stored: Operand, indices: str, dtype: torch.dtype) -> str:
@@ -259,8 +259,8 @@ def _turned_rows(scope: Scope, name: str, stored: Operand, along: _Along, flat: 
         if along.block_size:  # [k, n / size]
             return pick(part, scope.op("Div", flat, scope.ints(along.block_size)))
         if along.axis == 1:  # [n]
-            found = scope.op("Gather", part, flat, axis=0)
-            return scope.op("Reshape", found, scope.ints(-1, 1))
+            column = scope.op("Gather", part, flat, axis=0)
+            return scope.op("Reshape", column, scope.ints(-1, 1))
         return part
 
     values = scope.cast(pick(scope.cast(codes, kind), flat), "FLOAT")

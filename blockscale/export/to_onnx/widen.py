@@ -20,14 +20,14 @@ _TYPES = ("to", "dtype", "output_dtype")  # attributes that are types
 
 
 def widened(model: Any) -> tuple[str, ...]:
-    """Let a model (ModelProto) compute in float32, in place; which other floats it computed in.
+    """Make a model (ModelProto) compute in float32, in place; returns the float types it had.
 
     model: as torch translates it, before the pieces of formats are put in
     """
-    found = _widen(model.graph)
+    dtypes = _widen(model.graph)
     for function in model.functions:
-        found |= _widen_nodes(function.node)
-    return tuple(sorted(found))
+        dtypes |= _widen_nodes(function.node)
+    return tuple(sorted(dtypes))
 
 
 def pieces_widened(pieces: Sequence[Piece]) -> list[Piece]:
@@ -53,27 +53,27 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _widen(graph: Any) -> set[str]:
-    found = {name for each in graph.initializer if (name := _widen_tensor(each))}
+    dtypes = {name for each in graph.initializer if (name := _widen_tensor(each))}
     for value in (*graph.input, *graph.output, *graph.value_info):
         kind = value.type.tensor_type
         if kind.elem_type in _HALVES:
-            found.add(_HALVES[kind.elem_type])
+            dtypes.add(_HALVES[kind.elem_type])
             kind.elem_type = _FLOAT
-    return found | _widen_nodes(graph.node)
+    return dtypes | _widen_nodes(graph.node)
 
 
 def _widen_nodes(nodes: Iterable[Any]) -> set[str]:
-    found: set[str] = set()
+    dtypes: set[str] = set()
     for node in nodes:
         for attribute in node.attribute:
             if attribute.name in _TYPES and attribute.i in _HALVES:
-                found.add(_HALVES[attribute.i])
+                dtypes.add(_HALVES[attribute.i])
                 attribute.i = _FLOAT
-            held = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
-            found |= {name for each in held if (name := _widen_tensor(each))}
+            tensors = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+            dtypes |= {name for each in tensors if (name := _widen_tensor(each))}
             inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-            found |= {name for each in inner for name in _widen(each)}
-    return found
+            dtypes |= {name for each in inner for name in _widen(each)}
+    return dtypes
 
 
 def _widen_tensor(tensor: Any) -> str:

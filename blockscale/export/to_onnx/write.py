@@ -34,7 +34,7 @@ def translate(program: ExportedProgram) -> Any:
     names = _output_names(program)
     try:
         with _quiet():
-            made = torch.onnx.export(
+            result = torch.onnx.export(
                 program, dynamo=True, opset_version=LOWEST, output_names=names, verbose=False
             )
     except torch.onnx.OnnxExporterError as error:
@@ -43,8 +43,8 @@ def translate(program: ExportedProgram) -> Any:
             "torch.onnx cannot translate the part of the model that is not quantized: "
             + "; ".join(reasons)
         ) from error
-    assert made is not None
-    model = made.model_proto
+    assert result is not None
+    model = result.model_proto
     _name_sizes(model.graph)
     _turn_in_the_graph(model.graph)
     return model
@@ -60,12 +60,12 @@ def _turn_in_the_graph(graph: Any) -> None:
     from onnx import helper
 
     matrices = [t for t in graph.initializer if t.data_type in _MATRICES and len(t.dims) == 2]
-    named = [each for each in matrices if "." in each.name]
+    own_matrices = [each for each in matrices if "." in each.name]
     for other in matrices:
-        own = next((each for each in named if _is_transpose(each, other)), None)
+        own = next((each for each in own_matrices if _is_transpose(each, other)), None)
         if "." not in other.name and own is not None:
-            turned = helper.make_node("Transpose", [own.name], [other.name], perm=[1, 0])
-            graph.node.insert(0, turned)
+            transpose = helper.make_node("Transpose", [own.name], [other.name], perm=[1, 0])
+            graph.node.insert(0, transpose)
             graph.initializer.remove(other)
 
 
@@ -89,11 +89,11 @@ def _name_sizes(graph: Any) -> None:
         rows |= set(sizes[:1])
         lengths |= set(sizes[1:2]) if each.name in _OF_TOKENS else set()
     names = {}
-    for found, name in ((rows, "batch"), (lengths, "sequence")):
-        if len(found) == 1 and (symbol := found.pop()) and symbol not in names:
+    for symbols, name in ((rows, "batch"), (lengths, "sequence")):
+        if len(symbols) == 1 and (symbol := symbols.pop()) and symbol not in names:
             names[symbol] = name
-    taken = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
-    rename_sizes(graph, {old: new for old, new in names.items() if new not in taken})
+    in_use = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
+    rename_sizes(graph, {old: new for old, new in names.items() if new not in in_use})
 
 
 def rename_sizes(graph: Any, names: Mapping[str, str]) -> None:
@@ -106,12 +106,12 @@ def rename_sizes(graph: Any, names: Mapping[str, str]) -> None:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """What an error came from, the first cause first; those without a message are left out."""
-    found: list[BaseException] = []
+    causes: list[BaseException] = []
     cause: BaseException | None = error.__cause__
     while cause is not None:
-        found.insert(0, cause)
+        causes.insert(0, cause)
         cause = cause.__cause__
-    return [each for each in found if str(each)] or [error]
+    return [each for each in causes if str(each)] or [error]
 
 
 def _output_names(program: ExportedProgram) -> list[str] | None:
@@ -121,10 +121,10 @@ def _output_names(program: ExportedProgram) -> list[str] | None:
         return None
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     paths = [path for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    taken = {node.name for node in program.graph.find_nodes(op="placeholder")}
+    in_use = {node.name for node in program.graph.find_nodes(op="placeholder")}
     names = ["_".join(_part(key) for key in path) or "output" for path in paths]
     names = [f"output_{name}" if name.isdigit() else name for name in names]
-    return [f"output_{name}" if name in taken else name for name in names]
+    return [f"output_{name}" if name in in_use else name for name in names]
 
 
 def _part(key: Any) -> str:
@@ -137,7 +137,7 @@ def _part(key: Any) -> str:
 
 @contextmanager
 def _quiet() -> Any:
-    """torch's exporter tells of packages that it does not find, and of its own deprecations."""
+    """Silence torch's exporter, which lists missing packages and its own deprecations."""
     with quiet_libraries(), redirect_stdout(io.StringIO()):
         yield
 
@@ -182,16 +182,16 @@ def _drop_unread(graph: Any, nodes: list[Any]) -> None:
     for i in reversed(range(len(graph.initializer))):  # in place: protobuf copies no 2 GB
         if graph.initializer[i].name not in read:
             del graph.initializer[i]
-    made = read | {name for node in graph.node for name in node.output}
-    told = [value for value in graph.value_info if value.name in made]
+    names = read | {name for node in graph.node for name in node.output}
+    infos = [value for value in graph.value_info if value.name in names]
     del graph.value_info[:]
-    graph.value_info.extend(told)
+    graph.value_info.extend(infos)
 
 
 def _reads_codes(node: Any, pieces: Sequence[Piece]) -> bool:
     """Whether it is the mark of a weight: its input is the codes as torch has them."""
-    marked = (node.domain, node.op_type) == MARK
-    return marked and isinstance(pieces[_number(node)], MarkedWeight)
+    is_mark = (node.domain, node.op_type) == MARK
+    return is_mark and isinstance(pieces[_number(node)], MarkedWeight)
 
 
 def _number(node: Any) -> int:
@@ -210,11 +210,11 @@ def _emit(scope: Scope, piece: Piece, inputs: Sequence[str]) -> str:
         y = activation(scope, piece.name, x, piece.fmt, piece.qparams, piece.sizes)
         return y if piece.dtype == torch.float32 else scope.cast(y, _KINDS[piece.dtype])
     names = iter(inputs)
-    named = {
+    args = {
         name: each._replace(name=next(names)) if isinstance(each, integer.TensorInput) else each
         for name, each in piece.args.items()
     }
-    return integer.step(scope, piece.op, named)
+    return integer.step(scope, piece.op, args)
 
 
 def rename_value(nodes: list[Any], result: str, new_name: str) -> None:
@@ -305,15 +305,15 @@ def save(model: Any, path: Path) -> None:
 
 
 def _move_out(tensor: Any, file: Any, name: str) -> None:
-    """A tensor's bytes into a file of tensors, and into the tensor where they are."""
+    """Move a tensor's bytes into a file of tensors; the tensor says where they are."""
     from onnx import TensorProto
 
     file.write(bytes(-file.tell() % _PAGE))
-    told = {"location": name, "offset": file.tell(), "length": len(tensor.raw_data)}
+    place = {"location": name, "offset": file.tell(), "length": len(tensor.raw_data)}
     file.write(tensor.raw_data)
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in told.items():
+    for key, value in place.items():
         tensor.external_data.add(key=key, value=str(value))
 
 
@@ -333,10 +333,10 @@ def keep_sums(nodes: list[Any]) -> int:
 
     Returns how many there were.
     """
-    made = {name: node for node in nodes for name in node.output}
+    makers = {name: node for node in nodes for name in node.output}
     count = 0
     for node in nodes:
-        source = made.get(node.input[0]) if node.op_type in _SLOWER_TOGETHER else None
+        source = makers.get(node.input[0]) if node.op_type in _SLOWER_TOGETHER else None
         if source is not None and source.op_type == "Add" and not source.domain:
             source.op_type = "Sum"
             count += 1

@@ -86,8 +86,8 @@ class AWQWriter(Writer):
 
 def _words(codes: Tensor) -> Tensor:
     """Codes uint8 [outputs, n] -> int32 [n, outputs / 8]."""
-    ordered = codes.unflatten(0, (-1, 8))[:, list(ORDER)].unflatten(1, (4, 2))
-    bytes_ = ordered[:, :, 0] | ordered[:, :, 1] << 4  # [outputs / 8, 4, n]
+    nibbles = codes.unflatten(0, (-1, 8))[:, list(ORDER)].unflatten(1, (4, 2))
+    bytes_ = nibbles[:, :, 0] | nibbles[:, :, 1] << 4  # [outputs / 8, 4, n]
     return bytes_.permute(2, 0, 1).contiguous().flatten(1).view(torch.int32)
 
 

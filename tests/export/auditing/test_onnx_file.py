@@ -164,7 +164,7 @@ def test_tensors_that_lie(tmp_path):
         saved(tmp_path / "m.onnx", [node], [short])
     with pytest.raises(FileError, match="is of type 99"):
         saved(tmp_path / "m.onnx", [node], [tensor("w", 99, (1,), b"")])
-    with pytest.raises(FileError, match="has the shape"):
+    with pytest.raises(FileError, match="has the impossible shape"):
         saved(tmp_path / "m.onnx", [node], [tensor("w", TensorProto.INT8, (-4,), b"")])
 
 

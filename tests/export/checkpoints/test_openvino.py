@@ -80,7 +80,7 @@ def changed(tmp_path, old, new, count=1):
         ('offset="0" size="96"', 'offset="0" size="95"', r"constant 'w' \[4, 3, 16\] i4 has 95"),
         ('offset="0" size="96"', 'offset="-9" size="96"', "is not a size or an offset"),
         ('offset="0"', f'offset="{"9" * 40}"', "is not a size or an offset"),
-        ('shape="4, 3, 16"', f'shape="4, 3, {2**60}"', "has the shape"),
+        ('shape="4, 3, 16"', f'shape="4, 3, {2**60}"', "has the impossible shape"),
         ('shape="4, 3, 16"', 'shape="4, x, 16"', "'x' is not a size or an offset"),
         ('shape="4, 3, 16"', 'shape="4, 3, 17"', "has 96 bytes"),
         ('version="11"', 'version="12"', "no layers"),

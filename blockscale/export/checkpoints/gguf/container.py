@@ -180,12 +180,14 @@ class _Header:
 
     def _take(self, count: int) -> bytes:
         if count > self._remaining:
-            cut = (
+            reason = (
                 ("the file is truncated")
                 if self._remaining + count > self._size
                 else f"the limit is {LARGEST} bytes"
             )
-            self._refuse(f"its header needs {count} bytes where {self._remaining} are left: {cut}")
+            self._refuse(
+                f"its header needs {count} bytes where {self._remaining} are left: {reason}"
+            )
         self._remaining -= count
         data = self._file.read(count)
         if len(data) != count:

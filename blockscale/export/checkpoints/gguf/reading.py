@@ -188,14 +188,14 @@ class GGUF(Checkpoint):
             yield start, blocks
 
     def _fill(self, file: Path, target: memoryview, start: int) -> None:
-        done = 0
-        while done < len(target):
-            read = os.preadv(self._files[file], [target[done : done + _CHUNK]], start + done)
+        offset = 0
+        while offset < len(target):
+            read = os.preadv(self._files[file], [target[offset : offset + _CHUNK]], start + offset)
             if not read:
                 raise FileError(
-                    f"{file}: ends at byte {start + done}: it was truncated while being read"
+                    f"{file}: ends at byte {start + offset}: it was truncated while being read"
                 )
-            done += read
+            offset += read
 
     def in_model(self, model: nn.Module) -> Checkpoint:
         return RegroupedCheckpoint(
@@ -206,8 +206,8 @@ class GGUF(Checkpoint):
         return self._entries[name][0]
 
     def close(self) -> None:
-        for opened in self._files.values():
-            os.close(opened)
+        for descriptor in self._files.values():
+            os.close(descriptor)
         self._files.clear()
 
 
@@ -312,10 +312,10 @@ def dequantized(kind: str, blocks: Tensor, size: int, shape: Sequence[int]) -> T
     import gguf
 
     of = gguf.GGMLQuantizationType[kind]
-    whole, done = torch.empty(*shape, dtype=torch.float32), 0
+    whole, start = torch.empty(*shape, dtype=torch.float32), 0
     flat, rows = whole.view(-1), blocks.reshape(-1, size)
     for part in rows.split(max(1, _ROWS // size)):
         result = torch.from_numpy(gguf.quants.dequantize(part.numpy(), of)).reshape(-1)
-        flat[done : done + result.numel()] = result
-        done += result.numel()
+        flat[start : start + result.numel()] = result
+        start += result.numel()
     return whole

@@ -200,8 +200,8 @@ def together_from(name: str, whole: Mapping[str, Tensor], start: int, blocks: Te
 
 def negate(name: str, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parts that ggml subtracts, with the other sign; NaN, too, keeps all other bits."""
-    turned = [part.name for part in PARTS[name] if part.negated]
-    return {n: (whole[n].view(torch.int16) ^ _HIGHEST).view(torch.float16) for n in turned}
+    names = [part.name for part in PARTS[name] if part.negated]
+    return {n: (whole[n].view(torch.int16) ^ _HIGHEST).view(torch.float16) for n in names}
 
 
 def _place(whole: Tensor, part: BlockField, start: int, n: int) -> int:

@@ -31,8 +31,8 @@ def to_gguf(
     for name in names:
         place = _block_of(name, family)
         if place is None:
-            renamed = _whole(name, family)
-            _add(pieces, renamed, name, family, unknown, config)
+            new_name = _whole(name, family)
+            _add(pieces, new_name, name, family, unknown, config)
             continue
         number, rest = place
         of_expert, stack = _EXPERT.fullmatch(rest), rest.removesuffix(".weight").rpartition(".")
@@ -46,8 +46,8 @@ def to_gguf(
         else:
             layer, _, last = rest.rpartition(".")
             theirs = family.inside.get(_older(layer, family))
-            renamed = f"blk.{number}.{theirs}.{last}" if theirs else None
-            _add(pieces, renamed, name, family, unknown, config)
+            new_name = f"blk.{number}.{theirs}.{last}" if theirs else None
+            _add(pieces, new_name, name, family, unknown, config)
     for name, those in experts.items():
         if sorted(those) != list(range(len(those))):
             unknown += those.values()

@@ -31,13 +31,13 @@ _PARTS = ("qweight", "qzeros", "scales")
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight, qzeros and scales, and no g_idx."""
     del read
-    tensors, named = LayoutTensors(), config.get("quant_method") in METHODS
+    tensors, is_awq = LayoutTensors(), config.get("quant_method") in METHODS
     for name in kinds:
         base = name.removesuffix(".qweight")
         if base == name or f"{base}.g_idx" in kinds or not _whole(base, kinds):
             continue
-        version = _version(base, kinds, config, named)
-        if version or named:
+        version = _version(base, kinds, config, is_awq)
+        if version or is_awq:
             weight = _weight(base, kinds, config, version)
             tensors.add(f"{base}.weight", weight)
             tensors.evidence = tensors.evidence or f"{name} and its scales are AWQ's {version}"

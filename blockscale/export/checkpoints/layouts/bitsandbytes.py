@@ -130,10 +130,10 @@ def _decode(parts: Parts, *, fmt: str, shape: tuple[int, ...], offset: float | N
 
 def _int8(name: str, scb: str, kinds: Kinds, formats: Any) -> Weight:
     parts, shape = {"codes": name, "absmax": scb}, kinds[name][1]
-    arranged = [each.flatten()[0].item() for each in formats if each.numel()]
+    layouts = [each.flatten()[0].item() for each in formats if each.numel()]
     reason = ""
-    if any(arranged):
-        reason = f"its weight_format is {arranged[0]}, arranged for one kind of GPU; 0 is supported"
+    if any(layouts):
+        reason = f"its weight_format is {layouts[0]}, arranged for one kind of GPU; 0 is supported"
     elif kinds[scb] != (torch.float32, shape[:1]):
         reason = f"its SCB is {kinds[scb][0]} {list(kinds[scb][1])}, and it has {shape[0]} rows"
     if reason:

@@ -53,13 +53,12 @@ def groups_of(config: Mapping[str, Any], of: str = "weights") -> list[tuple[list
 
 
 def arguments(module: str, groups: list[tuple[list[str], Arguments]]) -> list[Arguments]:
-    """What groups say of a module's weight: those that name it first, then by class of module.
-
-    Several may: which of them it is of, its tensors decide.
+    """The arguments that groups have for a module's weight: first of groups that name the module,
+    then of those that name its class. Where there are several, the module's tensors decide.
     """
-    named = [weights for targets, weights in groups if any(_names(t, module) for t in targets)]
+    by_name = [weights for targets, weights in groups if any(_names(t, module) for t in targets)]
     by_class = [w for targets, w in groups if any(_is_class(t) for t in targets)]
-    return named + [each for each in by_class if all(each is not other for other in named)]
+    return by_name + [each for each in by_class if all(each is not other for other in by_name)]
 
 
 def _names(target: str, module: str) -> bool:
@@ -182,14 +181,14 @@ def _zeros(parts: Parts, bits: int, dense: bool, shape: Shape) -> Tensor:
     count = shape[-2]
     rows = little_endian(by_row) if dense else _stream(by_row, bits, count)
     element = parse(f"uint{bits}:tensor:fp32").element
-    needed = -(-count * bits // 8)
-    if rows.shape[-1] < needed or prod(by_row.shape[:-1]) * count != prod(shape):
+    expected = -(-count * bits // 8)
+    if rows.shape[-1] < expected or prod(by_row.shape[:-1]) * count != prod(shape):
         raise ValueError(
             f"its zero points have shape {list(stored.shape)}, expected that of the scales, "
             f"{list(shape)}"
         )
-    cut = trim(rows, element, count)
-    return unpack(cut, element, (*by_row.shape[:-1], count)).mT.to(torch.int32)
+    codes = trim(rows, element, count)
+    return unpack(codes, element, (*by_row.shape[:-1], count)).mT.to(torch.int32)
 
 
 def _stream(words: Tensor, bits: int, size: int) -> Tensor:

@@ -34,11 +34,11 @@ _FORMATS = ("gptq", "gptq_v2", "gptq_p")
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Modules with qweight and scales as GPTQ has them."""
     tensors = LayoutTensors()
-    named = config.get("quant_method") in METHODS
+    is_gptq = config.get("quant_method") in METHODS
     bases = [
         name.removesuffix(".qweight")
         for name in kinds
-        if name.endswith(".qweight") and _fits(name.removesuffix(".qweight"), kinds, named)
+        if name.endswith(".qweight") and _fits(name.removesuffix(".qweight"), kinds, is_gptq)
     ]
     if not bases:
         return tensors
@@ -197,19 +197,19 @@ def _version(
     read: Read,
     tensors: LayoutTensors,
 ) -> str:
-    """Which version, and so how zero points are stored; says where values contradict the key."""
+    """The version, by which zero points are stored; warns where values contradict the config."""
     value = config.get("checkpoint_format", config.get("format"))
-    seen = _version_of_zeros(bases, kinds, config, read)
+    by_zeros = _version_of_zeros(bases, kinds, config, read)
     meta = config.get("meta")
     by = str(meta.get("quantizer", "")) if isinstance(meta, dict) else ""
     first = "1 of GPTQModel" if "gptqmodel" in by.lower() else "1 of AutoGPTQ"
-    named = "2" if value in ("gptq_v2", "gptq_p") else first
-    version = {"": named, "1": first, "2": "2"}[seen]
-    how = "its zero points say so" if seen else f"checkpoint_format {value}"
+    by_config = "2" if value in ("gptq_v2", "gptq_p") else first
+    version = {"": by_config, "1": first, "2": "2"}[by_zeros]
+    how = "its zero points say so" if by_zeros else f"checkpoint_format {value}"
     tensors.evidence = f"{bases[0]}.qweight and its scales are GPTQ's, of version {version} ({how})"
-    if seen and value is not None and version[0] != named[0]:
+    if by_zeros and value is not None and version[0] != by_config[0]:
         tensors.warnings.append(
-            f"its configuration says {value} (version {named[0]}), but its zero points are "
+            f"its configuration says {value} (version {by_config[0]}), but its zero points are "
             f"those of version {version[0]}: read as version {version[0]}"
         )
     return version
@@ -218,13 +218,13 @@ def _version(
 def _version_of_zeros(
     bases: Sequence[str], kinds: Kinds, config: Mapping[str, Any], read: Read
 ) -> str:
-    """The version that the zero points of a symmetric file tell, "1" or "2"; else empty."""
+    """The version that the zero points of a symmetric file show, "1" or "2"; else empty."""
     if config.get("sym") is False:
         return ""
-    probed = {b: bits for b in bases[:_PROBED] if (bits := _bits(b, kinds, config)) is not None}
-    stored = read([f"{base}.qzeros" for base in probed])
+    samples = {b: bits for b in bases[:_PROBED] if (bits := _bits(b, kinds, config)) is not None}
+    stored = read([f"{base}.qzeros" for base in samples])
     answers = set()
-    for base, bits in probed.items():
+    for base, bits in samples.items():
         zeros = stored[f"{base}.qzeros"]
         constant = zeros.numel() and (bits not in (2, 4, 8) or bool((zeros == zeros[0, 0]).all()))
         values = assembling.fields(zeros, bits).unique().tolist() if constant else []

@@ -34,8 +34,8 @@ Shape = tuple[int, ...]
 def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     """Weights with `weight_scale`, under its configuration or if one has `weight_scale_2`, too."""
     del read
-    tensors, told = LayoutTensors(), config.get("quant_method") in METHODS
-    mine = told or any(name.endswith(".weight_scale_2") for name in kinds)
+    tensors, is_modelopt = LayoutTensors(), config.get("quant_method") in METHODS
+    mine = is_modelopt or any(name.endswith(".weight_scale_2") for name in kinds)
     for name in sorted(kinds):
         if not mine or not name.endswith(".weight") or f"{name}_scale" not in kinds:
             continue
@@ -50,7 +50,9 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             tensors.warnings.append(f"the input of {owner} is multiplied by its pre_quant_scale")
     if tensors.weights:
         outers = [each.parts["outer"] for each in tensors.weights.values() if "outer" in each.parts]
-        tensors.evidence = str(config["evidence"]) if told else f"it has {next(iter(outers), '')}"
+        tensors.evidence = (
+            str(config["evidence"]) if is_modelopt else f"it has {next(iter(outers), '')}"
+        )
         tensors.warnings += _contradictions(str(config.get("quant_algo", "")), tensors)
     return tensors
 

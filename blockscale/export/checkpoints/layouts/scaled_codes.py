@@ -87,9 +87,9 @@ def _take(tensors: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
     (dtype, shape), (scale_dtype, scale_shape) = kinds[name], kinds[scale]
     assert dtype is not None  # it is one of _ELEMENTS
     block = tile_of(shape, scale_shape)
-    spelled = _SCALES.get(scale_dtype) if scale_dtype is not None else None
+    spelling = _SCALES.get(scale_dtype) if scale_dtype is not None else None
     whole = dtype is not torch.int8
-    if block is None or spelled is None or (spelled == "e8m0/given" and not whole):
+    if block is None or spelling is None or (spelling == "e8m0/given" and not whole):
         reason = (
             f"{scale} is {scale_dtype} {list(scale_shape)}, which matches no block of {name}, "
             f"{dtype} {list(shape)}"
@@ -97,7 +97,7 @@ def _take(tensors: LayoutTensors, name: str, scale: str, kinds: Kinds) -> None:
         tensors.add(weight, Weight(dtype_name(dtype), shape, parts, None, reason))
         return
     option = ":asym" if "zero_point" in parts else ":full" * (not whole)
-    fmt = str(parse(f"{_ELEMENTS[dtype]}:{block}:{spelled}{option}"))
+    fmt = str(parse(f"{_ELEMENTS[dtype]}:{block}:{spelling}{option}"))
     decode = partial(_decode, fmt=fmt, shape=shape)
     tensors.add(weight, Weight(dtype_name(dtype), shape, parts, fmt, "", decode))
 

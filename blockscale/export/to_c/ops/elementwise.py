@@ -18,9 +18,9 @@ def _two(w: CWriter, node: fx.Node, g: dict[str, Any], op: str) -> Access:
     names, heads, ends = loops(shape)
     rest = [less(f"{k}[{v.at(names)}]", g[f"{k}_zero"], kind) for k, v in (("a", a), ("b", b))]
     if op == "add":
-        moved = [f"{x} * (({kind})1 << {g[f'{k}_shift']})" if g[f"{k}_shift"] else x
+        terms = [f"{x} * (({kind})1 << {g[f'{k}_shift']})" if g[f"{k}_shift"] else x
                  for k, x in zip("ab", rest, strict=True)]  # fmt: skip
-        acc = f"{moved[0]} {'+' if g['b_sign'] > 0 else '-'} {moved[1]}"
+        acc = f"{terms[0]} {'+' if g['b_sign'] > 0 else '-'} {terms[1]}"
     else:
         acc = f"{rest[0]} * {rest[1]}"
     y = w.result(end.dtype, shape, node)

@@ -72,16 +72,16 @@ def attention(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     if len(k.shape) > 2 and k.shape[-3] != q.shape[-3]:
         lead = [*lead[:-1], f"{lead[-1]} / {q.shape[-3] // k.shape[-3]}"]
     takes: dict[str, Any] = {"q": q, "k": k, "v": v, "table": table, **end.takes}
-    seen = f"j <= {row}" if g["causal"] else ""
+    condition = f"j <= {row}" if g["causal"] else ""
     if g["seen"] is not None and not g["causal"]:
         mask = w.access(w.places[g["seen"]].expand(*q.shape[:-1], n), g["seen"])
-        takes["seen"], seen = mask, f"seen[{mask.at([*names, 'j'])}]"
+        takes["seen"], condition = mask, f"seen[{mask.at([*names, 'j'])}]"
     x = [less(f"{c}[{at}]", zero, "int32_t") for c, at, zero in zip("qkv", (
         q.at([*names, "i"]), k.at([*lead, "j", "i"]), v.at([*lead, "j", "o"])),
         g["zeros"], strict=True)]  # fmt: skip
     lines = [
         *heads, "{", head("j", n), "score[j] = 0;", head("i", width),
-        f"score[j] += {x[0]} * {x[1]};", "}", "}", *_powers(n, g, "score[j]", seen),
+        f"score[j] += {x[0]} * {x[1]};", "}", "}", *_powers(n, g, "score[j]", condition),
         head("j", n), f"score[j] = (int32_t)within({_share('j', 8)}, 0, 255);", "}",
         head("o", wide), "int32_t acc = 0;", head("j", n), f"acc += score[j] * {x[2]};", "}",
         f"y[{y.at([*names, 'o'])}] = {end.of('acc', 'o')};", "}", "}", *ends,

@@ -59,13 +59,13 @@ def sum_over(w: CWriter, node: fx.Node, g: dict[str, Any]) -> Access:
     x = w.read(g["x"])
     end = _Mean(w, node, g)
     rank = len(x.shape)
-    gone = {d % rank for d in g["dims"]} or set(range(rank))
-    rest = [1 if d in gone else n for d, n in enumerate(x.shape)]
+    over_dims = {d % rank for d in g["dims"]} or set(range(rank))
+    rest = [1 if d in over_dims else n for d, n in enumerate(x.shape)]
     y = w.result(end.dtype, rest, node)
     names, heads, ends = loops(rest)
-    inner, more, over = loops([n if d in gone else 1 for d, n in enumerate(x.shape)], "r")
-    at = [inner[d] if d in gone else names[d] for d in range(rank)]
-    axes = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in gone]
+    inner, more, over = loops([n if d in over_dims else 1 for d, n in enumerate(x.shape)], "r")
+    at = [inner[d] if d in over_dims else names[d] for d in range(rank)]
+    axes = names if g["keepdim"] else [each for d, each in enumerate(names) if d not in over_dims]
     inputs = less(f"x[{x.at(at)}]", g["x_zero"], "int64_t")
     value = end.of("acc", axes[-1] if axes else "0")
     lines = [*heads, "int64_t acc = 0;", *more, f"acc += {inputs};", *over]

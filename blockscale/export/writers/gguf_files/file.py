@@ -86,8 +86,8 @@ def lay_out(
         end += -(-nbytes // step) * step
     start = b"".join(head)
     start += bytes(-len(start) % step)
-    placed = {n: each._replace(start=len(start) + starts[n]) for n, each in tensors.items()}
-    return start, placed
+    places = {n: each._replace(start=len(start) + starts[n]) for n, each in tensors.items()}
+    return start, places
 
 
 _GRIDS = {name: (number, each, size) for number, (name, each, size) in GRIDS.items()}
@@ -137,9 +137,9 @@ class GGUFFile:
         self._write(data, place.start)
 
     def _write(self, data: memoryview, start: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file, data[done:], start + done)
+        offset = 0
+        while offset < len(data):
+            offset += os.pwrite(self._file, data[offset:], start + offset)
 
     def close(self) -> None:
         """Have everything on the disk."""
@@ -272,12 +272,12 @@ def split_shards(
 ) -> list[list[PlannedTensor]]:
     """Tensors in their order, as many together as `size` bytes hold, and at least one."""
     shards: list[list[PlannedTensor]] = [[]]
-    filled = 0
+    shard_bytes = 0
     for tensor in tensors:
         nbytes = size_of(tensor, kinds.get(tensor.name, ""))
-        if shards[-1] and filled + nbytes > size:
+        if shards[-1] and shard_bytes + nbytes > size:
             shards.append([])
-            filled = 0
+            shard_bytes = 0
         shards[-1].append(tensor)
-        filled += nbytes
+        shard_bytes += nbytes
     return shards

@@ -168,16 +168,16 @@ def _from_json(folder: Path, data: dict[str, Any], vocabulary: Vocabulary) -> Ke
     if kind == "BPE" and not model.get("end_of_word_suffix"):
         if _writes_bytes(data):
             return byte_level(data, model, vocabulary)
-        spaced = any(SPACE in text for text in tokens_of(model.get("vocab")))
-        if model.get("byte_fallback") or spaced:
+        has_spaces = any(SPACE in text for text in tokens_of(model.get("vocab")))
+        if model.get("byte_fallback") or has_spaces:
             return pieces_of_bpe(folder, data, model, vocabulary)
         return byte_level(data, model, vocabulary)  # with what has to be said of its cuts
     if kind == "Unigram":
         return unigrams(data, model, vocabulary)
     if kind == "WordPiece" and model.get("continuing_subword_prefix", "##") == "##":
         return _word_piece(data, model, vocabulary)
-    shown = kind or "unknown kind"
-    return _none(f"its tokenizer is a {shown} which llama.cpp does not support")
+    kind_name = kind or "unknown kind"
+    return _none(f"its tokenizer is a {kind_name} which llama.cpp does not support")
 
 
 def _kind(model: Mapping[str, Any]) -> str:

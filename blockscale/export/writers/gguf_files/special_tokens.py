@@ -122,10 +122,10 @@ def _fill_up(adds: dict[str, bool], data: Mapping[str, Any], whole: bool) -> lis
         key = f"add_{name}_token"
         says = data.get(key) if isinstance(data.get(key), bool) else None
         if whole and says is not None and says != adds.get(name, False):
-            added = "adds" if name in adds else "does not add"
+            action = "adds" if name in adds else "does not add"
             notes.append(
                 f"tokenizer_config.json has {key}: {str(says).lower()}, and the post_processor of "
-                f"tokenizer.json {added} one: llama.cpp adds it"
+                f"tokenizer.json {action} one: llama.cpp adds it"
             )
         if says is not None or whole:
             adds.setdefault(name, bool(says))
@@ -203,14 +203,14 @@ def _templates(folder: Path, data: Mapping[str, Any]) -> dict[str, MetadataValue
     )
     if (folder / "chat_template.jinja").is_file():  # which transformers prefers
         result = (folder / "chat_template.jinja").read_text()
-    named = {"default": result} if isinstance(result, str) else {}
+    templates = {"default": result} if isinstance(result, str) else {}
     for each in result if isinstance(result, list) else ():
         if isinstance(each, dict) and isinstance(each.get("template"), str):
-            named[str(each.get("name", ""))] = each["template"]
+            templates[str(each.get("name", ""))] = each["template"]
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        named[path.stem] = path.read_text()
+        templates[path.stem] = path.read_text()
     keys: dict[str, MetadataValue] = {}
-    for name, text in named.items():
+    for name, text in templates.items():
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
         if name == "default":
             keys["tokenizer.chat_template"] = MetadataValue("text", text)

@@ -38,21 +38,21 @@ def merges_of(value: Any) -> list[Pair]:
 def order_of(pairs: Sequence[Pair]) -> dict[str, float]:
     """{token: its score}: the sooner it is merged, the higher."""
     scores: dict[str, float] = {}
-    for rank, (left, right) in enumerate(pairs):
-        scores.setdefault(left + right, -float(rank))
+    for rank, (first, right) in enumerate(pairs):
+        scores.setdefault(first + right, -float(rank))
     return scores
 
 
 def joined_besides(vocab: Iterable[str], pairs: Sequence[Pair]) -> int:
     """How many pairs of tokens spell another one and are no merge."""
     merges = set(pairs)
-    values = {left + right for left, right in pairs}
-    reached = values | {text for text in vocab if len(text) == 1}
+    values = {first + right for first, right in pairs}
+    texts = values | {text for text in vocab if len(text) == 1}
     return sum(
         (text[:i], text[i:]) not in merges
         for text in values
         for i in range(1, len(text))
-        if text[:i] in reached and text[i:] in reached
+        if text[:i] in texts and text[i:] in texts
     )
 
 
@@ -69,15 +69,15 @@ def _whole(text: str, ranks: Mapping[Pair, int]) -> bool:
         best = min((ranks[pair] for pair in pairwise(parts) if pair in ranks), default=None)
         if best is None:
             return False
-        i, joined = 0, []
+        i, merged_parts = 0, []
         while i < len(parts):
             if i + 1 < len(parts) and ranks.get((parts[i], parts[i + 1])) == best:
-                joined.append(parts[i] + parts[i + 1])
+                merged_parts.append(parts[i] + parts[i + 1])
                 i += 2
             else:
-                joined.append(parts[i])
+                merged_parts.append(parts[i])
                 i += 1
-        parts = joined
+        parts = merged_parts
     return True
 
 
@@ -128,13 +128,13 @@ class Vocabulary:
     def keys(self, scores: bool) -> dict[str, MetadataValue]:
         """The lists of a GGUF file. scores: with scores."""
         texts = {text for text, _, _ in self._tokens.values()}
-        seen: set[str] = set()
+        used_texts: set[str] = set()
         rows: list[tuple[str, int, float]] = []
         for i in range(self.size):
             row = self._tokens.get(i)
-            if row is None or row[0] in seen:
+            if row is None or row[0] in used_texts:
                 row = _free(f"[PAD{i}]", texts), UNUSED, _MISSING
-            seen.add(row[0])
+            used_texts.add(row[0])
             rows.append(row)
         data = {
             "tokenizer.ggml.tokens": MetadataValue("text", [row[0] for row in rows]),
