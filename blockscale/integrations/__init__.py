@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""An integration is imported when the library is that it is for, and not before.
+"""Integrations are imported when their library is, and not before.
 
 `import blockscale` imports none of these libraries and changes nothing. The first quantized model
 leaves a note with Python's import system: when the library has been imported, our module about it
