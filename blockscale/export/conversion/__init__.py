@@ -72,7 +72,7 @@ def convert_checkpoint(  # noqa: PLR0913 - one argument an option
         larger; GGUF is then several files in the directory `target`
     force: replace what is at `target`, once the new one is complete
     dry_run: decide about every tensor, and write nothing
-    progress: is told of each tensor and its bytes (`blockscale.core.work.Progress`)
+    progress: counts each tensor and its bytes (`blockscale.core.work.Progress`)
 
     Codes and scales are carried; every tensor is read back from what was written and compared with
     the source's, bit for bit, before the result takes its place. Raises NotLosslessError (a
@@ -318,7 +318,7 @@ def output_place(target: Path, one_file: bool) -> Iterator[Path]:
 
 
 def is_one_file(whole: bool, shard_size: int | None) -> bool:
-    """Whether the result is a file. whole: whether it is where nobody asks for files of a size.
+    """Whether the result is a file. whole: whether it is one where no size of files is set.
 
     Raises ValueError for a size below one byte.
     """

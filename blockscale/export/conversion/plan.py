@@ -343,7 +343,7 @@ def total_bytes(steps: list[Step]) -> int:
     return sum(step.bytes_before for step in steps)
 
 
-# Which quantized tensors have a place in what a producer's readers build, told by their names.
+# Which quantized tensors have a place in what a producer's readers build, by their names.
 #
 # Readers build the model with layers of their own in the place of linear ones, and ask the file
 # for the parts of those. A quantized tensor that belongs to no such layer is written in vain:

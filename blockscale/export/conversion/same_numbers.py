@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whether two tensors of integers have the same values, told from codes and what is beside them.
+"""Whether two tensors of integers have the same values, from codes and what is beside them.
 
 A value is (code - zero point) * step + offset, each operation rounded to float32 (docs/numerics.md,
 5). Two tensors whose code - zero point, steps and offsets are equal have the same values, bit for

@@ -111,7 +111,7 @@ class CWriter:
              lines: Sequence[str], room: dict[str, Array] | None = None) -> None:  # fmt: skip
         """A step that reads some arrays by their names in `lines`, and writes y.
 
-        room: what it also writes and nobody reads later
+        room: what it also writes and no step reads later
         """
         of = {k: each if isinstance(each, Array) else each.array for k, each in takes.items()}
         now = len(self.steps)

@@ -26,7 +26,7 @@ from blockscale.export.to_onnx.scope import Scope, Sizes, native, put_tensor, pu
 
 
 class _BlockAxis(NamedTuple):
-    """How QuantizeLinear is told of blocks: of all (axis None), by axis, or along one."""
+    """The blocks as QuantizeLinear's attributes: one of all (axis None), by axis, or along one."""
 
     axis: int | None = None
     block_size: int = 0
@@ -98,7 +98,7 @@ def _narrow(fmt: Format) -> bool:
 
 
 def _axis_of(fmt: Format, sizes: Sizes) -> _BlockAxis | None:
-    """How QuantizeLinear is told of the blocks of a tensor of these sizes; None: it cannot be."""
+    """The blocks of a tensor of these sizes as QuantizeLinear's attributes; None: it has none."""
     if fmt.block.flat:
         return None
     blocks = fmt.block.sizes_for(len(sizes))

@@ -45,7 +45,7 @@ class Decoder(NamedTuple):
     """A model of transformers, and what its cache holds.
 
     shapes: of each layer's keys and values, (heads, features)
-    positions: whether the model is told where tokens stand, or counts them by the mask
+    positions: whether the positions of tokens are an input; else the model counts by the mask
     """
 
     model: Any

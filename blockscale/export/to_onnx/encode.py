@@ -21,7 +21,7 @@ from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.export.to_onnx.scope import BlockedTensor, Scope, native
 
-_FEW_BINADES = 4  # so many are told apart by comparisons, more by the type e8m0
+_FEW_BINADES = 4  # so many are distinguished by comparisons, more by the type e8m0
 
 
 def refusal(fmt: Format) -> str | None:

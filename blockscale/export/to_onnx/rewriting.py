@@ -319,7 +319,7 @@ class Rewriting:
         return self._values[key]
 
     def _assemble(self, nodes: list[Any]) -> None:
-        """Nodes and stored tensors into the model; what nobody reads any more goes."""
+        """Put nodes and stored tensors into the model; drop what no node reads any more."""
         graph, proto = self.model.proto.graph, self.model.proto
         nodes = _living(nodes, {each.name for each in graph.output} | self.model.hidden)
         write.put_nodes(graph, nodes)

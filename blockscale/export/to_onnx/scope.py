@@ -215,7 +215,7 @@ def split(scope: Scope, x: str, block: Block, sizes: Sizes) -> BlockedTensor:
 
 
 def _shape(parts: Sizes, blocks: Sequence[int]) -> list[int]:
-    """What Reshape is told: 0 keeps a size in its place, -1 finds the one that is left."""
+    """Reshape's second input: 0 keeps a size in its place, -1 computes the remaining one."""
     first = next((i for i, size in enumerate(blocks) if size > 1), len(blocks))
     return [0 if i < first else (-1 if n is None else n) for i, n in enumerate(parts)]
 

@@ -29,7 +29,7 @@ Move = tuple[str, tuple[int, ...]]  # ("view", sizes) or ("permute", dims)
 
 
 class _Along(NamedTuple):
-    """How DequantizeLinear is told of blocks: one for all (axis None), by axis, or along one."""
+    """The blocks as DequantizeLinear's attributes: of all (axis None), by axis, or along one."""
 
     axis: int | None = None
     block_size: int = 0

@@ -159,7 +159,7 @@ def layer_of(name: str) -> str:
 
 
 def float_layers(tensors: Sequence[PlannedTensor], config: Mapping[str, Any]) -> list[str]:
-    """Layers whose matrices stay in float, which readers have to be told of.
+    """Layers whose matrices stay in float, which the file has to list for its readers.
 
     A tied model stores no head: its readers have one all the same, and would take it for quantized.
     config: config.json

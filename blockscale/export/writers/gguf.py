@@ -97,7 +97,7 @@ class GGUFWriter(Writer):
 
 
 def kind_of(fmt: Format, kind: str = "") -> str | None:
-    """The type that has this format; of several the one that was told."""
+    """The type that has this format; of several the one that is asked for."""
     if kind in TYPES and parse(TYPES[kind].format) == fmt:
         return kind
     names = (*_first(), "TQ2_0", *_LAST)

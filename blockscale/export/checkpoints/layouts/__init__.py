@@ -5,7 +5,7 @@ Such a file says which stored tensors are a weight, and how to decode it. It def
 
     PRODUCER: str             whose layout it is, as people call it
     METHODS: tuple[str, ...]  the values of `quant_method` in a model's configuration that name it;
-                              () if it is told by names and dtypes alone
+                              () if names and dtypes alone identify it
     find(kinds, config, read) -> LayoutTensors
 
 A directory is shown to the layouts whose METHODS its configuration names, then to the others that
@@ -30,7 +30,7 @@ from blockscale.ops.tensor import QTensor
 #
 #     PRODUCER: str             whose layout it is, as people call it     METHODS: tuple[str, ...]
 # the values of `quant_method` in a model's configuration that name it;
-# () if it is told by names and dtypes alone     find(kinds, config, read) -> LayoutTensors
+# () if names and dtypes alone identify it       find(kinds, config, read) -> LayoutTensors
 #
 # A directory is shown to the layouts whose METHODS its configuration names, then to the others that
 # have METHODS, then to those without; each sees what none before it has taken.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layouts that no format of blockscale can hold: told by their tensors' names, and refused."""
+"""Layouts that no format of blockscale can hold: known by their tensors' names, and refused."""
 
 from collections.abc import Mapping
 from typing import Any

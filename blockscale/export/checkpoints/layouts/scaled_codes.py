@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Codes one in an element, with scales beside them: told by names, dtypes and sizes alone.
+"""Codes one in an element, with scales beside them: known by names, dtypes and sizes alone.
 
 float8 and int8 weights with `weight_scale_inv` (DeepSeek, Qwen: tiles), `weight_scale`
 (compressed-tensors, ModelOpt, FBGEMM), `scale_weight` (ComfyUI) or torchao's `_weight_scale`, where
@@ -127,7 +127,7 @@ _FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 def float8(kind: str, parts: Mapping[str, str], kinds: Kinds) -> Weight | None:
     """A weight of float8 `codes` under `scale`; None where the codes are no float8.
 
-    The block is told by the shapes alone, never by a configuration.
+    The block follows from the shapes alone, never from a configuration.
     """
     (dtype, shape), (scale_dtype, scale) = kinds[parts["codes"]], kinds[parts["scale"]]
     element = _FLOAT8.get(dtype) if dtype is not None else None
