@@ -43,6 +43,7 @@ hypothesis.settings.load_profile("blockscale")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+THREADS = torch.get_num_threads()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -112,6 +113,10 @@ def _same_numbers() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global state
     torch.manual_seed(0)
+    # Those of a test that set them stay, and wait for work at full speed: in a process of two that
+    # have two processors, tests after it took three times as long, and sums had other bits.
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True, scope="session")
