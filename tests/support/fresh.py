@@ -26,7 +26,9 @@ ROOT = Path(__file__).parents[2]
 # What has been done where a program begins, each in a fork of the one before. Torch imports its
 # compiler, two seconds, where a program exports, trains or shards, and what shards need late; tests
 # of several processes are modules that import pytest.
-TORCH = ("import torch",)
+# A worker of xdist has torch compute on one thread (tests/conftest.py), and so have its programs:
+# two that wait for each other at full speed would take a processor from the other worker.
+TORCH = ("import os, torch; 'PYTEST_XDIST_WORKER' in os.environ and torch.set_num_threads(1)",)
 WITH_OURS = (
     *TORCH,
     """
