@@ -286,8 +286,15 @@ def work(rank: int, folder: str) -> None:
         found[name] = calibrated(case, rank, 2, dist.group.WORLD)
     if rank == 0:
         found["alone"] = {n: calibrated(case, 0, 1, alone) for n, case in LEARNED.items()}
-    found |= {"refusals": refusals(rank, 2), "resumed": resumed(rank, folder, 2)}
+    found["refusals"] = refusals(rank, 2)
     torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def work_again(rank: int, folder: str) -> None:
+    """Two processes that go on."""
+    begin(rank, folder, 2)
+    torch.save(resumed(rank, folder, 2), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 

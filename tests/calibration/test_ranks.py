@@ -2,6 +2,7 @@
 """bs.calibrate(group=…) in real processes (gloo): one model, whose bits do not depend on how many
 there are; what does not fit is refused in all of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.calibration.dealing import (
     decoder,
     ids,
     work,
+    work_again,
     work_of_three,
 )
 from tests.support import fresh
@@ -78,9 +80,10 @@ def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_a_group_goes_on_in_any_number_of_processes(found: Found) -> None:
+def test_a_run_of_a_group_goes_on_in_any_number_of_processes(tmp_path: Path) -> None:
     """The first process keeps the blocks that are finished; what fails there is told to all."""
-    both = [each["resumed"] for each in found]
+    fresh.ranks(work_again, tmp_path, 2)
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert both[0]["stopped"] == "OSError: no space left"
     assert "process 0 of 2 raised OSError: no space left" in both[1]["stopped"]
     assert "holds blocks of another run" in both[0]["other"]
