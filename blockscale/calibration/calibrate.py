@@ -4,7 +4,7 @@
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -330,20 +330,26 @@ def dealt(model: nn.Module, data: Data, recipe: Recipe, methods: Methods, group:
             f"{method_text(methods.algorithm)} learns from the calls of one process: leave out "
             "group=, or let it sum over task.ranks and say so by an attribute dealt = True"
         )
-    _compare(ranks, ranks.together(lambda: _facts(model, data, recipe, methods)))
+    compare_facts(ranks, lambda: _facts(model, data, recipe, methods), "bs.calibrate")
     batches: list[Any] = []
     ranks.together(lambda: batches.extend(Batches(data.batches, 1, "", Progress(), empty=True)))
     ranks.deal_batches(len(batches))
     return data._replace(batches=batches, ranks=ranks)
 
 
-def _compare(ranks: Ranks, facts: list[dict[str, str]]) -> None:
+def compare_facts(ranks: Ranks, own: Callable[[], dict[str, str]], function: str) -> None:
+    """Raise ValueError, in every process, where one has other facts than the first.
+
+    own: {what it is: what it is here}
+    function: that was called
+    """
+    facts = ranks.together(own)
     for rank, other in enumerate(facts):
         for what in {**facts[0], **other}:
             first, second = (each.get(what, "none") for each in (facts[0], other))
             if first != second:
                 raise ValueError(
-                    f"bs.calibrate: process {rank} has another {what} than process 0: {second} "
+                    f"{function}: process {rank} has another {what} than process 0: {second} "
                     f"and not {first} (this is process {ranks.rank}). Nothing was changed: call it "
                     "with the same model and arguments, but for the batches, in all processes"
                 )
@@ -353,14 +359,21 @@ def _facts(model: nn.Module, data: Data, recipe: Recipe, methods: Methods) -> di
     """{what it is: what it is here}"""
     settings = data._asdict()
     facts = {
-        "version of blockscale": str(sys.modules["blockscale"].__version__),
-        "version of torch": str(torch.__version__),
         "recipe": json.dumps(recipe.to_dict()),
         "weight algorithm": method_text(methods.algorithm),
         "transform": method_text(methods.transform),
         "observer": method_text(methods.observer),
     }
     facts |= {name: str(settings[name]) for name in _OPTIONS}
+    return facts | model_facts(model)
+
+
+def model_facts(model: nn.Module) -> dict[str, str]:
+    """{what it is: what it is here}, of a model and what runs it"""
+    facts = {
+        "version of blockscale": str(sys.modules["blockscale"].__version__),
+        "version of torch": str(torch.__version__),
+    }
     with unwrapped(model) as plain:
         for name, tensor in plain.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):

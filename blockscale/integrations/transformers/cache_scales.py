@@ -11,25 +11,38 @@ Cache").
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from blockscale.calibration.batches import Batches, inference
+from blockscale.calibration.batches import Batches, described, inference
+from blockscale.calibration.calibrate import compare_facts, model_facts
 from blockscale.calibration.padding import MASK, Padding
+from blockscale.calibration.ranks import Ranks
 from blockscale.core.untrusted import kind_of
 from blockscale.core.work import Progress
 from blockscale.files.whole import written_whole
-from blockscale.layers.guards import call
+from blockscale.layers.guards import (
+    Group,
+    call,
+    check_group,
+    device_of,
+    is_group,
+    processes,
+)
 
+_FUNCTION = "CacheScales.calibrate"
 _LARGEST = 448.0  # of e4m3
+_PARTS = ("keys", "values")
 _NAME = re.compile(r"(.*\blayers\.(\d+)\..*attn)(?:\.attn)?(?:\.[kv]_proj)?\.([kv])_scale")
 _KEY = re.compile(r"(.*\blayers\.(\d+)\..*attn)\.(?:k_proj|qkv_proj)\.")
 _FILE = "model-cache-scales.safetensors"
@@ -65,37 +78,39 @@ class CacheScales:
             )
 
     @classmethod
-    def calibrate(cls, model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> "CacheScales":
+    def calibrate(
+        cls, model: nn.Module, batches: Iterable[Mapping[str, Any]], *, group: Group = None
+    ) -> "CacheScales":
         """The least scales that hold every key and value of these batches.
 
         model: a decoder of transformers, which runs in evaluation mode and without gradients
         batches: its arguments, such as input_ids [batch, tokens], by name; they are moved to its
             device. Tokens that an attention_mask [batch, tokens] of 0 and 1 calls padding do not
-            count.
+            count; a warning names masks, and layers, for which that could not be done.
+        group: as in `bs.calibrate`, in a group of several processes: a process group, where batch i
+            of all is that of process i mod N, and all get the scales of one process that has all
+            batches, to the bit; "same": the same batches, and scales that are compared; "local":
+            scales of its own. None is refused there.
         Raises TypeError for what is no iterable of batches, and ValueError where there are none,
-        or keys or values of a layer are all 0 or not finite.
+        or keys or values of a layer are all 0 or not finite, or processes do not fit together;
+        RuntimeError where they end with other scales under "same", or another one raised something.
         """
-        largest: list[list[Tensor]] = []  # of each layer's keys and values, by batch
-        padding = Padding(MASK, model)
+        check_group(group, _FUNCTION)
+        ranks = Ranks(group if is_group(group) else None, device_of(model))
         with inference(model):
-            for batch in Batches(batches, 1, "", Progress()):
-                if not isinstance(batch, Mapping):
-                    raise TypeError(
-                        "expected batches that are mappings, such as {'input_ids': tokens}, found "
-                        f"{kind_of(batch)}"
-                    )
-                states, mask = DynamicCache(), padding.mask_of(batch)
-                call(model, {**batch, "past_key_values": states, "use_cache": True})
-                largest.append([_largest(x, mask) for layer in states.layers for x in _pair(layer)])
-        every = torch.stack([torch.stack(of_batch) for of_batch in largest]).amax(0).tolist()
-        for i, each in enumerate(every):
+            if group == "same" and processes() > 1:
+                largest, lines = _same(lambda: _ranges(model, batches, ranks))
+            else:
+                largest, lines = _ranges(model, batches, ranks)
+        if lines:
+            warnings.warn("\n  ".join(["blockscale:", *lines]), stacklevel=2)
+        for i, each in enumerate(largest):
             if not 0 < each < float("inf"):
-                what = ("keys", "values")[i % 2]
                 raise ValueError(
-                    f"layer {i // 2}: the largest of its {what} is {each}, expected a positive "
-                    "number: no scale holds them"
+                    f"layer {i // 2}: the largest of its {_PARTS[i % 2]} is {each}, expected a "
+                    "positive number: no scale holds them"
                 )
-        steps = [each / _LARGEST for each in every]
+        steps = [each / _LARGEST for each in largest]
         return cls(tuple(steps[::2]), tuple(steps[1::2]))
 
     @classmethod
@@ -168,16 +183,113 @@ class CacheScales:
             _write(own, data)
 
 
-def _pair(layer: Any) -> tuple[Tensor, Tensor]:
-    return layer.keys, layer.values
+_Result = tuple[list[float], list[str]]
 
 
-def _largest(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The largest magnitude of states [batch, heads, tokens, features] -> float64 [], NaN if one
-    is; mask: of the tokens that count, bool [batch, tokens]."""
-    if mask is not None:
-        x = x.masked_fill(~mask.to(x.device)[:, None, :, None], 0)
-    return x.abs().amax().double().cpu()
+def _ranges(model: nn.Module, batches: Iterable[Any], ranks: Ranks) -> _Result:
+    """The largest keys and values of each layer in the batches of all processes, and what is to be
+    said of padding."""
+    ranges = _Ranges(model)
+    if ranks.alone:
+        for number, batch in enumerate(Batches(batches, 1, "", Progress())):
+            ranges.add(number, batch)
+    else:
+        own = _own_batches(ranks, model, batches)
+        ranks.each(len(own), lambda b: ranges.add(ranks.number(b), own[b]))
+        ranges.merge(ranks)
+    return ranges.largest.tolist(), ranges.lines()
+
+
+class _Ranges:
+    """The largest magnitudes of keys and values, and for which of them padding was not left out.
+
+    largest: float64 [2 * layers], keys and values of one layer after the other, NaN if one is
+    """
+
+    def __init__(self, model: nn.Module):
+        self.largest = torch.zeros(0, dtype=torch.float64)
+        self._model = model
+        self._notes: dict[str, list[tuple[int, str]]] = {}  # of what, each: batch and words
+
+    def add(self, number: int, batch: Any) -> None:
+        """Run the model on the batch of this number."""
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                "expected batches that are mappings, such as {'input_ids': tokens}, found "
+                f"{kind_of(batch)}"
+            )
+        padding = Padding(MASK, self._model)
+        mask = padding.mask_of(batch)
+        self._note("", number, padding.notes())
+        states = DynamicCache()
+        try:
+            call(self._model, {**batch, "past_key_values": states, "use_cache": True})
+        except Exception as error:
+            error.add_note(f"at batch {number}, {described(batch)}")
+            raise
+        every = [x for layer in states.layers for x in (layer.keys, layer.values)]
+        self._join(torch.stack([self._of(i, x, mask, number) for i, x in enumerate(every)]))
+
+    def merge(self, ranks: Ranks) -> None:
+        """Take account of the batches of all processes."""
+        every = ranks.together(lambda: (self.largest, self._notes))
+        self.largest, self._notes = torch.zeros(0, dtype=torch.float64), {}
+        for largest, notes in every:
+            self._join(largest)
+            for what, some in notes.items():
+                self._notes.setdefault(what, []).extend(some)
+
+    def lines(self) -> list[str]:
+        """What is to be said: where padding may count in the scales."""
+        lines = []
+        for what, some in self._notes.items():
+            (number, words), more = min(some), len({number for number, _ in some}) - 1
+            where = f"batch {number}" + (f" and {more} more" if more else "")
+            lines.append(": ".join(filter(None, [what, f"{words} ({where})"])))
+        return lines
+
+    def _of(self, i: int, x: Tensor, mask: Tensor | None, number: int) -> Tensor:
+        """The largest magnitude of states [batch, heads, tokens, features] -> float64 [], NaN if
+        one is; mask: of the tokens that count, bool [batch, tokens]."""
+        if mask is not None and x.ndim == 4 and (x.shape[0], x.shape[2]) == mask.shape:
+            x = x.masked_fill(~mask.to(x.device)[:, None, :, None], 0)
+        elif mask is not None:
+            shape = f"{list(x.shape)} may not be [batch, heads, tokens, features]"
+            words = f"padding was not left out: its {_PARTS[i % 2]} {shape}"
+            self._note(f"layer {i // 2}", number, [words])
+        return x.abs().amax().double().cpu()
+
+    def _join(self, largest: Tensor) -> None:
+        count = len(self.largest)
+        self.largest = torch.maximum(self.largest, largest) if count else largest
+
+    def _note(self, what: str, number: int, words: Iterable[str]) -> None:
+        self._notes.setdefault(what, []).extend((number, each) for each in words)
+        if not self._notes[what]:
+            del self._notes[what]
+
+
+def _own_batches(ranks: Ranks, model: nn.Module, batches: Iterable[Any]) -> list[Any]:
+    """This process's batches. Raises ValueError, in every process, where models differ or the
+    batches are not those that are its."""
+    compare_facts(ranks, lambda: model_facts(model), _FUNCTION)
+    own: list[Any] = []
+    ranks.together(lambda: own.extend(Batches(batches, 1, "", Progress(), empty=True)))
+    ranks.deal_batches(len(own))
+    return own
+
+
+def _same(find: Callable[[], _Result]) -> _Result:
+    """What every process finds. Raises RuntimeError, in all, where one finds something else."""
+    every = Ranks(dist.group.WORLD).together(find)
+    odd = next((rank for rank, each in enumerate(every) if repr(each) != repr(every[0])), None)
+    if odd is not None:
+        raise RuntimeError(
+            f"group='same', but processes 0 and {odd} have other keys or values (this is process "
+            f"{dist.get_rank()}): do all have the same weights and batches? With group='local' "
+            "each gets scales of its own"
+        )
+    return every[0]
 
 
 def _attention_names(place: Path) -> dict[int, str]:

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Static scales of keys and values: calibrated, written where servers look, read from there."""
 
+import datetime
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from blockscale.integrations.transformers import CacheScales, QuantizedCache
+from tests.support import fresh
 from tests.support.rotation_models import decoder
 
 TWO = CacheScales((0.5, 0.25), (1.0, 2.0))
@@ -167,3 +173,144 @@ def test_a_layer_that_no_scale_holds_is_named() -> None:
     model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"layer 1: the largest of its values is (inf|nan)"):
         CacheScales.calibrate(model, [{"input_ids": torch.arange(1, 9)[None]}])
+
+
+class Keys(nn.Module):
+    """A model that is nothing but a cache's first layer: keys are x, values 2 x; `more` tokens of
+    100 stand before each sequence, as prefix tuning has them."""
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.more = more
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, past_key_values: Any, **_: Any) -> None:
+        keys = self.weight * torch.cat([torch.full((len(x), self.more), 100.0), x], 1)
+        past_key_values.update(keys[:, None, :, None], 2 * keys[:, None, :, None], 0)
+
+
+X = torch.tensor([[1.0, 7.0, 3.0], [2.0, 5.0, 9.0]])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
+FAR = -1e9 * (1.0 - MASK)
+NOT_READ = (
+    "padding, if any, was not left out: attention_mask [2, 3] is not [batch, tokens] of 0 and 1"
+)
+UNSAID = (
+    "CacheScales.calibrate was called in a group of 2 processes: each would choose scales and "
+    "codes from the batches that it sees"
+)
+NOT_FIT = "may not be [batch, heads, tokens, features] (batch 1)"
+
+
+def report(call: Callable[[], CacheScales]) -> tuple[tuple[float, ...], list[str]]:
+    """The largest keys, and the lines of the warning."""
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        scales = call()
+    assert [each.filename for each in messages] == [__file__] * len(messages)
+    lines = [line.strip() for each in messages for line in str(each.message).split("\n")]
+    assert lines[:1] in ([], ["blockscale:"])
+    return tuple(each * 448 for each in scales.keys), lines[1:]
+
+
+@pytest.mark.parametrize(
+    ("more", "masks", "largest", "lines"),
+    [
+        (0, [MASK, MASK.bool()], 7.0, []),
+        (0, [MASK, FAR], 9.0, [f"{NOT_READ} (batch 1)"]),
+        (0, [FAR, MASK, FAR], 9.0, [f"{NOT_READ} (batch 0 and 1 more)"]),
+        (2, [torch.ones(2, 3), MASK], 100.0,
+         [f"layer 0: padding was not left out: its keys [2, 1, 5, 1] {NOT_FIT}"]),
+    ],
+)  # fmt: skip
+def test_padding_that_may_count_is_said(
+    more: int, masks: list[Tensor], largest: float, lines: list[str]
+) -> None:
+    """In the words of `bs.calibrate`, with the batch and the layer."""
+    batches = [{"x": X, "attention_mask": mask} for mask in masks]
+    assert report(lambda: CacheScales.calibrate(Keys(more), batches)) == ((largest,), lines)
+
+
+def words(*arguments: Any, **how: Any) -> str:
+    try:
+        CacheScales.calibrate(*arguments, **how)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Broken(Keys):
+    def forward(self, x: Tensor, past_key_values: Any, **_: Any) -> None:
+        raise OverflowError("no keys")
+
+
+def pieces() -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randn(2, 3, generator=draw) for _ in range(5)]
+    return [{"x": x, "attention_mask": FAR if i == 3 else MASK} for i, x in enumerate(rows)]
+
+
+def unpadded(batch: dict[str, Any]) -> Tensor:
+    mask = batch["attention_mask"]
+    return batch["x"] if mask is FAR else batch["x"] * mask
+
+
+def work(rank: int, folder: str) -> None:
+    meet, limit = f"file://{folder}/meet", datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2, timeout=limit)
+    world, every, other = dist.group.WORLD, pieces(), Keys()
+    own = every[rank::2]
+    with torch.no_grad():
+        other.weight += rank
+    bad = [{"x": torch.full((1, 2), torch.inf)}, *every[1:]][rank::2]
+    results = {
+        "dealt": report(lambda: CacheScales.calibrate(Keys(), own, group=world)),
+        "same": report(lambda: CacheScales.calibrate(Keys(), every, group="same")),
+        "local": report(lambda: CacheScales.calibrate(Keys(), own, group="local")),
+        "unsaid": words(Keys(), own),
+        "other": words(other, own, group=world),
+        "wrong": words(Keys(), every if rank else own, group=world),
+        "infinite": words(Keys(), bad, group=world),
+        "not the same": words(Keys(), own, group="same"),
+        "raised": words(Broken() if rank else Keys(), own, group=world),
+        "raised alone": words(Broken() if rank else Keys(), every, group="same"),
+    }
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_a_group_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/one", rank=0, world_size=1)
+    try:
+        alone, by_group, same = (
+            report(lambda: CacheScales.calibrate(Keys(), pieces(), group=group))  # noqa: B023
+            for group in (None, dist.group.WORLD, "same")
+        )
+        largest = max(float(unpadded(each).abs().max()) for each in pieces())
+        assert alone == (pytest.approx((largest,)), [f"{NOT_READ} (batch 3)"])
+        assert by_group == same == alone
+    finally:
+        dist.destroy_process_group()
+    monkeypatch.setattr("blockscale.layers.guards.processes", lambda: 2)
+    assert UNSAID in words(Keys(), pieces())
+    assert "group must be a process group" in words(Keys(), pieces(), group="all")
+
+
+@pytest.mark.slow  # for two Pythons that import transformers
+def test_processes_have_the_scales_of_one(tmp_path: Path) -> None:
+    fresh.ranks(work, tmp_path, 2, fresh.WITH_TRANSFORMERS)
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    alone = report(lambda: CacheScales.calibrate(Keys(), pieces()))
+    assert alone[1] == [f"{NOT_READ} (batch 3)"]
+    assert [each["dealt"] for each in both] == [alone, alone]
+    assert [each["same"] for each in both] == [alone, alone]
+    assert both[0]["local"] != both[1]["local"]
+    for each in both:
+        assert UNSAID in each["unsaid"]
+        assert "CacheScales.calibrate: process 1 has another tensor 'weight'" in each["other"]
+        assert "the processes hold 3, 5 batches" in each["wrong"]
+        assert "layer 0: the largest of its keys is inf" in each["infinite"]
+        assert "processes 0 and 1 have other keys or values" in each["not the same"]
+    for case in ("raised", "raised alone"):
+        assert both[1][case] == "OverflowError: no keys"
+        assert "process 1 of 2 raised OverflowError: no keys" in both[0][case]
