@@ -62,9 +62,12 @@ def _way(fused: Any, target: str, x: torch.Tensor, expected: torch.Tensor) -> st
     else:
         assert torch.nn.functional.cosine_similarity(y, expected).min() > 0.99
     found = [way for way in bs.graph.ways(lowered) if "linear" in way.op]
-    if target == "inductor" and not any(way.left for way in found):
+    if target == "inductor" and not any(way.on_reference for way in found):
         return "torch's ops"
-    told = {f"reference: {way.why}" if way.left else _WORDS.get(way.way, way.way) for way in found}
+    told = {
+        f"reference: {way.why}" if way.on_reference else _WORDS.get(way.way, way.way)
+        for way in found
+    }
     return ", ".join(sorted(told))
 
 

@@ -35,10 +35,10 @@ def bodies() -> dict[Any, Body]:
 
 
 def _body(op: Op) -> Body:
-    def body(*flat: Any, **named: Any) -> Any:
+    def body(*flat: Any, **by_name: Any) -> Any:
         names = op.signature.names[len(flat) :]
         defaults = {each.name: each.default for each in op.signature.flat}
-        flat += tuple(named.get(name, defaults[name]) for name in names)
+        flat += tuple(by_name.get(name, defaults[name]) for name in names)
         with as_chosen(REFERENCE):  # references of fused ops look for kernels of what they call
             return op.reference(*op.signature.bind(*flat))
 

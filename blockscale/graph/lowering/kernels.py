@@ -46,8 +46,8 @@ def _pin(op: Op) -> Any:
         with as_chosen(REFERENCE):
             return op.run(*op.signature.bind(*flat))
 
-    def shape(*flat: Any, **named: Any) -> Any:
-        return op.overload(*flat, **named)
+    def shape(*flat: Any, **by_name: Any) -> Any:
+        return op.overload(*flat, **by_name)
 
     LIBRARY.define(PREFIX + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -63,7 +63,7 @@ _PRIMITIVES = ("dequantize", "quantize")
 def kernel_way(node: fx.Node, backend: str) -> Way:
     """How a node of ours runs on the backend: by its kernel, or composed of others.
 
-    A node that does neither is kept to the reference from here on.
+    A node that can do neither is pinned to the reference.
     """
     op = of_ours(node)
     assert op is not None
@@ -71,18 +71,18 @@ def kernel_way(node: fx.Node, backend: str) -> Way:
         return way(
             node,
             "kernel",
-            _conv_told(op, own_arguments(node, op), around(node)) if backend == "cpu" else "",
+            _conv_text(op, own_arguments(node, op), around(node)) if backend == "cpu" else "",
         )
     reason = misses(node, backend)
     if reason is None:
         text = f"no {backend} kernel: dequantized, computed by torch, quantized again"
         return way(node, "composed", "; ".join(filter(None, (text, around(node)))))
-    left = way(node, "reference", reason, left=True)
+    result = way(node, "reference", reason, on_reference=True)
     node.target = pinned(node.target)
-    return left
+    return result
 
 
-def _conv_told(op: Op, own: tuple[Any, ...], copies: str) -> str:
+def _conv_text(op: Op, own: tuple[Any, ...], copies: str) -> str:
     """How a convolution runs on the CPU, whether that is slow, and what is copied beside it; empty
     for other ops."""
     if op.name not in ("conv", "fused_conv"):
@@ -138,26 +138,28 @@ def own_arguments(node: fx.Node, op: Op) -> tuple[Any, ...]:
                 f"{node.name}: the value of {each.name} is not known: lower a graph that "
                 "torch.export.export or bs.graph returned, unchanged"
             )
-        return pytree.tree_map(_hinted, example)
+        return pytree.tree_map(_with_hints, example)
 
     args = fx.node.map_arg(node.args, value)
-    named = fx.node.map_arg(dict(node.kwargs), value)
+    by_name = fx.node.map_arg(dict(node.kwargs), value)
     names = op.signature.names[len(args) :]
     defaults = {each.name: each.default for each in op.signature.flat}
-    return op.signature.bind(*args, *(named.get(name, defaults[name]) for name in names))
+    return op.signature.bind(*args, *(by_name.get(name, defaults[name]) for name in names))
 
 
-def _hinted(value: Any) -> Any:
+def _with_hints(value: Any) -> Any:
     """A symbolic size as the number that it was traced with, in a tensor's sizes too."""
     if isinstance(value, Tensor):
-        sizes, strides = ([_hinted(each) for each in of] for of in (value.shape, value.stride()))
-        with _sized():
+        sizes, strides = (
+            [_with_hints(each) for each in of] for of in (value.shape, value.stride())
+        )
+        with _mode_of_sizes():
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     node = getattr(value, "node", None)
     return int(node.hint) if node is not None and node.has_hint() else value
 
 
 @cache
-def _sized() -> FakeTensorMode:
-    """Of tensors without symbols: kernels remember sizes. Making one imports torch._dynamo."""
+def _mode_of_sizes() -> FakeTensorMode:
+    """A mode of tensors with plain sizes, which kernels use as keys. It imports torch._dynamo."""
     return FakeTensorMode()

@@ -33,7 +33,7 @@ class _Lone(NamedTuple):
 
     x: fx.Node
     by: Quantizer
-    made: Call
+    conv_call: Call
     last: fx.Node
 
 
@@ -89,8 +89,8 @@ def _before(x: Value) -> tuple[fx.Node, Quantizer] | None:
         return None
     floats = permute.args[0]
     there = value(floats)
-    ordered = isinstance(there, Tensor) and there.is_contiguous() and there.dtype == torch.float32
-    return (floats, quantizes.by) if ordered else None
+    is_plain = isinstance(there, Tensor) and there.is_contiguous() and there.dtype == torch.float32
+    return (floats, quantizes.by) if is_plain else None
 
 
 def _behind(node: fx.Node) -> fx.Node | None:
@@ -109,7 +109,7 @@ def _is_plain_copy(node: fx.Node) -> bool:
 
 
 def _write(graph: fx.GraphModule, lone: _Lone) -> None:
-    s, (weight,) = lone.made.settings, lone.made.operands[1:]
+    s, (weight,) = lone.conv_call.settings, lone.conv_call.operands[1:]
     args = (lone.x, weight.operand, s["bias"], s["shape"], s["stride"], s["padding"],
             s["dilation"], s["groups"], lone.by)  # fmt: skip
     y = call(graph, conv.overload, conv.flatten(*args), like=lone.last)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lowering: how the ops of a graph run on one target, node by node, said in the ledger."""
+"""Lowering: choose how each op of a graph runs on one target, and note it in the ledger."""
 
 import warnings
 from dataclasses import replace
@@ -57,11 +57,11 @@ def lower(
 
 
 def _tell(graph: fx.GraphModule, target: str, ways: list[Way]) -> None:
-    """Say in the ledger how each layer's ops run; warn once of those that the target cannot."""
+    """Note in the ledger how each layer's ops run; warn once of ops that the target cannot run."""
     by_scope: dict[str, list[str]] = {}
     for each in ways:
         by_scope.setdefault(each.scope, []).append(each.text)
-        if each.left and target != "reference":
+        if each.on_reference and target != "reference":
             text = f"{target}: {each.text}"
             note(graph, each.scope or each.node, each.op, text)
     entries = state(graph).ledger.entries
@@ -70,12 +70,12 @@ def _tell(graph: fx.GraphModule, target: str, ways: list[Way]) -> None:
             description = f"on {target}: {'; '.join(dict.fromkeys(by_scope[entry.name]))}"
             details = "; ".join(filter(None, [entry.details, description]))
             entries[i] = replace(entry, details=details)
-    left = [f"\n  {each.told}: {each.why}" for each in ways if each.left]
-    if left and target != "reference":
+    lines = [f"\n  {each.summary}: {each.why}" for each in ways if each.on_reference]
+    if lines and target != "reference":
         text = (
             f"blockscale: {target} cannot run these, which stay on the reference, slow and exact:"
         )
-        warnings.warn(text + "".join(dict.fromkeys(left)), stacklevel=3)
+        warnings.warn(text + "".join(dict.fromkeys(lines)), stacklevel=3)
 
 
 def targets() -> dict[str, str | None]:
@@ -89,7 +89,7 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def _module(target: str) -> ModuleType:
-    """The target's module. Raises ValueError for one that is not there or does not run here."""
+    """The target's module. Raises ValueError for one that is unknown or does not run here."""
     modules, reasons = _modules(), targets()
     if target in modules and reasons[target] is None:
         return modules[target]
@@ -100,10 +100,10 @@ def _module(target: str) -> ModuleType:
 
 
 def _raise_if_left(target: str, ways: list[Way]) -> None:
-    left = [f"\n  {each.told}: {each.why}" for each in ways if each.left]
-    if left:
+    lines = [f"\n  {each.summary}: {each.why}" for each in ways if each.on_reference]
+    if lines:
         raise SkippedError(
             f"strict: {target} cannot run everything in this graph; nothing was changed."
-            + "".join(left)
+            + "".join(lines)
             + "\nUse formats that it can run, another target, or strict=False."
         )

@@ -66,16 +66,16 @@ def package(graph: fx.GraphModule, path: str | Path, **options: Any) -> Path:
     """
     _check(graph)
     path = _check_place(Path(path))
-    left = sorted({n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")})
-    if left:
+    ours = sorted({n.name for n in graph.graph.nodes if str(n.target).startswith("blockscale.")})
+    if ours:
         raise ValueError(
-            f"{', '.join(left)} stayed on the reference, whose Python ops a package cannot "
+            f"{', '.join(ours)} stayed on the reference, whose Python ops a package cannot "
             "hold: see the graph's ledger, and use formats that can be traced"
         )
     program = exported(graph)
     with torch.no_grad():
-        made = aoti_package(program, str(path), OPTIONS | options)
-    return Path(made)
+        result = aoti_package(program, str(path), OPTIONS | options)
+    return Path(result)
 
 
 def _check_place(path: Path) -> Path:
@@ -93,11 +93,11 @@ def _check_place(path: Path) -> Path:
 
 
 def _check(graph: fx.GraphModule) -> None:
-    known = state(graph)
-    if known.target != "inductor":
+    info = state(graph)
+    if info.target != "inductor":
         raise ValueError(
-            f"expected a graph lowered to 'inductor', found one of stage {known.stage!r}"
-            + (f" for {known.target!r}" if known.target else "")
+            f"expected a graph lowered to 'inductor', found one of stage {info.stage!r}"
+            + (f" for {info.target!r}" if info.target else "")
             + ": pass bs.graph.lower(graph, 'inductor')"
         )
     if inductor_config().freezing:
@@ -194,19 +194,19 @@ def linear(
         raise ValueError(f"onednn_linear: {reason}")
     assert x.scale is not None
     if not x.data.numel():  # oneDNN loses sizes of 0
-        made: list[Tensor] = FUSED["linear"].op.run(x, weight, bias, activation, dtype, y)
-        return made
+        result: list[Tensor] = FUSED["linear"].op.run(x, weight, bias, activation, dtype, y)
+        return result
     packed = _PACKED[weight.operand]
     codes, zero = _unsigned(x)
     offset = None if bias is None else bias.to(torch.float32)
     scale, zero_y, kind = _result(y)
-    done = torch.ops.onednn.qlinear_pointwise(
+    output = torch.ops.onednn.qlinear_pointwise(
         codes, float(x.scale), zero, packed.codes, packed.scale, packed.zero, offset,
         scale, zero_y, kind, _POST_OPS[activation][0], [], _POST_OPS[activation][1],
     )  # fmt: skip
     if not y.fmt:
-        return [done.to(dtype)]
-    return [done if kind == torch.uint8 or y.format.wide else done.clamp_(min=-127)]
+        return [output.to(dtype)]
+    return [output if kind == torch.uint8 or y.format.wide else output.clamp_(min=-127)]
 
 
 def _unsigned(x: Value) -> tuple[Tensor, int]:
@@ -233,8 +233,8 @@ def _register(name: str, like: str, run: Any) -> Any:
     def run_flat(*flat: Any) -> Any:
         return run(*op.signature.bind(*flat))
 
-    def shape(*flat: Any, **named: Any) -> Any:
-        return op.overload(*flat, **named)
+    def shape(*flat: Any, **by_name: Any) -> Any:
+        return op.overload(*flat, **by_name)
 
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run_flat, "CompositeExplicitAutograd")

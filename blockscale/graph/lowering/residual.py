@@ -45,9 +45,9 @@ _OPS = {"layer_norm": RESIDUAL_LAYER_NORM, "rms_norm": RESIDUAL_RMS_NORM}
 
 @dataclass(frozen=True)
 class _End:
-    """Of a branch: a sum of two nodes, the norm of it, and what gives the codes.
+    """The end of a residual branch: a sum of two nodes, its norm, and what gives the codes.
 
-    kept: the node whose floats are kept, the sum or the norm
+    floats: the node whose floats are kept, the sum or the norm
     codes: the quantize, or the fused norm itself
     """
 
@@ -55,7 +55,7 @@ class _End:
     norm: str
     settings: dict[str, Any]
     by: Quantizer
-    kept: fx.Node
+    floats: fx.Node
     codes: fx.Node
     keep: str
 
@@ -75,7 +75,7 @@ def lower_residual_norms(graph: fx.GraphModule, backend: str) -> int:
 
 
 def _behind(node: fx.Node) -> _End | None:
-    """A norm behind a sum that nobody else reads, which is quantized and read as floats too."""
+    """A norm behind a sum that no other node reads, which is quantized and read as floats too."""
     norm = matched(node)
     if norm is None or norm.fused.name not in _OPS or len(node.users) < 2:
         return None
@@ -116,7 +116,7 @@ def _sides(total: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def _write(graph: fx.GraphModule, end: _End, backend: str) -> bool:
     """Write the op before all that read what it gives; whether a kernel runs it."""
-    first = min([end.codes, *end.kept.users]) if end.keep == "sum" else end.kept
+    first = min([end.codes, *end.floats.users]) if end.keep == "sum" else end.floats
     op = _OPS[end.norm]
     a, b = (Value(each) for each in end.sides)  # type: ignore[arg-type]
     args = op.flatten(a, b, *end.settings.values(), end.keep, torch.float32, end.by)
@@ -157,5 +157,5 @@ def _take_out(graph: fx.GraphModule, end: _End, fused_node: fx.Node, first: fx.N
         codes = call(graph, operator.getitem, (fused_node, 1), like=first)
         end.codes.replace_all_uses_with(codes)
     graph.graph.erase_node(end.codes)
-    end.kept.replace_all_uses_with(floats)
-    graph.graph.erase_node(end.kept)
+    end.floats.replace_all_uses_with(floats)
+    graph.graph.erase_node(end.floats)

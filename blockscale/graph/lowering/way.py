@@ -19,22 +19,22 @@ _KEY = "blockscale ways"
 class Way:
     """How a target runs one node.
 
-    node:  its name in the graph that was lowered
-    told:  the node as errors name it, with the line of the model's source
+    node: its name in the graph that was lowered
+    summary: the node as errors name it, with the line of the model's source
     scope: the dotted name of the layer that it came from; may be empty
-    op:    what it computes
-    way:   what runs it, in a word or two, e.g. "kernel"
-    why:   the reason for that way
-    left:  whether the target cannot run it, so that the reference does
+    op: what it computes
+    way: what runs it, in a word or two, e.g. "kernel"
+    why: the reason for that way
+    on_reference: whether the target cannot run it, so that the reference does
     """
 
     node: str
-    told: str
+    summary: str
     scope: str
     op: str
     way: str
     why: str
-    left: bool = False
+    on_reference: bool = False
 
     @property
     def text(self) -> str:
@@ -42,14 +42,14 @@ class Way:
         return f"{self.op}: {self.way}" + (f" ({self.why})" if self.why else "")
 
 
-def way(node: fx.Node, name: str, why: str = "", *, left: bool = False) -> Way:
+def way(node: fx.Node, name: str, why: str = "", *, on_reference: bool = False) -> Way:
     """What became of a node that still stands in the graph."""
-    return Way(node.name, described(node), layer_name(node), op_name(node), name, why, left)
+    return Way(node.name, described(node), layer_name(node), op_name(node), name, why, on_reference)
 
 
 def layer_name(node: fx.Node) -> str:
-    """The layer whose weight a node reads, which is not that of an activation that it computes as
-    well; of others the module that they are in."""
+    """The layer whose weight a node reads, also where the node computes an activation as well; for
+    other nodes the module that they are in."""
     codes = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
     return next((layer_of(each) for each in codes if each.endswith(".codes")), scope(node))
 

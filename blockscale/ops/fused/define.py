@@ -154,34 +154,34 @@ def fused(
         own = _parameters(body, bool(activation))
         operands = [p for p in own if p.annotation in (Value, list[Value])]
         settings = own[len(operands) : -2]
-        taken = [p.name for p in settings if not (activation and p.name == "activation")]
+        names = [p.name for p in settings if not (activation and p.name == "activation")]
         plan = Plan(
-            f"fused_{body.__name__}", body, tuple(p.name for p in operands), tuple(taken),
+            f"fused_{body.__name__}", body, tuple(p.name for p in operands), tuple(names),
             operands[0].annotation == list[Value], wide, indices, activation, shape, floats,
         )  # fmt: skip
-        made = Fused(
-            body.__name__, body, _registered(plan, own, ulps), plan.operands,
+        result = Fused(
+            body.__name__, body, _register(plan, own, ulps), plan.operands,
             {p.name: _default(p) for p in settings}, {p.name: p.annotation for p in settings},
             aten, wide, indices, plan.many, chain,
         )  # fmt: skip
-        return FUSED.setdefault(made.name, made)
+        return FUSED.setdefault(result.name, result)
 
     return define
 
 
-def _registered(plan: Plan, own: list[Parameter], ulps: int) -> Op:
+def _register(plan: Plan, own: list[Parameter], ulps: int) -> Op:
     """The torch op that runs a plan."""
     takes = signature_of(own)
-    run = _first_made(lambda: _runner(plan, takes))
-    made = register(
+    run = _when_called(lambda: _runner(plan, takes))
+    result = register(
         plan.name, plan.reference, takes, list[Tensor], run, shape=plan.empty, ulps=ulps
     )
-    not_differentiable(made, _INSTEAD)
-    return made
+    not_differentiable(result, _INSTEAD)
+    return result
 
 
 def _parameters(body: Callable[..., Tensor], activation: bool) -> list[Parameter]:
-    """Of the op whose body this is."""
+    """The parameters of the op with this body."""
     hints, plain = get_type_hints(body), Parameter.POSITIONAL_OR_KEYWORD
     own = []
     for name, each in inspect.signature(body).parameters.items():
@@ -196,32 +196,32 @@ def _parameters(body: Callable[..., Tensor], activation: bool) -> list[Parameter
 
 
 def _default(parameter: Parameter) -> Any:
-    """Of a setting; a list, where it is one of numbers."""
+    """The default of a setting; a tuple of numbers becomes a list."""
     return [*parameter.default] if type(parameter.default) is tuple else parameter.default
 
 
-def _first_made(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `make` gives, made when it is first called: there are many ops, and few are used."""
-    made: list[Callable[..., Any]] = []
+def _when_called(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """The function that `make` returns, made at its first call: of many ops few are used."""
+    functions: list[Callable[..., Any]] = []
 
     def run(*args: Any) -> Any:
-        if not made:
-            made.append(make())
-        return made[0](*args)
+        if not functions:
+            functions.append(make())
+        return functions[0](*args)
 
     return run
 
 
 def _runner(plan: Plan, takes: Signature) -> Callable[..., Any]:
     """What runs the kernel of the op's arguments or, where there is none, the composition."""
-    fits, fitted = takes.fits, takes.fitted
+    fits, fit = takes.fits, takes.fitted
     name, reference, check, spellings = plan.name, plan.reference, plan.check, takes.spellings
     many = plan.many
 
     def run(*args: Any) -> Any:
         check(args)
         if not fits(*args):
-            args = fitted(*args)
+            args = fit(*args)
         first = args[0][0] if many else args[0]
         device = first.data.device.type
         kernel = find(name, spellings(*args), device, args, composed=True)

@@ -56,10 +56,10 @@ Table = dict[tuple[Any, int | None], list[_Pattern]]
 
 
 def match(node: fx.Node) -> Match | None:
-    """The fused op that computes what the node does; None where there is none, or nobody can tell.
+    """The fused op that computes what the node does; None where there is none, or none for certain.
 
     It gives the node's bits if `dtype` is the node's own (`dtype_of`), for indices its operands'.
-    An op in place is one only where nobody can see that its input changes.
+    An op in place matches only where no other node reads the input that it changes.
     """
     place: int | None = None
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -67,14 +67,16 @@ def match(node: fx.Node) -> Match | None:
     for pattern in _table().get((node.target, place), ()):
         if pattern.in_place and not _alone_on(node.args[0]):
             continue
-        found = _bound(pattern, node) if pattern.chain is None else _chained(pattern, node)
-        if found is not None:
-            return found
+        result = (
+            _match_pattern(pattern, node) if pattern.chain is None else _match_chain(pattern, node)
+        )
+        if result is not None:
+            return result
     return None
 
 
-def _chained(pattern: _Pattern, node: fx.Node) -> Match | None:
-    """What a chain's function reads of the chain that ends in the node."""
+def _match_chain(pattern: _Pattern, node: fx.Node) -> Match | None:
+    """The match of a chain that ends in the node, by the pattern's function."""
     assert pattern.chain is not None
     read = pattern.chain(node)
     if read is None or not all(_is_float(each, pattern.fused) for each in read[0]):
@@ -96,8 +98,8 @@ def _table() -> Table:
             packet = getattr(torch.ops.aten, f"{target._schema.name.partition('::')[2]}_", None)
             if place is None and packet is not None and hasattr(packet, target._overloadname):
                 changing = getattr(packet, target._overloadname)
-                found = _Pattern(fused, tuple(words), True)
-                table.setdefault((changing, None), []).append(found)
+                entry = _Pattern(fused, tuple(words), True)
+                table.setdefault((changing, None), []).append(entry)
         if fused.chain is not None:  # before the patterns of its last call alone
             ends, chain = fused.chain
             table.setdefault((overload(ends), None), []).insert(0, _Pattern(fused, (), chain=chain))
@@ -105,7 +107,7 @@ def _table() -> Table:
 
 
 def _words(fused: Fused, target: Any) -> list[str]:
-    """Of a pattern that has none."""
+    """The words of a pattern that spells none."""
     names = [argument.name for argument in target._schema.arguments]
     count = len(fused.operands)
     return [*fused.operands, *(n if n in fused.settings else "_" for n in names[count:])]
@@ -121,14 +123,14 @@ def _alone_on(node: Any) -> bool:
     return not any(result.alias_info is not None for result in schema.returns)
 
 
-def _bound(pattern: _Pattern, node: fx.Node) -> Match | None:
-    """What the node's arguments are to the fused op; None if they are not what it takes."""
+def _match_pattern(pattern: _Pattern, node: fx.Node) -> Match | None:
+    """The node's arguments as operands and settings; None where they do not fit the pattern."""
     fused, schema = pattern.fused, node.target._schema.arguments  # type: ignore[union-attr]
     operands: dict[str, Any] = {}
     settings = dict(fused.settings)
     words = [*pattern.words, *"_" * (len(schema) - len(pattern.words))]
     for i, (word, argument) in enumerate(zip(words, schema, strict=True)):
-        value = _given(node, i, argument)
+        value = _argument(node, i, argument)
         if word in fused.operands:
             operands[word] = value
         elif word in settings:
@@ -137,14 +139,14 @@ def _bound(pattern: _Pattern, node: fx.Node) -> Match | None:
             return None
     if any(value is _MISSING for value in settings.values()):
         return None
-    ordered = operands[fused.operands[0]] if fused.many else [operands[n] for n in fused.operands]
-    if not ordered or not all(_is_float(each, fused) for each in ordered):
+    tensors = operands[fused.operands[0]] if fused.many else [operands[n] for n in fused.operands]
+    if not tensors or not all(_is_float(each, fused) for each in tensors):
         return None
-    return Match(fused, tuple(ordered), settings)
+    return Match(fused, tuple(tensors), settings)
 
 
-def _given(node: fx.Node, i: int, argument: Any) -> Any:
-    """The i-th argument of a node's schema: as it is given, or its default."""
+def _argument(node: fx.Node, i: int, argument: Any) -> Any:
+    """The i-th argument of a node's schema: the node's own, or the default."""
     if i < len(node.args):
         return node.args[i]
     if argument.name in node.kwargs:
@@ -203,7 +205,7 @@ def _is_float(node: Any, fused: Fused) -> bool:
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:
-    """Of the tensor that the node gives; None if it gives none, or nobody knows."""
+    """The dtype of the tensor that the node gives; None if it gives none, or is not known."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = node.graph.owning_module

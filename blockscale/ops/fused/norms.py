@@ -87,19 +87,19 @@ def instance_norm(
 _Chained = tuple[tuple[fx.Node, ...], dict[str, Any]]
 
 
-def _called(node: Any, target: Any, count: int) -> tuple[Any, ...] | None:
-    """The arguments of a call of `target` with so many and no others; None if it is none."""
-    called = isinstance(node, fx.Node) and node.op == "call_function" and node.target == target
-    return node.args if called and len(node.args) == count and not node.kwargs else None
+def _arguments_of(node: Any, target: Any, count: int) -> tuple[Any, ...] | None:
+    """The arguments of a call of `target` with `count` of them; None for other nodes."""
+    is_call = isinstance(node, fx.Node) and node.op == "call_function" and node.target == target
+    return node.args if is_call and len(node.args) == count and not node.kwargs else None
 
 
 def _normalize_chain(node: fx.Node) -> _Chained | None:
     """What F.normalize leaves in a graph: x / expand_as(clamp_min(norm(x), eps), x)."""
     aten = torch.ops.aten
-    x, expanded = _called(node, aten.div.Tensor, 2) or (None, None)
-    clamped, like = _called(expanded, aten.expand_as.default, 2) or (None, None)
-    norm, eps = _called(clamped, aten.clamp_min.default, 2) or (None, None)
-    inner = _called(norm, aten.linalg_vector_norm.default, 4)
+    x, divisor = _arguments_of(node, aten.div.Tensor, 2) or (None, None)
+    length, like = _arguments_of(divisor, aten.expand_as.default, 2) or (None, None)
+    norm, eps = _arguments_of(length, aten.clamp_min.default, 2) or (None, None)
+    inner = _arguments_of(norm, aten.linalg_vector_norm.default, 4)
     if inner is None or x is None or like is not x or inner[0] is not x:
         return None
     _, order, dims, keep = inner

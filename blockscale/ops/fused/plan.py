@@ -85,14 +85,14 @@ def _results(
     dtype: torch.dtype,
     y: Quantizer,
 ) -> list[Tensor]:
-    """What the ops do that this one stands for, one after the other."""
+    """The composition of the ops that this one stands for."""
     with values.precise(dtype, a.data):
         total = values.floats(a, dtype, False) + values.floats(b, dtype, False)
-        normed = norm(total)
-    result = values.quantized(normed.to(dtype), y)
-    kept = (normed if keep == "norm" else total).to(dtype).contiguous()
-    shared = any(kept.data_ptr() == each.data_ptr() for each in result)
-    return [kept.clone() if shared and kept.numel() else kept, *result]
+        normal = norm(total)
+    result = values.quantized(normal.to(dtype), y)
+    floats = (normal if keep == "norm" else total).to(dtype).contiguous()
+    shared = any(floats.data_ptr() == each.data_ptr() for each in result)
+    return [floats.clone() if shared and floats.numel() else floats, *result]
 
 
 def _empty(a: Value, b: Value, *rest: Any) -> list[Tensor]:
@@ -101,8 +101,8 @@ def _empty(a: Value, b: Value, *rest: Any) -> list[Tensor]:
     dtype, y = rest[-2:]
     sizes = [values.empty(each, dtype, False).shape for each in (a, b)]
     shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
-    kept = a.data.new_empty(shape, dtype=dtype)
-    return [kept, *values.empty_quantized(kept, y)]
+    floats = a.data.new_empty(shape, dtype=dtype)
+    return [floats, *values.empty_quantized(floats, y)]
 
 
 def _check(a: Value, b: Value, *rest: Any) -> None:
@@ -125,9 +125,9 @@ def _op(reference: Callable[..., list[Tensor]]) -> Op:
         kernel = find(name, spellings(*args), device, args, composed=True)
         return reference(*args) if kernel is None else kernel.run(*args)
 
-    made = register(name, reference, takes, list[Tensor], run, shape=_empty, ulps=64)
-    not_differentiable(made, _INSTEAD)
-    return made
+    result = register(name, reference, takes, list[Tensor], run, shape=_empty, ulps=64)
+    not_differentiable(result, _INSTEAD)
+    return result
 
 
 RESIDUAL_LAYER_NORM = _op(residual_layer_norm)
@@ -161,36 +161,36 @@ class Plan:
 
     def reference(self, *args: Any) -> list[Tensor]:
         """The composition of dequantize, body and quantize."""
-        given, settings, dtype, by = self._parts(args)
+        operands, settings, dtype, by = self._parts(args)
         compute = torch.float32 if self.wide else dtype
-        first = given[0].data
+        first = operands[0].data
         with values.precise(compute, first):
             if self.floats is not None:
-                y = self.floats(*given, dtype=compute, **settings)
+                y = self.floats(*operands, dtype=compute, **settings)
             else:
-                y = self._body([values.floats(v, compute, self.wide) for v in given], settings)
+                y = self._body([values.floats(v, compute, self.wide) for v in operands], settings)
         if self.indices:
             return [y]
         if y.dtype is not dtype:
             y = y.to(dtype)
         if self.activation and args[-3]:
-            order, activate = self.activation, partial(activated, name=args[-3])
+            order, function = self.activation, partial(activate, name=args[-3])
             with values.precise(dtype, first):
                 plain = order is True or args[-3] not in BY_PLACE
-                y = activate(y) if plain else order(y, activate)  # type: ignore[operator]
+                y = function(y) if plain else order(y, function)  # type: ignore[operator]
         return values.quantized(y, by)
 
     def empty(self, *args: Any) -> list[Tensor]:
         """What `reference` gives, empty."""
         self.check(args)
-        given, settings, dtype, by = self._parts(args)
+        operands, settings, dtype, by = self._parts(args)
         compute = torch.float32 if self.wide else dtype
-        found = [values.empty(v, compute, self.wide) for v in given]
+        tensors = [values.empty(v, compute, self.wide) for v in operands]
         if self.shape is not None:
-            size = self.shape(*found, **settings)
+            size = self.shape(*tensors, **settings)
         else:
-            size = self._body(found, settings).shape
-        y = found[0].new_empty(size, dtype=torch.int64 if self.indices else dtype)
+            size = self._body(tensors, settings).shape
+        y = tensors[0].new_empty(size, dtype=torch.int64 if self.indices else dtype)
         return [y] if self.indices else values.empty_quantized(y, by)
 
     def check(self, args: tuple[Any, ...]) -> None:
@@ -210,7 +210,7 @@ class Plan:
                 "leave the result's format empty"
             )
         if self.activation and args[-3] not in ACTIVATIONS:
-            activated(args[0].data, args[-3])
+            activate(args[0].data, args[-3])
 
     def _body(self, tensors: list[Tensor], settings: dict[str, Any]) -> Tensor:
         return self.body(tensors, **settings) if self.many else self.body(*tensors, **settings)
@@ -224,13 +224,13 @@ class Plan:
         return args[0] if self.many else args[:count], settings, args[-2], args[-1]
 
 
-def activated(x: Tensor, name: str) -> Tensor:
+def activate(x: Tensor, name: str) -> Tensor:
     """x [...] -> the same after the activation of this name, in x's dtype, as an op behind it does.
 
-    Raises ValueError for a name that there is not.
+    Raises ValueError for an unknown name.
     """
     function = ACTIVATIONS.get(name)
     if function is None:
-        known = ", ".join(repr(each) for each in ACTIVATIONS)
-        raise ValueError(f"unknown activation {name!r}; choose from {known}")
+        names = ", ".join(repr(each) for each in ACTIVATIONS)
+        raise ValueError(f"unknown activation {name!r}; choose from {names}")
     return function(x)

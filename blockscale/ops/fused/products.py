@@ -186,7 +186,7 @@ def sdpa(
     scale: of the products; None is 1 / sqrt(k)
     enable_gqa: several heads of the query share one of key and value
     """
-    added = None if mask is None else widened(mask, torch.float32)
+    bias = None if mask is None else widened(mask, torch.float32)
     return F.scaled_dot_product_attention(
-        query, key, value, added, 0.0, causal, scale=scale, enable_gqa=enable_gqa
+        query, key, value, bias, 0.0, causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -113,17 +113,17 @@ def check_quantizer(op: str, by: Quantizer) -> None:
     _check_parts(op, "its result", by)
 
 
-def _check_parts(op: str, name: str, coded: Value | Quantizer) -> None:
+def _check_parts(op: str, name: str, value: Value | Quantizer) -> None:
     """Raise ValueError unless the parts beside the scale are those that the format has."""
-    needed, more = needs(coded.fmt), coded.more
+    needs_of, more = needs(value.fmt), value.more
     if (
-        (coded.zero_point is None) is needed.zero_point
-        or (coded.outer is None) is needed.outer
-        or (len(more) if more else 0) != needed.further
+        (value.zero_point is None) is needs_of.zero_point
+        or (value.outer is None) is needs_of.outer
+        or (len(more) if more else 0) != needs_of.further
     ):
-        wanted = ", ".join(part_names(coded.fmt))
-        present = ["scale", *(p for p in ("zero_point", "outer") if getattr(coded, p) is not None)]
+        names = ", ".join(part_names(value.fmt))
+        present = ["scale", *(p for p in ("zero_point", "outer") if getattr(value, p) is not None)]
         present += [f"{len(more)} more"] if more else []
         raise ValueError(
-            f"{op}: {name} in {coded.fmt} needs the parts {wanted}; found {', '.join(present)}"
+            f"{op}: {name} in {value.fmt} needs the parts {names}; found {', '.join(present)}"
         )

@@ -84,7 +84,7 @@ def test_composed(monkeypatch):
         kernels, "supporting", lambda op, *rest: None if op == "fused_linear" else find(op, *rest)
     )
     found = kernel_way(product(layers("int8 static")[0]), "cpu")
-    assert (found.way, found.left) == ("composed", False)
+    assert (found.way, found.on_reference) == ("composed", False)
     assert "no cpu kernel: dequantized, computed by torch" in found.why
 
 
@@ -94,7 +94,7 @@ def test_left():
     node = next(n for n in graph.graph.nodes if of_ours(n))
     assert misses(node, "cpu") == "no cpu kernel of linear takes book4:tensor:fp32"
     found = kernel_way(node, "cpu")
-    assert found.left and found.op == "linear"
+    assert found.on_reference and found.op == "linear"
     assert node.target is torch.ops.blockscale.reference_linear.default
 
 

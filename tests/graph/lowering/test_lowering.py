@@ -116,7 +116,7 @@ def test_strict_names_what_stays_on_the_reference(target):
         lowered = lower(program, target)
     (way,) = ways(lowered)
     assert way.text in state(lowered).ledger["0"].notes[0]
-    assert way.left and way.way == "reference" and way.why
+    assert way.on_reference and way.way == "reference" and way.why
     with bs.use("reference"):
         assert torch.equal(lowered(x), program.module()(x))
 
@@ -124,7 +124,9 @@ def test_strict_names_what_stays_on_the_reference(target):
 @pytest.mark.some(2)
 @pytest.mark.parametrize("target", HERE)
 def test_strict_lets_pass_what_runs(target):
-    assert not any(each.left for each in ways(lower(layers("mxfp8")[0], target, strict=True)))
+    assert not any(
+        each.on_reference for each in ways(lower(layers("mxfp8")[0], target, strict=True))
+    )
 
 
 @pytest.mark.some(12)

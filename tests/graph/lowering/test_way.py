@@ -19,7 +19,7 @@ def test_a_way_says_where_its_node_comes_from():
     assert (found.node, found.op, found.text) == (
         node.name, "fused_linear", "fused_linear: kernel (because)",
     )  # fmt: skip
-    assert "programs.py" in found.told and not found.left
+    assert "programs.py" in found.summary and not found.on_reference
     assert way(node, "kernel").text == "fused_linear: kernel"
 
 

@@ -18,7 +18,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.numbers import ACTIVATIONS
 from blockscale.ops import primitives as P
 from blockscale.ops.fused import FUSED, Fused
-from blockscale.ops.fused.plan import KEPT, RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM, activated
+from blockscale.ops.fused.plan import KEPT, RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM, activate
 from tests.support.fused_cases import FORMATS as FUSED_CASES_FORMATS
 from tests.support.fused_cases import RESULTS, Case, cases_of, coded, decoded, encoded, quantizer_of
 from tests.support.op_samples import bits
@@ -191,7 +191,7 @@ def test_the_activations_of_the_contract() -> None:
 
 def test_no_activation_is_the_tensor_itself() -> None:
     x = torch.randn(3)
-    assert activated(x, "") is x
+    assert activate(x, "") is x
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "tanh"])
@@ -202,8 +202,8 @@ def test_an_activation_computes_in_the_results_dtype(name: str) -> None:
     with bs.use("reference"):
         (y,) = FUSED["linear"](Value(x), Value(weight), activation=name, **settings)
         (before,) = FUSED["linear"](Value(x), Value(weight), **settings)
-    assert bits(y) == bits(activated(before, name))
-    late = activated(torch.nn.functional.linear(x, weight), name).bfloat16()
+    assert bits(y) == bits(activate(before, name))
+    late = activate(torch.nn.functional.linear(x, weight), name).bfloat16()
     assert bits(y) != bits(late)  # this check can fail
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_activation() -> None:
     with pytest.raises(
         ValueError, match="unknown activation 'GELU'; choose from '', 'relu', 'relu6'"
     ):
-        activated(torch.zeros(1), "GELU")
+        activate(torch.zeros(1), "GELU")
 
 
 # Residual norms against the plain composition, eager, exported and bad.

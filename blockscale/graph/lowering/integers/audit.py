@@ -75,7 +75,7 @@ def audit_integer(graph: fx.GraphModule) -> IntegerAudit:
 
     A node computes with floats if a tensor that it takes or gives is of a float dtype. Free of it
     are the graph's inputs, integer_quantize and integer_dequantize, which are where floats come in
-    and go out, and the graph's output. A node whose value nobody knows counts as one that does.
+    and go out, and the graph's output. A node whose value is not known counts as one that does.
     """
     return replace(_audit_ops(graph), weights=weights(graph))
 

@@ -83,23 +83,23 @@ _OF_RULES = {"sdpa": "scaled_dot_product_attention"}  # fused op -> aten's name
 
 
 class Builder:
-    """Writes integer ops before the nodes that they stand for, and remembers what became of those.
+    """Writes integer ops before the nodes that they stand for, and keeps the value of each.
 
-    sums: of each place that sums
+    sums: what is known of each sum; nodes: (the node, what stands for it, which op)
     """
 
     def __init__(self, graph: fx.GraphModule):
         self.graph = graph
         self.sums: list[Sum] = []
-        self.written: list[tuple[fx.Node, fx.Node, str]] = []
+        self.nodes: list[tuple[fx.Node, fx.Node, str]] = []
         self._values: dict[fx.Node, Value] = {}
 
     def value(self, node: Any) -> Value | None:
-        """What a node has become; None for one that is no codes and no sums."""
+        """The integers that stand for a node; None where there are none."""
         return self._values.get(node) if isinstance(node, fx.Node) else None
 
     def remember(self, node: fx.Node, value: Value) -> None:
-        """Say what a node has become."""
+        """Record the integers that stand for a node."""
         self._values[node] = value
 
     def operand(self, task: Task, operand: FusedOperand) -> Value:
@@ -136,12 +136,12 @@ class Builder:
         if node.op != "call_function" or not node.all_input_nodes:
             raise NotIntegerError(f"{what} is computed from the model's input, expected a constant")
 
-        def known(each: fx.Node) -> Any:
+        def constant_of(each: fx.Node) -> Any:
             return self.constant(each, what)
 
-        args, named = fx.node.map_arg((node.args, dict(node.kwargs)), known)
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), constant_of)
         target: Callable[..., Any] = node.target
-        return target(*args, **named)
+        return target(*args, **kwargs)
 
     def fixed(self, by: Quantizer, what: str) -> Fixed | None:
         """What the codes that a quantizer gives mean, None without a format."""
@@ -154,7 +154,7 @@ class Builder:
         """A node of the integer op `op` before `like`; tensors of constants become buffers."""
         flat = [self._buffer(like, op, i, each) for i, each in enumerate(args)]
         node = call(self.graph, INTEGER_OPS[f"integer_{op}"].overload, tuple(flat), like=like)
-        self.written.append((like, node, op))
+        self.nodes.append((like, node, op))
         return Value(node, fixed)
 
     def _buffer(self, like: fx.Node, op: str, place: int, value: Any) -> Any:
@@ -179,17 +179,17 @@ class Builder:
         op: str,
         args: list[Any],
         acc: Fixed,
-        spread: Tensor | None = None,
+        above: Tensor | None = None,
         bounds: tuple[float, float] | None = None,
     ) -> Value:
         """An op that ends sums: in the task's format, or as sums where it has none.
 
         args: all before `shift`; without a format the list's `largest` is set to the result's
         acc: what the sums mean, under the smallest exponent of all channels
-        spread: how much larger the exponent of each channel is, [n]
+        above: how much larger the exponent of each channel is, [n]
         bounds: an activation's: the values are kept between them
         """
-        apart = torch.zeros(1, dtype=torch.int64) if spread is None else spread
+        apart = torch.zeros(1, dtype=torch.int64) if above is None else above
         y = self.fixed(task.y, f"the result of {task.what}")
         if y is not None:
             low, high = _within(y, bounds)

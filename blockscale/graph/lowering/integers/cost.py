@@ -84,10 +84,10 @@ class Cost:
     @property
     def area(self) -> float:
         """Square micrometres of one unit of 32 bits ("aladdin") of each kind that is needed."""
-        needed = {
+        kinds = {
             k for each in self.ops for k, counts in each.counts.items() if any(counts.values())
         }
-        return sum(AREAS[kind] for kind in needed)
+        return sum(AREAS[kind] for kind in kinds)
 
     @property
     def weights(self) -> int:
@@ -124,12 +124,12 @@ def cost(graph: fx.GraphModule, *, terms_by_shifts: int = 2) -> Cost:
             "terms_by_shifts (a number of powers of two) must be an integer >= 1, got "
             f"{terms_by_shifts}"
         )
-    found = []
+    ops = []
     for node in graph.graph.nodes:
         name = name_of(node)
         if name in _PRODUCTS:
-            found.append(_cost_of(graph, node, name, terms_by_shifts))
-    return Cost(tuple(found))
+            ops.append(_cost_of(graph, node, name, terms_by_shifts))
+    return Cost(tuple(ops))
 
 
 def _cost_of(graph: fx.GraphModule, node: fx.Node, name: str, most: int) -> OpCost:
@@ -147,8 +147,8 @@ def _cost_of(graph: fx.GraphModule, node: fx.Node, name: str, most: int) -> OpCo
     inner = _size(inputs["a"])[-1] if name == "integer_matmul" else 1
     many = prod(y) * inner
     bits = max(_bits(inputs["a"]), _bits(inputs["b"]))
-    added = {wide: many} if name == "integer_matmul" else {}
-    return OpCost(node.name, name, {bits: many}, added, {}, 0)
+    additions = {wide: many} if name == "integer_matmul" else {}
+    return OpCost(node.name, name, {bits: many}, additions, {}, 0)
 
 
 def _layer(
@@ -162,8 +162,8 @@ def _layer(
     parts = terms(weight)
     if int(parts.amax()) <= most:
         every = int(parts.sum()) * places
-        moved = int((parts - (weight & 1).to(torch.int64)).sum()) * places
-        return OpCost(node.name, name, {}, {wide: every + biases}, {wide: moved}, bytes_of)
+        shifts = int((parts - (weight & 1).to(torch.int64)).sum()) * places
+        return OpCost(node.name, name, {}, {wide: every + biases}, {wide: shifts}, bytes_of)
     many = weight.numel() * places
     bits = max(_bits(inputs["x"]), 8 * weight.element_size())
     return OpCost(node.name, name, {bits: many}, {wide: many + biases}, {}, bytes_of)
@@ -185,12 +185,12 @@ def _bits(node: Any) -> int:
 
 def _size(node: Any) -> list[int]:
     sizes = shape(node)
-    known = [int(n) for n in sizes or () if isinstance(n, int)]
-    if sizes is None or len(known) != len(sizes):
+    numbers = [int(n) for n in sizes or () if isinstance(n, int)]
+    if sizes is None or len(numbers) != len(sizes):
         raise NotIntegerError(
             f"{described(node)} has unknown sizes: export with the sizes to count for"
         )
-    return known
+    return numbers
 
 
 def _energy(table: dict[tuple[str, int], float], kind: str, bits: int) -> float:
@@ -201,5 +201,5 @@ def _energy(table: dict[tuple[str, int], float], kind: str, bits: int) -> float:
 
 def _row(each: OpCost) -> tuple[str, ...]:
     counts = (each.multiplications, each.additions, each.shifts)
-    spelled = (", ".join(f"{n} of {bits} bits" for bits, n in c.items() if n) for c in counts)
-    return each.name, *spelled, str(each.weights), f"{each.picojoules() / 1e3:.3f}"
+    texts = (", ".join(f"{n} of {bits} bits" for bits, n in c.items() if n) for c in counts)
+    return each.name, *texts, str(each.weights), f"{each.picojoules() / 1e3:.3f}"

@@ -43,20 +43,20 @@ def integer_recipe(
     """
     both = {name: wide if name in _WIDE else input for name in (*_WIDE, *_SAME)}
     own = {"gelu": gelu, "scaled_dot_product_attention": attention}
-    made: dict[str, Any] = {}
+    own_rules: dict[str, Any] = {}
     for node in _float_calls(program):
         name = op_name(node)
         if name in both:
-            given = own.get(name, both[name])
-            made[f"op:{name}"] = {"input": given, "output": both[name]}
+            input_format = own.get(name, both[name])
+            own_rules[f"op:{name}"] = {"input": input_format, "output": both[name]}
         elif name == "softmax":
-            made["op:softmax"] = {"input": wide, "output": "uint8:tensor:pow2/nearest"}
+            own_rules["op:softmax"] = {"input": wide, "output": "uint8:tensor:pow2/nearest"}
         elif calls(node, aten.embedding):
             layer = str(node.args[0].target).rpartition(".")[0]
-            made[layer] = {"weight": "int16:channel0:pow2/ceil"}
+            own_rules[layer] = {"weight": "int16:channel0:pow2/ceil"}
     first = rules or {}
-    made = {pattern: each for pattern, each in made.items() if pattern not in first}
-    return Recipe(weight, input, bias="int32", rules=first | made)
+    own_rules = {pattern: each for pattern, each in own_rules.items() if pattern not in first}
+    return Recipe(weight, input, bias="int32", rules=first | own_rules)
 
 
 def _float_calls(program: Program) -> Iterator[Any]:

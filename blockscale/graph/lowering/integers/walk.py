@@ -80,16 +80,16 @@ def _floats(values: Any) -> bool:
 
 
 def _integers(builder: Builder, node: fx.Node) -> Value:
-    """What a node is on integers."""
+    """The integers that stand for a node."""
     what = described(node)
     quantizes, decoded = quantize_of(node), dequantize_of(node)
     if quantizes is not None:
         return _quantized(builder, node, what)
     if decoded is not None:
-        found = builder.value(decoded.coded.codes)
-        if found is None:
+        integers = builder.value(decoded.coded.codes)
+        if integers is None:
             raise NotIntegerError(f"{what} dequantizes a constant that no integer op reads")
-        return found
+        return integers
     if calls(node, *MOVES, *_PADS) or _takes_first(node):
         return _move(builder, node, what)
     if calls(node, *_JOINS) and read(node) is None:
@@ -152,14 +152,14 @@ def _move(builder: Builder, node: fx.Node, what: str) -> Value:
         raise NotIntegerError(
             f"{what} moves floats that were never quantized: set a format before it"
         )
-    listed = node.target is operator.getitem and read(source) is not None
-    if listed or _takes_first(node):
+    is_list = node.target is operator.getitem and read(source) is not None
+    if is_list or _takes_first(node):
         return before
     return _again(builder, node, before, what, node)
 
 
 def _again(builder: Builder, node: fx.Node, before: Value, what: str, like: fx.Node) -> Value:
-    """What `node` does to its first argument, done to codes."""
+    """The op of `node`, applied to codes in the place of its first argument."""
     rest = list(node.args[1:])
     if calls(node, *_PADS):
         rest = _padding(node, rest, before.fixed, what)

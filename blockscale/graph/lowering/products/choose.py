@@ -42,29 +42,29 @@ def processor() -> str:
 
 
 def choose(
-    product: Product | None, refused: dict[str, str | None], times: Times | None
+    product: Product | None, reasons: dict[str, str | None], times: Times | None
 ) -> ChosenWay:
     """The way for a product.
 
-    refused: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
+    reasons: {way: why it cannot run it, or None}, in the order in which ways go unmeasured; one can
     times: measured here and now; None: those of the table
     """
-    able = [way for way, reason in refused.items() if reason is None]
+    able = [way for way, reason in reasons.items() if reason is None]
     if len(able) == 1:
-        return ChosenWay(able[0], f"the only one possible: {refused.get('onednn')}")
+        return ChosenWay(able[0], f"the only one possible: {reasons.get('onednn')}")
     if product is None:
         return ChosenWay(able[0], "its sizes are not known, so no measurement applies")
     where = "measured here"
     if times is None:
         times, where = looked_up(product)
-    known = {way: times[way] for way in able if way in times}
-    if not known:
+    timings = {way: times[way] for way in able if way in times}
+    if not timings:
         return ChosenWay(able[0], where)
-    best = min(known, key=known.__getitem__)
-    if able[0] in known and known[best] > _CLEAR * known[able[0]]:
+    best = min(timings, key=timings.__getitem__)
+    if able[0] in timings and timings[best] > _CLEAR * timings[able[0]]:
         best = able[0]
-    told = ", ".join(f"{way} {ms:.3g} ms" for way, ms in sorted(known.items()))
-    return ChosenWay(best, f"{where}: {told}")
+    text = ", ".join(f"{way} {ms:.3g} ms" for way, ms in sorted(timings.items()))
+    return ChosenWay(best, f"{where}: {text}")
 
 
 def looked_up(product: Product) -> tuple[Times, str]:

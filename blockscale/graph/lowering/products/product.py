@@ -28,7 +28,7 @@ class Product(NamedTuple):
     """What the time of a product depends on; all spellings are those of formats' own `spelling`.
 
     x, weight, y: formats; of floats empty
-    given: whether the result's scale is there beforehand
+    has_scale: whether the result's scale is there beforehand
     rows, n, k: of x [rows, k] and the weight [n, k]; OPEN rows where their number is open
     """
 
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     weight: str
     y: str
     activation: str
-    given: bool
+    has_scale: bool
     rows: int
     n: int
     k: int
@@ -77,12 +77,12 @@ def parts_of(node: fx.Node) -> ProductNodes | None:
     if sizes is None:
         return None
     by = (a[f"input_{name}"] for name in Quantizer._fields)
-    coded = Value(
+    operand = Value(
         a["weight"], a["scale"], a["zero_point"], a["outer"], a["fmt"], sizes[-1], a["more"]
     )
     dtype = node.meta["val"].dtype
     return ProductNodes(
-        node, False, Value(a["x"]), Quantizer(*by), coded, a["bias"], "", dtype, UNQUANTIZED
+        node, False, Value(a["x"]), Quantizer(*by), operand, a["bias"], "", dtype, UNQUANTIZED
     )
 
 
@@ -98,18 +98,18 @@ def product_of(parts: ProductNodes) -> Product | None:
     fmt = parts.x.fmt or parts.input.fmt
     static = parts.y.scale is not None
     return Product(
-        spelled(fmt), spelled(parts.weight.fmt), spelled(parts.y.fmt), parts.activation, static,
+        spelling(fmt), spelling(parts.weight.fmt), spelling(parts.y.fmt), parts.activation, static,
         rows, weight[0], k,
     )  # fmt: skip
 
 
-def spelled(fmt: str) -> str:
+def spelling(fmt: str) -> str:
     """The one spelling of a format that may have several; empty stays."""
     return parse(fmt).spelling if fmt else ""
 
 
 def floats_of(parts: ProductNodes) -> tuple[fx.Node, Quantizer] | None:
-    """The floats that x is the codes of, and how; None where nobody can tell."""
+    """The floats that x was quantized from, and by what quantizer; None where that is not known."""
     source: Any = parts.x.data  # a node
     if not parts.x.fmt:
         return source, parts.input
@@ -157,7 +157,7 @@ _AFTER = {"relu": torch.ops.aten.relu.default, "silu": torch.ops.aten.silu.defau
 Quantized = dict[tuple[object, ...], Value]  # codes by what they are of
 
 
-def refused(parts: ProductNodes) -> dict[str, str | None]:
+def refusals(parts: ProductNodes) -> dict[str, str | None]:
     """{way: why it cannot run this product, or None}."""
     return {
         "kernel": None if has_kernel(parts.node, "cpu") else "no kernel takes these formats",

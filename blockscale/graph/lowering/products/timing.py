@@ -16,30 +16,30 @@ from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, Value, oper
 from blockscale.core.parse import parse
 from blockscale.graph.lowering import onednn
 from blockscale.graph.lowering.products.choose import TABLE, Table, Times, key_of, processor
-from blockscale.graph.lowering.products.product import OPEN, Product, spelled
+from blockscale.graph.lowering.products.product import OPEN, Product, spelling
 from blockscale.ops.fused import FUSED
-from blockscale.ops.fused.plan import activated
+from blockscale.ops.fused.plan import activate
 from blockscale.ops.linear import linear
 from blockscale.ops.primitives import choose_quantize, dequantize, from_list, quantize
 
 _SECONDS = 0.015  # of each way, at least
 
 
-def timed(product: Product, ways: list[str], rounds: int = 5) -> Times:
+def time_ways(product: Product, ways: list[str], rounds: int = 5) -> Times:
     """{way: milliseconds} of a product on random numbers: the least of some rounds, in turns.
 
     Each way begins with floats x, and ends in what the product gives. On one thread, in processor
     time, which other processes that want the cores hardly change.
     """
     runs = _runs(product)
-    chosen = {way: runs[way] for way in ways if way in runs}
-    best = dict.fromkeys(chosen, float("inf"))
+    selection = {way: runs[way] for way in ways if way in runs}
+    best = dict.fromkeys(selection, float("inf"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        counts = {way: _count(run) for way, run in chosen.items()}
+        counts = {way: _count(run) for way, run in selection.items()}
         for _ in range(rounds):
-            for way, run in chosen.items():
+            for way, run in selection.items():
                 best[way] = min(best[way], _time(run, counts[way]))
     finally:
         torch.set_num_threads(before)
@@ -65,34 +65,38 @@ def _runs(product: Product) -> dict[str, Callable[[], Any]]:
     x = torch.randn(product.rows, product.k, generator=seed)
     weight = _operand(torch.randn(product.n, product.k, generator=seed), product.weight)
     bias, fused = torch.randn(product.n, generator=seed), FUSED["linear"].op
-    by, y = _given(x, product.x), UNQUANTIZED
+    by, y = _quantizer_of(x, product.x), UNQUANTIZED
     if product.y:
-        values = activated(F.linear(x, dequantize(weight, torch.float32), bias), product.activation)
-        y = _given(values, product.y) if product.given else Quantizer(None, None, None, product.y)
+        values = activate(F.linear(x, dequantize(weight, torch.float32), bias), product.activation)
+        y = (
+            _quantizer_of(values, product.y)
+            if product.has_scale
+            else Quantizer(None, None, None, product.y)
+        )
     end = (bias, product.activation, torch.float32, y)
 
-    def coded() -> Value:
-        return Value(x) if not by.fmt else Value(*_coded(x, by))
+    def value_of_x() -> Value:
+        return Value(x) if not by.fmt else Value(*_encode(x, by))
 
     def kernel() -> Any:
-        return fused.overload(*fused.flatten(coded(), Value(*weight), *end))
+        return fused.overload(*fused.flatten(value_of_x(), Value(*weight), *end))
 
     def inside() -> Any:
-        done = linear.overload(*linear.flatten(x, weight, bias, by))
-        return _ended(activated(done, product.activation), y)
+        sums = linear.overload(*linear.flatten(x, weight, bias, by))
+        return _finish(activate(sums, product.activation), y)
 
     def with_onednn() -> Any:
-        return onednn.LINEAR(*fused.flatten(coded(), Value(*weight), *end))
+        return onednn.LINEAR(*fused.flatten(value_of_x(), Value(*weight), *end))
 
-    def composed() -> Any:
-        values = dequantize(coded().operand, torch.float32) if by.fmt else x
+    def by_parts() -> Any:
+        values = dequantize(value_of_x().operand, torch.float32) if by.fmt else x
         product_of = F.linear(values, dequantize(weight, torch.float32), bias)
-        return _ended(activated(product_of, product.activation), y)
+        return _finish(activate(product_of, product.activation), y)
 
-    return {"kernel": kernel, "inside": inside, "onednn": with_onednn, "composed": composed}
+    return {"kernel": kernel, "inside": inside, "onednn": with_onednn, "composed": by_parts}
 
 
-def _given(x: Tensor, fmt: str) -> Quantizer:
+def _quantizer_of(x: Tensor, fmt: str) -> Quantizer:
     """How x is quantized: by a scale given beforehand where one can be."""
     if not fmt:
         return UNQUANTIZED
@@ -100,7 +104,7 @@ def _given(x: Tensor, fmt: str) -> Quantizer:
     return quantizer(reference.choose_qparams(x, form) if form.block.static else None, form)
 
 
-def _coded(x: Tensor, by: Quantizer) -> Operand:
+def _encode(x: Tensor, by: Quantizer) -> Operand:
     if by.scale is None:
         codes, *parts = choose_quantize.overload(*choose_quantize.flatten(x, by.fmt, None))
         return operand(codes, from_list(parts, by.format), by.fmt, x.shape[-1])
@@ -111,11 +115,11 @@ def _coded(x: Tensor, by: Quantizer) -> Operand:
 
 
 def _operand(x: Tensor, fmt: str) -> Operand:
-    return _coded(x, Quantizer(None, None, None, fmt))
+    return _encode(x, Quantizer(None, None, None, fmt))
 
 
-def _ended(y: Tensor, by: Quantizer) -> Any:
-    return y if not by.fmt else _coded(y, by)
+def _finish(y: Tensor, by: Quantizer) -> Any:
+    return y if not by.fmt else _encode(y, by)
 
 
 # Measures the ways to run usual linear layers here and writes them to `measured.json`.
@@ -137,10 +141,10 @@ def usual() -> list[Product]:
         for n, k in _SIZES:
             for x in _STATIC:
                 for activation, y in (("", ""), ("gelu", ""), ("gelu", x)):
-                    formats = spelled(x), spelled("int8_channel"), spelled(y)
+                    formats = spelling(x), spelling("int8_channel"), spelling(y)
                     products.append(Product(*formats, activation, True, rows, n, k))
             for x, weight in _DYNAMIC:
-                products.append(Product(spelled(x), spelled(weight), "", "", False, rows, n, k))
+                products.append(Product(spelling(x), spelling(weight), "", "", False, rows, n, k))
     return products
 
 
@@ -151,16 +155,16 @@ def measure(products: Iterable[Product], path: Path = TABLE) -> Table:
     for product in products:
         ways = ["kernel", "inside"]
         formats = product.x, product.weight, product.activation, product.y
-        static = product.given or not product.y
+        static = product.has_scale or not product.y
         if onednn.unavailable() is None and not onednn.refuses(*formats, static):
             ways.append("onednn")
         sizes = f"{product.rows},{product.n},{product.k}"
-        own.setdefault(key_of(product), {})[sizes] = timed(product, ways)
-    path.write_text(_written(table))
+        own.setdefault(key_of(product), {})[sizes] = time_ways(product, ways)
+    path.write_text(_json_text(table))
     return table
 
 
-def _written(table: Table) -> str:
+def _json_text(table: Table) -> str:
     """As JSON, a line a product."""
     kinds = []
     for kind, formats in sorted(table.items()):

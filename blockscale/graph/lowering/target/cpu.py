@@ -12,10 +12,10 @@ from blockscale.graph.lowering.products.product import (
     Quantized,
     parts_of,
     product_of,
-    refused,
+    refusals,
     rewrite,
 )
-from blockscale.graph.lowering.products.timing import timed
+from blockscale.graph.lowering.products.timing import time_ways
 from blockscale.graph.lowering.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 
@@ -46,9 +46,11 @@ def run(graph: fx.GraphModule, *, measure: bool = False) -> list[Way]:
         if parts is None or misses(node, "cpu"):
             ways.append(kernel_way(node, "cpu"))
             continue
-        why, product = refused(parts), product_of(parts)
+        why, product = refusals(parts), product_of(parts)
         if measure and product is not None and product not in times:
-            times[product] = timed(product, [each for each, reason in why.items() if not reason])
+            times[product] = time_ways(
+                product, [each for each, reason in why.items() if not reason]
+            )
         choice = choose(product, why, times.get(product) if product is not None else None)
         ways.append(way(node, choice.way, choice.why))
         rewrite(graph, parts, choice.way, quantized)

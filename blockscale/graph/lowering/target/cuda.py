@@ -34,17 +34,17 @@ def run(graph: fx.GraphModule) -> list[Way]:
 def choose(graph: fx.GraphModule) -> list[Way]:
     """A way for each node of ours. Linear layers go through the kernels of `linear`, which take
     floats and quantize them, where the floats that x was quantized from are at hand."""
-    found = []
+    ways = []
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
         if parts is None or not parts.fused or inside(parts, "cuda") is not None:
-            found.append(kernel_way(node, "cuda"))
+            ways.append(kernel_way(node, "cuda"))
             continue
         what = "quantizes its input" if parts.x.fmt else "takes floats"
-        found.append(way(node, "inside", f"our kernel of linear, which {what}"))
+        ways.append(way(node, "inside", f"our kernel of linear, which {what}"))
         rewrite(graph, parts, "inside", {})
     graph.graph.eliminate_dead_code()  # what quantized the inputs before
-    return found
+    return ways
 
 
 def move(graph: fx.GraphModule, device: torch.device) -> None:
@@ -52,17 +52,17 @@ def move(graph: fx.GraphModule, device: torch.device) -> None:
     for module in graph.modules():  # not graph.to, which changes tensors that others share
         for name, tensor in module._parameters.items():
             if tensor is not None:
-                kept = nn.Parameter(tensor.detach().to(device), requires_grad=False)
-                module._parameters[name] = kept
+                parameter = nn.Parameter(tensor.detach().to(device), requires_grad=False)
+                module._parameters[name] = parameter
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
-    def moved(value: Any) -> Any:
+    def to_device(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value
 
     for node in graph.graph.nodes:
-        node.args = torch.fx.node.map_aggregate(node.args, moved)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, moved)
+        node.args = torch.fx.node.map_aggregate(node.args, to_device)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, to_device)
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map_only(
                 Tensor, lambda each: each.to(device), node.meta["val"]

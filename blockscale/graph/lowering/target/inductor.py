@@ -34,7 +34,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
             ways.append(way(node, "torch's ops"))
             decomposer.replace(node)
         else:
-            ways.append(way(node, "reference", reason, left=True))
+            ways.append(way(node, "reference", reason, on_reference=True))
             node.target = pinned(node.target)
     graph.graph.eliminate_dead_code()
     return ways

@@ -31,7 +31,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
         expand(graph)  # a program of quantized layers has their ops
         passes.apply(graph, passes.FUSE)
     builder = translate(graph)
-    layers = [layer_name(like) for like, *_ in builder.written]  # before those nodes go
+    layers = [layer_name(like) for like, *_ in builder.nodes]  # before those nodes go
     passes.tidy(graph)
     check(graph)
     graph.meta[SUMS] = tuple(builder.sums)
@@ -39,7 +39,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
         note(graph, each.name, each.kind, f"sums reach {each.largest}, {each.accumulator}")
     return [
         Way(like.name, described(like), layer, f"integer_{op}", "integers", _doors(node, op))
-        for (like, node, op), layer in zip(builder.written, layers, strict=True)
+        for (like, node, op), layer in zip(builder.nodes, layers, strict=True)
         if not node._erased
     ]
 

@@ -12,7 +12,7 @@ from torch import fx
 from blockscale.graph.lowering import onednn, residual
 from blockscale.graph.lowering import residual as attention
 from blockscale.graph.lowering.kernels import kernel_way, misses
-from blockscale.graph.lowering.products.product import Quantized, parts_of, refused, rewrite
+from blockscale.graph.lowering.products.product import Quantized, parts_of, refusals, rewrite
 from blockscale.graph.lowering.way import Way, of_ours, way
 from blockscale.kernels.registry import unavailable as _unavailable
 
@@ -27,7 +27,7 @@ def supports(node: fx.Node) -> str | None:
     if of_ours(node) is None:
         return None
     parts = parts_of(node)
-    if parts is not None and refused(parts)["onednn"] is None:
+    if parts is not None and refusals(parts)["onednn"] is None:
         return None
     return misses(node, "cpu")
 
@@ -40,7 +40,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
     quantized: Quantized = {}
     for node in [each for each in graph.graph.nodes if of_ours(each) is not None]:
         parts = parts_of(node)
-        reason = refused(parts)["onednn"] if parts is not None else ""
+        reason = refusals(parts)["onednn"] if parts is not None else ""
         if parts is not None and reason is None:
             ways.append(way(node, "onednn"))
             rewrite(graph, parts, "onednn", quantized)

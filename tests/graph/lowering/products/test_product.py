@@ -10,8 +10,8 @@ from blockscale.graph.lowering.products.product import (
     floats_of,
     parts_of,
     product_of,
-    refused,
-    spelled,
+    refusals,
+    spelling,
 )
 from blockscale.kernels.registry import unavailable
 from tests.graph.lowering.programs import layers, network
@@ -38,7 +38,7 @@ def test_a_fused_product():
     x, by = floats_of(first)
     assert x.op == "placeholder" and by.scale is first.x.scale
     assert floats_of(second) is None  # its codes come from a product
-    assert product_of(first).given and not product_of(second).given
+    assert product_of(first).has_scale and not product_of(second).has_scale
 
 
 def test_a_dynamic_product():
@@ -54,8 +54,8 @@ def test_what_is_no_product():
 
 
 def test_one_spelling():
-    assert spelled("int8_token") == "int8:token:fp32"
-    assert spelled("") == ""
+    assert spelling("int8_token") == "int8:token:fp32"
+    assert spelling("") == ""
 
 
 # What each way refuses, and why.
@@ -90,7 +90,7 @@ CASES = {
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 @pytest.mark.parametrize(("case", "reasons"), CASES.values(), ids=CASES)
 def test_refused(case, reasons):
-    found = refused(product(one(*case)[0]))
+    found = refusals(product(one(*case)[0]))
     assert tuple(found) == WAYS
     for way, reason in found.items():
         if way == "onednn" and reason and "VNNI" in reason:

@@ -9,7 +9,7 @@ import torch
 from blockscale.graph.lowering import onednn
 from blockscale.graph.lowering.products import timing
 from blockscale.graph.lowering.products.choose import key_of, processor
-from blockscale.graph.lowering.products.product import Product, spelled
+from blockscale.graph.lowering.products.product import Product, spelling
 from blockscale.graph.lowering.products.timing import measure, usual
 from blockscale.kernels.registry import unavailable
 
@@ -23,7 +23,9 @@ STATIC = "uint8:tensor:fp32:asym"
 )
 def test_the_ways_compute_the_same(x, y, activation):
     given = y == STATIC
-    product = Product(spelled(x), spelled("int8_channel"), spelled(y), activation, given, 3, 32, 64)
+    product = Product(
+        spelling(x), spelling("int8_channel"), spelling(y), activation, given, 3, 32, 64
+    )
     runs = timing._runs(product)
     names = ["kernel", "inside", "composed"]
     names += ["onednn"] if x == STATIC and onednn.unavailable() is None else []
@@ -38,8 +40,8 @@ def test_the_ways_compute_the_same(x, y, activation):
 
 @pytest.mark.skipif(unavailable("cpu") is not None, reason="no native kernels")
 def test_times():
-    product = Product(spelled("int8"), spelled("int8_channel"), "", "", False, 2, 32, 64)
-    times = timing.timed(product, ["kernel", "inside", "unheard"], rounds=1)
+    product = Product(spelling("int8"), spelling("int8_channel"), "", "", False, 2, 32, 64)
+    times = timing.time_ways(product, ["kernel", "inside", "unheard"], rounds=1)
     assert times.keys() == {"kernel", "inside"} and min(times.values()) > 0
 
 

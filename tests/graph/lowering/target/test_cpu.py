@@ -52,7 +52,7 @@ def test_end_to_end(kind):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_way_is_said(kind):
     for each in ways(lower(layers(kind)[0], "cpu")):
-        assert each.way in ("kernel", "inside", "onednn", "composed") and not each.left
+        assert each.way in ("kernel", "inside", "onednn", "composed") and not each.on_reference
         assert each.why or each.way == "kernel"
 
 

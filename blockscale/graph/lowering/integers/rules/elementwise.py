@@ -159,8 +159,8 @@ def _entries(task: Task, x: Fixed, y: Fixed) -> Tensor:
     codes = patterns - negative.to(torch.int64) * 2**x.bits
     values = (codes - x.zero).to(torch.float32) * 2.0**x.exponent
     with use("reference"), torch.no_grad():
-        found: Any = FUSED[task.name].body(values, **task.settings)
-        return quantize.reference(found, y.exponent, y.zero, y.fmt)
+        results: Any = FUSED[task.name].body(values, **task.settings)
+        return quantize.reference(results, y.exponent, y.zero, y.fmt)
 
 
 _CLAMPS = ("relu", "relu6", "hardtanh", "clamp", "requantize")

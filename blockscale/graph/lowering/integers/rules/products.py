@@ -27,7 +27,7 @@ def linear(builder: Builder, task: Task) -> Value:
     """
     x = builder.operand(task, task.operands[0])
     codes, exponents = weight_of(builder, task, task.operands[1])
-    bias, acc, spread = _sums(builder, task, x, codes, exponents)
+    bias, acc, above = _sums(builder, task, x, codes, exponents)
     args = [x.node, codes, bias, x.fixed.zero, acc.largest]
     bounds = activation(task)
     first_outputs = [user for user in task.node.users if calls(user, operator.getitem)]
@@ -37,11 +37,11 @@ def linear(builder: Builder, task: Task) -> Value:
         rows = slice(part.first, part.last)
         some = [x.node, codes[rows], None if bias is None else bias[rows], *args[3:]]
         of = task._replace(y=part.by)
-        last = builder.finish(of, "linear", some, acc, spread[rows], bounds)
+        last = builder.finish(of, "linear", some, acc, above[rows], bounds)
         builder.remember(part.node, last)
         if calls(part.node, operator.getitem) and part.node is not first_outputs[0]:
             builder.remember(part.node.args[0], last)  # type: ignore[arg-type]  # what cuts it
-    return last or builder.finish(task, "linear", args, acc, spread, bounds)
+    return last or builder.finish(task, "linear", args, acc, above, bounds)
 
 
 def conv(builder: Builder, task: Task) -> Value:
@@ -54,10 +54,10 @@ def conv(builder: Builder, task: Task) -> Value:
         exponents = exponents.expand(n) if exponents.numel() == 1 else exponents
     else:
         groups = s["groups"]
-    bias, acc, spread = _sums(builder, task, x, codes, exponents)
+    bias, acc, above = _sums(builder, task, x, codes, exponents)
     args = [x.node, codes, bias, sizes, [*s["stride"]], [*s["padding"]], [*s["dilation"]],
             groups, transposed, [*s["output_padding"]], x.fixed.zero, acc.largest]  # fmt: skip
-    return builder.finish(task, "conv", args, acc, spread, activation(task))
+    return builder.finish(task, "conv", args, acc, above, activation(task))
 
 
 def activation(task: Task) -> tuple[float, float] | None:
@@ -94,10 +94,10 @@ def largest_sum(weight: Tensor, bias: Tensor | None, largest_input: int) -> int:
     rows = weight.to(torch.int64).abs().flatten(1).sum(1)
     if rows.numel() and int(rows.max()) * largest_input > INT64_MAX >> 1:
         return int(rows.max()) * largest_input  # which no sums hold
-    found = rows * largest_input
+    totals = rows * largest_input
     if bias is not None:
-        found = found + bias.to(torch.int64).abs()
-    return int(found.max()) if found.numel() else 0
+        totals = totals + bias.to(torch.int64).abs()
+    return int(totals.max()) if totals.numel() else 0
 
 
 def bias_of(bias: Tensor, exponents: Tensor, what: str, bits: int = 32) -> Tensor:
@@ -194,9 +194,9 @@ def embedding(builder: Builder, task: Task) -> Value:
         )
     dtype = narrowest(wide)
     fixed = sums(least, largest, task.what)
-    made = builder.emit(task.node, "embedding", [wide.to(dtype), task.settings["indices"]], fixed)
+    result = builder.emit(task.node, "embedding", [wide.to(dtype), task.settings["indices"]], fixed)
     y = builder.fixed(task.y, f"the result of {task.what}")
-    return made if y is None else builder.to_format(task.node, made, y)
+    return result if y is None else builder.to_format(task.node, result, y)
 
 
 RULES = {

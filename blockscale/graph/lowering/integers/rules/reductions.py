@@ -11,8 +11,8 @@ from blockscale.graph.nodes import shape
 
 
 def _each(sizes: Any, count: int) -> list[int]:
-    listed = [int(n) for n in (sizes if isinstance(sizes, list | tuple) else [sizes])]
-    return listed * count if len(listed) == 1 else listed
+    numbers = [int(n) for n in (sizes if isinstance(sizes, list | tuple) else [sizes])]
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def max_pool(builder: Builder, task: Task) -> Value:
@@ -25,9 +25,9 @@ def max_pool(builder: Builder, task: Task) -> Value:
     own = x.fixed.own
     if own is not None and own.apart.shape[-count:].numel() > 1:
         own = None
-    made = builder.emit(task.node, "max_pool", args, replace(x.fixed, own=own))
+    result = builder.emit(task.node, "max_pool", args, replace(x.fixed, own=own))
     y = builder.fixed(task.y, f"the result of {task.what}")
-    return made if y is None else builder.to_format(task.node, made, y)
+    return result if y is None else builder.to_format(task.node, result, y)
 
 
 def average_pool(builder: Builder, task: Task) -> Value:
@@ -44,12 +44,12 @@ def average_pool(builder: Builder, task: Task) -> Value:
 
 
 def adaptive_pool(builder: Builder, task: Task) -> Value:
-    """Windows of one size, which the example says."""
+    """Windows of one size, that of the example."""
     x, count = builder.operand(task, task.operands[0]), int(task.name[-2])
     sizes = shape(task.operands[0].data)
     kernel = []
-    wanted = _each(task.settings["output_size"], count)
-    for n, parts in zip(sizes[-count:] if sizes else (), wanted, strict=True):
+    counts = _each(task.settings["output_size"], count)
+    for n, parts in zip(sizes[-count:] if sizes else (), counts, strict=True):
         if not isinstance(n, int) or n % parts:
             raise NotIntegerError(
                 f"{task.what} divides {n} into {parts} windows of different or unknown sizes: "
@@ -106,8 +106,8 @@ def _mean(
             f"{task.what} averages {count} values, and only a power of two can be divided by "
             f"exactly: set a format for its result, by a rule '{task.rule}' with an output"
         )
-    made = builder.finish(task, op, [*args, acc.largest, divisor], acc)
-    return made if task.y.fmt else made._replace(fixed=replace(made.fixed, own=own))
+    result = builder.finish(task, op, [*args, acc.largest, divisor], acc)
+    return result if task.y.fmt else result._replace(fixed=replace(result.fixed, own=own))
 
 
 RULES = {
