@@ -62,10 +62,10 @@ def _straight_through(bias: Tensor, kind: SumInteger, steps: Tensor) -> Tensor:
     return values + torch.where(kind.in_range(detached_bias, steps), path, 0.0)
 
 
-def settled(
+def settle_biases(
     decisions: Iterable[Decision], folded: Collection[str], static: Callable[[Plan], bool]
 ) -> list[Decision]:
-    """The decisions, where what becomes of biases is known, too.
+    """The decisions, with those about biases.
 
     folded: names of convolutions that get a bias, because a batch norm is folded into them
     static: whether a layer's input has a static scale
@@ -160,16 +160,16 @@ def constraint_costs(
     recipe = Recipe.read(recipe)
     if iter(batches) is batches:
         raise ValueError("batches are read once for each constraint: pass a list, not a generator")
-    lifted = {name: _without(recipe, change) for name, change in LIFTED.items()}
-    lifted = {name: each for name, each in lifted.items() if each != recipe}
-    if not lifted:
+    variants = {name: _without(recipe, change) for name, change in LIFTED.items()}
+    variants = {name: each for name, each in variants.items() if each != recipe}
+    if not variants:
         raise ValueError(
             "the recipe has none of the constraints that can be lifted "
             f"({', '.join(LIFTED)}): it has no power-of-two scales, no integers below 16 bits "
             "and no integer biases"
         )
-    base = _sqnr(_compared(model, batches, recipe, options))
-    data = {name: _sqnr(_compared(model, batches, r, options)) for name, r in lifted.items()}
+    base = _sqnr(_compare(model, batches, recipe, options))
+    data = {name: _sqnr(_compare(model, batches, r, options)) for name, r in variants.items()}
     costs = {
         layer: {name: _more(each.get(layer, sqnr), sqnr) for name, each in data.items()}
         for layer, sqnr in base.items()
@@ -186,7 +186,7 @@ def _without(recipe: Recipe, change: Callable[[Scheme], Scheme]) -> Recipe:
     return Recipe(new.weight, new.input, new.output, rules, recipe.skip, new.bias, new.profile)
 
 
-def _compared(
+def _compare(
     model: nn.Module, batches: Iterable[Any], recipe: Recipe, options: dict[str, Any]
 ) -> Comparison:
     quantized = deepcopy(model)
@@ -194,9 +194,9 @@ def _compared(
     return compare(model, quantized, batches)
 
 
-def _sqnr(compared: Comparison) -> dict[str, float]:
-    layers = {each.name: each.isolated.sqnr for each in compared.sorted("name") if each.isolated}
-    return layers | {_MODEL: compared.output.sqnr}
+def _sqnr(comparison: Comparison) -> dict[str, float]:
+    layers = {each.name: each.isolated.sqnr for each in comparison.sorted("name") if each.isolated}
+    return layers | {_MODEL: comparison.output.sqnr}
 
 
 def _more(new: float, old: float) -> float:

@@ -37,20 +37,20 @@ def convert(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("found a DistributedDataParallel: convert the model inside, ddp.module")
     with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
-        noted = _convert(plain)
-    Ledger(noted).warn()
+        entries = _convert(plain)
+    Ledger(entries).warn()
     return model
 
 
 def _convert(model: nn.Module) -> list[Entry]:
-    """Do it; returns what the warning is to say."""
+    """Convert the model; returns entries with the notes that the warning is to list."""
     names: dict[QATLayer, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QATLayer):
             names.setdefault(module, []).append(name)
     _check(model, names)
     weights: dict[int, QWeight] = {}
-    noted: list[Entry] = []
+    new_notes: list[Entry] = []
     entries = {entry.name: entry for entry in ledger(model)}
     for layer, places in names.items():
         owns = id(layer.weight) not in weights
@@ -69,14 +69,14 @@ def _convert(model: nn.Module) -> list[Entry]:
             bytes_after=quantized.bias_bytes + (weight.nbytes if owns else 0),
             notes=(*entry.notes, *notes),
         )
-        noted += [replace(entry, notes=notes)]
+        new_notes += [replace(entry, notes=notes)]
         if isinstance(layer, QATConv) and layer.norm is not None:
             _drop(model, layer.norm, entries, places[0], quantized)
     model._qat_ledger = replace(ledger(model), entries=list(entries.values()))  # type: ignore[assignment]
     tell_names(model)
     sent_by_no_forward(model)
     announce(model)
-    return noted
+    return new_notes
 
 
 def _quantized(layer: QATLayer, weight: QWeight) -> tuple[QLayer, tuple[str, ...]]:

@@ -36,7 +36,7 @@ PROFILED = "profiles are not supported in training: use a plain format"
 
 
 def read_learning(learn: Learn) -> Learning:
-    """What `prepare_qat` is given -> what is learned of each part. Raises ValueError."""
+    """`learn` of `prepare_qat` -> what is learned of each part. Raises ValueError for others."""
     parts = dict.fromkeys(LEARNING, learn) if isinstance(learn, str | None) else dict(learn)
     if unknown := [p for p in parts if p not in LEARNING]:
         raise ValueError(f"learn: unknown part {unknown[0]!r}; choose from {', '.join(LEARNING)}")
@@ -114,9 +114,9 @@ class LearnedScale(nn.Module):
         self.origin.fill_(NOTHING)
 
     @torch.no_grad()
-    def grown(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [...] float32 -> what the origin has to be for it, and which blocks that had begun are
-        lost; both of the scale's shape.
+    def growth(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [...] float32 -> the origin that fits it, and which blocks that had begun begin anew;
+        both of the scale's shape.
 
         A block whose mean magnitude is more than `LOST` times the largest value that its scale
         reaches gets from x next to no gradient: it is as if it had not begun. Where x has a range,
@@ -125,23 +125,23 @@ class LearnedScale(nn.Module):
         fmt, shape = self.format, self.origin.shape
         low, high, mean = (each.reshape(shape) for each in Blocks(x, fmt.block).extent())
         whole = mean if is_mean(fmt) else reference.numerator(low, high, fmt)
-        reached = self._reached(self.origin)
-        far = mean > LOST * reached
-        begins = far & (whole > reached)
-        lost = begins & ~self.waiting & self.parameter.requires_grad
+        reach = self._reach(self.origin)
+        far = mean > LOST * reach
+        begins = far & (whole > reach)
+        restarts = begins & ~self.waiting & self.parameter.requires_grad
         origin = self._of(whole) - self.parameter
-        return torch.where(lost | (begins & self.waiting), origin, self.origin), lost
+        return torch.where(restarts | (begins & self.waiting), origin, self.origin), restarts
 
     @torch.no_grad()
     def grow(self, x: Tensor) -> None:
-        """Let blocks begin with x [...] float32 that have not begun, and those that are lost."""
-        self.keep(*self.grown(x))
+        """Let blocks begin with x [...] float32 that have not begun, or reach far too little."""
+        self.keep(*self.growth(x))
 
     @torch.no_grad()
-    def keep(self, origin: Tensor, lost: Tensor) -> None:
-        """Take what `grown` gave."""
+    def keep(self, origin: Tensor, restarts: Tensor) -> None:
+        """Take the origin of `growth`, and count whether a block began anew."""
         self.origin.copy_(origin)
-        self.grew += lost.any()
+        self.grew += restarts.any()
 
     def _of(self, a: Tensor) -> Tensor:
         """The numerator of each block -> the parameter that means it."""
@@ -160,10 +160,10 @@ class LearnedScale(nn.Module):
 
         origin: in place of its own
         """
-        return self._stored(self._reached(self.origin if origin is None else origin))
+        return self._stored(self._reach(self.origin if origin is None else origin))
 
-    def _reached(self, origin: Tensor) -> Tensor:
-        """The largest value that each block [scale's shape] is to reach."""
+    def _reach(self, origin: Tensor) -> Tensor:
+        """The largest value that the scale of each block [scale's shape] represents."""
         value = self.parameter.to(torch.float32) + origin
         if self.domain == "steps":
             a = value.clamp(min=0.0) * self.format.levels.value
@@ -174,11 +174,11 @@ class LearnedScale(nn.Module):
 
     def agree_(self, group: Any = None) -> None:
         """Let the origins of all processes be the mean of those that have begun."""
-        begun = (~self.waiting).to(torch.float32)
+        has_begun = (~self.waiting).to(torch.float32)
         total = torch.where(self.waiting, 0.0, self.origin)
-        for each in (begun, total):
+        for each in (has_begun, total):
             torch.distributed.all_reduce(each, group=group)
-        self.origin.copy_(torch.where(begun > 0, total / begun.clamp(min=1), NOTHING))
+        self.origin.copy_(torch.where(has_begun > 0, total / has_begun.clamp(min=1), NOTHING))
 
     def waiting_notes(self, part: str, padding: int | None = None) -> list[str]:
         """What to know of a part's scales before training; padding: as in `notes`."""

@@ -25,7 +25,7 @@ from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 from blockscale.qat import learned
-from blockscale.qat.constraints import BiasQuantizer, settled
+from blockscale.qat.constraints import BiasQuantizer, settle_biases
 from blockscale.qat.layers import QATLayer, trained, why_not_trained
 from blockscale.qat.learned import PROFILED, Learn, Learning, read_learning
 from blockscale.qat.quantizers import ActivationQuantizer, Quantizers, WeightQuantizer
@@ -53,7 +53,7 @@ def find_pairs(model: nn.Module, fuse: str | Pairs | None) -> tuple[dict[str, st
     if fuse is None:
         return {}, ""
     if not isinstance(fuse, str):
-        return _given(model, list(fuse)), ""
+        return _check_pairs(model, list(fuse)), ""
     if fuse != "auto":
         raise ValueError(
             f"fuse must be 'auto', None or pairs (convolution, batch norm), got {fuse!r}"
@@ -87,23 +87,23 @@ def why_not(conv: nn.Module, norm: nn.Module) -> str | None:
     return None
 
 
-def _given(model: nn.Module, pairs: list[tuple[str, str]]) -> dict[str, str]:
+def _check_pairs(model: nn.Module, pairs: list[tuple[str, str]]) -> dict[str, str]:
     modules = dict(model.named_modules(remove_duplicate=False))
-    seen: set[int] = set()
+    modules_of_pairs: set[int] = set()
     for pair in pairs:
         if len(pair) != 2 or any(name not in modules for name in pair):
             raise ValueError(f"fuse: expected names (convolution, batch norm), found {pair!r}")
         conv, norm = (modules[name] for name in pair)
         if reason := why_not(conv, norm):
             raise ValueError(f"fuse: {pair[0]!r} with {pair[1]!r}: {reason}")
-        if id(conv) in seen or id(norm) in seen:
+        if id(conv) in modules_of_pairs or id(norm) in modules_of_pairs:
             raise ValueError(f"fuse: {pair!r} names a module that is also in another pair")
-        seen |= {id(conv), id(norm)}
+        modules_of_pairs |= {id(conv), id(norm)}
     return dict(pairs)
 
 
 class _Tracer(fx.Tracer):
-    """Looks into no layer that can be quantized."""
+    """Traces models, but not into layers that can be quantized."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         leaf = quantized_class(m) is not None or isinstance(m, QInput)  # edges of a prepared graph
@@ -125,8 +125,8 @@ def _traced(model: nn.Module) -> tuple[dict[str, str] | None, str]:
         before = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(before, fx.Node) or before.op != "call_module":
             continue
-        once = all(times[id(model.get_submodule(str(n.target)))] == 1 for n in (before, node))
-        if once and len(before.users) == 1:
+        is_single = all(times[id(model.get_submodule(str(n.target)))] == 1 for n in (before, node))
+        if is_single and len(before.users) == 1:
             pairs[str(before.target)] = str(node.target)
     return {c: n for c, n in pairs.items() if type(model.get_submodule(n)) in NORMS.values()}, ""
 
@@ -195,21 +195,23 @@ def _prepare(
     recipe, notes = recipe.uncalibrated(_TRAINED)
     decisions, others = _decisions(model, recipe)
     pairs, note = _foldable(model, decisions, fuse)
-    decisions = settled(decisions, pairs, lambda plan: _static(plan, learning, observer))
+    decisions = settle_biases(decisions, pairs, lambda plan: _static(plan, learning, observer))
     check(decisions, others, recipe, strict=strict)
     plans = [each for each in decisions if isinstance(each, Plan)]
     quantizers = _quantizers(plans, learning, observer)
     entries: dict[str, Entry] = {}
     for plan in plans:
         norm = pairs.get(plan.name)
-        layer = _prepared(model, plan, quantizers[plan.name], norm)
+        layer = _prepare_layer(model, plan, quantizers[plan.name], norm)
         entries[plan.name] = _entry(plan.entry, layer, norm, learning, note)
         note = ""  # once is enough
     info = ledger_of(decisions, others, recipe, entries)
     model._qat_ledger = replace(info, notes=notes)  # type: ignore[assignment]
 
 
-def _prepared(model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None) -> QATLayer:
+def _prepare_layer(
+    model: nn.Module, plan: Plan, quantizers: Quantizers, norm: str | None
+) -> QATLayer:
     """The float layer of a plan, now a layer in training with the batch norm `norm` folded in."""
     bias = None
     if plan.quantizes_bias and plan.scheme.bias is not None:
@@ -254,13 +256,13 @@ def _trainable(decisions: list[Decision]) -> Iterator[Decision]:
     """The same, without the plans for what can be quantized but not be trained so."""
     plans = [each for each in decisions if isinstance(each, Plan)]
     reasons = {plan.name: _why_not(plan) for plan in plans}
-    refused = {id(plan.parameter) for plan in plans if reasons[plan.name]}
+    untrainable = {id(plan.parameter) for plan in plans if reasons[plan.name]}
     for each in decisions:
         if not isinstance(each, Plan):
             yield each
         elif reason := reasons[each.name]:
             yield each.left("skipped", reason)
-        elif id(each.parameter) in refused:
+        elif id(each.parameter) in untrainable:
             text = "its weight is tied to a layer that cannot be trained with fake quantization"
             yield each.left("skipped", text)
         else:
@@ -343,8 +345,8 @@ def _of_activation(
         return ActivationQuantizer(fmt, features, None, None)
     if learn is not None and learned.why_not(fmt) is None:
         return ActivationQuantizer(fmt, features, None, learn)
-    seen = None if observer is None else observers.make(observer, fmt)
-    return ActivationQuantizer(fmt, features, seen, None)
+    chooser = None if observer is None else observers.make(observer, fmt)
+    return ActivationQuantizer(fmt, features, chooser, None)
 
 
 def _static(plan: Plan, learning: Learning, observer: observers.Spec | None) -> bool:

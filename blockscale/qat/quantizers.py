@@ -26,8 +26,7 @@ from blockscale.qat.learned import LearnedScale
 #
 # torch.ao keeps what quantizes a weight in its layer (`weight_fake_quant`, in training) or makes it
 # of the layer's `qconfig`. What has a format as its dtype (blockscale.compat.torch_ao) has a
-# `format`
-# and `values(layout)`, a module that gives what the format leaves of a tensor.
+# `format` and `values(layout)`, a module that rounds a tensor to the format.
 
 
 def weight_quantizer(layer: nn.Module) -> Any:
@@ -116,14 +115,14 @@ class WeightQuantizer(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The float weight [shape] -> its values in the format, float32, in the stored layout."""
         self.start(weight)
-        stored, drawn = self._stored(weight).to(torch.float32), None
+        stored, seed = self._stored(weight).to(torch.float32), None
         if self.format.rounding == "stochastic":
-            drawn = seed_tensor(None if self.training else self.seed, weight.device)
+            seed = seed_tensor(None if self.training else self.seed, weight.device)
         if self.learned is None:
-            return fake_quantize(stored, self.format, seed=drawn)
+            return fake_quantize(stored, self.format, seed=seed)
         qparams = self._learned(stored, keep=self.training)
         shared = stored.numel() / max(qparams.scale.numel(), 1)
-        values: Tensor = self.learned(stored, qparams, shared, drawn)
+        values: Tensor = self.learned(stored, qparams, shared, seed)
         return values
 
     def quantize(self, weight: Tensor) -> QWeight:
@@ -133,8 +132,8 @@ class WeightQuantizer(nn.Module):
             return QWeight.quantize(weight, self.format, self.layout, self._seed())
         stored = self._stored(weight.detach())
         qparams = self._learned(stored)
-        drawn = None if self._seed() is None else seed_tensor(self.seed, weight.device)
-        codes = primitives.quantize(stored, quantizer(qparams, self.format, drawn))
+        seed = None if self._seed() is None else seed_tensor(self.seed, weight.device)
+        codes = primitives.quantize(stored, quantizer(qparams, self.format, seed))
         q = QTensor(codes, qparams, self.format, stored.shape[-1])
         return QWeight(q, tuple(weight.shape), weight.dtype, self.layout)
 
@@ -155,7 +154,7 @@ class WeightQuantizer(nn.Module):
 
     @torch.no_grad()
     def settle(self, weight: Tensor) -> None:
-        """Let learned scales that have not begun, or are lost, begin with the float weight."""
+        """Let learned scales begin with the float weight that have not begun, or are too small."""
         if self.learned is not None and self.ready:
             self.learned.grow(self._stored(weight.detach()).to(torch.float32))
 
@@ -165,9 +164,9 @@ class WeightQuantizer(nn.Module):
         keep: also from now on
         """
         assert self.learned is not None
-        origin, lost = self.learned.grown(stored.detach().to(torch.float32))
+        origin, restarts = self.learned.growth(stored.detach().to(torch.float32))
         if keep and not in_backward():
-            self.learned.keep(origin, lost)
+            self.learned.keep(origin, restarts)
         return self.learned.qparams(origin)
 
     def _seed(self) -> int | None:
@@ -191,7 +190,7 @@ class ActivationQuantizer(nn.Module):
 
     def __init__(self, fmt: Format, features: int, observer: Observer | None, learn: str | None):
         super().__init__()
-        self.format, self.where, self._warned = fmt, "an input or output", False
+        self.format, self.where, self._has_warned = fmt, "an input or output", False
         self.stored = QInput(fmt)
         self.observer = observer
         shape = fmt.block.scale_shape((1, features)) if observer or learn else ()
@@ -206,7 +205,7 @@ class ActivationQuantizer(nn.Module):
         return self.observer is not None or self.learned is not None
 
     def observe(self, x: Tensor) -> None:
-        """Take account of x [..., features]; not again when a checkpoint is computed again."""
+        """Observe x [..., features]; not again when activation checkpointing recomputes it."""
         if self.observer is None or in_backward():
             return
         self.observer.observe(x.detach())
@@ -241,8 +240,8 @@ class ActivationQuantizer(nn.Module):
         assert qparams is not None
         # N is a sample's number of features (LSQ)
         shared = prod(x.shape[1:] if x.ndim > 1 else x.shape) / max(qparams.scale.numel(), 1)
-        drawn = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
-        values: Tensor = self.learned(wide, qparams, shared, drawn)
+        seed = seed_tensor(None, x.device) if self.format.rounding == "stochastic" else None
+        values: Tensor = self.learned(wide, qparams, shared, seed)
         return values.to(x.dtype)
 
     def _see(self, x: Tensor) -> None:
@@ -258,8 +257,8 @@ class ActivationQuantizer(nn.Module):
         self.learned.start(rows, beside=True)
         # a program has no branches: there the scale grows where the first batch had no range
         self.ready = torch.compiler.is_compiling() or not bool(self.learned.waiting.all())
-        if not self.ready and not self._warned:
-            self._warned = True
+        if not self.ready and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"blockscale: {self.where}: a batch of only zeros, NaN or infinities cannot "
                 f"set the scale ({self.format}); the first batch with other values will",
@@ -275,7 +274,7 @@ class ActivationQuantizer(nn.Module):
                 "scales)"
             )
 
-    def deployed(self) -> QInput:
+    def for_inference(self) -> QInput:
         """The quantizer that a quantized layer gets now. Raises as `check`."""
         self.check()
         return self.stored if self.learned is None else self._holding(self.learned.qparams())

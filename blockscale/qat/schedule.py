@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""When observers look, when quantization begins, when batch norms are frozen."""
+"""When observers observe, when quantization begins, when batch norms are frozen."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +11,13 @@ from blockscale.qat.layers import QATLayer
 
 def layers(model: nn.Module) -> Iterator[tuple[str, QATLayer]]:
     """The layers that `bs.prepare_qat` prepared, with their names. Raises ValueError for none."""
-    prepared = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
-    if not prepared:
+    pairs = [(n, m) for n, m in model.named_modules() if isinstance(m, QATLayer)]
+    if not pairs:
         raise ValueError(
             "nothing in this model is prepared for training: call bs.prepare_qat(model, "
             "recipe) first"
         )
-    yield from prepared
+    yield from pairs
 
 
 def edges(model: nn.Module) -> Iterator[Any]:
@@ -37,7 +37,7 @@ def switch(
     """Turn parts of fake quantization on or off in every prepared layer, and on the edges of a
     prepared graph; None leaves one alone.
 
-    observe: whether observers look, in training.
+    observe: whether observers observe, in training.
     quantize: whether values are quantized; without it the model is the float model.
     freeze_norms: whether batch norms that are folded in use their running statistics in training.
     Raises ValueError if nothing is prepared.
@@ -80,7 +80,7 @@ def synchronize(model: nn.Module, group: Any = None) -> None:
 class Schedule:
     """Switches at given steps; call `step()` after each of the optimizer's, as a learning rate's.
 
-    observe_until: observers look during the steps before this one; None: always.
+    observe_until: observers observe during the steps before this one; None: always.
     quantize_from: the first step that quantizes; before, the model trains in float.
     freeze_bn_at: the first step that uses the running statistics of batch norms that are folded in
         (Krishnamoorthi 2018, section 3.2.2); None: never.

@@ -17,7 +17,7 @@ from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.layers.layer import QBias
 from blockscale.layers.plan import Plan, plan_layers
 from blockscale.layers.store import QWeight
-from blockscale.qat.constraints import BiasQuantizer, settled
+from blockscale.qat.constraints import BiasQuantizer, settle_biases
 from tests.support.layers_bias import expected
 from tests.support.qat_models import Mixed, batch, cnn, train
 from tests.support.some import crossed
@@ -345,7 +345,7 @@ def test_convert_warns_once_of_what_saturates() -> None:
 
 def test_what_is_settled() -> None:
     plans = plan_layers(cnn(), STATIC)
-    found = settled(plans, {"3"}, lambda plan: plan.name != "0")
+    found = settle_biases(plans, {"3"}, lambda plan: plan.name != "0")
     kept = {each.name: each for each in found if isinstance(each, Plan)}
     assert {n: p.quantizes_bias for n, p in kept.items()} == {"0": False, "3": True, "7": True}
     assert [p.gets_bias for p in kept.values()] == [False, True, False]

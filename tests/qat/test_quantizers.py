@@ -25,7 +25,7 @@ def test_the_static_scale_is_the_observers():
     for each in x:
         model(each)
         other.observe(each)
-    found = model[0].input_quantizer.deployed().scale
+    found = model[0].input_quantizer.for_inference().scale
     assert torch.equal(found, other.qparams().scale)
     assert found.shape == (1, 1)
 

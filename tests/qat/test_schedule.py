@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""When observers look, when quantization begins, when batch norms are frozen."""
+"""When observers observe, when quantization begins, when batch norms are frozen."""
 
 import io
 

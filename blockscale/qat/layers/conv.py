@@ -148,7 +148,7 @@ class QATConv(QATLayer):
         """What quantizing adds to the folded bias [n] now, by the running statistics."""
         weight, bias = self.folded()
         assert bias is not None
-        values = self._added(bias, weight, fixed=True)
+        values = self._bias_values(bias, weight, fixed=True)
         assert values is not None
         return values - bias.to(torch.float32)
 
@@ -165,7 +165,7 @@ class QATConv(QATLayer):
         values = values.movedim(-1, 1)
         stored = self.weight_quantizer(weight)
         dense = from_stored(stored, self.weight_quantizer.layout, weight.shape)
-        y = self._run(values, dense, self._added(bias, weight), inside, *more)
+        y = self._run(values, dense, self._bias_values(bias, weight), inside, *more)
         return (y[0] if single else y).contiguous()
 
     def _run(

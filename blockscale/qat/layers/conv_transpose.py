@@ -38,8 +38,8 @@ class QATConvTranspose(QATConv):
     def _run(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], *more: Any
     ) -> Tensor:
-        added = added_sizes(self, x, *more)
-        settings = self.stride, padding, added, self.groups, self.dilation
+        output_padding = added_sizes(self, x, *more)
+        settings = self.stride, padding, output_padding, self.groups, self.dilation
         y: Tensor = _RUN[len(self.kernel_size)](x, weight, bias, *settings)
         return y
 

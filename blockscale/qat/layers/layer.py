@@ -93,8 +93,8 @@ class QATLayer(nn.Module):
     def forward(self, x: Tensor, *more: Any) -> Tensor:
         """As the float layer's, in the same shapes; `more` is what else it takes."""
         if self.deployable and (self.ready or x.numel()):
-            deployed: Tensor = self.as_quantized()(x, *more)
-            return deployed
+            y: Tensor = self.as_quantized()(x, *more)
+            return y
         return self.simulate(x, *more)
 
     @property
@@ -117,12 +117,12 @@ class QATLayer(nn.Module):
         if self.quantizing:
             y = self._compute(x, *more)
         else:
-            self._observed(self.input_quantizer, self._features_last(x))
+            self._observe(self.input_quantizer, self._features_last(x))
             y = self._float(x, *more)
         if self.output_quantizer is None:
             return y
         last = self._features_last(y)
-        self._observed(self.output_quantizer, last)
+        self._observe(self.output_quantizer, last)
         return self._features_back(self.output_quantizer(last)) if self.quantizing else y
 
     def _compute(self, x: Tensor, *more: Any) -> Tensor:
@@ -145,11 +145,11 @@ class QATLayer(nn.Module):
         wide = x.to(torch.float32)
         if self.input_quantizer is None:
             return wide
-        self._observed(self.input_quantizer, wide)
+        self._observe(self.input_quantizer, wide)
         values: Tensor = self.input_quantizer(wide)
         return values
 
-    def _observed(self, quantizer: ActivationQuantizer | None, x: Tensor) -> None:
+    def _observe(self, quantizer: ActivationQuantizer | None, x: Tensor) -> None:
         if quantizer is not None and self.training and self.observing:
             quantizer.observe(x)
 
@@ -157,25 +157,27 @@ class QATLayer(nn.Module):
         """y in the dtype that the layer returns for x: autocast decides, else x has it."""
         return y if torch.is_autocast_enabled(x.device.type) else y.to(x.dtype)
 
-    def _added(self, bias: Tensor | None, weight: Tensor, *, fixed: bool = False) -> Tensor | None:
-        """bias [n] -> the values of it that are added, float32; after the input was quantized.
+    def _bias_values(
+        self, bias: Tensor | None, weight: Tensor, *, fixed: bool = False
+    ) -> Tensor | None:
+        """bias [n] -> the values that sums get, float32; call it after the input was quantized.
 
         weight: the float weight that is quantized; fixed: as BiasQuantizer's
         """
-        if bias is None or self.bias_quantizer is None or not self._begun():
+        if bias is None or self.bias_quantizer is None or not self._has_steps():
             return None if bias is None else bias.to(torch.float32)
 
         def steps() -> Tensor:
             assert self.input_quantizer is not None  # or there would be no such format
-            names = step_of_input(self.input_quantizer.deployed())
+            names = step_of_input(self.input_quantizer.for_inference())
             return sum_steps(names, self.weight_quantizer.steps(weight))
 
         values: Tensor = self.bias_quantizer(bias, steps, fixed=fixed)
         return values
 
-    def _begun(self) -> bool:
-        """Whether the input has a scale, without which a bias has no steps: not before a batch
-        that says something of it."""
+    def _has_steps(self) -> bool:
+        """Whether the input has a scale, without which a bias has no steps: from the first batch on
+        that has a range."""
         return self.input_quantizer is None or self.input_quantizer.ready
 
     # --- what it becomes
@@ -200,9 +202,9 @@ class QATLayer(nn.Module):
         weight = self.quantized_weight() if weight is None else weight
         layer = self.kind.from_float(self, weight, self.scheme)
         if layer.input is not None and self.input_quantizer is not None:
-            layer.input = self.input_quantizer.deployed()
+            layer.input = self.input_quantizer.for_inference()
         if layer.output is not None and self.output_quantizer is not None:
-            layer.output = self.output_quantizer.deployed()
+            layer.output = self.output_quantizer.for_inference()
         return layer
 
     # --- its state: flags, and the weight's format to compare
@@ -217,17 +219,17 @@ class QATLayer(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Flags and the weight's format as bytes: a tensor, which every file format can hold."""
-        spelled = str(self.weight_quantizer.format).encode()
-        return torch.tensor([*self._flags(), *spelled], dtype=torch.uint8)
+        spelling = str(self.weight_quantizer.format).encode()
+        return torch.tensor([*self._flags(), *spelling], dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Raises ValueError for the state of a layer with another format."""
         count = len(self._flags())
-        spelled = bytes(state[count:].tolist()).decode(errors="replace")
-        if spelled != str(self.weight_quantizer.format):
+        spelling = bytes(state[count:].tolist()).decode(errors="replace")
+        if spelling != str(self.weight_quantizer.format):
             raise ValueError(
                 f"the weight has the format {self.weight_quantizer.format}, and the state was "
-                f"saved with {spelled}: prepare the model with the same recipe"
+                f"saved with {spelling}: prepare the model with the same recipe"
             )
         flags = [bool(flag) for flag in state[:count].tolist()]
         for name in _FLAGS:

@@ -22,7 +22,7 @@ class _TrainedLinear(QATLayer):
     def _compute(self, x: Tensor, *more: Any) -> Tensor:
         del more
         values = self._input(x)
-        weight, bias = self.weight_quantizer(self.weight), self._added(self.bias, self.weight)
+        weight, bias = self.weight_quantizer(self.weight), self._bias_values(self.bias, self.weight)
         return self._like(F.linear(values, weight, bias), x)
 
 
