@@ -24,11 +24,11 @@ BLOCKS = re.compile(
 
 
 def small(path: pathlib.Path) -> None:
-    """An encoder of two narrow layers with MiniLM's own tokenizer."""
+    """An encoder of one narrow layer with MiniLM's own tokenizer."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     BertModel(BertConfig(num_attention_heads=2, **sizes)).save_pretrained(path)  # type: ignore[arg-type]
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copyfile(minilm.directory() / name, path / name)
