@@ -227,7 +227,8 @@ class _Ranges:
         except Exception as error:
             error.add_note(f"at batch {number}, {described(batch)}")
             raise
-        every = [x for layer in states.layers for x in (layer.keys, layer.values)]
+        layers: list[Any] = list(states.layers)  # of several kinds, to transformers' types
+        every = [x for layer in layers for x in (layer.keys, layer.values)]
         self._join(torch.stack([self._of(i, x, mask, number) for i, x in enumerate(every)]))
 
     def merge(self, ranks: Ranks) -> None:
