@@ -201,8 +201,8 @@ def _steps(qparams: QParams, fmt: Format) -> Tensor:
     offset, inner = qparams.scale_offset, scale.inner
     plain = offset is None or (offset.numel() == 1 and isinstance(_offset_type(inner), FloatScale))
     split = in_blocks(qparams.scale.shape, inner.block)
-    recorded = qparams.scale.is_cuda and torch.cuda.is_current_stream_capturing()  # no waiting
-    if split is None or not plain or not qparams.scale.numel() or recorded:
+    capturing = qparams.scale.is_cuda and torch.cuda.is_current_stream_capturing()  # no waiting
+    if split is None or not plain or not qparams.scale.numel() or capturing:
         return reference.step_of(qparams, fmt)
     values = _values(qparams.scale, inner.element).reshape(split)
     outer = qparams.outer.to(torch.float32).reshape(_one_each(split))

@@ -119,9 +119,9 @@ class Columns:
                 return plain_scales(x, self.single, above)
             return search(x, self.single, above, counts, spacing=self._spacing)
 
-        given = [x, *(each for each in (of_rows, outer) if each is not None)]
+        inputs = [x, *(each for each in (of_rows, outer) if each is not None)]
         key = "choose", len(blocks), tuple(x.shape)
-        qparams = QParams(*self.graphs.run(key, len(self.chosen[0]), step, given))  # type: ignore[arg-type]
+        qparams = QParams(*self.graphs.run(key, len(self.chosen[0]), step, inputs))  # type: ignore[arg-type]
         for i, (e, b) in enumerate(blocks):
             own = qparams if len(blocks) == 1 else _rows_of(qparams, self.of(i))
             put(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))

@@ -32,30 +32,29 @@ def descend(
     hs: Sequence[Tensor],
     sweeps: int,
     *,
-    added: Sequence[float] = (),
+    damping: Sequence[float] = (),
     fit: bool = True,
 ) -> list[Tensor]:
     """Choose codes and scales of all columns again, at most `sweeps` times; all have codes already.
 
     targets: [k, n] float64 of each matrix, what the values should be
     hs: [k, k] float64 of each, symmetric, with a diagonal above 0
-    added: to the diagonal of each h, so that what its inputs hardly ever tell of stays near its
+    damping: added to the diagonal of each h, so that what inputs hardly ever tell of stays near its
         target: without, a column with little in its input makes up for all others
     fit: scales too, not codes alone
-    Returns h @ (target - values) [k, n] of each, without what is added.
+    Returns h @ (target - values) [k, n] of each, without damping.
     """
-    if not columns.single.rounding.startswith("nearest"):
+    fmt = columns.single
+    if not fmt.rounding.startswith("nearest"):
         sweeps = 0  # what is rounded one way only need not come nearer
-    fits = fit and not isinstance(
-        columns.single.scale, PowerOfTwo
-    )  # whose neighbour is seldom nearer
-    every = range(columns.count)
-    more = list(added) or [0.0] * columns.count
-    away = [targets[e] - columns.values[:, columns.of(e)] for e in every]
-    rests = [(hs[e] @ away[e]).add_(away[e], alpha=more[e]) for e in every]
+    fits = fit and not isinstance(fmt.scale, PowerOfTwo)  # whose neighbour is seldom nearer
+    more = list(damping) or [0.0] * columns.count
+    rests = []
+    for e, away in enumerate(_away(columns, targets)):
+        rests.append((hs[e] @ away).add_(away, alpha=more[e]))
     diagonals = [h.diagonal() + plus for h, plus in zip(hs, more, strict=True)]
     couplings = [h / -own for h, own in zip(hs, diagonals, strict=True)]
-    live, parts = list(every), list(_parts(columns))
+    live, parts = list(range(columns.count)), list(_parts(columns))
     for _ in range(sweeps):
         before, now = columns.values.clone(), tuple(live)
         for part in parts:
@@ -63,13 +62,19 @@ def descend(
             step = partial(of_part.descend, couplings, fits=fits)
             key = "descend", now, part.sizes
             columns.graphs.run(key, sweeps * len(parts), step, part.numbers)
-        changed = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
-        live = [e for e, moved in enumerate(changed.any(1).tolist()) if moved and e in live]
+        differs = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
+        live = [e for e, moved in enumerate(differs.any(1).tolist()) if moved and e in live]
         if not live:
             break
-    for e in every:
-        rests[e].sub_(targets[e] - columns.values[:, columns.of(e)], alpha=more[e])
+    for rest, away, plus in zip(rests, _away(columns, targets), more, strict=True):
+        rest.sub_(away, alpha=plus)
     return rests
+
+
+def _away(columns: Columns, targets: Sequence[Tensor]) -> Iterator[Tensor]:
+    """How far the values of each matrix are from what they should be."""
+    for e, target in enumerate(targets):
+        yield target - columns.values[:, columns.of(e)]
 
 
 class _Neighbours(NamedTuple):

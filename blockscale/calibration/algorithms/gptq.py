@@ -205,7 +205,7 @@ class GPTQ:
         self, problems: Sequence["_Problem"], fmt: Format
     ) -> list[tuple[QTensor, list[str]]]:
         """Codes for weights of one shape, and notes."""
-        factors, orders, added = zip(*(self._factored(each) for each in problems), strict=True)
+        factors, orders, dampings = zip(*(self._factored(each) for each in problems), strict=True)
         importance = None
         if self.scales != "absmax":
             pairs = zip(factors, orders, strict=True)
@@ -217,7 +217,7 @@ class GPTQ:
             columns.choose_all([target.T.float().contiguous() for target in targets])
         feed_back(columns, targets, factors, orders, self.batch)
         hs, fit = [each.h for each in problems], self.scales != "absmax"
-        rests = descend(columns, targets, hs, self.sweeps, added=added, fit=fit)
+        rests = descend(columns, targets, hs, self.sweeps, damping=dampings, fit=fit)
         plain = [quantize(each.x, fmt) for each in problems]
         worse = [
             each.error_of(columns.values[:, columns.of(e)], rests[e]) > each.error_of(q)

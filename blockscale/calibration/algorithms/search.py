@@ -82,8 +82,8 @@ class Search:
         columns = Columns([x], fmt, None)
         columns.take(qparams)
         columns.round(0, slice(None), target)
-        added = _DAMPING * float(h.diagonal().mean())
-        (rest,) = descend(columns, [target], [h], self.sweeps, added=[added])
+        damping = _DAMPING * float(h.diagonal().mean())
+        (rest,) = descend(columns, [target], [h], self.sweeps, damping=[damping])
         plain = quantize(x, fmt)
         away = target - plain.dequantize().T
         if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
