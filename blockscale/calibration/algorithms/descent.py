@@ -49,32 +49,53 @@ def descend(
         sweeps = 0  # what is rounded one way only need not come nearer
     fits = fit and not isinstance(fmt.scale, PowerOfTwo)  # whose neighbour is seldom nearer
     more = list(damping) or [0.0] * columns.count
-    rests = []
-    for e, away in enumerate(_away(columns, targets)):
-        rests.append((hs[e] @ away).add_(away, alpha=more[e]))
-    diagonals = [h.diagonal() + plus for h, plus in zip(hs, more, strict=True)]
-    couplings = [h / -own for h, own in zip(hs, diagonals, strict=True)]
+    hessians = _Hessians.of(columns, targets, hs, more)
     live, parts = list(range(columns.count)), list(_parts(columns))
     for _ in range(sweeps):
         before, now = columns.values.clone(), tuple(live)
         for part in parts:
-            of_part = _Part(columns, now, part, hs, rests, diagonals)
-            step = partial(of_part.descend, couplings, fits=fits)
+            step = partial(_Part(columns, now, part, hessians).descend, fits=fits)
             key = "descend", now, part.sizes
             columns.graphs.run(key, sweeps * len(parts), step, part.numbers)
         differs = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
         live = [e for e, moved in enumerate(differs.any(1).tolist()) if moved and e in live]
         if not live:
             break
-    for rest, away, plus in zip(rests, _away(columns, targets), more, strict=True):
+    for rest, away, plus in zip(hessians.rests, _away(columns, targets), more, strict=True):
         rest.sub_(away, alpha=plus)
-    return rests
+    return hessians.rests
 
 
 def _away(columns: Columns, targets: Sequence[Tensor]) -> Iterator[Tensor]:
     """How far the values of each matrix are from what they should be."""
     for e, target in enumerate(targets):
         yield target - columns.values[:, columns.of(e)]
+
+
+class _Hessians(NamedTuple):
+    """What is known of each matrix: h [k, k] without damping; rests, damped h @ (target - values)
+    [k, n], which goes along; the damped diagonal of h [k]; and h in parts of it, negative."""
+
+    hs: Sequence[Tensor]
+    rests: list[Tensor]
+    diagonals: list[Tensor]
+    couplings: list[Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        columns: Columns,
+        targets: Sequence[Tensor],
+        hs: Sequence[Tensor],
+        damping: Sequence[float],
+    ) -> "_Hessians":
+        """Before the first sweep."""
+        rests = []
+        for h, away, plus in zip(hs, _away(columns, targets), damping, strict=True):
+            rests.append((h @ away).add_(away, alpha=plus))
+        diagonals = [h.diagonal() + plus for h, plus in zip(hs, damping, strict=True)]
+        couplings = [h / -own for h, own in zip(hs, diagonals, strict=True)]
+        return cls(hs, rests, diagonals, couplings)
 
 
 class _Neighbours(NamedTuple):
@@ -129,18 +150,15 @@ class _Part:
         columns: Columns,
         live: Sequence[int],
         place: _Neighbours,
-        hs: Sequence[Tensor],
-        rests: Sequence[Tensor],
-        diagonals: Sequence[Tensor],
+        hessians: _Hessians,
     ):
-        """hs: without what is added to their diagonals; `diagonals` and `rests` have it."""
         self.columns, self.live, self.place = columns, live, place
-        self._hs, self._rests, self._diagonals = hs, rests, diagonals
+        self._hs, self._rests, self._diagonals, self._couplings = hessians
         self._own: list[Tensor] = []
         self._near: list[Tensor] = []
         self._errors: list[Tensor] = []
 
-    def descend(self, couplings: Sequence[Tensor], *numbers: Tensor, fits: bool) -> tuple[()]:
+    def descend(self, *numbers: Tensor, fits: bool) -> tuple[()]:
         """The scales of these blocks, if those fit, then all codes; the errors are handed on at
         last. numbers: where they are, of a place that has them."""
         self.place = self.place.at(*numbers)
@@ -159,7 +177,7 @@ class _Part:
             here = slice(start, min(start + _BATCH, first))
             some = self._columns(here)
             for i, e in enumerate(self.live):
-                self._round(i, e, here, couplings[e][some][:, some].contiguous())
+                self._round(i, e, here, self._couplings[e][some][:, some].contiguous())
         for i, e in enumerate(self.live):
             some = self._hs[e][:, part].contiguous()
             some[part] = self._own[i]
