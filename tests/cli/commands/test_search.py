@@ -47,7 +47,7 @@ def test_errors_come_before_work(model, tmp_path):
     assert "create it first" in run(model, "--out", tmp_path / "no" / "a.json").stderr
     (tmp_path / "empty.txt").write_text("\n \n")
     assert "has no sentences" in run(model, "--text", tmp_path / "empty.txt").stderr
-    assert "config.json does not exist" in run(tmp_path).stderr
+    assert "has no config.json: name a directory" in run(tmp_path).stderr
     bad = run(model, "--candidate", "mxfp5")
     assert bad.exit_code == 1
     assert "mxfp5" in bad.stderr
