@@ -44,7 +44,8 @@ def _torchao(model: nn.Module, scales: str) -> nn.Module:
         granularity=PerGroup(32), scale_dtype=torch.float16,
         intx_choose_qparams_algorithm=scales,
     )  # fmt: skip
-    quantize_(made, config)
+    head = made.get_output_embeddings() if hasattr(made, "get_output_embeddings") else None
+    quantize_(made, config, lambda module, _: isinstance(module, nn.Linear) and module is not head)
     return made
 
 

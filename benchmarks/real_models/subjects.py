@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -187,7 +187,13 @@ def errors(heard: list[str], said: list[str]) -> Figures:
 class Whisper:
     """The closed loop Piper -> Whisper: words of a quantized Whisper."""
 
-    cases: ClassVar[list[Case]] = [INT8, W4A16, PAIR8, ROUNDED4]
+    cases: ClassVar[list[Case]] = [
+        INT8,
+        W4A16,
+        PAIR8,
+        ROUNDED4,
+        *(Case(f"int4 group32 by {name}", INT4, by=name) for name in PEERS if "torchao" in name),
+    ]
 
     def __init__(self, count: int = 40, calibration: int = 20):
         voice = piper.Voice()
@@ -202,13 +208,13 @@ class Whisper:
         return [t for part in self.spoken.bands.split(4) for t in self.listener(model, part)]
 
     def calibration(self) -> list[dict[str, Tensor]]:
-        """Sounds beside the words that were said in them."""
-        batches = []
+        """Sounds beside the tokens that the listener gives for them, from the first to the end."""
+        batches, config = [], cast("Any", self.model.config)
+        first = [config.decoder_start_token_id, self.listener.id_of("<|notimestamps|>")]
         for said, bands in zip(self.other.said, self.other.bands, strict=True):
             ids = self.listener.tokenizer.encode(" " + said, add_special_tokens=False).ids
-            first = [self.model.config.decoder_start_token_id]  # type: ignore[union-attr]
             batches.append({"input_features": bands[None]} | {
-                "decoder_input_ids": torch.tensor([first + ids])
+                "decoder_input_ids": torch.tensor([[*first, *ids, config.eos_token_id]])
             })  # fmt: skip
         return batches
 

@@ -159,7 +159,7 @@ class Listener:
     def __call__(self, model: Any, bands: Tensor) -> list[str]:
         """Mel bands [B, 80, 3000] -> a text each."""
         config = model.config
-        start = [config.decoder_start_token_id, self._id("<|notimestamps|>")]
+        start = [config.decoder_start_token_id, self.id_of("<|notimestamps|>")]
         ids = torch.tensor([start] * len(bands))
         heard, past = model.get_encoder()(bands.to(model.dtype)), None
         for step in range(self.most):
@@ -176,7 +176,8 @@ class Listener:
         said = [[i for i in row if i < config.eos_token_id] for row in ids[:, 2:].tolist()]
         return [self.tokenizer.decode(row).strip() for row in said]
 
-    def _id(self, token: str) -> int:
+    def id_of(self, token: str) -> int:
+        """The number of a special token. Raises ValueError where there is none."""
         found = self.tokenizer.token_to_id(token)
         if found is None:
             raise ValueError(f"the tokenizer does not know {token}")

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import blockscale as bs
 from tests.graph.lowering.integers.flows import BOTH, INT8, INT16, UINT8, check, fused, integers
@@ -68,6 +68,26 @@ def test_bounds(act, rule, fmt):
     name = {"ReLU": "relu", "ReLU6": "relu6", "Hardtanh": "hardtanh"}[type(act).__name__]
     rules = {f"op:{name}": {"input": fmt, "output": fmt}} if rule else {}
     check(fused(nn.Sequential(nn.Linear(6, 8), act, nn.Linear(8, 3)), x, rules, fmt=fmt), x)
+
+
+class Six(nn.Module):
+    """F.relu6: nn.ReLU6 is a hardtanh to torch.export."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu6(x)
+
+
+@pytest.mark.parametrize("act", [*CLAMPS, Six()], ids=str)
+def test_bounds_of_codes_alone(act: nn.Module) -> None:
+    """Behind no layer that takes the bounds into its product."""
+    x = torch.linspace(-12, 12, 97)
+    both = {"input": INT8, "output": INT8}
+    rules = {f"op:{name}": both for name in ("relu", "relu6", "hardtanh")}
+    graph = fused(nn.Sequential(act), x, rules)
+    check(graph, x)
+    lowered = integers(graph)
+    with torch.no_grad():
+        assert (lowered(x) - act(x)).abs().max() <= 0.125  # steps of 1/8 and finer
 
 
 TABLES = {
