@@ -45,7 +45,6 @@ class Columns:
     row_block: [n], which row of the scale each row of a matrix belongs to
     chosen:   of each matrix, for each column of its scale, whether it is known
     values:   [k, N] float32, what the codes mean, of columns that were rounded
-    graphs:   what a GPU replays for each column of blocks
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Columns:
         learned = fmt.element.learned  # a table and its scales belong together: both are chosen
         blocks = self._whole[0].scale.shape[1]
         self.chosen = [[learned] * blocks for _ in weights]
-        self.graphs = Graphs(device)
+        self._graphs = Graphs(device)
         self.values = torch.empty(k, self.count * self.rows, device=device)
         self._codes = torch.empty_like(self.values, dtype=fmt.element.code_dtype)
 
@@ -121,7 +120,7 @@ class Columns:
 
         inputs = [x, *(each for each in (of_rows, outer) if each is not None)]
         key = "choose", len(blocks), tuple(x.shape)
-        qparams = QParams(*self.graphs.run(key, len(self.chosen[0]), step, inputs))  # type: ignore[arg-type]
+        qparams = QParams(*self._graphs.run(key, len(self.chosen[0]), step, inputs))  # type: ignore[arg-type]
         for i, (e, b) in enumerate(blocks):
             own = qparams if len(blocks) == 1 else _rows_of(qparams, self.of(i))
             put(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))

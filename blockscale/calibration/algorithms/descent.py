@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import Where, nearest_scale, select
-from blockscale.calibration.algorithms.columns import Columns, below
+from blockscale.calibration.algorithms.columns import Columns, Graphs, below
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.block import WHOLE
@@ -51,12 +51,13 @@ def descend(
     more = list(damping) or [0.0] * columns.count
     hessians = _Hessians.of(columns, targets, hs, more)
     live, parts = list(range(columns.count)), list(_parts(columns))
+    graphs = Graphs(columns.values.device)  # which know where these h lie
     for _ in range(sweeps):
         before, now = columns.values.clone(), tuple(live)
         for part in parts:
             step = partial(_Part(columns, now, part, hessians).descend, fits=fits)
             key = "descend", now, part.sizes
-            columns.graphs.run(key, sweeps * len(parts), step, part.numbers)
+            graphs.run(key, sweeps * len(parts), step, part.numbers)
         differs = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
         live = [e for e, moved in enumerate(differs.any(1).tolist()) if moved and e in live]
         if not live:
@@ -163,7 +164,7 @@ class _Part:
         last. numbers: where they are, of a place that has them."""
         self.place = self.place.at(*numbers)
         part = self.place.columns
-        self._own = [self._hs[e][part][:, part].contiguous() for e in self.live]
+        self._own = [_copy_of(self._hs[e][part][:, part]) for e in self.live]
         for own, e in zip(self._own, self.live, strict=True):
             own.diagonal().copy_(self._diagonals[e][part])
         self._near = [self._rests[e][part].clone() for e in self.live]
@@ -179,7 +180,7 @@ class _Part:
             for i, e in enumerate(self.live):
                 self._round(i, e, here, self._couplings[e][some][:, some].contiguous())
         for i, e in enumerate(self.live):
-            some = self._hs[e][:, part].contiguous()
+            some = _copy_of(self._hs[e][:, part])
             some[part] = self._own[i]
             self._rests[e].addmm_(some, self._errors[i])
         return ()
@@ -233,6 +234,11 @@ class _Part:
             costs = torch.mm(self._own[i][here, here], own)
             of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
         return below(of_error), below(of_v)
+
+
+def _copy_of(part: Tensor) -> Tensor:
+    """Part of an h, or all of it, in memory of its own: it is written to."""
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _of_blocks(rows: Tensor, columns: Columns) -> Tensor:

@@ -113,3 +113,14 @@ def test_rounding_one_way_is_left_as_it_is() -> None:
     assert torch.equal(
         columns.finished().packed, bs.quantize(weight, "int4:group8:fp32:down").packed
     )
+
+
+@pytest.mark.parametrize("fmt", ["int4:channel0:fp32", "int4:group8:fp32"])
+def test_damping_leaves_h_as_it_is(fmt: str) -> None:
+    """Where one block has all columns, what is damped was h itself, and not a copy of its part."""
+    weight, h = torch.randn(12, 40), gram_of(40)
+    before, columns = h.clone(), begun(weight, fmt)
+    target = weight.T.double()
+    (rest,) = descend(columns, [target], [h], 2, damping=[0.5])
+    assert torch.equal(h, before)
+    torch.testing.assert_close(rest, before @ (target - columns.values), rtol=1e-6, atol=1e-6)
