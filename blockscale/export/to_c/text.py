@@ -243,21 +243,25 @@ def helpers(text: str) -> list[str]:
     return [body for name, body in _HELPERS.items() if name in names]
 
 
+_LOWEST = -(2**63)
+
+
 def number(value: int) -> str:
     """A C expression of an int64: the lowest has no literal."""
-    return "(-9223372036854775807 - 1)" if value == -(2**63) else str(value)
+    return "(-9223372036854775807 - 1)" if value == _LOWEST else str(value)
 
 
 def initializer_lines(values: Tensor) -> list[str]:
-    """A C initializer's lines."""
-    lines, line = [], "   "
-    for each in values.flatten().tolist():
-        word = f" {number(int(each))},"
-        if len(line) + len(word) > _WIDTH:
-            lines.append(line)
-            line = "   "
-        line += word
-    return [*lines, line]
+    """A C initializer's lines, each as long as it may be."""
+    whole = values.flatten().to(torch.int64).tolist()
+    text = f" {repr(whole)[1:-1]}," if whole else ""
+    text = text.replace(str(_LOWEST), number(_LOWEST))
+    lines, at = [], 0
+    while len(text) - at > _WIDTH - 3:
+        end = text.rindex(",", at, at + _WIDTH - 3) + 1
+        lines.append(f"   {text[at:end]}")
+        at = end
+    return [*lines, f"   {text[at:]}"]
 
 
 def loops(sizes: Sequence[int], prefix: str = "i") -> tuple[list[str], list[str], list[str]]:

@@ -2,6 +2,8 @@
 """Ops of single codes: sums, products, tables; and where floats come in and go out, the only ones
 that know any."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,10 +12,16 @@ from blockscale.core.arithmetic.sums import accumulator
 from blockscale.core.parse import parse
 from blockscale.core.rounding import DETERMINISTIC
 from blockscale.ops.integer.define import integer_op
-from blockscale.ops.integer.shifts import centered, ended
+from blockscale.ops.integer.shifts import centered, ended, ended_like
 
 
-@integer_op
+def _shape_of_two(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    *_, largest, shift, _, _, _, fmt = others
+    dtype = accumulator(largest)
+    return ended_like(a.to(dtype) + b.to(dtype), shift, fmt)
+
+
+@integer_op(shape=_shape_of_two)
 def add(
     a: Tensor,
     b: Tensor,
@@ -38,7 +46,7 @@ def add(
     return ended(x + b_sign * y, shift, zero, low, high, fmt)
 
 
-@integer_op
+@integer_op(shape=_shape_of_two)
 def mul(
     a: Tensor,
     b: Tensor,
@@ -85,7 +93,7 @@ def quantize(x: Tensor, exponent: int, zero: int, fmt: str) -> Tensor:
     return form.element.encode(y, DETERMINISTIC[form.rounding], point, form.wide)
 
 
-@integer_op
+@integer_op(shape=lambda x, *_: x.new_empty(x.shape, dtype=torch.float32))
 def dequantize(x: Tensor, zero: int, exponent: int) -> Tensor:
     """Codes or sums [...] -> (x - zero) * 2^exponent [...] float32, rounded once, in order."""
     wide = (x.to(torch.int64) - zero).to(torch.float32).contiguous()

@@ -6,11 +6,13 @@ square root, sums in int32, and leaves the weight to a float scale. Here the var
 (n * sum of squares - square of the sum), the root has 30 bits, and weight and bias are integers.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from blockscale.ops.integer.define import integer_op
-from blockscale.ops.integer.shifts import ended
+from blockscale.ops.integer.shifts import ended, ended_like
 
 FRACTION = 15  # bits of a normalized value behind the point
 _ROOT = 62  # bits of what the root is taken of: it has half as many
@@ -51,7 +53,11 @@ def normalized(x: Tensor, centered: bool, epsilon: int) -> Tensor:
     return (away * inverse + (torch.ones_like(right) << (right - 1))) >> right
 
 
-@integer_op
+def _norm_shape(x: Tensor, *others: Any) -> Tensor:
+    return ended_like(x, others[-5], others[-1], torch.int64)
+
+
+@integer_op(shape=_norm_shape)
 def layer_norm(
     x: Tensor,
     weight: Tensor | None,

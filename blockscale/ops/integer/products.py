@@ -5,6 +5,8 @@ All end as blockscale.ops.integer.shifts has it; `largest` is the proven bound o
 bias|, which says what holds the sums.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,10 +14,21 @@ from torch import Tensor
 from blockscale.core.arithmetic.sums import accumulator
 from blockscale.core.pack import from_stored, grouped_layout
 from blockscale.ops.integer.define import integer_op
-from blockscale.ops.integer.shifts import centered, ended
+from blockscale.ops.integer.shifts import centered, ended, ended_like
 
 
-@integer_op
+def _linear_shape(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    _, _, largest, shift, _, _, _, fmt = others
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"blockscale::integer_linear: x {tuple(x.shape)} has not the {weight.shape[1]} features"
+            f" that the weight {tuple(weight.shape)} takes"
+        )
+    sums = x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=accumulator(largest))
+    return ended_like(sums, shift, fmt)
+
+
+@integer_op(shape=_linear_shape)
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -39,7 +52,12 @@ def linear(
     return ended(acc, shift, zero, low, high, fmt)
 
 
-@integer_op
+def _conv_shape(*arguments: Any) -> Tensor:
+    *taken, shift, _, _, _, fmt = arguments
+    return ended_like(_conv_sums(*taken), shift, fmt)
+
+
+@integer_op(shape=_conv_shape)
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -64,6 +82,18 @@ def conv(
     shape: of the weight, [n, c / groups, *kernel], if transposed [c, n / groups, *kernel]; what
     lies outside of x is x_zero, which means 0.
     """
+    acc = _conv_sums(
+        x, weight, bias, shape, stride, padding, dilation, groups, transposed, output_padding,
+        x_zero, largest,
+    )  # fmt: skip
+    return ended(acc, shift, zero, low, high, fmt)
+
+
+def _conv_sums(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], groups: int, transposed: bool,
+    output_padding: list[int], x_zero: int, largest: int,
+) -> Tensor:  # fmt: skip
     dtype = accumulator(largest)
     wide = centered(x, x_zero, dtype).movedim(-1, 1)
     stored = weight.to(dtype)
@@ -76,7 +106,7 @@ def conv(
         run = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 3]
         # torch has no dilated convolution of integers: zeros between the weights are the same sum
         acc = run(wide, _spread(dense, dilation), offset, stride, padding, 1, groups)
-    return ended(acc.movedim(1, -1).contiguous(), shift, zero, low, high, fmt)
+    return acc.movedim(1, -1).contiguous()
 
 
 def _spread(x: Tensor, apart: list[int]) -> Tensor:
@@ -114,7 +144,13 @@ def _transposed(
     return run(wide, _spread(turned, dilation), bias, 1, 0, 1, groups)
 
 
-@integer_op
+def _matmul_shape(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    _, _, largest, shift, _, _, _, fmt = others
+    dtype = accumulator(largest)
+    return ended_like(torch.matmul(a.to(dtype), b.to(dtype)), shift, fmt)
+
+
+@integer_op(shape=_matmul_shape)
 def matmul(
     a: Tensor,
     b: Tensor,

@@ -6,6 +6,8 @@ sum of the exponents, so bringing them to another exponent is a shift with round
 2018, sec. 2.2 to 2.4, with a multiplier of 1).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -111,7 +113,27 @@ def centered(codes: Tensor, zero: int, dtype: torch.dtype = torch.int32) -> Tens
     return codes.to(dtype) - zero
 
 
-@integer_op
+def ended_like(acc: Tensor, shift: Tensor, fmt: str, dtype: torch.dtype | None = None) -> Tensor:
+    """What `ended` gives for sums like these, without values: for the shape rules of ops.
+
+    dtype: of the sums, if not acc's
+    """
+    result = parse(fmt).element.code_dtype if fmt else dtype or acc.dtype
+    size = acc.shape
+    if shift.ndim > acc.ndim or any(n != 1 for n in shift.shape):
+        size = torch.broadcast_shapes(size, shift.shape)  # type: ignore[no-untyped-call]
+    return acc.new_empty(size, dtype=result)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.int64 if x.dtype == torch.int64 else torch.int32
+
+
+def _rescale_shape(x: Tensor, *others: Any) -> Tensor:
+    return ended_like(x, others[-5], others[-1], _wide(x))
+
+
+@integer_op(shape=_rescale_shape)
 def rescale(
     x: Tensor, x_zero: int, shift: Tensor, zero: int, low: int, high: int, fmt: str
 ) -> Tensor:
@@ -119,5 +141,4 @@ def rescale(
 
     ReLU and its bounded kin are a narrower range of codes: low, high.
     """
-    dtype = torch.int64 if x.dtype == torch.int64 else torch.int32
-    return ended(centered(x, x_zero, dtype), shift, zero, low, high, fmt)
+    return ended(centered(x, x_zero, _wide(x)), shift, zero, low, high, fmt)

@@ -7,11 +7,13 @@ the scale are one integer factor, and 2^-fraction comes from a table of 256 entr
 error of a power 2^-9 in place of 2^-4.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from blockscale.ops.integer.define import integer_op
-from blockscale.ops.integer.shifts import centered, ended
+from blockscale.ops.integer.shifts import centered, ended, ended_like
 
 FRACTION = 8  # bits of an exponent behind the point: the table has 2^8 entries
 POWER = 15  # bits of the largest power
@@ -43,7 +45,11 @@ def shares(power: Tensor, bits: int) -> Tensor:
     return (power * inverse + (1 << (right - 1))) >> right
 
 
-@integer_op
+def _softmax_shape(x: Tensor, *others: Any) -> Tensor:
+    return ended_like(x, torch.zeros(1, dtype=torch.int32), others[-1], torch.int64)
+
+
+@integer_op(shape=_softmax_shape)
 def softmax(
     x: Tensor, factor: int, right: int, table: Tensor, bits: int, zero: int, low: int, high: int,
     fmt: str,
@@ -57,7 +63,15 @@ def softmax(
     return ended(result, shift, zero, low, high, fmt)
 
 
-@integer_op
+def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+    batch = query.shape[:-2]
+    if key.ndim <= 2 or key.shape[-3] == query.shape[-3]:
+        batch = torch.broadcast_shapes(batch, key.shape[:-2])  # type: ignore[no-untyped-call]
+    sums = query.new_empty((*batch, query.shape[-2], value.shape[-1]), dtype=torch.int32)
+    return ended_like(sums, others[-5], others[-1])
+
+
+@integer_op(shape=_attention_shape)
 def attention(
     query: Tensor,
     key: Tensor,

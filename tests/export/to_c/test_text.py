@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Pieces of C."""
 
+import pytest
 import torch
 
 from blockscale.export.to_c.text import (
@@ -31,6 +32,21 @@ def test_numbers_and_lines():
     assert number(-(2**63)) == "(-9223372036854775807 - 1)" and number(-5) == "-5"
     lines = initializer_lines(torch.arange(1000))
     assert max(map(len, lines)) <= 100 and len(" ".join(lines).split(",")) == 1001
+
+
+@pytest.mark.parametrize("count", [0, 1, 24, 25, 300])
+def test_a_line_is_as_long_as_it_may_be(count: int):
+    values = torch.arange(-count, 3 * count, 4)
+    values[::7] = -(2**63)
+    expected, line = [], "   "
+    for value in values.tolist():  # a word after the other
+        word = f" {number(value)},"
+        if len(line) + len(word) > 100:
+            expected.append(line)
+            line = "   "
+        line += word
+    assert initializer_lines(values) == [*expected, line]
+    assert initializer_lines(torch.tensor([True, False])) == ["    1, 0,"]
 
 
 def test_loops():
