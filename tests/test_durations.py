@@ -15,6 +15,7 @@ from tests.support.durations import by_folder, costs, folder, read, record, tabl
 from tests.support.schedule import ROOT
 
 
+@pytest.mark.slow
 def test_what_a_test_its_children_and_its_fixtures_cost(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import sys\nfrom pathlib import Path\n"

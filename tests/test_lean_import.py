@@ -46,6 +46,7 @@ def test_lean_import(statement: str, heavy: list[str]) -> None:
     assert loaded(statement) == heavy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_command_line_without_its_extra(missing: str) -> None:
     """One line that says what to install, not a traceback."""

@@ -34,6 +34,7 @@ def small(path: pathlib.Path) -> None:
         shutil.copyfile(minilm.directory() / name, path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["small", pytest.param("MiniLM", marks=pytest.mark.slow)])
 def test_export(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

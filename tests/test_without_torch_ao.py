@@ -117,6 +117,7 @@ def test_this_check_can_fail():
     assert len(imports(tree)) > len(at_import(tree)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [MODULES, pytest.param(GRAPH, marks=pytest.mark.slow)])
 def test_the_main_flows_do_without(flow, tmp_path):
     done = fresh.run(BLOCKED + MODEL + flow, tmp_path / "model.safetensors")

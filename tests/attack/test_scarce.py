@@ -42,6 +42,7 @@ def end(process: subprocess.Popen[str]) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_lack_inside_a_parallel_region_is_carried_out() -> None:
     integers, dequantize = scarce(2, 12, "integers", "dequantize")
     assert integers["lacks"] >= 2

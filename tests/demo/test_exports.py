@@ -70,6 +70,7 @@ def test_a_file(small, capfd, monkeypatch, target):
     assert not said.err and not said.out  # a table is being made
 
 
+@pytest.mark.slow
 def test_graphs_that_are_there_are_used(graph, monkeypatch):
     """What the flow of the program converted is what the file holds; other targets do not ask."""
     model, tokens = encoder(1)

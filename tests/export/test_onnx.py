@@ -162,6 +162,7 @@ class Tied(nn.Module):
         return self.head(self.between(self.table(ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt", ["int4:group32:fp16", *(pytest.param(f, marks=SLOW) for f in ("mxfp4", None))]
 )

@@ -47,6 +47,7 @@ def test_the_codes_are_those_that_to_integer_makes(weight: str, fmt: str) -> Non
     check(quantized, X)
 
 
+@pytest.mark.slow
 def test_with_integer_bias_leaves_codes_and_rounds_the_others() -> None:
     for bias, kind in (("int32", "QBias"), ("int16:sums", "QBias"), ("int8", "Parameter")):
         quantized = model(bias)

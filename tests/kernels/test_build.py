@@ -108,6 +108,7 @@ def test_an_old_compiler_and_then_a_newer_one(tmp_path: Path) -> None:
     assert (tmp_path / "build/generated/build.h").exists()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_no_headers(tmp_path: Path) -> None:
     reason = left_out(tmp_path, "-DPython_INCLUDE_DIR=/nonexistent")

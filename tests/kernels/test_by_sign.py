@@ -56,7 +56,7 @@ def inputs(shape: tuple[int, ...]) -> list[Tensor]:
     return [x, awkward(shape), x * 1e-42, x.bfloat16(), torch.zeros(shape), ties, x * 1e38]
 
 
-@pytest.mark.parametrize(("fmt", "shape"), crossed(4, FORMATS, SHAPES))
+@pytest.mark.parametrize(("fmt", "shape"), crossed(12, FORMATS, SHAPES))
 def test_bits_are_the_references(fmt: str, shape: tuple[int, ...]) -> None:
     for x in inputs(shape):
         with bs.use("reference"):

@@ -97,6 +97,7 @@ def test_the_processor_has_what_is_said_to_be_present() -> None:
     assert [name for name in native.isas if needs[name] <= flags] == list(native.present)
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.skipif(
     not Path(torch.__file__).with_name("lib").joinpath("libgomp.so.1").exists(),
@@ -121,6 +122,7 @@ bs.quantize(torch.ones(2, 32), "mxfp4")
 """
 
 
+@pytest.mark.slow
 @needs_library
 def test_an_instruction_set_that_is_not_there() -> None:
     """Known elsewhere or nowhere: an error that says what there is, at the first op."""

@@ -159,6 +159,7 @@ DIMENSION = st.integers(1, 7).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(DIMENSION, max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_the_same_elements_share_a_scale(dims: list[tuple[int, int]]) -> None:

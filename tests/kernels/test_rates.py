@@ -64,6 +64,7 @@ def _write(path: str, number: int) -> None:
     rates.record({key: {shape: entry}}, Path(path))
 
 
+@pytest.mark.slow
 def test_processes_write_at_once_and_both_kinds_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "some" / "tune.json"
     context = multiprocessing.get_context("fork")

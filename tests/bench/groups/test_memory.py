@@ -32,6 +32,7 @@ def test_primitives_move_what_is_counted(lines):
         )
 
 
+@pytest.mark.slow
 def test_native_kernels_take_nothing_besides(lines):
     if bs.hardware().backends["cpu"] is not None:
         pytest.skip("no native kernels here")

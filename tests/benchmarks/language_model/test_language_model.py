@@ -92,7 +92,7 @@ def test_the_float_model_adds_nothing(loaded):
     assert (told["added"], told["error"], told["agreement"]) == (0, 0, 1)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "algorithm", "given", "bits"),
     [("int8_channel", "absmax", None, None), ("int4:group32:fp16", "mse", None, 4.5),

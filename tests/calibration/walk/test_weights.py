@@ -158,7 +158,7 @@ def on_meta(blocks: int) -> Decoder:
     return model
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -106,7 +106,7 @@ def test_zeros_and_poison() -> None:
     assert bs.quantize(torch.zeros(0, 16), IF4).shape == (0, 16)
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["mse", "gptq", "gptq:absmax", "hqq", "search"])
 def test_weight_algorithms_lose_no_more_than_rounding(weight: str) -> None:
     torch.manual_seed(2)

@@ -153,7 +153,7 @@ def test_nan_saturation_and_what_is_negative(name: str) -> None:
         assert encode(name, y, mode).tolist() == expected
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ue5m3", "ue4m4", "ue1m2", "ue2m2r3"])
 def test_codes_and_mask_at_every_boundary(name: str) -> None:
     element, exact = read_element(name), element_of(name)

@@ -82,6 +82,7 @@ def test_layers_that_hold_inputs_first(fmt: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(x), model(x))
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_as_it_is(tmp_path: Path) -> None:
     """Turning follows the graph, and never what would fit."""
     path = written(nn.Sequential(nn.Linear(64, 48)).eval(), tmp_path / "m.onnx", torch.ones(1, 64))

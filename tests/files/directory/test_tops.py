@@ -74,7 +74,7 @@ def test_a_profile_shares_it(tmp_path: pathlib.Path) -> None:
     assert torch.equal(torch.cat([found[f"{n}.codes"] for n in names]), whole.packed)
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(40, 32), (3, 40, 32), (3, 400, 32)])
 @pytest.mark.parametrize("elements", [64, 1 << 14])
 def test_slabs_beside_a_given_top(shape: tuple[int, ...], elements: int) -> None:

@@ -91,7 +91,7 @@ CASES = [("transformer", "blocks", False), ("transformer", "static", True)]
 CASES += [("cnn", name, qat) for name in CONFIGS for qat in (False, True)]
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max")

@@ -91,6 +91,7 @@ def test_trained_models() -> None:
     assert not left(graph)
 
 
+@pytest.mark.slow
 def test_reference_models() -> None:
     """convert_to_reference_fx: its quantized tensors and reference modules."""
     mapping = get_default_qconfig_mapping("onednn")  # all of 0 … 255, as torch.quint8 has

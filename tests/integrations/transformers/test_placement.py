@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["float", "quantized"])
 @pytest.mark.parametrize("places", ["auto", {"": "disk"}], ids=str)
 def test_a_model_larger_than_the_limit(

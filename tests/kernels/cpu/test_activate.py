@@ -45,6 +45,7 @@ def test_exact(isa: str, name: str) -> None:
     assert torch.equal(found[there].view(torch.int32), expected[there].view(torch.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEAR)
 def test_near(isa: str, name: str) -> None:
     del isa

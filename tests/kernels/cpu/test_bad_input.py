@@ -190,6 +190,7 @@ for name, code in {STRANGE!r}.items():
 """
 
 
+@pytest.mark.slow
 def test_tensors_without_memory() -> None:
     """Each in a process of its own, which a wrong address would end (-11)."""
     done = fresh.run(SCRIPT, cwd=ROOT, ready=fresh.WITH_OURS)

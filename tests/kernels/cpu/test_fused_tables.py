@@ -179,7 +179,7 @@ FORMATS_of_binary = (
 SHAPES = ((1,), (3, 32), (2, 5, 96), (1, 4128), (40, 480))
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(fused_tables.KINDS))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pairs_of_formats(isa: str, op: str, shape: tuple[int, ...]) -> None:

@@ -82,7 +82,7 @@ def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> Non
         check(torch.randn(m, k).to(dtype), weight, fmt, input_fmt, bias=bias)
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 7, 16, 17, 33, 63, 64, 65, 100, 129, 520])
 def test_ragged_sizes(isa: str, k: int) -> None:
     del isa
@@ -303,7 +303,7 @@ def close(x: Value, weight: Value, y: Tensor, bias: Tensor | None) -> None:
     assert ((y.double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", INPUTS_of_fused_linear)
 @pytest.mark.parametrize("weight_fmt", WEIGHTS_of_fused_linear)
 def test_codes_times_codes(isa: str, weight_fmt: str, fmt: str) -> None:
@@ -633,7 +633,7 @@ def test_indices_of_other_dtypes(isa: str, dtype: torch.dtype) -> None:
 WITHOUT = ("int8:group8:(nf4:group4:fp32):recip", "int4:group8:(uint6:group4:fp16):recip")
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cpu", "quantize", fmt):
@@ -657,7 +657,7 @@ def _skip_unless_clamped() -> None:
         pytest.skip("this library does not clamp the reciprocal of -0 (numerics.md, 4)")
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])

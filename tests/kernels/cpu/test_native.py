@@ -202,6 +202,7 @@ def test_a_forked_process_goes_on_with_one_thread() -> None:
     pytest.fail("it hangs")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
 def test_no_data_of_threads() -> None:
     """Where the first touch of thread_local data finds no memory, glibc ends the process."""

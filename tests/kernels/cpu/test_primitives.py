@@ -28,7 +28,7 @@ MORE = (
 )
 
 
-@pytest.mark.some(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [*SPELLINGS, *MORE])
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes: the other two are slow."""

@@ -70,7 +70,7 @@ def test_more_cuts(fmt: str, shape: tuple[int, ...]) -> None:
     assert wrong(rough(shape, 1), fmt, threads=(1, 2, 3)) == []
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "shape"), CASES[1::6], ids=str)
 def test_cuts_with_nan_and_infinity(fmt: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)

@@ -62,6 +62,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_in", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_is_read_beyond_inputs(one_in: int) -> None:
     """One element in so many."""

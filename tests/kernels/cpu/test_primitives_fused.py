@@ -24,7 +24,7 @@ def turning_points(element: str) -> Tensor:
 LOGS = ("log4f1", "log5f2", "log6f2", "log6f3", "log8f1", "log8f2", "log8f3", "log8f4")
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("element", [*SMALL, *LOGS])
 def test_midpoints_under_chosen_scales(element: str) -> None:
     """Steps are powers of two, or 1: every midpoint stays one."""
@@ -52,7 +52,7 @@ def test_every_bfloat16(element: str, scale: str) -> None:
     assert wrong(x.t().contiguous(), f"{element}:group64:{scale}") == []
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [15, 16, 17, 63, 64, 65, 79, 80, 127, 129, 191, 192, 193, 2047, 2113]
 )

@@ -62,7 +62,7 @@ def subnormal(number: int) -> tuple[str, Tensor]:
     return FLUSHED[number], x
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(FLUSHED)), ids=FLUSHED)
 def test_flushing_subnormals_changes_nothing(number: int) -> None:
     fmt, x = subnormal(number)
@@ -107,7 +107,7 @@ class Guarded:
         return bool((torch.cat(ends) == PATTERN).all())
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_nothing_is_written_beside_outputs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(first, first + 10):

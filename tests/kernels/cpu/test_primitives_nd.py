@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "shape"), CASES, ids=str)
 def test_every_block(block: str, shape: tuple[int, ...]) -> None:
     formats = FORMATS[len(shape) % 2 :: 2]
@@ -97,6 +97,7 @@ def test_halves_with_nan_and_infinity(case: tuple[str, tuple[int, ...]], dtype) 
 BLOCK_SIZES = st.integers(1, 9) | st.sampled_from([16, 32]) | st.just("*")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 12), BLOCK_SIZES), min_size=1, max_size=5),

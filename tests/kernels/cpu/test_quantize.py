@@ -90,6 +90,7 @@ GIVEN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", GIVEN)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_given_scales_of_any_sign_and_size(fmt: str, dtype: torch.dtype) -> None:
@@ -109,7 +110,7 @@ def test_given_scales_of_any_sign_and_size(fmt: str, dtype: torch.dtype) -> None
     assert wrong(x, fmt, qparams=QParams(**parts)) == []
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["e4m3:token", "e5m2:tensor", "uint8:group3", "e3m2r1:tensor"])
 @pytest.mark.parametrize("rest", ["", ":recip"])
 def test_given_scales_of_two_levels(inner: str, rest: str) -> None:
@@ -217,6 +218,7 @@ def test_means_in_every_range(fmt: str, exponent: int) -> None:
         assert wrong(x.to(dtype), fmt) == [], dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [0, 1, 2, 126, 127, 128, 252, 253, 254, 255])
 def test_given_bytes(byte: int) -> None:
     """Also integers whose step is subnormal, so that its inverse overflows."""
@@ -255,7 +257,7 @@ def test_given_float_scales(scale: float) -> None:
         assert wrong(x, fmt, qparams=QParams(torch.tensor([scale]), None, zero)) == [], fmt
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("element", ["int8", "uint8", "int16", "uint16", "uint3", "uint1"])
 def test_given_zero_points(element: str) -> None:
     low, high = parse(f"{element}:tensor:fp32:asym").element.limits(True)
@@ -410,6 +412,7 @@ def test_nothing_beside(isa: str, bits: int) -> None:
             assert untouched(back, wide, even)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads(isa: str, threads: int) -> None:
     for bits in WIDTHS:
@@ -460,7 +463,7 @@ def test_errors_of_blocks_that_are_not_for_the_kernel() -> None:
                     reference.block_errors(x, given, parse(fmt)))  # fmt: skip
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [
     "e2m1:group16:e4m3/four_six", "e2m1:group16:(e4m3:token:fp32)/four_six",
     "e2m1:flat16:e4m3/inv/four_six:recip", "e2m1:tile2x8:e4m3/four_six",

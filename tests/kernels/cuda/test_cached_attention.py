@@ -51,7 +51,7 @@ def ours(
     return attention(query, keys, values, (k, v), mask, scaling, settings, sinks).cpu()
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_formats(fmt: str) -> None:
     """Three parts of codes, of which the last is short, and one of floats."""
@@ -82,6 +82,7 @@ def test_shapes(
     close(y, exact(query, key, value, None, None, 0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dtypes_come_back(dtype: torch.dtype) -> None:
     keys, values, k, v, key, value = cached("int8_token", 40, 3)
@@ -96,7 +97,7 @@ def test_dtypes_come_back(dtype: torch.dtype) -> None:
     assert ((y.double() - expected).abs() <= rounding * expected.abs() + 1e-5).all()
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("kind", ["seen", "added"])
 def test_masks(kind: str, heads: int) -> None:
@@ -123,6 +124,7 @@ def test_sinks() -> None:
     close(y, exact(query, key, value, seen, None, 0.125, sinks))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:All-NaN")  # numpy's, of the largest of nothing
 def test_what_is_not_finite_stays_in_its_row() -> None:
     keys, values, k, v, _, _ = cached("int8_token", 40, 2)

@@ -62,6 +62,7 @@ for case in (
 """
 
 
+@pytest.mark.slow
 def test_kernels_that_encode_compile_for_a_gpu() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(

@@ -115,6 +115,7 @@ def test_every_row_has_one_tile(ends: list[int], dtype: torch.dtype) -> None:
     assert [owner[row] for row in range(rows)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heights", [(16,), (16, 8), (32, 16, 8)])
 @pytest.mark.parametrize(
     "ends", [[0, 3, 3, 40], [8, 24, 49, 70], [0, 0, 0, 0], [70, 70, 70, 70], [33, 45, 61, 62]]
@@ -152,6 +153,7 @@ def test_tiles_that_are_launched() -> None:
     assert usual(2048, 1536, 64) == StackSettings(32, 128, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [StackSettings(32, 16, 4, 1), StackSettings(16, 32, 4, 3)])
 def test_any_tile_gives_the_same_bits(settings: StackSettings) -> None:
     whole, x = stacked("nvfp4", parts=2), torch.randn(24, 64, device=DEVICE).bfloat16()

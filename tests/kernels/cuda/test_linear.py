@@ -216,6 +216,7 @@ def test_small_and_large_numbers() -> None:
         check(torch.randn(3, 64) * x_size, stored(torch.randn(5, 64) * w_size, fmt), fmt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (0, 64), (2, 0, 64)], ids=str)
 def test_shapes_of_x(shape: tuple[int, ...]) -> None:
     for fmt, input_fmt in itertools.product(
@@ -449,6 +450,7 @@ def _here_of_embedding() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS_of_embedding)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_table(fmt: str, dtype: torch.dtype) -> None:
@@ -482,7 +484,7 @@ def _here_of_restated() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", crossed(3, FORMATS))
 def test_every_primitive_has_the_references_bits(fmt: str) -> None:
     if not runs("cuda", "quantize", fmt):

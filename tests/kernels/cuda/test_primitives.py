@@ -46,7 +46,7 @@ def few_rows(dtype: torch.dtype) -> Tensor:
     return hard_inputs(dtype)[[0, 9, 17, 24, 26, 28, 30, 31], :72].contiguous()
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", crossed(3, FEW))
 def test_hard_inputs(fmt: str) -> None:
     """In one of the three dtypes, decoded to the next."""
@@ -81,7 +81,7 @@ def test_the_whole_grammar_at_length(case: tuple[str, Tensor, int, int]) -> None
         assert wrong(x, fmt, torch.tensor([seed, first])) == []
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     crossed(2, [
@@ -116,6 +116,7 @@ def test_boxes_too_large_for_a_program() -> None:
         assert wrong(x, fmt) == [], fmt
 
 
+@pytest.mark.slow
 @QUICK
 @given(boxes())
 def test_the_whole_grammar_in_boxes(case: tuple[str, Tensor, int, int]) -> None:

@@ -54,7 +54,7 @@ def test_which_codes_are_packed_later(
     assert set(packed) <= {x.shape}
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 80), (2, 3, 48), (33,)])
 @pytest.mark.parametrize(
     "fmt", ["nvfp4_token", "uint4:group32:(uint6:token:fp32):asym"], ids=lambda fmt: fmt[:6]
@@ -185,6 +185,7 @@ def test_errors_of_blocks_that_are_not_for_the_kernel(fmt: str, shape: tuple[int
     assert kernels.block_errors(x.to(DEVICE), quantizer(on_device, parse(fmt))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["e2m1:group16:e4m3/four_six", "if4:group16:e4m3"])
 def test_formats_that_compare_ask_the_kernel(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, asked = torch.randn(8, 64), []

@@ -55,6 +55,7 @@ def _write(path: str, number: int) -> None:
     tables.record({f"kernel {number % 3}": {f"{number},1,1": ["dense"]}}, Path(path))
 
 
+@pytest.mark.slow
 def test_processes_write_at_once(mine: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write, args=(str(mine), i)) for i in range(12)]

@@ -104,6 +104,7 @@ def test_shapes_of_every_plan(rows: int, outputs: int, inner: int) -> None:
     check(torch.randn(rows, inner), w)
 
 
+@pytest.mark.slow
 def test_the_largest_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "_BUSY", 4)
     matmul.plan.cache_clear()
@@ -144,6 +145,7 @@ def test_poisoned_blocks_and_codes() -> None:
         assert y.isnan().any(0).tolist() == [False, False, True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt",
     [
@@ -182,7 +184,7 @@ def test_powers_of_two_are_exact_to_the_last_bit() -> None:
             assert torch.equal(on_webgpu(x.to(dtype), w), (x @ dense.T).to(dtype))
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mxfp8", "uint4", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_exact_way_for_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where hardware cannot be trusted: all sums by integers."""
@@ -216,6 +218,7 @@ def test_strided_codes_and_scales() -> None:
     check(torch.randn(3, 256), w._replace(codes=w.codes.t().contiguous().t()))
 
 
+@pytest.mark.slow
 def test_more_than_kernels_see_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of codes, of x and of the result; windows of whole rows."""
     monkeypatch.setattr(type(gpu()), "binding_limit", property(lambda self: 32768))
@@ -372,10 +375,12 @@ def test_every_primitive_has_the_references_bits(fmt: str) -> None:
             assert not wrong(x, fmt), shape
 
 
+@pytest.mark.slow
 def test_an_offset_of_two_levels() -> None:
     assert not wrong(torch.randn(2, 64), FORMATS[-3])
 
 
+@pytest.mark.slow
 def test_scales_that_are_codes_of_a_table() -> None:
     """Kernels bind the table of scales where they ask for none of its codes, too."""
     assert not wrong(torch.randn(2, 40), "int8:group8:(nf4:group4:fp32)")

@@ -39,7 +39,7 @@ def test_how_few_rows_read(fmt: str, size: int, chunk: str) -> None:
     assert right_of(stored(torch.randn(2, size), fmt)).chunk == chunk
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", HALVES)
 def test_minifloats_as_float16_have_their_values(fmt: str, monkeypatch) -> None:
     """Every code, by products with ones: through float16 and through a table."""

@@ -84,6 +84,7 @@ def test_every_block(block: str) -> None:
     assert not bad
 
 
+@pytest.mark.slow
 def test_rank_zero_and_empty_tensors() -> None:
     for fmt in ("int8:tensor:fp32", "int4:tensor:fp32", "binary:tensor:bf16"):
         assert not wrong(torch.tensor(-3.25), fmt)
@@ -238,6 +239,7 @@ ELEMENTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_codes_are_packed_and_unpacked_as_by_the_reference(name: str) -> None:
     fmt = f"{name}:tensor:fp32"

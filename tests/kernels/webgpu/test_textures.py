@@ -39,7 +39,7 @@ def fits(fmt: str, shape: tuple[int, ...]) -> bool:
     return True
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FAST)
 def test_bits(fmt: str) -> None:
     for shape in SHAPES[1:4:2]:

@@ -103,6 +103,7 @@ def test_every_way_through_the_experts(given: str | None) -> None:
     assert not torch.allclose(found[0], logits(left), rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_states_and_files_keep_them(tmp_path: pathlib.Path) -> None:
     for given in (None, STATIC[2], STATIC[3]):
         quantized = build("gpt_oss")

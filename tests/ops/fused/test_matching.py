@@ -66,7 +66,7 @@ def replaced(graph: fx.GraphModule, node: fx.Node, found: Match) -> fx.GraphModu
     return graph
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_a_node_is_its_fused_op(name: str, case: Case) -> None:
     tensors, settings = case.tensors(torch.float32), case.given(torch.float32)

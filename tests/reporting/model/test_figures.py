@@ -68,6 +68,7 @@ def wide(drawn):
     )
 
 
+@pytest.mark.slow
 def test_no_label_is_cut():
     needed()
     tensors = [

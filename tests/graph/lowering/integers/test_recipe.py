@@ -84,6 +84,7 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(self.q(x), x, x))
 
 
+@pytest.mark.slow
 def test_attention_keeps_eight_bits_where_the_rest_has_sixteen():
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(2, 3, 5, 16)

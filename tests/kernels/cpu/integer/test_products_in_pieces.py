@@ -48,6 +48,7 @@ def test_groups(groups, outputs, channels):
     equal("integer_conv", *given(x, shape, groups, False, *sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 3, 4, 5, 9])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_channels_of_their_own(isa, width, stride):

@@ -14,7 +14,7 @@ from tests.support.cuda_equal import DTYPES, wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.some(16)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "element", ["int2", "int4", "e2m1", "e2m3", "e3m2", "e4m3", "log4", "int8"]
 )
@@ -45,6 +45,7 @@ def plain(value: object) -> object:
     return getattr(value, "value", value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["log4:token:fp32", "int2:token:fp32", "log3:token:bf16"])
 def test_powers_of_two_turn_over_beside_these_numbers(fmt: str) -> None:
     """They are found by comparing; the largest number is the scale."""

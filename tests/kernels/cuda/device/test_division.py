@@ -55,7 +55,7 @@ def test_given_scales(scale: float) -> None:
         assert wrong(x, fmt, given=QParams(torch.tensor([scale]))) == [], fmt
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [0, 1, 254, 255])
 def test_given_bytes(byte: int) -> None:
     """Also integers whose step is subnormal, so that its inverse takes two factors."""

@@ -21,7 +21,7 @@ def test_scales_of_subnormal_numbers(kind: str) -> None:
         assert wrong(x.view(torch.float32)[:, None], f"{element}:token:{kind}") == [], element
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", [-3.0, 0.0, -0.0, 2.0**-149, -(2.0**-149), 3e38, torch.inf])
 @pytest.mark.parametrize(
     "fmt", ["nf4:group16:e4m3", "e2m1:group16:e4m3", "int8:group16:e5m2:recip"]
@@ -40,7 +40,7 @@ def neighbours(values: torch.Tensor) -> torch.Tensor:
     return torch.cat([values, values.nextafter(ends), values.nextafter(-ends)]).clamp(min=0)
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ue5m3", "ue4m3", "ue4m4", "ue7m1", "ue7m0", "ue1m7", "ue5m3r8"])
 def test_every_boundary_between_codes_of_scales(name: str) -> None:
     """Blocks whose largest numbers make quotients that are codes, midway between them, or next to
@@ -62,6 +62,7 @@ def test_every_boundary_between_codes_of_scales(name: str) -> None:
 FAR = ("int4:group16:ue2m1:asym", "uint4:group16:ue2m1:asym", "log4:group16:ue2m1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [*FAR, "int4:token:ue3m2r0"])
 def test_numbers_far_above_the_largest_scale(fmt: str) -> None:
     """Codes saturate, as quotients are too large to be counted in the low bits of a sum."""

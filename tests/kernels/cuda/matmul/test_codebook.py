@@ -16,6 +16,7 @@ from blockscale.kernels.cuda.matmul.codebook import is_table, nearest_of, parts_
 from tests.kernels.cuda.matmul.ptx_machine import execute, halves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count", "units"),
     [

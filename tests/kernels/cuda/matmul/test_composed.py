@@ -165,7 +165,7 @@ BLOCKS_OF_FLOATS = [
 ]
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [*BLOCKS_OF_FLOATS, "int4:channel0:fp32"])
 def test_values_rounded_for_many_rows(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the weight of a bfloat16 layer, unless exact values cost nothing, or are asked for."""

@@ -73,6 +73,7 @@ def test_x_meets_its_codes(name: str) -> None:
         assert torch.equal(got.permute(2, 0, 3, 1, 4).reshape(3, width), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planes", [4, 8])
 @pytest.mark.parametrize("k", [640, 1152, 1160])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -45,7 +45,7 @@ def test_every_exponent_byte(fraction_bits: int) -> None:
         assert torch.allclose(got, want, rtol=0, atol=0, equal_nan=True), byte
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("lift", [0, 117])
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "e3m4"])
 def test_every_inner_scale(name: str, lift: int) -> None:

@@ -14,7 +14,7 @@ from blockscale.kernels.cuda.matmul import ptx_pairs
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves
 
 
-@pytest.mark.some(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_pair(name: str, below: bool) -> None:

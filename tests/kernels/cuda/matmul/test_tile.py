@@ -27,7 +27,7 @@ from tests.support.cuda_matmul_exact import excess, stored
 from tests.support.some import crossed
 
 
-@pytest.mark.some(12)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"),
     crossed(2, ["mxfp4", "uint4:group128:fp32:asym", "nvfp4", "int8:channel0:fp32"], [256, 320]),

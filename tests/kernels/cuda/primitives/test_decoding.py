@@ -22,6 +22,7 @@ def streams(codes: Tensor, bits: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 9, 12, 15])
 @pytest.mark.parametrize("size", [1, 7, 16, 33])
 def test_codes_lie_side_by_side(bits: int, size: int) -> None:

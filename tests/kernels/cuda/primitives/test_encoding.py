@@ -10,7 +10,7 @@ from tests.support.some import crossed
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.usefixtures("settings_of_a_gpu")
 @pytest.mark.parametrize("fmt", ["int8:token:fp32", "e4m3:token:fp32", "ternary:token:fp32"])
 def test_each_program_takes_its_own_branch(fmt: str) -> None:
@@ -25,7 +25,7 @@ ELEMENTS = ("binary", "int2", "int3", "int4", "e2m3", "int8", "int12")
 BLOCKS = ("group16", "group4@0", "tile2x16", "group5")
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("element", "block"), crossed(4, ELEMENTS, BLOCKS))
 def test_every_width(element: str, block: str) -> None:
     """In rows that fill words of packed codes, and in rows that do not; single and paired."""

@@ -42,6 +42,7 @@ def test_what_does_not_fit_is_refused() -> None:
 # numpy, in which the interpreter computes, tells of infinities and NaN
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("settings_of_a_gpu")
 @pytest.mark.parametrize(
     "fmt", ["mxfp4", "int6:group12:fp32", "e4m3:tensor:fp32", "int8:group16@0:fp32:stochastic"]

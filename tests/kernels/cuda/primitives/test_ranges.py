@@ -10,6 +10,7 @@ from tests.support.cuda_equal import DTYPES, wrong
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.slow
 def test_sums_of_many_bits() -> None:
     """Means of numbers of all sizes, some of which are less than one in the sum; of long rows."""
     for dtype in DTYPES:
@@ -20,6 +21,7 @@ def test_sums_of_many_bits() -> None:
             assert wrong(x, fmt) == [], (dtype, fmt)
 
 
+@pytest.mark.slow
 def test_least_numbers_above_a_mean() -> None:
     """The largest number of a long row alone makes its mean; others lie about 0.7 of that."""
     for largest in (1.0, 1.9921875):
@@ -38,6 +40,7 @@ def test_blocks_larger_than_a_program(fmt: str) -> None:
     assert wrong(x, fmt) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["int8:channel-1:fp32", "int8:channel1:e8m0/ceil:asym"])
 def test_blocks_across_many_rows(fmt: str) -> None:
     assert wrong(torch.randn(3, 20, 30), fmt) == []

@@ -27,7 +27,7 @@ def both(fmt: str) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "case"),
     [

@@ -53,7 +53,7 @@ def _lavapipe_tells_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 8)
 
 
-@pytest.mark.some(16)
+@pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "dtype", "what"), KINDS)
 def test_what_is_made(fmt: str, dtype: torch.dtype, what: str) -> None:
     x = numbers(fmt, dtype)
@@ -219,6 +219,7 @@ def test_given_scales_and_nothing() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["values", "codes"])
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", TILES])
 def test_tensors_in_pieces(fmt: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_all_else_is_left_to_other_ways() -> None:
             assert planned(fmt, columns(*shape, dtype), what) is None, (fmt, shape, dtype, what)
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["codes", "values"])
 @pytest.mark.parametrize(("fmt", "shape", "dtype"), ELSE)
 def test_all_else_stays_where_it_was(

@@ -120,6 +120,7 @@ FORMATS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
     fmt: str, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +131,7 @@ def test_the_bits_do_not_depend_on_what_a_device_does_with_floats(
     assert not wrong(hard((4, 96), torch.float32), fmt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_right_with_floats_is_computed_with_them(
     fmt: str, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +179,7 @@ def test_pieces_are_neighbours_and_begin_at_whole_words(monkeypatch: pytest.Monk
     assert Piece(STEP, 5).window(memory, 6).nbytes == 16
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt",
     [

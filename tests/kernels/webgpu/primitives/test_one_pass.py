@@ -15,7 +15,7 @@ def _as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "chunks_of_one", lambda *_: 1)
 
 
-@pytest.mark.some(6)
+@pytest.mark.slow
 @pytest.mark.usefixtures("_as_on_gpus")
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
@@ -38,7 +38,7 @@ def test_a_team_takes_a_block(fmt: str, shape: tuple[int, ...], team: int, quads
     assert not wrong(hard(shape, torch.float32), fmt)
 
 
-@pytest.mark.some(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "shape", "team", "quads"),
     [

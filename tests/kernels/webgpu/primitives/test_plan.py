@@ -65,7 +65,7 @@ def test_all_else_is_left_to_other_ways() -> None:
         assert planned(fmt, hard(shape, dtype), what) is None, (what, fmt, shape, dtype)
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["values", "codes"])
 @pytest.mark.parametrize(("fmt", "shape", "dtype"), ELSE)
 def test_all_else_stays_where_it_was(

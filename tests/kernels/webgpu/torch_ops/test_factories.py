@@ -350,6 +350,7 @@ def test_a_quantized_model(fmt: str, device: torch.device) -> None:
     assert torch.equal(back(x), model(x))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_quantized_there(device: torch.device) -> None:
     model, other = mlp(), mlp().to(device)
     recipe = bs.Recipe(weight="int8:channel0:fp32", input="int8:token:fp32")

@@ -21,7 +21,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.cpu(), expected, atol=max(1e-4, eps), rtol=4 * eps)
 
 
-@pytest.mark.some(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("keep", [False, True])

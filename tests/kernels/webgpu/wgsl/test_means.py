@@ -14,6 +14,7 @@ from tests.support.same import bits
 COUNT = 1 << 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_means_and_floats_of_16_bits(name: str) -> None:
     dtype = getattr(torch, name)
