@@ -18,7 +18,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.linear import linear as kernel
-from blockscale.kernels.cpu.native import prepared
+from blockscale.kernels.cpu.native import linear_weight
 from blockscale.layers.kinds import QLinear
 
 INPUTS = {  # symmetric: the asymmetric ones that are compared with it
@@ -73,7 +73,7 @@ def few() -> None:
         stages = [
             partial(small, x),
             partial(kernel, x, operand, bias, by),
-            partial(prepared, operand),
+            partial(linear_weight, operand),
         ]
         module, native, ready = (statistics.median(t) for t in turns(stages, 500))
         cold = statistics.median(t[-1] for t in turns([partial(q, big_x) for q in layers], 5))

@@ -26,10 +26,10 @@ from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.core.scales import TwoLevel
-from blockscale.kernels.operand import listed, strided_like
+from blockscale.kernels.operand import present_parts, strided_like
 from blockscale.kernels.registry import ByFormats, Formats, kernel
 from blockscale.kernels.resident import Residents
-from blockscale.kernels.restate import chosen, in_rows, restated_parts
+from blockscale.kernels.restate import choose_scales, in_rows, restated_parts
 
 _READS = 0x88  # two codes of a byte: their top bits, which tables have the other way round
 
@@ -54,7 +54,7 @@ class Grids(NamedTuple):
     """The formats of kernels that one of two grids stands for, all with float32 steps."""
 
     floats: Format
-    written: Format  # integers
+    integers: Format  # integers
     read: Format
 
 
@@ -122,7 +122,7 @@ class _Ops:
     def __init__(self, kernels: Kernels, fingerprint: Callable[[Tensor], int]):
         self._kernels = kernels
         self._run = kernels.run
-        self._joint = Residents(self._joined, fingerprint)
+        self._joint = Residents(self._join, fingerprint)
 
     def supporting(self, *, encode: bool) -> Callable[[Formats], bool]:
         """Whether the backend has what such an op of one format is made of."""
@@ -184,16 +184,16 @@ class _Ops:
 
     def choose_qparams(self, x: Tensor, fmt: str) -> list[Tensor]:
         """As ops.primitives.choose_qparams."""
-        return listed(self._chosen(x, parse(fmt)))
+        return present_parts(self._choose(x, parse(fmt)))
 
     def choose_quantize(self, x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         """As ops.primitives.choose_quantize."""
-        qparams = self._chosen(x, parse(fmt))
-        return [self.quantize(x, quantizer(qparams, fmt, seed)), *listed(qparams)]
+        qparams = self._choose(x, parse(fmt))
+        return [self.quantize(x, quantizer(qparams, fmt, seed)), *present_parts(qparams)]
 
     def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.quantize."""
-        scaled = self._given(x, by)
+        scaled = self._scale_for(x, by)
         floats, places = (
             self._run("quantize", x, quantizer(scaled.steps, each)) for each in scaled.grids[:2]
         )
@@ -216,15 +216,15 @@ class _Ops:
 
     def conv(self, x: Tensor, weight: Operand, bias: Tensor | None, *settings: Any) -> Tensor:
         """As ops.conv.conv."""
-        return self._convolved("conv", x, weight, bias, *settings)
+        return self._convolve("conv", x, weight, bias, *settings)
 
     def conv_transpose(
         self, x: Tensor, weight: Operand, bias: Tensor | None, *settings: Any
     ) -> Tensor:
         """As ops.conv_transpose.conv_transpose."""
-        return self._convolved("conv_transpose", x, weight, bias, *settings)
+        return self._convolve("conv_transpose", x, weight, bias, *settings)
 
-    def _convolved(
+    def _convolve(
         self, op: str, x: Tensor, weight: Operand, bias: Tensor | None, *settings: Any
     ) -> Tensor:
         dtype, last = x.dtype, settings[-1]
@@ -241,7 +241,7 @@ class _Ops:
         weight: .9 bytes a number in groups of 16, where the weight itself has .56."""
         return self._joint[weight] if _joint(weight.fmt) else weight
 
-    def _joined(self, weight: Operand) -> Operand:
+    def _join(self, weight: Operand) -> Operand:
         """Codes of both grids -> places in one table, and the steps of blocks."""
         info = _joint(weight.fmt)
         assert info is not None
@@ -262,19 +262,19 @@ class _Ops:
         return self._both("straight_through", (gradient, x), by)
 
     def _both(self, op: str, args: tuple[Tensor, ...], by: Quantizer) -> Tensor:
-        scaled = self._given(args[-1], by)
+        scaled = self._scale_for(args[-1], by)
         floats, integers = (
             self._run(op, *args, quantizer(scaled.steps, each)) for each in scaled.grids[:2]
         )
         return strided_like(args[0], scaled.where(integers, floats))
 
-    def _given(self, x: Tensor, by: Quantizer) -> _Scaled:
+    def _scale_for(self, x: Tensor, by: Quantizer) -> _Scaled:
         """The scale of x: the given one, else the one that it chooses."""
-        qparams = by.qparams or self._chosen(x, by.format)
+        qparams = by.qparams or self._choose(x, by.format)
         return _scaled(qparams, by.format, x.shape, encode=True)
 
-    def _chosen(self, x: Tensor, fmt: Format) -> QParams:
-        return chosen(x, fmt, self._kernels.scale_of, self.block_errors)
+    def _choose(self, x: Tensor, fmt: Format) -> QParams:
+        return choose_scales(x, fmt, self._kernels.scale_of, self.block_errors)
 
     def block_errors(self, x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
         """As reference.block_errors."""

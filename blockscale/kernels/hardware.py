@@ -174,11 +174,11 @@ def hardware(measure: bool = False) -> Hardware:
         caches=caches(),
         adapters=_adapters(reasons),
         kernels={each: coverage(each) for each in reasons if reasons[each] is None},
-        rates={each: rates(each) for each in _measured()} if measure else {},
+        rates={each: rates(each) for each in _rated_devices()} if measure else {},
     )
 
 
-def _measured() -> list[str]:
+def _rated_devices() -> list[str]:
     """The devices that have rates."""
     return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
 
@@ -214,13 +214,13 @@ def _native() -> Native | str:
         openmp=build["openmp"],
         isas=tuple(library.compiled_isas()),
         present=tuple(library.isas()),
-        used=_used(library.isa),
+        used=_isa_in_use(library.isa),
         stale=cpu.stale(library),
         lacking=library.lacking(),
     )
 
 
-def _used(isa: Callable[[], str]) -> str | None:
+def _isa_in_use(isa: Callable[[], str]) -> str | None:
     try:
         return isa()
     except ValueError:  # `backends` has the reason
@@ -231,8 +231,8 @@ def _processor() -> str:
     """Its name, where the system tells; Linux on Arm does not."""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
-        return named[1] if named else platform.machine()
+        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        return match[1] if match else platform.machine()
     return platform.processor() or platform.machine()
 
 

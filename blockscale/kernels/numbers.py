@@ -166,7 +166,7 @@ def _lower(spelling: str) -> FormatNumbers | None:
     full = fmt.two_sided and isinstance(scale, FloatScale)
     return FormatNumbers(
         element=element,
-        statistic="range" if _ranged(fmt, full) else element.statistic,
+        statistic="range" if _needs_both_ends(fmt, full) else element.statistic,
         scale="two_level" if isinstance(scale, TwoLevel) else str(scale).partition("/")[0],
         nearest=rule == "nearest",
         threshold=fmt.levels.threshold(rule) if rule in RULES and rule != "nearest" else 0,
@@ -186,7 +186,7 @@ def _lower(spelling: str) -> FormatNumbers | None:
     )
 
 
-def _ranged(fmt: Format, full: bool) -> bool:
+def _needs_both_ends(fmt: Format, full: bool) -> bool:
     """Whether both ends of a block's range count."""
     return fmt.asym or full or fmt.span == "signed" or fmt.offset is not None
 
@@ -240,15 +240,15 @@ def supports_families(
     families, and a format has no other features than these (FormatNumbers.features). What a
     backend does not name it does not run: the reference does.
     """
-    names, admitted = frozenset(families), frozenset(features)
+    names, takes = frozenset(families), frozenset(features)
 
-    def supported(formats: Sequence[Format]) -> bool:
+    def supports(formats: Sequence[Format]) -> bool:
         for fmt in formats:
             numbers = lower(fmt)
             if numbers is None or not names.issuperset(numbers.families):
                 return False
-            if not admitted.issuperset(numbers.features):
+            if not takes.issuperset(numbers.features):
                 return False
         return True
 
-    return supported
+    return supports

@@ -28,7 +28,7 @@ class Storage:
 
     bits:         of one code
     bytewise:     codes are stored as they are, not packed
-    drawn:        rounding needs a seed
+    needs_seed:        rounding needs a seed
     scale_shape:  the shape of a tensor -> that of its stored scale; raises ValueError if the block
                   does not fit
     outer_shape:  the shape of a stored scale -> that of its own scale; None without two levels
@@ -44,7 +44,7 @@ class Storage:
         self.bits = fmt.bits
         self.bytewise = fmt.bits in (8, 16)
         self.asym = fmt.asym
-        self.drawn = fmt.rounding == "stochastic"
+        self.needs_seed = fmt.rounding == "stochastic"
         self.packed_dtype = packed_dtype(fmt.element)
         self._packed_size = lru_cache(1024)(partial(packed_size, fmt.element))
         self.scale_dtype = fmt.scale.dtype
@@ -115,15 +115,15 @@ class Storage:
         ):
             every = (*QParams(scale, outer, zero_point), *(more or ()))
             raise ValueError(f"{self.format}: expected {self._parts(expected)}, found {every}")
-        scale = self._checked(scale, self.scale_dtype, expected, device)
+        scale = self._check_part(scale, self.scale_dtype, expected, device)
         if self.outer_shape is not None:
             assert outer is not None
-            outer = self._checked(outer, self.outer_dtype, self.outer_shape(expected), device)
+            outer = self._check_part(outer, self.outer_dtype, self.outer_shape(expected), device)
         if zero_point is not None:
-            zero_point = self._checked(zero_point, self.zero_dtype, expected, device)
+            zero_point = self._check_part(zero_point, self.zero_dtype, expected, device)
         if self.offset_dtype is None or not more:
             return QParams(scale, outer, zero_point)
-        offset = self._checked(more[0], self.offset_dtype, expected, device)
+        offset = self._check_part(more[0], self.offset_dtype, expected, device)
         return QParams(scale, outer, zero_point, offset)
 
     def checked_seed(self, seed: Tensor | None, *, anywhere: bool = False) -> Tensor | None:
@@ -131,7 +131,7 @@ class Storage:
 
         It lies on the CPU, or `anywhere`. Raises ValueError if it is missing or something else.
         """
-        if not self.drawn:
+        if not self.needs_seed:
             return None
         if seed is None:
             raise ValueError(f"{self.format}: stochastic rounding needs a seed")
@@ -143,7 +143,7 @@ class Storage:
             )
         return seed
 
-    def _checked(
+    def _check_part(
         self, part: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: Device
     ) -> Tensor:
         there = part.is_cpu if device is None else part.device == device
@@ -169,7 +169,7 @@ def _place(device: Device) -> str:
     return "the CPU" if device is None else str(device)
 
 
-def listed(parts: QParams) -> list[Tensor]:
+def present_parts(parts: QParams) -> list[Tensor]:
     """The parts that there are, in the order scale, outer, zero point: what ops return."""
     return [part for part in parts if part is not None]
 

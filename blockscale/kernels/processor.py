@@ -99,10 +99,10 @@ def _cache(folder: Path) -> Cache:
     )
 
 
-def _count(listed: str) -> int:
+def _count(cpu_list: str) -> int:
     """How many numbers a list such as `0-3,8` has."""
     total = 0
-    for part in filter(None, listed.split(",")):
+    for part in filter(None, cpu_list.split(",")):
         first, _, last = part.partition("-")
         total += int(last or first) - int(first) + 1
     return total

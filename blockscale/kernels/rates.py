@@ -39,14 +39,14 @@ Table = dict[str, dict[str, Any]]
 CPU = "cpu|"  # so begin the keys of the CPU's choices
 
 
-def named() -> str:
+def override() -> str:
     """The file that BLOCKSCALE_TUNE_CACHE names; empty if it names none."""
     return os.environ.get("BLOCKSCALE_TUNE_CACHE", "")
 
 
 def cache_file() -> Path:
     """Where this machine's choices are kept."""
-    return Path(named()) if named() else Path.home() / ".cache" / "blockscale" / "tune.json"
+    return Path(override()) if override() else Path.home() / ".cache" / "blockscale" / "tune.json"
 
 
 def read(path: Path) -> Table:
@@ -97,7 +97,7 @@ def record(choices: Table, path: Path | None = None) -> None:
     """
     path = path or cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _lock(path):
         table = read(path)
         for at, entries in choices.items():
             table[at] = {**table.get(at, {}), **entries}
@@ -108,7 +108,7 @@ def record(choices: Table, path: Path | None = None) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """One writer at a time, where the system has locks; else the last writer's entries stay."""
     try:
         import fcntl
@@ -120,10 +120,10 @@ def _locked(path: Path) -> Iterator[None]:
         lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise ValueError(f"{place} cannot be locked ({error.strerror}): delete it") from None
-    with os.fdopen(lock, "rb") as held:
+    with os.fdopen(lock, "rb") as file:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             raise ValueError(f"{place} cannot be locked (it is not a regular file): delete it")
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -180,9 +180,9 @@ def _int8(x: Tensor, weight: Tensor, backend: str) -> Callable[[], Any] | None:
     stored, fmt = parse("int8_channel"), parse("int8_token")
     qparams = reference.choose_qparams(weight, stored)
     codes = pack(reference.quantize(weight, qparams, stored), stored.element)
-    held = operand(codes.contiguous(), qparams, stored.spelling, weight.shape[-1])
+    weight_codes = operand(codes.contiguous(), qparams, stored.spelling, weight.shape[-1])
     by = quantizer(None, fmt.spelling, None)
-    arguments = (x, held, None, by)
+    arguments = (x, weight_codes, None, by)
     kernel = supporting("linear", backend, (stored.spelling, fmt.spelling), arguments)
     return None if kernel is None else lambda: kernel.run(*arguments)
 

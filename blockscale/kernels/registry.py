@@ -93,8 +93,8 @@ def kernel(
         raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(backends())}")
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        registered = KERNELS.setdefault((op, backend), [])
-        registered.insert(0 if last else len(registered), Kernel(op, backend, supports, run))
+        kernels = KERNELS.setdefault((op, backend), [])
+        kernels.insert(0 if last else len(kernels), Kernel(op, backend, supports, run))
         _settled.clear()
         return run
 
@@ -155,13 +155,13 @@ def use(
     choices = ("auto", "reference", *backends())
     if backend not in choices:
         raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(choices)}")
-    named = backend in backends()
-    if named and (reason := unavailable(backend)) is not None:
+    is_backend = backend in backends()
+    if is_backend and (reason := unavailable(backend)) is not None:
         text = f"cannot use {backend!r}: {reason}; 'auto' and 'reference' always work"
         if not fallback:
             raise RuntimeError(text)
         _warn_once((backend, "preferred"), text)
-    with as_chosen(Choice(backend, named and not fallback, batch_invariant)):
+    with as_chosen(Choice(backend, is_backend and not fallback, batch_invariant)):
         yield
 
 
@@ -186,7 +186,7 @@ def as_chosen(choice: Choice) -> Iterator[None]:
 
 
 @cache
-def _parsed(spellings: tuple[str, ...]) -> Formats:
+def _parse_all(spellings: tuple[str, ...]) -> Formats:
     return tuple(parse(spelling) for spelling in spellings if spelling)
 
 
@@ -196,65 +196,65 @@ def find(
     device: str,
     arguments: tuple[Any, ...],
     *,
-    composed: bool = False,
+    composite: bool = False,
 ) -> Kernel | None:
     """The kernel that runs this call, or None for the reference.
 
     spellings: of the call's formats; empty ones are left out
     device: the type of the device that its tensors are on
-    composed: the reference is made of ops that find their own kernels, so that it is no slow way
+    composite: the reference is made of ops that find their own kernels, so that it is no slow way
         to go: nothing is warned of, and no backend has to have a kernel of its own
 
     Raises RuntimeError if a backend must run it, by `use`, and has no kernel for it.
     """
-    chosen = _choice.get()
-    if chosen.batch_invariant and op in UNORDERED:
-        raise _unordered(op)
-    if chosen is _AUTO and (kernel := _settled.get((op, device, spellings))) is not None:
+    choice = _choice.get()
+    if choice.batch_invariant and op in UNORDERED:
+        raise _order_error(op)
+    if choice is _AUTO and (kernel := _settled.get((op, device, spellings))) is not None:
         return kernel
-    if composed:
-        return _of_composed(op, spellings, device, arguments, chosen.backend)
-    if chosen is _AUTO:
+    if composite:
+        return _of_composite(op, spellings, device, arguments, choice.backend)
+    if choice is _AUTO:
         return _of_device(op, spellings, device, arguments)
-    wanted, must, _ = chosen
-    if wanted == "reference":
+    backend, must, _ = choice
+    if backend == "reference":
         return None
-    if wanted != "auto" and (must or _prefers(wanted, device)):
-        kernel = supporting(op, wanted, spellings, arguments)
+    if backend != "auto" and (must or _prefers(backend, device)):
+        kernel = supporting(op, backend, spellings, arguments)
         if kernel is not None:
             return kernel
-        text = f"no {wanted} kernel runs {op}{_of(spellings)}"
+        text = f"no {backend} kernel runs {op}{_of(spellings)}"
         if must:
-            raise RuntimeError(f"use({wanted!r}): {text} here")
-        if wanted != device:
+            raise RuntimeError(f"use({backend!r}): {text} here")
+        if backend != device:
             text += " on these tensors: using 'auto' instead"
-            _warn_once((op, wanted, *spellings), text)
+            _warn_once((op, backend, *spellings), text)
     return _of_device(op, spellings, device, arguments)
 
 
-def _unordered(op: str) -> RuntimeError:
+def _order_error(op: str) -> RuntimeError:
     return RuntimeError(
         f"use(batch_invariant=True): {op} sums floats in an order that depends on the batch; "
         "run the model that the graph was made of, whose layers keep it, or turn it off"
     )
 
 
-def _of_composed(
-    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...], wanted: str
+def _of_composite(
+    op: str, spellings: tuple[str, ...], device: str, arguments: tuple[Any, ...], choice: str
 ) -> Kernel | None:
-    """A kernel of the wanted backend, else of the device's; None where there is none."""
-    if wanted == "reference":
+    """A kernel of the backend that was chosen, else of the device's; None where there is none."""
+    if choice == "reference":
         return None
-    backend = None if wanted in ("auto", device) else wanted
-    if backend is not None and (found := _preferred(op, spellings, backend, device, arguments)):
-        return found
-    kernel = _preferred(op, spellings, device, device, arguments)
-    if kernel is not None and wanted == "auto" and _by_formats_alone(kernel):
+    backend = None if choice in ("auto", device) else choice
+    if backend is not None and (kernel := _kernel_on(op, spellings, backend, device, arguments)):
+        return kernel
+    kernel = _kernel_on(op, spellings, device, device, arguments)
+    if kernel is not None and choice == "auto" and _by_formats_alone(kernel):
         _settled[op, device, spellings] = kernel
     return kernel
 
 
-def _preferred(
+def _kernel_on(
     op: str, spellings: tuple[str, ...], backend: str, device: str, arguments: tuple[Any, ...]
 ) -> Kernel | None:
     """The kernel of a backend that can be asked, if it has one."""
@@ -290,10 +290,10 @@ def _of_device(
 
 
 def _by_formats_alone(kernel: Kernel) -> bool:
-    """Whether it and all that are asked before it look at nothing but formats."""
-    registered = KERNELS[kernel.op, kernel.backend]
-    asked = registered[registered.index(kernel) :]
-    return all(type(each.supports) is ByFormats for each in asked)
+    """Whether it and all that are registered before it look at nothing but formats."""
+    kernels = KERNELS[kernel.op, kernel.backend]
+    since = kernels[kernels.index(kernel) :]
+    return all(type(each.supports) is ByFormats for each in since)
 
 
 def run_reference(reference: Callable[..., Any], device: str, args: tuple[Any, ...]) -> Any:
@@ -317,7 +317,7 @@ def supporting(
     op: str, backend: str, spellings: tuple[str, ...], arguments: tuple[Any, ...]
 ) -> Kernel | None:
     """The kernel that is asked first and supports the call."""
-    formats = _parsed(spellings)
+    formats = _parse_all(spellings)
     for candidate in reversed(KERNELS.get((op, backend), ())):
         if candidate.supports(formats, arguments):
             return candidate
@@ -326,7 +326,7 @@ def supporting(
 
 def _of(spellings: tuple[str, ...]) -> str:
     """The formats of a call, for a sentence."""
-    formats = [str(each) for each in _parsed(spellings)]
+    formats = [str(each) for each in _parse_all(spellings)]
     return f" for {' and '.join(formats)}" if formats else ""
 
 

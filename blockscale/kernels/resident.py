@@ -46,18 +46,18 @@ class Residents(Generic[T]):
         unchanged: Callable[[T], bool] | None = None,
     ):
         self._make, self._fingerprint, self._unchanged = make, fingerprint, unchanged
-        self._kept: dict[int, _Resident[T]] = {}
+        self._by_codes: dict[int, _Resident[T]] = {}
 
     def __len__(self) -> int:
         """How many weights have something kept beside them."""
-        return len(self._kept)
+        return len(self._by_codes)
 
     def __getitem__(self, weight: Operand) -> T:
         """What is kept beside a weight, made now if there is nothing yet or it has changed.
 
         Keep the weight while you use it. Raises what `make` raises.
         """
-        value = self._kept.get(id(weight.codes))
+        value = self._by_codes.get(id(weight.codes))
         if value is not None and self._holds(value, weight):
             return value.value
         return self._keep(weight)
@@ -94,13 +94,13 @@ class Residents(Generic[T]):
         stamps = tuple(None if part is None else self._stamp(part) for part in parts)
         value = self._make(weight)
 
-        def forget(gone: Any) -> None:
-            setting = self._kept.get(key)
-            if setting is not None and any(gone is each for each in setting.parts):
-                del self._kept[key]
+        def forget(dead: Any) -> None:
+            setting = self._by_codes.get(key)
+            if setting is not None and any(dead is each for each in setting.parts):
+                del self._by_codes[key]
 
         weak = tuple(None if part is None else ref(part, forget) for part in parts)
-        self._kept[key] = _Resident(weak, stamps, weight.fmt, weight.size, value)
+        self._by_codes[key] = _Resident(weak, stamps, weight.fmt, weight.size, value)
         return value
 
 

@@ -60,9 +60,9 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     levels = isinstance(scale, TwoLevel)
     ruleless = isinstance(scale, PowerOfTwo) and scale.rule == GIVEN
     other = isinstance(scale, TwoLevel) and not plain_levels(scale)
-    coded = other or isinstance(scale, CodeScale)
+    is_code = other or isinstance(scale, CodeScale)
     shared = offset is not None and (offset.inner is not None or offset.block is not None)
-    if not (ruleless or shared or fmt.span == "signed" or fmt.block.flat or coded):
+    if not (ruleless or shared or fmt.span == "signed" or fmt.block.flat or is_code):
         return None if fmt == fmt.plain else fmt.plain
     if shared and not _even(fmt):
         return None
@@ -71,7 +71,7 @@ def _restated(spelling: str, *, encode: bool) -> Format | None:
     plain = fmt
     if isinstance(scale, PowerOfTwo) and ruleless:  # a float may be no power of two, a byte is one
         plain = replace(plain, scale=PowerOfTwo("floor", byte=True) if scale.byte else _FLOAT32)
-    if levels or coded:
+    if levels or is_code:
         plain = replace(plain, scale=_FLOAT32)
     if shared:
         plain = replace(plain, offset=Offset(_FLOAT32))
@@ -132,7 +132,7 @@ def restated_parts(qparams: QParams, fmt: Format, plain: Format, shape: Sequence
             parts["offset"] = _per_block(_offsets(qparams, fmt), fmt, qparams.scale.shape)
     if fmt.block.flat:
         parts = {
-            name: _regrouped(part, fmt.block, plain.block, shape) for name, part in parts.items()
+            name: _regroup(part, fmt.block, plain.block, shape) for name, part in parts.items()
         }
     return QParams(**parts)  # type: ignore[arg-type]
 
@@ -156,9 +156,7 @@ def _per_block(values: Tensor, fmt: Format, blocks: Sequence[int]) -> Tensor:
     return values.expand(tuple(blocks)).contiguous()
 
 
-def _regrouped(
-    part: Tensor | None, flat: Block, block: Block, shape: Sequence[int]
-) -> Tensor | None:
+def _regroup(part: Tensor | None, flat: Block, block: Block, shape: Sequence[int]) -> Tensor | None:
     """One number for each block over the flattened tensor -> one for each of the blocks in rows."""
     if part is None:
         return None
@@ -259,10 +257,10 @@ def _one_each(split: Sequence[int]) -> list[int]:
     return [n if i % 2 == 0 else 1 for i, n in enumerate(split)]
 
 
-Extremes = Callable[[Tensor, Format], Tensor]  # as `chosen` takes it
+Extremes = Callable[[Tensor, Format], Tensor]  # as `choose_scales` takes it
 
 
-def chosen(
+def choose_scales(
     x: Tensor, fmt: Format, scale_of: Extremes, errors: reference.Errors = reference.block_errors
 ) -> QParams:
     """x [...] -> the scales that the reference chooses, from ranges that kernels find.
@@ -306,10 +304,10 @@ def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | No
     if ends is None:
         return None
     low, high = ends
-    poisoned = torch.zeros_like(low, dtype=torch.bool)
+    has_nan = torch.zeros_like(low, dtype=torch.bool)
     if fmt.scale.poisons and not bool(torch.stack(torch.aminmax(x)).isfinite().all()):
-        poisoned = scale_of(x, parse(f"int2:{block}:e8m0")) == _NAN_BYTE
-    return reference.Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
+        has_nan = scale_of(x, parse(f"int2:{block}:e8m0")) == _NAN_BYTE
+    return reference.Ranges(low.reshape(shape), high.reshape(shape), has_nan.reshape(shape))
 
 
 def _bare_ends(x: Tensor, unsigned: Format, scale_of: Extremes) -> tuple[Tensor, Tensor] | None:
@@ -323,6 +321,6 @@ def _largest(x: Tensor, plain: Format, scale_of: Extremes) -> Tensor:
     result = scale_of(x, plain)
     if bool((result > FLT_MIN).all()):
         return result
-    raised = scale_of(reference.widen(x) * _RAISED, plain)  # infinities are left out
-    small = torch.where(raised > FLT_MIN, raised / _RAISED, 0.0)
+    lifted_max = scale_of(reference.widen(x) * _RAISED, plain)  # infinities are left out
+    small = torch.where(lifted_max > FLT_MIN, lifted_max / _RAISED, 0.0)
     return torch.where(result > FLT_MIN, result, small)

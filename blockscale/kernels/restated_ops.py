@@ -13,11 +13,11 @@ from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, qu
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.kernels import by_sign
-from blockscale.kernels.operand import listed, strided_like
+from blockscale.kernels.operand import present_parts, strided_like
 from blockscale.kernels.registry import ByFormats, Formats, kernel, supporting
 from blockscale.kernels.resident import Residents, tensors
 from blockscale.kernels.restate import (
-    chosen,
+    choose_scales,
     for_decoding,
     for_encoding,
     in_rows,
@@ -78,7 +78,7 @@ class RestatedOps:
     ):
         self.backend = backend
         self._block_errors = block_errors
-        self._weights = Residents(_kept, fingerprint)
+        self._weights = Residents(_restate_weight, fingerprint)
 
     # --- which calls
 
@@ -105,7 +105,7 @@ class RestatedOps:
 
     def runs(self, op: str, *formats: Format) -> bool:
         """Whether the backend has a kernel."""
-        return supporting(op, self.backend, tuple(map(_bounded, formats)), ()) is not None
+        return supporting(op, self.backend, tuple(map(_without_flat, formats)), ()) is not None
 
     def run(self, op: str, *args: Any) -> Any:
         """The kernel of a call whose formats it knows."""
@@ -138,7 +138,7 @@ class RestatedOps:
         """`pack` or `unpack`, for which only the element of a format matters."""
         plain = for_decoding(parse(fmt))
         assert plain is not None
-        spelling = _bounded(plain)
+        spelling = _without_flat(plain)
         result = supporting(op, self.backend, (spelling,), ())
         assert result is not None
         run = result.run
@@ -152,19 +152,19 @@ class RestatedOps:
         entry = self._weights[weight]
         if entry is None:
             return restated_operand(weight, plain)
-        return operand(weight.codes, entry.filled(weight), entry.fmt, weight.size)
+        return operand(weight.codes, entry.all_parts(weight), entry.fmt, weight.size)
 
     # --- values to codes
 
     def choose_qparams(self, x: Tensor, fmt: str) -> list[Tensor]:
         """As ops.primitives.choose_qparams."""
-        return listed(self._chosen(x, parse(fmt)))
+        return present_parts(self._choose(x, parse(fmt)))
 
     def choose_quantize(self, x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         """As ops.primitives.choose_quantize."""
-        qparams = self._chosen(x, parse(fmt))
+        qparams = self._choose(x, parse(fmt))
         by = self._with_scale(x, Quantizer(None, None, None, fmt, seed), qparams)
-        return [self.run("quantize", x, by), *listed(qparams)]
+        return [self.run("quantize", x, by), *present_parts(qparams)]
 
     def quantize(self, x: Tensor, by: Quantizer) -> Tensor:
         """As ops.primitives.quantize."""
@@ -188,10 +188,10 @@ class RestatedOps:
         )
         return columns
 
-    def _chosen(self, x: Tensor, fmt: Format) -> QParams:
+    def _choose(self, x: Tensor, fmt: Format) -> QParams:
         """The scales that x chooses."""
 
-        return chosen(x, fmt, self.scale_of, self.block_errors)
+        return choose_scales(x, fmt, self.scale_of, self.block_errors)
 
     def scale_of(self, x: Tensor, plain: Format) -> Tensor:
         """The scale that x chooses in a format that kernels know, of one level."""
@@ -214,7 +214,7 @@ class RestatedOps:
         """The scale of x in a format that kernels know: the given one, else the one of x."""
         plain = for_encoding(by.format)
         assert plain is not None
-        qparams = qparams or by.qparams or self._chosen(x, by.format)
+        qparams = qparams or by.qparams or self._choose(x, by.format)
         return restated_quantizer(qparams, by, plain, x.shape)
 
     # --- products
@@ -243,7 +243,7 @@ class RestatedOps:
     ) -> Tensor:
         """As ops.conv.conv."""
         settings = (shape, stride, padding, dilation, groups)
-        return self._convolved("conv", x, weight, bias, settings, input)
+        return self._convolve("conv", x, weight, bias, settings, input)
 
     def conv_transpose(
         self,
@@ -260,9 +260,9 @@ class RestatedOps:
     ) -> Tensor:
         """As ops.conv_transpose.conv_transpose."""
         settings = (shape, stride, padding, output_padding, dilation, groups)
-        return self._convolved("conv_transpose", x, weight, bias, settings, input)
+        return self._convolve("conv_transpose", x, weight, bias, settings, input)
 
-    def _convolved(
+    def _convolve(
         self,
         op: str,
         x: Tensor,
@@ -279,7 +279,7 @@ class RestatedOps:
         return self.run(op, x, ready, bias, *settings, by).to(dtype)
 
 
-class _Kept:
+class _RestatedWeight:
     """What was made for a weight: parts of the restated format, None for those of the weight
     itself, which would not be freed if this held them."""
 
@@ -292,7 +292,7 @@ class _Kept:
             if part is not None
         }
 
-    def filled(self, weight: Operand) -> QParams:
+    def all_parts(self, weight: Operand) -> QParams:
         """All parts."""
         qparams = weight.qparams
         by_name = {n: getattr(qparams, n) if p is None else p for n, p in self._parts.items()}
@@ -304,7 +304,7 @@ class _Kept:
         return sum(part.nbytes for part in self._parts.values() if part is not None)
 
 
-def _kept(weight: Operand) -> _Kept | None:
+def _restate_weight(weight: Operand) -> _RestatedWeight | None:
     """What is kept beside a weight; None where that would be more than its codes."""
     ready = restated_operand(weight, _decoded(weight))
     own = tensors(weight)
@@ -312,7 +312,7 @@ def _kept(weight: Operand) -> _Kept | None:
         name: part.clone() if part is not None and _is_view(part, own) else part
         for name, part in ready.qparams._asdict().items()
     }
-    entry = _Kept(QParams(**apart), ready.fmt, weight)
+    entry = _RestatedWeight(QParams(**apart), ready.fmt, weight)
     return entry if entry.nbytes <= weight.codes.nbytes else None
 
 
@@ -331,7 +331,7 @@ def _decoded(packed: Operand) -> Format:
     return plain
 
 
-def _bounded(plain: Format) -> str:
+def _without_flat(plain: Format) -> str:
     """The spelling of the format with blocks as they are in some matrix."""
     if not plain.block.flat:
         return plain.spelling

@@ -124,9 +124,11 @@ def _slow(place: Tensor, shape: Sequence[int], groups: int, input_fmt: str, weig
     if not place.is_cpu or unavailable("cpu") is not None:
         return ""
     from blockscale.kernels.cpu import _native  # not where there is no native library
-    from blockscale.kernels.cpu.conv_way import told
+    from blockscale.kernels.cpu.conv_way import describe_conv
 
-    slow = told(list(shape), groups, input_fmt, weight_fmt, _native.isa(), channels_last=False).slow
+    slow = describe_conv(
+        list(shape), groups, input_fmt, weight_fmt, _native.isa(), channels_last=False
+    ).slow
     return f"on this CPU {slow}" if slow else ""
 
 

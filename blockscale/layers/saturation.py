@@ -161,7 +161,7 @@ def has_kernel(fmt: Format, x: Tensor | None = None) -> bool:
         return False
     x = torch.empty(1, 1) if x is None else x
     arguments = (x, fmt.spelling, None)
-    kernel = find("choose_quantize", (fmt.spelling,), x.device.type, arguments, composed=True)
+    kernel = find("choose_quantize", (fmt.spelling,), x.device.type, arguments, composite=True)
     return kernel is not None
 
 

@@ -73,7 +73,7 @@ def grouped_linear(
 def waits(x: Tensor, weight: Operand) -> bool:
     """Whether the product of these looks at `ends` before it starts: what a CUDA graph cannot."""
     arguments = (x, weight, None, None, UNQUANTIZED)
-    kernel = find("grouped_linear", (weight.fmt,), x.device.type, arguments, composed=True)
+    kernel = find("grouped_linear", (weight.fmt,), x.device.type, arguments, composite=True)
     return kernel is None or not x.is_cuda
 
 

@@ -161,7 +161,7 @@ class Op:
     def by_kernel(self, *args: Any) -> Any:
         """The same by a kernel; None where none takes these arguments, all of which are given."""
         spellings, device = self.signature.spellings(*args), args[0].device.type
-        kernel = find(self.name, spellings, device, args, composed=True)
+        kernel = find(self.name, spellings, device, args, composite=True)
         if kernel is None:
             return None
         flat = self.flatten(*args)
@@ -270,7 +270,7 @@ def _runner(
             args = fitted(*args)
         first = args[0].codes if operand_first else args[0]
         device = first.device.type
-        kernel = find(name, spellings(*args), device, args, composed=composed)
+        kernel = find(name, spellings(*args), device, args, composite=composed)
         return run_reference(reference, device, args) if kernel is None else kernel.run(*args)
 
     return run

@@ -50,7 +50,7 @@ def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
 def block_errors(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """As core.reference.block_errors, by a kernel of x's device where there is one. No torch op:
     those that choose scales call it."""
-    result = find("block_errors", (fmt.spelling,), x.device.type, (), composed=True)
+    result = find("block_errors", (fmt.spelling,), x.device.type, (), composite=True)
     run = reference.block_errors if result is None else result.run
     errors: Tensor = run(x, qparams, fmt)
     return errors

@@ -31,7 +31,7 @@ def ours(call: tuple) -> Tensor:
     mask = None if call[5] is None else call[5].cuda()
     whole = (*on_gpu, mask, call[6], None if len(call) < 8 else call[7].cuda())
     formats = (call[1].fmt, call[2].fmt)
-    assert find("cached_attention", formats, "cuda", whole, composed=True) is not None
+    assert find("cached_attention", formats, "cuda", whole, composite=True) is not None
     y = cached_attention(*whole)
     assert torch.equal(y, cached_attention(*whole))
     return y.cpu().double()

@@ -9,7 +9,7 @@ from blockscale.core import pack as packing
 from blockscale.core import reference
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.kernels.operand import Storage, in_order, listed, new, strided_like
+from blockscale.kernels.operand import Storage, in_order, new, present_parts, strided_like
 
 # bits below, at and above a byte; one and two levels; zero points; every kind of block
 FORMATS = (
@@ -183,6 +183,6 @@ def test_strides_are_those_of_empty_like() -> None:
 
 def test_listed() -> None:
     scale, outer, zero = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert listed(QParams(scale, None, None)) == [scale]
-    assert [len(part) for part in listed(QParams(scale, outer, zero))] == [1, 2, 3]
-    assert [len(part) for part in listed(QParams(scale, None, zero))] == [1, 3]
+    assert present_parts(QParams(scale, None, None)) == [scale]
+    assert [len(part) for part in present_parts(QParams(scale, outer, zero))] == [1, 2, 3]
+    assert [len(part) for part in present_parts(QParams(scale, None, zero))] == [1, 3]

@@ -114,6 +114,6 @@ def test_pipes_devices_and_links_at_the_lock_are_refused(tmp_path: Path) -> None
 
 def test_the_variable_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKSCALE_TUNE_CACHE", "/a/b.json")
-    assert rates.cache_file() == Path("/a/b.json") and rates.named() == "/a/b.json"
+    assert rates.cache_file() == Path("/a/b.json") and rates.override() == "/a/b.json"
     monkeypatch.delenv("BLOCKSCALE_TUNE_CACHE")
     assert rates.cache_file() == Path.home() / ".cache" / "blockscale" / "tune.json"

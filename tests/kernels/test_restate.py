@@ -12,7 +12,7 @@ from blockscale.core.parse import parse
 from blockscale.kernels.restate import (
     _offsets,
     _steps,
-    chosen,
+    choose_scales,
     for_decoding,
     for_encoding,
     in_blocks,
@@ -130,7 +130,10 @@ def test_chosen_scales_are_the_references(fmt: str) -> None:
             torch.zeros(shape),
             x.masked_fill(x > 1, torch.nan),
         ):
-            found, expected = chosen(each, form, scale_of), reference.choose_qparams(each, form)
+            found, expected = (
+                choose_scales(each, form, scale_of),
+                reference.choose_qparams(each, form),
+            )
             for mine, theirs in zip(found, expected, strict=True):
                 assert mine is theirs is None or same(mine, theirs)
     assert bool(asked) == form.element.ranged
@@ -151,7 +154,7 @@ def test_blocks_of_zeros_and_nan_are_no_slow_way(fmt: str, monkeypatch) -> None:
         return torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(-1).clamp(min=2.0**-126)
 
     monkeypatch.setattr(reference, "ranges", None)
-    found = chosen(x, form, scale_of)
+    found = choose_scales(x, form, scale_of)
     assert same(found.scale, expected.scale)
     if found.outer is not None:
         assert same(found.outer, expected.outer)

@@ -143,7 +143,7 @@ def test_keys_per_channel(fmt: str, chunk: int, chunks: int, heads: int) -> None
     query = torch.randn(2, heads, 2, 64)
     call = (query, keys, values, k, v, None, 0.125, torch.zeros(heads))
     expected = exact(query, key, value, None, None, 0.125, torch.zeros(heads))
-    assert find("cached_attention", (keys.fmt, values.fmt), "cpu", call, composed=True) is not None
+    assert find("cached_attention", (keys.fmt, values.fmt), "cpu", call, composite=True) is not None
     close(cached_attention(*call), expected)
     with bs.use("reference"):
         close(cached_attention(*call), expected)
@@ -191,7 +191,8 @@ def test_what_a_kernel_takes() -> None:
             exact(call[0], *cached(fmt, 32, 1, depth=depth, width=depth)[4:], None, None, 0.1),
         )
         return (
-            find("cached_attention", (keys.fmt, values.fmt), "cpu", call, composed=True) is not None
+            find("cached_attention", (keys.fmt, values.fmt), "cpu", call, composite=True)
+            is not None
         )
 
     assert kernel("int8_token")

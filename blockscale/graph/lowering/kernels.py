@@ -88,12 +88,12 @@ def _conv_text(op: Op, own: tuple[Any, ...], copies: str) -> str:
     if op.name not in ("conv", "fused_conv"):
         return ""
     from blockscale.kernels.cpu import _native  # there is one: it has this kernel
-    from blockscale.kernels.cpu.conv_way import told
+    from blockscale.kernels.cpu.conv_way import describe_conv
 
     x, weight, _, shape, *_ = own
     fused = op.name == "fused_conv"
     groups, fmt = own[7], x.fmt if fused else own[8].fmt
-    texts = told(shape, groups, fmt, weight.fmt, _native.isa(), channels_last=fused)
+    texts = describe_conv(shape, groups, fmt, weight.fmt, _native.isa(), channels_last=fused)
     return "; ".join(filter(None, (*texts, copies)))
 
 

@@ -67,10 +67,10 @@ def __getattr__(name: str) -> Any:
 @cache
 def load() -> ModuleType | str:
     """The native library, or the reason why it is not there."""
-    named = os.environ.get("BLOCKSCALE_NATIVE")
+    override = os.environ.get("BLOCKSCALE_NATIVE")
     try:
-        if named:
-            return _load_file(Path(named))
+        if override:
+            return _load_file(Path(override))
         native = importlib.import_module(_NAME)
     except ModuleNotFoundError:
         return f"the native library was not built: {_why_unbuilt()}"
@@ -88,9 +88,9 @@ def load() -> ModuleType | str:
 def _load_file(path: Path) -> ModuleType:
     """Import a library from anywhere under the name that it was compiled for."""
     with _loading:  # the import system's own lock does not cover this
-        loaded = sys.modules.get(_NAME)
-        if loaded is not None and loaded.__file__ == str(path):
-            return loaded
+        module = sys.modules.get(_NAME)
+        if module is not None and module.__file__ == str(path):
+            return module
         _check_library(path)
         return _execute(path)
 

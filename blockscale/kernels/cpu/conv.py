@@ -29,7 +29,7 @@ from blockscale.kernels.cpu.conv_way import (
 )
 from blockscale.kernels.cpu.linear import (
     Result,
-    finished,
+    finish,
     float_bias,
     from_codes,
     given_parts,
@@ -42,8 +42,8 @@ from blockscale.kernels.cpu.native import (
     channels_last,
     floats,
     known,
+    linear_weight,
     native,
-    prepared,
     threads,
 )
 from blockscale.kernels.cpu.quantize import dequantize, fake_quantize, patterns
@@ -198,11 +198,11 @@ def _by_planes(
             parts = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
             scale, _, zero, _ = addresses(parts)
     y, bias = new(out, result.dtype), result.bias
-    done = prepared(weight).planes(
+    ran = linear_weight(weight).planes(
         handle, x.data_ptr(), dtype, scale, zero, out[0], groups, numbers,
         0 if bias is None else bias.data_ptr(), y.data_ptr(), DTYPES[y.dtype], threads(),
     )  # fmt: skip
-    return [y] if done else None
+    return [y] if ran else None
 
 
 @lru_cache(1024)
@@ -241,7 +241,7 @@ def directly(
     if min(batch, *out) <= 0:
         return None
     numbers = _numbers(size, out, shape, settings, channels)
-    return direct(x, prepared(weight), numbers, groups, (batch, *out, shape[0]), result)
+    return direct(x, linear_weight(weight), numbers, groups, (batch, *out, shape[0]), result)
 
 
 def sizes_after(size: Sequence[int], shape: Sizes, settings: Settings) -> list[int]:
@@ -281,7 +281,7 @@ def _of_patches(
 ) -> list[Tensor] | None:
     form, numbers = native(x.fmt), () if places.own else places.numbers
     return from_codes(
-        prepared(weight), x.data, x.parts, form, places.block, numbers, places.shape, result
+        linear_weight(weight), x.data, x.parts, form, places.block, numbers, places.shape, result
     )
 
 
@@ -376,4 +376,4 @@ def _codes_by_torch(
     dense = from_stored(dequantize(weight, torch.float32), "channels_last", shape)
     with float32_inside(values):
         y = CONV[len(shape) - 2](values, dense, result.bias, *settings, groups)
-    return finished(y.movedim(1, -1).contiguous().to(result.dtype), result)
+    return finish(y.movedim(1, -1).contiguous().to(result.dtype), result)

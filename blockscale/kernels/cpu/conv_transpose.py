@@ -22,7 +22,7 @@ from blockscale.core.reference import QParams
 from blockscale.kernels.cpu.linear import (
     Result,
     as_integers,
-    finished,
+    finish,
     from_codes,
     given_parts,
     row_block,
@@ -83,19 +83,19 @@ class Places(NamedTuple):
 
     sizes: of x; whole: of the result before its padding is cut off; kernel: its sizes
     steps: stride and dilation of each dimension
-    cut:   what is left of each dimension
+    crop:  the part of each dimension that remains
     """
 
     sizes: Sizes
     whole: Sizes
     kernel: Sizes
     steps: list[tuple[int, int]]
-    cut: list[slice]
+    crop: list[slice]
 
     @property
-    def left(self) -> Sizes:
+    def result_sizes(self) -> Sizes:
         """The sizes of the result."""
-        return [each.stop - each.start for each in self.cut]
+        return [each.stop - each.start for each in self.crop]
 
     def together(self, outputs: int) -> int:
         """How many of a batch are computed together, so that their products stay in a cache."""
@@ -118,11 +118,11 @@ def places_of(
     if channels != shape[0] or channels < _CHANNELS or over > _ADDED or min(batch, *sizes) <= 0:
         return None
     whole = [(n - 1) * s + d * (k - 1) + 1 + more for n, k, s, _, more, d in dims]
-    cut = [slice(dim[3], n - dim[3]) for n, dim in zip(whole, dims, strict=True)]
+    crop = [slice(dim[3], n - dim[3]) for n, dim in zip(whole, dims, strict=True)]
     odd = any(more >= max(s, d) for _, _, s, _, more, d in dims)
-    if odd or any(each.stop <= each.start for each in cut):
+    if odd or any(each.stop <= each.start for each in crop):
         return None
-    return Places(sizes, whole, kernel, [(dim[2], dim[5]) for dim in dims], cut)
+    return Places(sizes, whole, kernel, [(dim[2], dim[5]) for dim in dims], crop)
 
 
 def _as_integers(
@@ -145,18 +145,18 @@ def _as_integers(
     if block == 0 and by.scale is None:  # one scale for all of x, which comes in parts
         scale, *more = choose_qparams(x, by.fmt)
         by = Quantizer(scale, more[0] if more else None, None, by.fmt)
-    y = torch.empty((x.shape[0], outputs, *places.left), dtype=x.dtype)
+    y = torch.empty((x.shape[0], outputs, *places.result_sizes), dtype=x.dtype)
     together = places.together(outputs)
     for some, into in zip(x.split(together), y.split(together), strict=True):
         rows, _ = floats(some.movedim(1, -1))
         products = torch.empty(some.shape[0] * prod(places.sizes), count * outputs)
         if not as_integers(ready.weight, rows, block, by, None, products):
             return None
-        into.copy_(added(products, bias, places).movedim(-1, 1))
+        into.copy_(add_up(products, bias, places).movedim(-1, 1))
     return y
 
 
-def added(products: Tensor, bias: Tensor | None, places: Places) -> Tensor:
+def add_up(products: Tensor, bias: Tensor | None, places: Places) -> Tensor:
     """Products [rows, prod(kernel) * n], each added in its place -> [batch, *size, n] float32."""
     outputs = products.shape[-1] // prod(places.kernel)
     apart = products.view(-1, *places.sizes, *places.kernel, outputs)
@@ -170,10 +170,10 @@ def added(products: Tensor, bias: Tensor | None, places: Places) -> Tensor:
         for i in place:
             of_place = of_place.select(1 + len(places.sizes), i)
         y[(slice(None), *to)] += of_place
-    return y[(slice(None), *places.cut)]
+    return y[(slice(None), *places.crop)]
 
 
-class _Turned(NamedTuple):
+class _PlaceWeight(NamedTuple):
     """weight: a _native.LinearWeight, which reads the memory of `operand` and `copies`."""
 
     weight: Any
@@ -182,21 +182,21 @@ class _Turned(NamedTuple):
 
 
 @cache
-def by_places(places: int) -> Residents[_Turned | None]:
+def by_places(places: int) -> Residents[_PlaceWeight | None]:
     """Weights [n, places * channels] as those of a linear layer [places * n, channels]; None for
     blocks that hold channels of several places, and codes that share a byte with the next place."""
 
-    def make(weight: Operand) -> _Turned | None:
-        turned = _turned(weight, places)
-        if turned is None:
+    def make(weight: Operand) -> _PlaceWeight | None:
+        rearrangement = _rows_by_place(weight, places)
+        if rearrangement is None:
             return None
-        ready = ready_of(turned)
-        return _Turned(ready.weight, turned, ready.copies)
+        ready = ready_of(rearrangement)
+        return _PlaceWeight(ready.weight, rearrangement, ready.copies)
 
     return Residents(make, fingerprint)
 
 
-def _turned(weight: Operand, places: int) -> Operand | None:
+def _rows_by_place(weight: Operand, places: int) -> Operand | None:
     """A weight [n, places * channels] -> the same as [places * n, channels], in other memory."""
     block, channels = weight.format.block, weight.size // places
     if block.flat or weight.more or channels * weight.format.element.bits % 8:
@@ -275,7 +275,7 @@ def fused_conv(
         settings = stride, padding, [*output_padding] or [0] * len(stride), 1, dilation
         result = RUN[len(stride)](values, dense, offset, *settings)
         sums = result.movedim(1, -1).to(dtype).contiguous()
-    return finished(sums, Result(None, activation, dtype, y))
+    return finish(sums, Result(None, activation, dtype, y))
 
 
 def _by_integers(
@@ -288,7 +288,7 @@ def _by_integers(
     assert ready is not None
     assert block is not None
     codes, parts = form.checked_codes(x.data, size), given_parts(form, size, x)
-    y, at = torch.empty((size[0], *places.left, outputs), dtype=dtype), 0
+    y, at = torch.empty((size[0], *places.result_sizes, outputs), dtype=dtype), 0
     for into in y.split(places.together(outputs)):
         here = slice(at, at + into.shape[0])
         at = here.stop
@@ -297,7 +297,7 @@ def _by_integers(
         result = from_codes(ready.weight, codes[here], own, form, length, (), shape, _SUMS)
         if result is None:
             return None
-        into.copy_(added(result[0].flatten(0, -2), bias, places))
+        into.copy_(add_up(result[0].flatten(0, -2), bias, places))
     return y
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.core.elements.integer import Integer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.kernels.cpu.linear import WHOLE_ROW, Result, ended, row_block
+from blockscale.kernels.cpu.linear import WHOLE_ROW, Result, row_block, run_to_end
 from blockscale.kernels.cpu.native import DTYPES, addresses, native, threads
 
 # Patches: with fewer outputs or channels, copying them costs more than their products save. Without
@@ -85,7 +85,7 @@ def lies_direct(shape: Sequence[int], groups: int) -> bool:
 chosen = lru_cache(1024)(way)  # of tuples: parsing formats takes longer than small convolutions
 
 
-class Told(NamedTuple):
+class ConvReport(NamedTuple):
     """way: how a convolution runs, and by which instructions
     slow: where it was measured not to be faster than torch's float32 one: by how much, and why
     """
@@ -94,7 +94,7 @@ class Told(NamedTuple):
     slow: str
 
 
-def told(
+def describe_conv(
     shape: Sequence[int],
     groups: int,
     input_fmt: str,
@@ -102,10 +102,10 @@ def told(
     isa: str,
     *,
     channels_last: bool,
-) -> Told:
+) -> ConvReport:
     """What a ledger says of a convolution. The arguments are those of `way`."""
     result = way(shape, groups, input_fmt, weight_fmt, isa, channels_last=channels_last)
-    return Told(f"{result.value}, {isa}", _slow(result, shape, groups, input_fmt))
+    return ConvReport(f"{result.value}, {isa}", _slow(result, shape, groups, input_fmt))
 
 
 def _slow(way: ConvWay, shape: Sequence[int], groups: int, input_fmt: str) -> str:
@@ -201,7 +201,7 @@ def direct(
         zero = 0 if x.parts.zero_point is None else int(x.parts.zero_point)
     else:
         dtype = DTYPES[x.data.dtype]
-    return ended(
+    return run_to_end(
         lambda end: ready.direct(
             handle, x.data.data_ptr(), dtype, scale, zero, shape[0], groups, places,
             *end.arguments, threads(),

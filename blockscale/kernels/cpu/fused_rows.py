@@ -17,7 +17,14 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.native import FAMILIES, FEATURES, addresses, known, native, threads
 from blockscale.kernels.cpu.quantize import dequantize
 from blockscale.kernels.numbers import supports_families
-from blockscale.kernels.operand import added_scores, few_queries, in_order, listed, new, tokens_of
+from blockscale.kernels.operand import (
+    added_scores,
+    few_queries,
+    in_order,
+    new,
+    present_parts,
+    tokens_of,
+)
 from blockscale.kernels.registry import kernel
 
 # Operands and results of fused ops as the C++ takes them: rows of floats, or of codes.
@@ -65,8 +72,8 @@ def writable(y: Quantizer, shape: Shape) -> bool:
     if not y.fmt:
         return True
     block = row_block(y.fmt, shape)
-    drawn = parse(y.fmt).rounding == "stochastic"
-    return not drawn and (block > 0 or (block == 0 and y.scale is not None))
+    stochastic = parse(y.fmt).rounding == "stochastic"
+    return not stochastic and (block > 0 or (block == 0 and y.scale is not None))
 
 
 def rows_of(value: Value, keep: list[Tensor]) -> Any:
@@ -80,8 +87,8 @@ def rows_of(value: Value, keep: list[Tensor]) -> Any:
         return _native.Rows(data.data_ptr())
     n, shape = native(value.fmt), shape_of(value)
     codes = n.checked_codes(value.data, shape)
-    parts = checked(value.fmt, shape, value)
-    keep += [codes, *listed(parts)]
+    parts = check_scale(value.fmt, shape, value)
+    keep += [codes, *present_parts(parts)]
     block = row_block(value.fmt, shape)
     return _native.Rows(n.handle, block, codes.data_ptr(), addresses(parts))
 
@@ -96,23 +103,23 @@ class FusedResult:
     """
 
     def __init__(self, y: Quantizer, shape: Shape, *, values: Tensor | None = None):
-        self.given = y.scale is not None
+        self.has_scale = y.scale is not None
         self.codes: Any = None
         if not y.fmt:
             values = new(shape, torch.float32) if values is None else values
             self.tensors = [values]
         else:
             n = native(y.fmt)
-            parts = checked(y.fmt, shape, y) if self.given else n.new_parts(shape)
+            parts = check_scale(y.fmt, shape, y) if self.has_scale else n.new_parts(shape)
             codes = n.new_packed(shape)
-            self.tensors = [codes] if self.given else [codes, *listed(parts)]
+            self.tensors = [codes] if self.has_scale else [codes, *present_parts(parts)]
             self._keep = parts
             place = addresses(parts)
             self.codes = _native.Rows(n.handle, row_block(y.fmt, shape), codes.data_ptr(), place)
         self.floats = 0 if values is None else values.data_ptr()
 
 
-def checked(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
+def check_scale(fmt: str, shape: Shape, of: Value | Quantizer) -> QParams:
     """A caller's scale for a tensor of `shape`. One number may be of any rank.
 
     Raises ValueError if it misfits.
@@ -235,8 +242,8 @@ def _norm(
     vectors: weight and bias
     keep: "sum" or "norm": these floats stand before the result
     """
-    shape, held = shape_of(a), list[Tensor]()
-    operands = rows_of(a, held), None if b is None else rows_of(b, held)
+    shape, alive = shape_of(a), list[Tensor]()
+    operands = rows_of(a, alive), None if b is None else rows_of(b, alive)
     scaled = [None if v is None else in_order(v) for v in vectors]
     sums = new(shape, torch.float32) if keep == "sum" else None
     values = new(shape, torch.float32) if keep == "norm" else None
@@ -244,7 +251,7 @@ def _norm(
     size = math.prod(shape)
     _native.norm(
         *how, *(_address(v) for v in scaled), *operands, size // shape[-1], shape[-1],
-        _address(sums), result.floats, result.codes, result.given, threads(),
+        _address(sums), result.floats, result.codes, result.has_scale, threads(),
     )  # fmt: skip
     tensors = result.tensors
     if values is not None and not y.fmt:
@@ -301,14 +308,14 @@ def sdpa(
     batch, heads, rows, depth = q.shape
     keys, width = v.shape[-2:]
     strides = [each.stride()[:3] for each in (q, k, v)]
-    added = added_scores(mask, (batch, heads, rows, keys))
-    strides.append((0, 0, 0, 0) if added is None else added.stride())
+    offsets = added_scores(mask, (batch, heads, rows, keys))
+    strides.append((0, 0, 0, 0) if offsets is None else offsets.stride())
     result = FusedResult(y, (*shape_of(query)[:-1], width))
     _native.attention(
-        (*(each.data_ptr() for each in (q, k, v)), 0 if added is None else added.data_ptr()),
+        (*(each.data_ptr() for each in (q, k, v)), 0 if offsets is None else offsets.data_ptr()),
         strides, (batch, heads, heads // k.shape[1], rows, keys, depth, width), causal,
         1 / math.sqrt(depth) if scale is None else scale,
-        result.floats, result.codes, result.given, threads(),
+        result.floats, result.codes, result.has_scale, threads(),
     )  # fmt: skip
     return result.tensors
 
@@ -361,15 +368,15 @@ def cached_attention(
         codes.append(n.checked_codes(_as_table(each.codes), table))
         parts.append(n.checked_parts(table, _as_table(each.scale), zero_point, outer, more=more))
     floats = [in_order(x.to(torch.float32)) for x in (query, recent_keys, recent_values)]
-    added = added_scores(mask, (batch, heads, new, tokens + recent))
-    if added is not None:  # rows of a head of keys: those of each head of the query after another
-        added = added.reshape(batch, shared, rows, tokens + recent)
+    offsets = added_scores(mask, (batch, heads, new, tokens + recent))
+    if offsets is not None:  # a head of keys has the rows of each of its query's heads in turn
+        offsets = offsets.reshape(batch, shared, rows, tokens + recent)
     of_heads = None if sinks is None else in_order(sinks.to(torch.float32))
     y = torch.empty((batch, heads, new, width))
     _native.cached_attention(
         *forms, [each.data_ptr() for each in codes], *(addresses(each) for each in parts),
-        [*(each.data_ptr() for each in floats), *(_address(each) for each in (added, of_heads))],
-        [0] * 4 if added is None else added.stride(),
+        [*(each.data_ptr() for each in floats), *(_address(each) for each in (offsets, of_heads))],
+        [0] * 4 if offsets is None else offsets.stride(),
         [batch, shared, rows, new, tokens, recent, depth, width, chunk], scaling, y.data_ptr(),
         threads(),
     )  # fmt: skip

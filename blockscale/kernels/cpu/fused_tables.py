@@ -18,7 +18,7 @@ from blockscale.kernels.cpu import _native
 from blockscale.kernels.cpu.fused_rows import (
     FusedResult,
     Shape,
-    checked,
+    check_scale,
     readable,
     rows_of,
     shape_of,
@@ -68,8 +68,8 @@ def supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
         return False
     if not y.fmt:
         return True
-    drawn = parse(y.fmt).rounding == "stochastic"
-    return y.scale is not None and not drawn and _single(y.fmt, shape)
+    stochastic = parse(y.fmt).rounding == "stochastic"
+    return y.scale is not None and not stochastic and _single(y.fmt, shape)
 
 
 @lru_cache(1024)
@@ -119,7 +119,7 @@ def _table(call: TableCall) -> Tensor:
     key = (op, *settings, dtype, value.fmt, _numbers(value), y.fmt, _numbers(y))
     setting = _tables.get(key)
     if setting is None:
-        setting = _made(call)
+        setting = _results_of_codes(call)
         if len(_tables) >= MOST_TABLES:  # of scales that may never come again
             _tables.clear()
         _tables[key] = setting
@@ -137,13 +137,13 @@ def _bytes(part: Tensor) -> bytes:
     return string_at(part.data_ptr(), part.nbytes)
 
 
-def _made(call: TableCall) -> Tensor:
+def _results_of_codes(call: TableCall) -> Tensor:
     """All codes in one row through the op's reference."""
     value, y = call.value, call.y
     n = native(value.fmt)
-    checked(value.fmt, (256,), value)
+    check_scale(value.fmt, (256,), value)
     if y.fmt:
-        checked(y.fmt, (256,), y)
+        check_scale(y.fmt, (256,), y)
     patterns = torch.arange(256).remainder(2**n.bits).to(torch.uint8)
     codes = patterns.view(n.packed_dtype)
     if not n.bytewise:
@@ -209,7 +209,7 @@ def _register_two(op: str, kind: int) -> None:
         columns = shape[-1]
         _native.binary(
             kind, rows_of(a, results), rows_of(b, results), math.prod(shape) // columns, columns,
-            result.floats, result.codes, result.given, threads(),
+            result.floats, result.codes, result.has_scale, threads(),
         )  # fmt: skip
         return result.tensors
 
@@ -231,11 +231,11 @@ def supports_pooling(formats: tuple[Format, ...], arguments: tuple[Any, ...]) ->
     if not supports(formats, arguments):
         return False
     fmt = parse(value.fmt)
-    ordered = fmt.element.integer and fmt.bits == 8 and fmt.span != "signed"
-    return ordered and dtype == torch.float32
+    keeps_order = fmt.element.integer and fmt.bits == 8 and fmt.span != "signed"
+    return keeps_order and dtype == torch.float32
 
 
-def pooled(codes: Tensor, count: int, settings: Sequence[Any]) -> Tensor:
+def max_pool(codes: Tensor, count: int, settings: Sequence[Any]) -> Tensor:
     """codes [..., *size] of int8 or uint8 -> the largest of each window over the last `count`.
 
     settings: kernel_size, stride, padding, dilation, ceil_mode, as torch's max pools have them
@@ -277,7 +277,7 @@ def _register_pooling(op: str, count: int) -> None:
     def run(value: Value, *rest: Any) -> list[Tensor]:
         """As the op of blockscale.ops.fused."""
         *settings, dtype, y = rest
-        codes = pooled(value.data, count, settings).contiguous()
+        codes = max_pool(value.data, count, settings).contiguous()
         result = value._replace(data=codes, size=codes.shape[-1])
         return look_up(TableCall("requantize", result, (), dtype, y))
 

@@ -45,7 +45,7 @@ class Matrices:
         for index in numbers:
             ready = self._ready[index]
             if ready is None:
-                ready = self._ready[index] = _made(whole, index)
+                ready = self._ready[index] = _parts_ready(whole, index)
             results += [part.weight for part in ready]
         return results
 
@@ -55,7 +55,7 @@ class Matrices:
             self._ready[index] = None
 
 
-def _made(whole: Operand, index: int) -> tuple[Ready, ...]:
+def _parts_ready(whole: Operand, index: int) -> tuple[Ready, ...]:
     one = matrix(whole, index)
     assert one is not None  # `_supports` asked
     return tuple(ready_of(part) for part in parts(one))
@@ -76,7 +76,7 @@ class _Rows(NamedTuple):
     """The matrices that have rows, where the rows of each begin (and end, the last), and the memory
     of a product: y [rows, n] of x [rows, k]."""
 
-    chosen: list[int]
+    numbers: list[int]
     bounds: list[int]
     x: Tensor
     y: Tensor
@@ -90,7 +90,7 @@ class _Rows(NamedTuple):
     @property
     def biases(self) -> list[int]:
         """Where the bias of each lies."""
-        return [] if self.bias is None else [self.bias[i].data_ptr() for i in self.chosen]
+        return [] if self.bias is None else [self.bias[i].data_ptr() for i in self.numbers]
 
 
 @kernel("grouped_linear", backend="cpu", supports=_supports)
@@ -117,7 +117,7 @@ def grouped_linear(
     own = Matrices(count) if weight.codes.is_inference() else _MATRICES[weight]
     if input.fmt:
         rows = _in_integers(rows, weight, own, input)
-    if rows.chosen:
+    if rows.numbers:
         _in_floats(rows, weight, own)
     return y
 
@@ -134,7 +134,7 @@ def _with_rows(places: list[int]) -> tuple[list[int], list[int]]:
 
 def _without_sums(rows: _Rows) -> Tensor:
     """Products of no numbers: the biases."""
-    for index, (start, end) in zip(rows.chosen, pairwise(rows.bounds), strict=True):
+    for index, (start, end) in zip(rows.numbers, pairwise(rows.bounds), strict=True):
         rows.y[start:end] = 0 if rows.bias is None else rows.bias[index]
     return rows.y
 
@@ -144,41 +144,43 @@ def _in_floats(rows: _Rows, weight: Operand, own: Matrices) -> None:
     x, y = rows.x, rows.y
 
     def run() -> bool:
-        weights = own.weights(weight, rows.chosen)
-        done: bool = _native.grouped_floats(
+        weights = own.weights(weight, rows.numbers)
+        ran: bool = _native.grouped_floats(
             weights, rows.bounds, rows.biases, rows.sizes, x.data_ptr(), DTYPES[x.dtype],
             y.data_ptr(), DTYPES[y.dtype], threads(), batch_invariant(),
         )  # fmt: skip
-        return done
+        return ran
 
     if not run():
-        own.forget(rows.chosen)
+        own.forget(rows.numbers)
         run()
 
 
 def _in_integers(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer) -> _Rows:
     """Quantized x times integer weights, where integer arithmetic gives that. Returns what is left
     of the rows: with none, or with x as floats that the input format leaves."""
-    results = list(range(len(rows.chosen)))
+    results = list(range(len(rows.numbers)))
     block = row_block(by.fmt, 2)
     if block is not None and (by.scale is None or not block):
-        results = _refused(rows, weight, own, by, block)
-    if len(results) == len(rows.chosen):
+        results = _by_integers(rows, weight, own, by, block)
+    if len(results) == len(rows.numbers):
         return rows._replace(x=_quantized(rows, by))
     for group in results:
         start, end = rows.bounds[group : group + 2]
-        one = _Rows(rows.chosen[group : group + 1], [0, end - start], rows.x[start:end],
+        one = _Rows(rows.numbers[group : group + 1], [0, end - start], rows.x[start:end],
                     rows.y[start:end], rows.bias)  # fmt: skip
         _in_floats(one._replace(x=_quantized(one, by)), weight, own)
-    return rows._replace(chosen=[])
+    return rows._replace(numbers=[])
 
 
-def _refused(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer, block: int) -> list[int]:
+def _by_integers(
+    rows: _Rows, weight: Operand, own: Matrices, by: Quantizer, block: int
+) -> list[int]:
     """The groups that integer arithmetic cannot give, by number; the others are in y."""
     form, x, y = native(by.fmt), rows.x, rows.y
     rest, scales, zeros = [], [], []
     if by.scale is not None:
-        for index, (start, end) in zip(rows.chosen, pairwise(rows.bounds), strict=True):
+        for index, (start, end) in zip(rows.numbers, pairwise(rows.bounds), strict=True):
             mine = quantizer_of(by, index)
             assert mine.scale is not None
             shape = (end - start, x.shape[1])
@@ -188,19 +190,19 @@ def _refused(rows: _Rows, weight: Operand, own: Matrices, by: Quantizer, block: 
             zeros += [] if result.zero_point is None else [result.zero_point.data_ptr()]
 
     def run() -> list[int] | None:
-        weights = own.weights(weight, rows.chosen)
-        refused: list[int] | None = _native.grouped_integers(
+        weights = own.weights(weight, rows.numbers)
+        refusals: list[int] | None = _native.grouped_integers(
             weights, rows.bounds, rows.biases, rows.sizes, form.handle, x.data_ptr(),
             DTYPES[x.dtype], block, scales, zeros, y.data_ptr(), DTYPES[y.dtype], threads(),
         )  # fmt: skip
-        return refused
+        return refusals
 
-    refused = run()
-    if refused is None:
-        own.forget(rows.chosen)
-        refused = run()
+    refusals = run()
+    if refusals is None:
+        own.forget(rows.numbers)
+        refusals = run()
     del rest
-    return list(range(len(rows.chosen))) if refused is None else refused
+    return list(range(len(rows.numbers))) if refusals is None else refusals
 
 
 def _quantized(rows: _Rows, by: Quantizer) -> Tensor:
@@ -210,7 +212,7 @@ def _quantized(rows: _Rows, by: Quantizer) -> Tensor:
         return fake_quantize(x, by)
     each = [
         fake_quantize(x[start:end], quantizer_of(by, index))
-        for index, (start, end) in zip(rows.chosen, pairwise(rows.bounds), strict=True)
+        for index, (start, end) in zip(rows.numbers, pairwise(rows.bounds), strict=True)
     ]
     return torch.cat([*each, x[rows.bounds[-1] :]])
 

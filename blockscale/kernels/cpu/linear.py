@@ -25,8 +25,8 @@ from blockscale.kernels.cpu.native import (
     fingerprint,
     floats,
     known,
+    linear_weight,
     native,
-    prepared,
     threads,
 )
 from blockscale.kernels.cpu.quantize import (
@@ -63,7 +63,7 @@ def linear(
         return y.zero_() if offset is None else y.copy_(offset)
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
-    ready = prepared(weight)
+    ready = linear_weight(weight)
     if input.fmt:
         block = row_block(input.fmt, x.ndim)
         if block is not None and as_integers(ready, x, block, input, offset, y):
@@ -107,10 +107,10 @@ def as_integers(
         parts = form.checked_parts(x.shape, by.scale, by.zero_point, by.outer)
         scale, _, zero_point, _ = addresses(parts)
     rows = y.numel() // y.shape[-1]
-    done: bool = ready.integers(
+    ran: bool = ready.integers(
         form.handle, x.data_ptr(), DTYPES[x.dtype], rows, block, scale, zero_point, *_to(bias, y)
     )
-    return done
+    return ran
 
 
 def _to(bias: Tensor | None, y: Tensor) -> tuple[int, int, int, int]:
@@ -151,12 +151,12 @@ class SumsEnd(NamedTuple):
     """Memory for a product [*shape] or its codes, and how the kernels write it.
 
     arguments: of `_native.LinearWeight`, from the bias to the zero point of y
-    coded: whether it is codes; parts: kept alive for `arguments`
+    is_codes: whether it is codes; parts: kept alive for `arguments`
     """
 
     y: Tensor
     arguments: tuple[Any, ...]
-    coded: bool
+    is_codes: bool
     parts: QParams | None
 
 
@@ -197,7 +197,7 @@ def fused_linear(
         raise ValueError(f"expected x of shape [..., {whole.size}], found {(*rows, k)}")
     offset = None if bias is None else float_bias(bias, n)
     result, shape = Result(offset, activation, dtype, y), (*rows, n)
-    ready = prepared(whole)
+    ready = linear_weight(whole)
     if x.fmt and k and 0 not in shape:
         block = row_block(x.fmt, len(rows) + 1)
         if block is not None:
@@ -239,7 +239,7 @@ def from_codes(
     places: of a convolution: numbers as `window` of src/bind_linear.cpp takes them; () without
     """
     scale, _, zero_point, _ = addresses(parts)
-    return ended(
+    return run_to_end(
         lambda end: ready.codes(
             form.handle, codes.data_ptr(), prod(shape[:-1]), block, scale, zero_point,
             parts.scale.numel(), places, *end.arguments, threads(),
@@ -248,18 +248,18 @@ def from_codes(
     )  # fmt: skip
 
 
-def ended(
+def run_to_end(
     run: Callable[[SumsEnd], bool], shape: tuple[int, ...], result: Result
 ) -> list[Tensor] | None:
     """The result [*shape] of a kernel, `run`, and what follows; None where that gives nothing."""
     end = _end_of(result, shape)
     if not run(end):
-        if not end.coded:
+        if not end.is_codes:
             return None
         plain = result._replace(y=UNQUANTIZED)  # perhaps without codes of results
-        output = ended(run, shape, plain)
+        output = run_to_end(run, shape, plain)
         return None if output is None else _quantized(output[0], result.y)
-    return [end.y] if end.coded else _quantized(end.y, result.y)
+    return [end.y] if end.is_codes else _quantized(end.y, result.y)
 
 
 def _end_of(result: Result, shape: tuple[int, ...]) -> SumsEnd:
@@ -308,15 +308,15 @@ def _from_floats(ready: Any, x: Tensor, shape: tuple[int, ...], result: Result) 
             x.data_ptr(), dtype, y.numel() // shape[-1], 0 if bias is None else bias.data_ptr(),
             y.data_ptr(), DTYPES[y.dtype], threads(),
         )  # fmt: skip
-    return finished(y, result)
+    return finish(y, result)
 
 
-def finished(y: Tensor, result: Result) -> list[Tensor]:
+def finish(y: Tensor, result: Result) -> list[Tensor]:
     """Sums with their bias [...], in order, which may be overwritten, as the op gives them."""
-    return _quantized(_activated(y, result.activation), result.y)
+    return _quantized(_activate(y, result.activation), result.y)
 
 
-def _activated(y: Tensor, activation: str) -> Tensor:
+def _activate(y: Tensor, activation: str) -> Tensor:
     """y [...], which may be overwritten, after the activation."""
     if not activation:
         return y

@@ -34,13 +34,13 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 Parts = tuple[int, int, int, int]  # addresses of scale, outer, zero point, offset; 0 for none
 NO_PARTS = (0, 0, 0, 0)
 threads = torch.get_num_threads
-_used = False  # whether kernels may have run on several threads
+_may_have_threads = False  # whether kernels may have run on several threads
 
 
 def _after_fork() -> None:
     """A child has none of OpenMP's threads, for which kernels, and torch itself, would wait for
     ever: it goes on with one thread, as torch's own data loaders do."""
-    if _used:
+    if _may_have_threads:
         torch.set_num_threads(1)
 
 
@@ -67,8 +67,8 @@ class NativeFormat(Storage):
 @cache
 def native(spelling: str) -> NativeFormat:
     """The format of this name or spelling for the kernels."""
-    global _used  # noqa: PLW0603 - of the process, as OpenMP's threads are
-    _used = True
+    global _may_have_threads  # noqa: PLW0603 - of the process, as OpenMP's threads are
+    _may_have_threads = True
     return NativeFormat(parse(spelling))
 
 
@@ -135,22 +135,22 @@ def lies_first(x: Tensor) -> bool:
 
 def seed_words(native: NativeFormat, seed: Tensor | None) -> tuple[int, int]:
     """The seed and the index of the first element; 0, 0 where none is needed."""
-    if not native.drawn:
+    if not native.needs_seed:
         return 0, 0
-    checked = native.checked_seed(seed)
-    assert checked is not None
-    key, *first = checked.reshape(-1).tolist()
+    words = native.checked_seed(seed)
+    assert words is not None
+    key, *first = words.reshape(-1).tolist()
     return key, first[0] if first else 0
 
 
 def _spec(numbers: FormatNumbers) -> Any:
     """The numbers as the struct `Spec` of src/spec.h."""
-    inner = None if numbers.inner is None else _native.Element(**_named(numbers.inner))
-    by_name = {"element": _native.Element(**_named(numbers.element)), "inner": inner}
-    return _native.Spec(**(_named(numbers) | by_name))
+    inner = None if numbers.inner is None else _native.Element(**_fields_of(numbers.inner))
+    by_name = {"element": _native.Element(**_fields_of(numbers.element)), "inner": inner}
+    return _native.Spec(**(_fields_of(numbers) | by_name))
 
 
-def _named(numbers: FormatNumbers | ElementNumbers) -> dict[str, Any]:
+def _fields_of(numbers: FormatNumbers | ElementNumbers) -> dict[str, Any]:
     """The fields of a dataclass by name."""
     return {
         field.name: getattr(numbers, field.name)
@@ -169,7 +169,7 @@ class Ready(NamedTuple):
     copies: tuple[Tensor, ...]
 
 
-def prepared(weight: Operand) -> Any:
+def linear_weight(weight: Operand) -> Any:
     """The `_native.LinearWeight` of a weight [n, k]. It reads its memory later, too: keep it.
 
     Raises ValueError if its parts do not fit the format.
@@ -178,18 +178,18 @@ def prepared(weight: Operand) -> Any:
 
 
 def ready_of(weight: Operand) -> Ready:
-    """A weight [n, k] made ready, kept nowhere. Raises as `prepared`."""
+    """A weight [n, k] made ready, kept nowhere. Raises as `linear_weight`."""
     n, codes = native(weight.fmt), weight.codes
     if codes.ndim != 2:
         raise ValueError(f"{n.format}: a linear weight's codes must be [n, k], found {codes.shape}")
     shape = (codes.shape[0], weight.size)
-    ordered = n.checked_codes(codes, shape)
+    in_row_order = n.checked_codes(codes, shape)
     parts = n.checked_parts(shape, weight.scale, weight.zero_point, weight.outer, more=weight.more)
-    made = _native.LinearWeight(n.handle, *shape, ordered.data_ptr(), addresses(parts))
+    handle = _native.LinearWeight(n.handle, *shape, in_row_order.data_ptr(), addresses(parts))
     originals = {id(part) for part in tensors(weight)}
-    given = (ordered, *parts)
-    copies = tuple(part for part in given if part is not None and id(part) not in originals)
-    return Ready(made, copies)
+    memory = (in_row_order, *parts)
+    copies = tuple(part for part in memory if part is not None and id(part) not in originals)
+    return Ready(handle, copies)
 
 
 def fingerprint(part: Tensor) -> int:

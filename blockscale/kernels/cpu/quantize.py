@@ -23,7 +23,7 @@ from blockscale.kernels.cpu.native import (
     seed_words,
     threads,
 )
-from blockscale.kernels.operand import in_order, listed, new, strided_like
+from blockscale.kernels.operand import in_order, new, present_parts, strided_like
 from blockscale.kernels.registry import kernel
 
 # Codes, with a given scale or one that is chosen in the same pass over memory.
@@ -53,7 +53,7 @@ def quantize_whole(x: Tensor, fmt: str, parts: QParams) -> Tensor:
 
 def _turns(x: Tensor, n: NativeFormat, scale: Tensor) -> bool:
     """Whether the codes of x are turned: bytes under one scale, sooner than numbers."""
-    alike = n.bytewise and n.bits == 8 and not n.drawn and scale.numel() == 1 and x.is_cpu
+    alike = n.bytewise and n.bits == 8 and not n.needs_seed and scale.numel() == 1 and x.is_cpu
     return alike and x.dtype in DTYPES
 
 
@@ -65,9 +65,9 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     if x.numel() == 0:
         parts = reference.choose_qparams(x, n.format)
         codes = reference.quantize(x, parts, n.format, seed)
-        return [packing.pack(codes, n.format.element), *listed(parts)]
+        return [packing.pack(codes, n.format.element), *present_parts(parts)]
     parts = n.new_parts(x.shape)
-    return [_run(n, x, dtype, parts, seed, is_set=False), *listed(parts)]
+    return [_run(n, x, dtype, parts, seed, is_set=False), *present_parts(parts)]
 
 
 def patterns(x: Tensor, by: Quantizer) -> tuple[Tensor, QParams]:
@@ -113,10 +113,10 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     n = native(fmt)
     x, dtype = floats(x)
     if x.numel() == 0:
-        return listed(reference.choose_qparams(x, n.format))
+        return present_parts(reference.choose_qparams(x, n.format))
     parts = n.new_parts(x.shape)
     _native.choose(n.handle, x.shape, x.data_ptr(), dtype, addresses(parts), threads())
-    return listed(parts)
+    return present_parts(parts)
 
 
 def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
@@ -128,10 +128,10 @@ def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
     parts = n.checked_parts(x.shape, by.scale, by.zero_point, by.outer, more=by.more)
     errors = new(parts.scale.shape, torch.float64)
     at = addresses(parts)
-    done = x.numel() > 0 and _native.block_errors(
+    ran = x.numel() > 0 and _native.block_errors(
         n.handle, x.shape, x.data_ptr(), dtype, at, errors.data_ptr(), threads()
     )
-    return errors if done else None
+    return errors if ran else None
 
 
 # Values from packed codes.
@@ -173,7 +173,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     n = native(by.fmt)
     like = x
     x, dtype = floats(x)
-    parts, at = _given(n, x, by)
+    parts, at = _parts_of(n, x, by)
     values = torch.empty_like(x)
     if x.numel():
         _native.fake_quantize(
@@ -198,7 +198,7 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
         return torch.where(passes != 0, gradient, 0.0)
     x, dtype = floats(x)
     gradient, kind = floats(gradient)
-    parts, at = _given(n, x, by)
+    parts, at = _parts_of(n, x, by)
     passed_on = torch.empty_like(gradient)
     if x.numel():
         _native.straight_through(
@@ -208,7 +208,7 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     return strided_like(like, passed_on)
 
 
-def _given(n: NativeFormat, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
+def _parts_of(n: NativeFormat, x: Tensor, by: Quantizer) -> tuple[QParams | None, Parts]:
     """The given parts, to be kept alive, and their addresses."""
     if by.scale is None:
         n.scale_shape(x.shape)  # raises if the block does not fit

@@ -64,6 +64,6 @@ def _own() -> rates.Table:
     try:
         return rates.read(rates.cache_file())
     except (PermissionError, RuntimeError):
-        if rates.named():
+        if rates.override():
             raise
         return {}

@@ -31,7 +31,7 @@ from blockscale.kernels.cuda.primitives.plan import (
 from blockscale.kernels.cuda.relaunch import cdiv, direct
 from blockscale.kernels.cuda.replay import replayed
 from blockscale.kernels.cuda.spec import primitive
-from blockscale.kernels.operand import in_order, listed, strided_like
+from blockscale.kernels.operand import in_order, present_parts, strided_like
 from blockscale.kernels.registry import kernel
 
 # Codes of any width <-> bytes.
@@ -121,15 +121,15 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     if x.numel() == 0:
         parts = reference.choose_qparams(x, f.format)
         codes = reference.quantize(x, parts, f.format, seed)
-        return [packing.pack(codes, f.format.element), *listed(parts)]
+        return [packing.pack(codes, f.format.element), *present_parts(parts)]
     words, seeds = seed_numbers(f, seed, x)
     planned = one_pass(f, x, "codes", seeds)
     if planned is None:
         parts = launching.choose(f, x)
-        return [_encoded(f, x, f.per_block(parts), seed), *listed(parts)]
+        return [_encoded(f, x, f.per_block(parts), seed), *present_parts(parts)]
     parts = f.new_parts(x.shape, x.device)
     work = launching.largest_numerator(f, x) if f.inner else None
-    return [_codes(f, planned, x, work, parts, words), *listed(parts)]
+    return [_codes(f, planned, x, work, parts, words), *present_parts(parts)]
 
 
 def _encoded(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
@@ -168,8 +168,8 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     f = form(fmt)
     x = floats(x)
     if x.numel() == 0:
-        return listed(reference.choose_qparams(x, f.format))
-    return listed(choose(f, x))
+        return present_parts(reference.choose_qparams(x, f.format))
+    return present_parts(choose(f, x))
 
 
 # Values from packed codes.

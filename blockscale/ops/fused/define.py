@@ -224,7 +224,7 @@ def _runner(plan: Plan, takes: Signature) -> Callable[..., Any]:
             args = fit(*args)
         first = args[0][0] if many else args[0]
         device = first.data.device.type
-        kernel = find(name, spellings(*args), device, args, composed=True)
+        kernel = find(name, spellings(*args), device, args, composite=True)
         return reference(*args) if kernel is None else kernel.run(*args)
 
     return run

@@ -122,7 +122,7 @@ def _op(reference: Callable[..., list[Tensor]]) -> Op:
     def run(*args: Any) -> Any:
         _check(*args)
         device = args[0].data.device.type
-        kernel = find(name, spellings(*args), device, args, composed=True)
+        kernel = find(name, spellings(*args), device, args, composite=True)
         return reference(*args) if kernel is None else kernel.run(*args)
 
     result = register(name, reference, takes, list[Tensor], run, shape=_empty, ulps=64)

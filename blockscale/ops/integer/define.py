@@ -38,7 +38,7 @@ def _integer_op(reference: Callable[..., Any], shape: Callable[..., Any] | None)
         return reference(*args).contiguous()
 
     def run(*args: Any) -> Any:
-        kernel = find(name, (), args[0].device.type, args, composed=True)
+        kernel = find(name, (), args[0].device.type, args, composite=True)
         return (by_reference if kernel is None else kernel.run)(*args)
 
     result = register(name, reference, takes, returns, run, shape=shape or by_reference)

@@ -4,7 +4,7 @@
 import pytest
 
 from blockscale.kernels.cpu import conv_way
-from blockscale.kernels.cpu.conv_way import ConvWay, shares_a_scale, told, way
+from blockscale.kernels.cpu.conv_way import ConvWay, describe_conv, shares_a_scale, way
 
 WEIGHT = "int8:channel0:fp32"
 
@@ -106,6 +106,6 @@ def test_what_a_ledger_says() -> None:
         ([64, 256, 1, 1], 1, token, ConvWay.PATCHES, "each pixel has scales of its own"),
         ([256, 256, 3, 3], 1, token, ConvWay.PATCHES, ""),
     ):
-        about = told(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
+        about = describe_conv(shape, groups, fmt, WEIGHT, "amx", channels_last=False)
         assert about.way == f"{found.value}, amx"
         assert slow in about.slow and bool(slow) == bool(about.slow), (shape, fmt)

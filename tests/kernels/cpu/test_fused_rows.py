@@ -92,9 +92,9 @@ def test_results() -> None:
     floats = FusedResult(Quantizer(None, None, None, ""), (4, 8))
     assert floats.codes is None and floats.tensors[0].shape == (4, 8) and floats.floats
     codes = FusedResult(fixed(UINT8, 2), (4, 8))
-    assert codes.given and codes.floats == 0 and codes.tensors[0].dtype == torch.uint8
+    assert codes.has_scale and codes.floats == 0 and codes.tensors[0].dtype == torch.uint8
     chosen = FusedResult(Quantizer(None, None, None, "int8:token:fp32"), (4, 8))
-    assert [part.shape for part in chosen.tensors] == [(4, 8), (4, 1)] and not chosen.given
+    assert [part.shape for part in chosen.tensors] == [(4, 8), (4, 1)] and not chosen.has_scale
 
 
 def test_symbolic_sizes_are_those_that_were_traced() -> None:

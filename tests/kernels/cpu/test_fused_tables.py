@@ -12,7 +12,7 @@ import blockscale as bs
 from blockscale.core.operand import UNQUANTIZED, Quantizer, Value
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu import fused_tables
-from blockscale.kernels.cpu.fused_tables import pooled
+from blockscale.kernels.cpu.fused_tables import max_pool
 from blockscale.ops.fused import FUSED
 from tests.kernels.cpu.fused.given import UINT8, coded, every_code, fixed, rough
 from tests.support.same import same
@@ -278,4 +278,4 @@ def test_sides_differ_and_memory_may_lie_otherwise() -> None:
     x = torch.randint(-128, 128, (2, 8, 9, 4), dtype=torch.int8).permute(0, 3, 1, 2)
     settings = ([3, 2], [2, 1], [1, 0], [1, 2], False)
     expected = torch.max_pool2d(x.float(), *settings)
-    assert torch.equal(pooled(x, 2, settings).float(), expected)
+    assert torch.equal(max_pool(x, 2, settings).float(), expected)

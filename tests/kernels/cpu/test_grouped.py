@@ -21,13 +21,13 @@ from tests.support.stacked import stacked
 def ready(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The matrices that were made ready, in order."""
     seen: list[int] = []
-    real = grouped._made
+    real = grouped._parts_ready
 
     def made(whole: object, index: int) -> tuple[Ready, ...]:
         seen.append(index)
         return real(whole, index)
 
-    monkeypatch.setattr(grouped, "_made", made)
+    monkeypatch.setattr(grouped, "_parts_ready", made)
     return seen
 
 

@@ -12,7 +12,7 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
-from blockscale.kernels.cpu.native import prepared
+from blockscale.kernels.cpu.native import linear_weight
 from blockscale.ops.linear import linear
 from tests.support.cpu_linear import NOTHING, check, packed, run, stored
 from tests.support.cpu_linear_integers import NEVER_WRONG, exact, near, weight_of
@@ -134,7 +134,7 @@ def test_zero_points_too_far_for_int32() -> None:
     """Of x and of the weight: float arithmetic takes over, and nothing wraps."""
     fmt = "uint8:tensor:fp32:asym"
     weight = stored(torch.randn(5, 64), "int8:channel0:fp32")
-    ready = prepared(packed(weight, "int8:channel0:fp32", 64))
+    ready = linear_weight(packed(weight, "int8:channel0:fp32", 64))
     x, y = torch.randn(3, 64), torch.empty(3, 5)
     for zero, expected in ((0, True), (700, True), (-(2**21), False), (2**31 - 1, False)):
         given = (torch.ones(1, 1), torch.tensor([[zero]], dtype=torch.int32), None)
@@ -184,7 +184,7 @@ def test_chosen_zero_points_are_integers(isa: str, weight_fmt: str, block: str) 
     """No float path, for any block, dtype and sign of x; weights with zero points too."""
     del isa
     weight, _ = a_weight(weight_fmt, 35, 100)
-    ready = prepared(packed(weight, weight_fmt, 100))
+    ready = linear_weight(packed(weight, weight_fmt, 100))
     for bits, dtype in itertools.product(
         ("uint8", "int8", "uint4"), (torch.float32, torch.bfloat16)
     ):

@@ -9,7 +9,7 @@ from blockscale.core import reference
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cpu.linear import as_integers, row_block
-from blockscale.kernels.cpu.native import prepared
+from blockscale.kernels.cpu.native import linear_weight
 from tests.support.cpu_linear import NOTHING, packed, run, stored
 from tests.support.cpu_linear_integers import NEVER_WRONG, exact, near, weight_of
 
@@ -154,7 +154,7 @@ def test_integers_are_really_used() -> None:
     for (fmt, input_fmt, k), expected in used.items():
         x, y = torch.randn(3, k), torch.empty(3, 5)
         weight = stored(torch.randn(5, k), fmt)  # what is prepared reads it as long as it lives
-        ready = prepared(packed(weight, fmt, k))
+        ready = linear_weight(packed(weight, fmt, k))
         block = row_block(input_fmt, 2)
         found = block is not None and as_integers(
             ready, x, block, Quantizer(*NOTHING, input_fmt), None, y

@@ -33,13 +33,13 @@ def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
 def look_up(x: Tensor, table: Tensor) -> Tensor:
     """As ops.integer.elementwise.look_up."""
     codes, entries = in_order(x), in_order(table)
-    found = new(tuple(codes.shape), entries.dtype)
+    values = new(tuple(codes.shape), entries.dtype)
     run = _native.look_up if codes.itemsize == 1 else _native.look_up_wide
     run(
-        entries.data_ptr(), entries.itemsize, codes.data_ptr(), codes.numel(), found.data_ptr(),
+        entries.data_ptr(), entries.itemsize, codes.data_ptr(), codes.numel(), values.data_ptr(),
         threads(),
     )  # fmt: skip
-    return found
+    return values
 
 
 def _supports_quantize(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:

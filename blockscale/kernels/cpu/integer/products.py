@@ -29,7 +29,7 @@ from blockscale.kernels.cpu.integer.shifted import (
     Multipliers,
     Places,
     guard_of,
-    guarded,
+    is_unchanged,
     kept_of,
     key_of,
     multiplies,
@@ -134,14 +134,14 @@ def in_pieces(
     if not of.transposed and (of.groups == 1 or directly):  # the weight as it is
         (lines,) = _sets(of)
         numbers = _numbers(lines, size, whole[1:-1], x.shape[-1])
-        kept = kept_of(x, weight, bias, largest, end, of.each[0])
+        multipliers = kept_of(x, weight, bias, largest, end, of.each[0])
         places = Places(numbers, of.groups if directly else 0)
-        return run(kept, x, x_zero, places, whole, end)
+        return run(multipliers, x, x_zero, places, whole, end)
     ready = _ready(of)[Operand(weight, end[0], bias, None, key_of(x, largest, end[4]), 0)]
     stacks, each = _stacks(of), [count * _together(of) for count in of.each]
     x = _apart(x, stacks, each[0], x_zero)
     y = None
-    for lines, kept in ready.all:
+    for lines, multipliers in ready.all:
         out = tuple(
             len(range(line.first, n, line.step)) for line, n in zip(lines, whole[1:-1], strict=True)
         )
@@ -149,9 +149,9 @@ def in_pieces(
             continue
         shape = (stacks, whole[0], *out, each[1])
         places = Places(_numbers(lines, size, out, each[0]))
-        made = run(kept, x, x_zero, places, shape, end)
-        y = new((*whole[:-1], stacks, each[1]), made.dtype) if y is None else y
-        y[(slice(None), *(slice(line.first, None, line.step) for line in lines))] = made.movedim(
+        part = run(multipliers, x, x_zero, places, shape, end)
+        y = new((*whole[:-1], stacks, each[1]), part.dtype) if y is None else y
+        y[(slice(None), *(slice(line.first, None, line.step) for line in lines))] = part.movedim(
             0, -2
         )
     assert y is not None
@@ -197,35 +197,35 @@ def _numbers(lines: tuple[_Line, ...], size: Sizes, out: Sizes, channels: int) -
 @cache
 def _ready(of: CodedConvolution) -> Residents[_InPieces]:
     """Weights as stored, in pieces."""
-    return Residents(lambda given: _make(of, given), fingerprint, guarded)
+    return Residents(lambda weight: _make(of, weight), fingerprint, is_unchanged)
 
 
-def _make(of: CodedConvolution, given: Operand) -> _InPieces:
-    """given: as `make` of `shifted` takes it, but for the size."""
-    codes = in_order(given.codes)
+def _make(of: CodedConvolution, weight: Operand) -> _InPieces:
+    """weight: as `make` of `shifted` takes it, but for the size."""
+    codes = in_order(weight.codes)
     guard, memory = guard_of(codes)
-    memory = memory if codes is given.codes else (*memory, codes)
+    memory = memory if codes is weight.codes else (*memory, codes)
     channels, outputs = of.each
     stacks, together = _stacks(of), _together(of)
     missing = stacks * together - of.groups
     stored = codes.reshape(of.groups, outputs, *of.sizes, channels)
     if missing:
         stored = torch.cat([stored, stored.new_zeros(missing, *stored.shape[1:])])
-    bias, shift = given.zero_point, given.scale
+    bias, shift = weight.zero_point, weight.scale
     if bias is not None:
         bias = pad(bias, (0, missing * outputs)).view(stacks, -1)
     if shift.numel() > 1:
         shift = pad(shift, (0, missing * outputs)).view(stacks, -1)
-    found = []
+    pieces = []
     for lines in _sets(of):
-        cells = _picked(stored, lines).unflatten(0, (stacks, together))
+        cells = _cells_of(stored, lines).unflatten(0, (stacks, together))
         matrices = torch.stack([_side_by_side(each) for each in cells])
-        kept = stacked(matrices, bias, shift, given.fmt, together * channels)
-        found.append((lines, kept))
-    return _InPieces(tuple(found), guard, memory)
+        multipliers = stacked(matrices, bias, shift, weight.fmt, together * channels)
+        pieces.append((lines, multipliers))
+    return _InPieces(tuple(pieces), guard, memory)
 
 
-def _picked(stored: Tensor, lines: tuple[_Line, ...]) -> Tensor:
+def _cells_of(stored: Tensor, lines: tuple[_Line, ...]) -> Tensor:
     """Of a weight [groups, outputs, *sizes, channels] the cells of a piece; where there are none,
     one of zeros."""
     for at, line in enumerate(lines, 2):
@@ -248,13 +248,13 @@ def _side_by_side(stored: Tensor) -> Tensor:
 @lru_cache(256)
 def _sets(of: CodedConvolution) -> list[tuple[_Line, ...]]:
     """The pieces along the sizes of x: one, if transposed one for each place within a stride."""
-    made: list[tuple[_Line, ...]] = [()]
+    sets: list[tuple[_Line, ...]] = [()]
     for k, s, p, d in zip(of.sizes, of.stride, of.padding, of.dilation, strict=True):
         lines = [_Line(0, 1, tuple(range(k)), s, p, d)]
         if of.transposed:
             lines = [_line(place, k, s, p, d) for place in range(s)]
-        made = [(*before, line) for before in made for line in lines]
-    return made
+        sets = [(*before, line) for before in sets for line in lines]
+    return sets
 
 
 def _line(place: int, k: int, s: int, p: int, d: int) -> _Line:

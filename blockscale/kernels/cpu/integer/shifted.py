@@ -51,13 +51,13 @@ class _Step(NamedTuple):
     half:     of x: 0 is all of it or the high one
     channels: of x, from and to
     weights:  a _native.LinearWeight for each matrix of a batch; one of a layer
-    left:     by what the sums so far are shifted before its own are added
+    left_shift:     by what the sums so far are shifted before its own are added
     """
 
     half: int
     channels: tuple[int, int]
     weights: tuple[Any, ...]
-    left: int
+    left_shift: int
 
 
 class Places(NamedTuple):
@@ -115,8 +115,8 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, x_zero: int, largest: int, end: End
 ) -> Tensor:
     """Codes x [..., k] that `takes` has seen, weight [n, k], bias [n] -> codes or sums [..., n]."""
-    kept = kept_of(x, weight, bias, largest, end, weight.shape[1])
-    return run(kept, x, x_zero, Places(), (*x.shape[:-1], weight.shape[0]), end)
+    multipliers = kept_of(x, weight, bias, largest, end, weight.shape[1])
+    return run(multipliers, x, x_zero, Places(), (*x.shape[:-1], weight.shape[0]), end)
 
 
 def multiplies(a: Tensor, b: Tensor, a_zero: int, b_zero: int, fmt: str) -> bool:
@@ -137,13 +137,13 @@ def matmul(a: Tensor, b: Tensor, a_zero: int, b_zero: int, largest: int, end: En
         a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, k, n)
     key = key_of(a, largest, end[4])
     ends = _ENDS[Operand(end[0], end[0], None, None, key, n)]
-    columns = _turned(b)
+    columns = _columns_of(b)
     steps, memory = _steps(columns, k, b_zero, ends.wide, "halves" in key)
-    kept = ends._replace(steps=steps, memory=(*memory, columns))
-    return run(kept, a, a_zero, Places(), (*batch, a.shape[-2], n), end)
+    multipliers = ends._replace(steps=steps, memory=(*memory, columns))
+    return run(multipliers, a, a_zero, Places(), (*batch, a.shape[-2], n), end)
 
 
-def _turned(x: Tensor) -> Tensor:
+def _columns_of(x: Tensor) -> Tensor:
     """x [..., k, n] of one or two bytes -> [matrices, n, k] in order."""
     if x.mT.is_contiguous():
         return x.mT.reshape(-1, *x.mT.shape[-2:])
@@ -155,7 +155,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def run(
-    kept: Multipliers,
+    multipliers: Multipliers,
     x: Tensor,
     x_zero: int,
     places: Places,
@@ -164,31 +164,31 @@ def run(
 ) -> Tensor:
     """Codes x -> codes or sums [*shape]."""
     _, zero, low, high, fmt = end
-    sums = torch.int64 if kept.wide else torch.int32
+    sums = torch.int64 if multipliers.wide else torch.int32
     y = new(shape, _code_dtype(fmt) if fmt else sums)
-    last, count = len(kept.steps) - 1, len(kept.steps[0].weights)
+    last, count = len(multipliers.steps) - 1, len(multipliers.steps[0].weights)
     before = new(shape, sums) if last else None
     halves, channels = _halves(x, x_zero), x.shape[-1]
     rows = y.numel() // (shape[-1] * count)
-    for i, step in enumerate(kept.steps):
+    for i, step in enumerate(multipliers.steps):
         part, point = halves[step.half]
         first, end_of = step.channels
         numbers = places.numbers
         if places.groups <= 1 and end_of - first != channels:
             part = part[..., first:end_of].contiguous()
             numbers = (*numbers[:-1], end_of - first) if numbers else ()
-        to, ends, ending = y, kept.ends, (fmt, zero, low, high)
+        to, ends, ending = y, multipliers.ends, (fmt, zero, low, high)
         if before is not None and i < last:
-            to, ends, ending = before, kept.sums, ("", 0, 0, 0)
-        given, how = _form(part.dtype).handle, _ending(*ending, kept.wide)
+            to, ends, ending = before, multipliers.sums, ("", 0, 0, 0)
+        handle, how = _form(part.dtype).handle, _ending(*ending, multipliers.wide)
         at = (part.data_ptr(), to.data_ptr(), ends.data_ptr())
         so_far = before.data_ptr() if before is not None and i else 0
         for weight in step.weights:
-            done = weight.shifts(
-                given, at[0], rows, point, numbers, places.groups, at[1], (at[2], so_far),
-                kept.wide, step.left, how, threads(),
+            ran = weight.shifts(
+                handle, at[0], rows, point, numbers, places.groups, at[1], (at[2], so_far),
+                multipliers.wide, step.left_shift, how, threads(),
             )  # fmt: skip
-            assert done, "int8 by int8 under the scale 1"
+            assert ran, "int8 by int8 under the scale 1"
             if count > 1:  # each of the next matrix
                 of_ends = ends[0].nbytes if ends.ndim == 3 else 0
                 at = (at[0] + part.numel() // count, at[1] + to.nbytes // count, at[2] + of_ends)
@@ -246,15 +246,15 @@ def _key(largest: int, x: torch.dtype, sums: bool) -> str:
     return " ".join(("wide" * wide, "halves" * halves, "sums" * sums))
 
 
-def make(given: Operand) -> Multipliers:
-    """given: a weight [n, k] as codes; the shift as scale; the bias as zero_point; what `key`
+def make(weight: Operand) -> Multipliers:
+    """weight: [n, k] as codes; the shift as scale; the bias as zero_point; what `key`
     says as fmt; channels of a cell as size."""
-    codes = in_order(given.codes)
-    kept = _without_steps(given.scale, given.zero_point, given.fmt, codes.shape[0])
-    steps, memory = _steps(codes[None], given.size, None, kept.wide, "halves" in given.fmt)
+    codes = in_order(weight.codes)
+    multipliers = _without_steps(weight.scale, weight.zero_point, weight.fmt, codes.shape[0])
+    steps, memory = _steps(codes[None], weight.size, None, multipliers.wide, "halves" in weight.fmt)
     guard, read = guard_of(codes)
-    memory += read if codes is given.codes else (*read, codes)
-    return kept._replace(steps=steps, guard=guard, memory=memory)
+    memory += read if codes is weight.codes else (*read, codes)
+    return multipliers._replace(steps=steps, guard=guard, memory=memory)
 
 
 def stacked(
@@ -263,14 +263,14 @@ def stacked(
     """Weights [matrices, n, k] in order, of so many channels a cell, bias and shift [matrices, n]
     (or shift [1]), as `Multipliers` without a guard: x and what comes out are as many stacks."""
     matrices, n, _ = codes.shape
-    kept = _without_steps(shift.max()[None], None, key, n)
-    steps, memory = _steps(codes, channels, None, kept.wide, "halves" in key)
+    multipliers = _without_steps(shift.max()[None], None, key, n)
+    steps, memory = _steps(codes, channels, None, multipliers.wide, "halves" in key)
     each = [
         _ends(n, None if bias is None else bias[i], shift if shift.numel() == 1 else shift[i],
-              kept.wide, "sums" in key)
+              multipliers.wide, "sums" in key)
         for i in range(matrices)
     ]  # fmt: skip
-    return kept._replace(steps=steps, ends=torch.stack(each), memory=(*memory, codes))
+    return multipliers._replace(steps=steps, ends=torch.stack(each), memory=(*memory, codes))
 
 
 def guard_of(codes: Tensor) -> tuple[Any, tuple[Tensor, ...]]:
@@ -279,9 +279,9 @@ def guard_of(codes: Tensor) -> tuple[Any, tuple[Tensor, ...]]:
     return guard, memory
 
 
-def guarded(kept: Any) -> bool:
-    """Whether the guard of what is kept sees no change."""
-    return bool(kept.guard.unchanged())
+def is_unchanged(multipliers: Any) -> bool:
+    """Whether the guard of the weight's memory sees no change."""
+    return bool(multipliers.guard.unchanged())
 
 
 def _without_steps(shift: Tensor, bias: Tensor | None, key: str, n: int) -> Multipliers:
@@ -304,7 +304,7 @@ def _steps(
     cells = k // channels
     longest = _LONGEST[codes.dtype if zero is None else torch.int16]
     most = max(longest // cells, 1) if wide else channels
-    made: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+    ready: dict[tuple[int, int, int], tuple[Any, ...]] = {}
     memory: tuple[Tensor, ...] = ()
     for half, (part, point) in enumerate(_parts(codes, zero)):
         for first in range(0, channels, most):
@@ -313,14 +313,15 @@ def _steps(
             if last - first != channels:
                 piece = part.reshape(matrices, n, cells, channels)[..., first:last]
                 piece = piece.reshape(matrices, n, -1).contiguous()
-            made[half, first, last], read = _weights(piece, point)
+            ready[half, first, last], read = _weights(piece, point)
             memory += read if piece is codes else (*read, piece)
     order = sorted(
-        ((x, *each) for x in range(1 + halves) for each in made), key=lambda each: each[0] + each[1]
+        ((x, *each) for x in range(1 + halves) for each in ready),
+        key=lambda each: each[0] + each[1],
     )
     levels = [x + half for x, half, *_ in order]
     steps = tuple(
-        _Step(x, (first, last), made[half, first, last], 8 * (level - before))
+        _Step(x, (first, last), ready[half, first, last], 8 * (level - before))
         for (x, half, first, last), before, level in zip(
             order, [levels[0], *levels], levels, strict=False
         )
@@ -345,8 +346,10 @@ def _weights(codes: Tensor, zero: int | None) -> tuple[tuple[Any, ...], tuple[Te
         kind, parts = "asym", QParams(one, None, torch.full((n, 1), zero, dtype=torch.int32))
     form = native(":".join((CODES[codes.dtype], "channel0", "fp32", *filter(None, [kind]))))
     at, size, there = codes.data_ptr(), n * k, addresses(parts)
-    made = (_native.LinearWeight(form.handle, n, k, at + i * size, there) for i in range(matrices))
-    return tuple(made), tuple(part for part in parts if part is not None)
+    weights = (
+        _native.LinearWeight(form.handle, n, k, at + i * size, there) for i in range(matrices)
+    )
+    return tuple(weights), tuple(part for part in parts if part is not None)
 
 
 def _ends(n: int, bias: Tensor | None, shift: Tensor, wide: bool, sums: bool) -> Tensor:
@@ -366,6 +369,6 @@ def _ends(n: int, bias: Tensor | None, shift: Tensor, wide: bool, sums: bool) ->
     return ends
 
 
-_READY = Residents(make, fingerprint, guarded)
+_READY = Residents(make, fingerprint, is_unchanged)
 # of products of two tensors, beside their shift
 _ENDS = Residents(lambda of: _without_steps(of.codes, None, of.fmt, of.size), fingerprint)

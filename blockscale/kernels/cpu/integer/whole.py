@@ -30,7 +30,7 @@ def _ending(y: Tensor, shift: Tensor, zero: int, low: int, high: int) -> tuple[i
     return y.data_ptr(), TYPES[y.dtype], int(shift), zero, low, high
 
 
-def _given(x: Tensor, zero: int) -> tuple[int, int, int]:
+def _integers(x: Tensor, zero: int) -> tuple[int, int, int]:
     """As `Integers` of src/fused/integer.h."""
     return x.data_ptr(), TYPES[x.dtype], zero
 
@@ -50,7 +50,7 @@ def rescale(
     y = new(tuple(x.shape), parse(fmt).element.code_dtype)
     largest = torch.iinfo(x.dtype).max + abs(x_zero) + 1
     _native.integer_sum(
-        _given(codes, x_zero), (0, 0, 0), 0, 0, 1, largest, codes.numel(),
+        _integers(codes, x_zero), (0, 0, 0), 0, 0, 1, largest, codes.numel(),
         _ending(y, shift, zero, low, high), threads(),
     )  # fmt: skip
     return y
@@ -59,8 +59,8 @@ def rescale(
 def _supports_two(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
     a, b, *_, shift, _zero, _low, _high, fmt = arguments
-    known = a.dtype in TYPES and b.dtype in TYPES and a.numel() > 0 and b.numel() > 0
-    return known and ends(fmt, shift)
+    fits = a.dtype in TYPES and b.dtype in TYPES and a.numel() > 0 and b.numel() > 0
+    return fits and ends(fmt, shift)
 
 
 @kernel("integer_add", backend="cpu", supports=_supports_two)
@@ -92,7 +92,7 @@ def _two(
     shift, zero, low, high, fmt = end
     y = new(tuple(left.shape), parse(fmt).element.code_dtype)
     _native.integer_sum(
-        _given(left, zeros[0]), _given(right, zeros[1]), *shifts, largest, y.numel(),
+        _integers(left, zeros[0]), _integers(right, zeros[1]), *shifts, largest, y.numel(),
         _ending(y, shift, zero, low, high), threads(),
     )  # fmt: skip
     return y
@@ -115,7 +115,7 @@ def layer_norm(
     scale = None if weight is None else in_order(weight)
     offset = None if bias is None else in_order(bias)
     _native.integer_norm(
-        _given(codes, x_zero), 0 if scale is None else scale.data_ptr(),
+        _integers(codes, x_zero), 0 if scale is None else scale.data_ptr(),
         0 if offset is None else offset.data_ptr(), centered, epsilon, x.numel() // columns,
         columns, _ending(y, shift, zero, low, high), threads(),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def layer_norm(
 
 def _supports_attention(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     del formats
-    query, key, value, seen, _causal, _zeros, _factor, right, _table, shift, *_, fmt = arguments
+    query, key, value, mask, _causal, _zeros, _factor, right, _table, shift, *_, fmt = arguments
     each = (query, key, value)
     if any(x.dtype not in (torch.int8, torch.uint8) or x.ndim not in (3, 4) for x in each):
         return False
@@ -132,14 +132,14 @@ def _supports_attention(formats: tuple[Format, ...], arguments: tuple[Any, ...])
         return False
     if query.shape[:-3] != key.shape[:-3] or query.shape[-3] % key.shape[-3]:
         return False
-    masked = seen is None or (seen.dtype == torch.bool and seen.ndim <= query.ndim)
+    masked = mask is None or (mask.dtype == torch.bool and mask.ndim <= query.ndim)
     # sums of 16-bit products stay below the score of what is hidden
     return masked and right <= _MOST_RIGHT and query.shape[-1] <= 2**12 and ends(fmt, shift)
 
 
 @kernel("integer_attention", backend="cpu", supports=_supports_attention)
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
     zeros: list[int], factor: int, right: int, table: Tensor, shift: Tensor, zero: int, low: int,
     high: int, fmt: str,
 ) -> Tensor:  # fmt: skip
@@ -147,13 +147,13 @@ def attention(
     q, k, v = (_rows(x) for x in (query, key, value))
     batch, heads, rows, depth = q.shape
     keys, width = v.shape[-2:]
-    mask = None if seen is None else seen.expand(batch, heads, rows, keys)
+    mask = None if mask is None else mask.expand(batch, heads, rows, keys)
     strides = [x.stride()[:3] for x in (q, k, v)]
     strides.append((0, 0, 0, 0) if mask is None else mask.stride())
     y = new((*query.shape[:-1], width), parse(fmt).element.code_dtype)
     entries = in_order(table)
     _native.integer_attention(
-        tuple(_given(x, z) for x, z in zip((q, k, v), zeros, strict=True)),
+        tuple(_integers(x, z) for x, z in zip((q, k, v), zeros, strict=True)),
         0 if mask is None else mask.data_ptr(), strides,
         (batch, heads, heads // k.shape[1], rows, keys, depth, width), causal, factor, right,
         entries.data_ptr(), _ending(y, shift, zero, low, high), threads(),

@@ -265,7 +265,7 @@ def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) 
         given=given,
         merged=result in ("largest", "extremes"),
         packed=result == "codes" and fmt.bits <= 4,
-        lean=size == 2 and result == "codes" and not (fmt.means or fmt.drawn or powers),
+        lean=size == 2 and result == "codes" and not (fmt.means or fmt.needs_seed or powers),
         heavy=heavy,
     )
 
