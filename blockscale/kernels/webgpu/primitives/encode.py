@@ -140,7 +140,7 @@ def _encode(
         kernel = kernel.replaced(
             element=without_table(f),
             ends=lowered(f.format).element.family,
-            rounding=f.format.rounding if not f.drawn else "nearest_even",
+            rounding=f.format.rounding if not f.needs_seed else "nearest_even",
         )
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
