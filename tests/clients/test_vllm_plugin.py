@@ -24,6 +24,7 @@ from tests.clients.vllm import (
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 MOST = 1e-3  # nats
+TABLES = ["model.embed_tokens", "lm_head"]  # vLLM gives gpt-oss's to no plug-in
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("Qwen3", bs.Recipe("log4", skip=["*.q_proj", "*.k_proj", "*.v_proj"])),
         ("Qwen3Moe", "int4:group32:fp16"),
         ("Mixtral", bs.Recipe("nvfp4", skip=["model.embed_tokens"])),
+        ("GptOss", bs.Recipe("mxfp4", skip=TABLES)),
+        ("GptOss", bs.Recipe("nvfp4", skip=TABLES)),
     ],
     ids=str,
 )

@@ -164,12 +164,18 @@ def model(kind: str, size: float = 4) -> Any:
         "Mixtral": {
             "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
         },
+        "GptOss": {
+            "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "head_dim": 32, "sliding_window": 16,
+        },
     }  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**common, **own[kind])
     built = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for weight in built.parameters():
-            if weight.dim() > 1:
+        for name, weight in built.named_parameters():
+            if name.endswith(("bias", "sinks")):  # which begin as zeros, and nobody sees those
+                weight.normal_(0, 0.2)
+            elif weight.dim() > 1:
                 weight *= size
     return built
 

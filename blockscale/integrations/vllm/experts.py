@@ -3,9 +3,10 @@
 weights. Nothing of this file knows a server."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockscale.layers.store import QWeight
@@ -40,6 +41,36 @@ class ExpertMatrices(nn.Module):
         return torch.cat(pieces)
 
 
+class Biases(NamedTuple):
+    """Of experts: up [experts, outputs of gate and up], down [experts, k]."""
+
+    up: Tensor
+    down: Tensor
+
+
+def check_biases(layer: str, activation: str, processes: int) -> None:
+    """Raise ValueError where the experts of `layer` have biases and cannot be served with them.
+
+    activation: as the server calls it; processes: how many have a part of the model
+    """
+    if activation != "swigluoai":
+        raise ValueError(
+            f"{layer}: its experts have biases, which are served with gpt-oss's activation "
+            f"(swigluoai), and these have {activation}: keep them in float"
+        )
+    if processes > 1:
+        raise ValueError(
+            f"{layer}: its experts have biases (gpt-oss), which one process serves whole, and "
+            f"tensor_parallel_size is {processes}: set tensor_parallel_size=1"
+        )
+
+
+def _plus(y: Tensor, bias: Tensor, experts: Tensor) -> Tensor:
+    """y [rows, n] and the bias of each row's expert; rows after the last expert's stay."""
+    own = F.pad(bias, (0, 0, 0, 1))[experts]  # a row of zeros for experts elsewhere
+    return y + own.to(y.dtype)
+
+
 class Experts(nn.Module):
     """up: of gate and up, joined in this order; down: the way back."""
 
@@ -54,12 +85,14 @@ class Experts(nn.Module):
         ids: Tensor,
         activation: Callable[[Tensor], Tensor],
         weigh_inputs: bool = False,
+        biases: Biases | None = None,
     ) -> Tensor:
         """x [tokens, k], weights and ids [tokens, experts of each] -> [tokens, k].
 
         ids: -1 where the expert is in another process, which adds its part
         activation: gate and up [rows, 2 n] -> [rows, n]
         weigh_inputs: whether weights multiply what goes into the experts instead of what comes out
+        biases: of gpt-oss's experts
         """
         tokens, each = ids.shape
         if not tokens:
@@ -71,8 +104,21 @@ class Experts(nn.Module):
         ends = counts.cumsum(0)
         rows, scale = x[order // each], weights.reshape(-1, 1)[order].to(x.dtype)
         rows = rows * scale if weigh_inputs else rows
-        y = self.down(activation(self.up(rows, ends)), ends)
+        own = flat[order]
+        y = self.up(rows, ends)
+        y = y if biases is None else _plus(y, biases.up, own)
+        y = self.down(activation(y), ends)
+        y = y if biases is None else _plus(y, biases.down, own)
         y = y if weigh_inputs else y * scale
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         return y[back].reshape(tokens, each, -1).sum(1).to(x.dtype)
+
+
+def clamped_swiglu(y: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """gpt-oss's activation: gate and up [rows, 2 n], one beside the other in turn -> [rows, n].
+
+    The gate is at most `limit`, up is within +-limit, and 1 is added to it.
+    """
+    gate, up = y[..., ::2].clamp(max=limit), y[..., 1::2].clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm import envs
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.fused_moe.activation import apply_moe_activation
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
@@ -36,10 +36,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 from vllm.model_executor.models.utils import WeightsMapper
+from vllm.model_executor.utils import set_weight_attrs
 
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.config import METHOD
+from blockscale.integrations.vllm.experts import Biases, check_biases, clamped_swiglu
 from blockscale.integrations.vllm.served import Part, Served, quantized_copy
 from blockscale.ops.embedding import embedding
 from blockscale.ops.linear import linear
@@ -278,13 +280,21 @@ class ExpertsMethod(FusedMoEMethodBase):
         intermediate_size_per_partition: int, params_dtype: torch.dtype, **extra: Any,
     ) -> None:  # fmt: skip
         if self.moe.has_bias:
-            raise ValueError(
-                f"{layer.layer_name}: experts with biases (gpt-oss) are not served: keep them in "
-                f"float, or serve the checkpoint's own format by vLLM's method"
-            )
+            self._add_biases(layer, num_experts, hidden_size, params_dtype, extra)
         ranks, local = self.moe.moe_parallel_config, _local_experts(layer, num_experts)
         experts = self._stored.read(local, params_dtype, ranks.tp_rank, ranks.tp_size)
         layer.quantized = experts.to(_device())
+
+    def _add_biases(
+        self, layer: Any, count: int, features: int, dtype: torch.dtype, attributes: dict[str, Any]
+    ) -> None:
+        """Parameters of vLLM's own names, which its loader sets: biases are floats."""
+        ranks = get_tensor_model_parallel_world_size()
+        check_biases(layer.layer_name, layer.activation.value, ranks)
+        for name, size in (("w13_bias", self._stored.outputs()), ("w2_bias", features)):
+            bias = nn.Parameter(torch.zeros(count, size, dtype=dtype), requires_grad=False)
+            layer.register_parameter(name, bias)
+            set_weight_attrs(bias, attributes)
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None
@@ -295,7 +305,9 @@ class ExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:  # fmt: skip
         experts: Experts = layer.quantized
         ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids]
-        return experts(x, topk_weights, ids, _activation(layer), layer.apply_router_weight_on_input)
+        biases = Biases(layer.w13_bias, layer.w2_bias) if self.moe.has_bias else None
+        weighs = layer.apply_router_weight_on_input
+        return experts(x, topk_weights, ids, _activation(layer), weighs, biases)
 
 
 def _local_experts(layer: Any, count: int) -> list[int]:
@@ -308,6 +320,8 @@ def _local_experts(layer: Any, count: int) -> list[int]:
 
 def _activation(layer: Any) -> Callable[[Tensor], Tensor]:
     """gate and up [rows, 2 n] -> [rows, n], as the model's activation says."""
+    if layer.activation == MoEActivation.SWIGLUOAI:
+        return clamped_swiglu
 
     def apply(x: Tensor) -> Tensor:
         y = x.new_empty(x.shape[0], x.shape[1] // (2 if layer.moe_config.is_act_and_mul else 1))

@@ -335,6 +335,12 @@ class StoredExperts:
         """Every stored name."""
         return [name for names in (*self.up, *self.down) for name in names]
 
+    def outputs(self) -> int:
+        """Of gate and up of an expert together, in the float model."""
+        known = self.served.stored.metadata.tensors
+        shapes = [stored_shape(known[n].shape, known[n].layout) for n in self.up[0]]
+        return sum(shape[-2] for shape in shapes)
+
     def read(
         self, chosen: Sequence[int], dtype: torch.dtype, rank: int = 0, ranks: int = 1
     ) -> Experts:

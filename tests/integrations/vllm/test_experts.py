@@ -4,10 +4,18 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from blockscale.core.parse import parse
 from blockscale.core.recipe import Scheme
-from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
+from blockscale.integrations.vllm.experts import (
+    Biases,
+    ExpertMatrices,
+    Experts,
+    check_biases,
+    clamped_swiglu,
+)
 from blockscale.integrations.vllm.served import Joined
 from blockscale.layers.kinds import QLinear
 from blockscale.layers.store import QWeight
@@ -51,6 +59,67 @@ def test_each_token_goes_through_its_experts(stacked: bool, weigh_inputs: bool) 
             y = back[e].double() @ silu(wide[e].double() @ row)
             expected[t] += y if weigh_inputs else w * y
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def gpt_oss(wide: Tensor, back: Tensor) -> GptOssExperts:
+    """transformers' own experts with these matrices, which are [k, n] there, and biases with which
+    some gates and ups are beyond the limits."""
+    config = GptOssConfig(
+        hidden_size=K, intermediate_size=N, num_local_experts=COUNT, num_experts_per_tok=2
+    )
+    theirs = GptOssExperts(config).eval()
+    with torch.no_grad():
+        theirs.gate_up_proj.copy_(wide.transpose(1, 2))
+        theirs.down_proj.copy_(back.transpose(1, 2))
+        theirs.gate_up_proj_bias.normal_(0, 5)
+        theirs.down_proj_bias.normal_(0, 5)
+    return theirs
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_biases_and_the_clamped_activation_of_gpt_oss(stacked: bool) -> None:
+    """All experts here, and with those of expert 1 in another process: the rest of the sum."""
+    torch.manual_seed(0)
+    up, wide = matrices(2 * N, K, stacked)
+    down, back = matrices(K, N, stacked)
+    theirs = gpt_oss(wide, back)
+    experts = Experts(up, down, COUNT)
+    biases = Biases(theirs.gate_up_proj_bias, theirs.down_proj_bias)
+    x, weights = torch.randn(9, K), torch.rand(9, 2)
+    ids = torch.stack([torch.randperm(COUNT)[:2] for _ in range(9)])
+    with torch.no_grad():
+        found = experts(x, weights, ids, clamped_swiglu, biases=biases)
+        torch.testing.assert_close(found, theirs(x, ids, weights), rtol=1e-5, atol=1e-3)
+        elsewhere = torch.where(ids == 1, -1, ids)
+        part = experts(x, weights, elsewhere, clamped_swiglu, biases=biases)
+        mine = torch.where(ids == 1, 0, weights)
+        torch.testing.assert_close(part, theirs(x, ids, mine), rtol=1e-5, atol=1e-3)
+
+
+def test_biases_of_experts_that_are_all_elsewhere_add_nothing() -> None:
+    experts = Experts(matrices(2 * N, K, False)[0], matrices(K, N, False)[0], COUNT)
+    biases = Biases(torch.randn(COUNT, 2 * N), torch.randn(COUNT, K))
+    ids = torch.full((4, 2), -1)
+    found = experts(torch.randn(4, K), torch.rand(4, 2), ids, clamped_swiglu, biases=biases)
+    assert torch.equal(found, torch.zeros(4, K))
+
+
+def test_the_clamped_activation_in_half_precision() -> None:
+    """transformers' own function, bit for bit: at, below and beyond the limits."""
+    config = GptOssConfig(hidden_size=K, intermediate_size=N, num_local_experts=1)
+    theirs = GptOssExperts(config)
+    edges = torch.tensor([-30.0, -7.5, -7, -1, 0, 0.5, 7, 7.5, 30])
+    y = torch.cartesian_prod(edges, edges).reshape(27, 6)  # three gates and ups in each row
+    for dtype in (torch.bfloat16, torch.float32):
+        assert torch.equal(clamped_swiglu(y.to(dtype)), theirs._apply_gate(y.to(dtype)))
+
+
+def test_experts_with_biases_that_are_refused() -> None:
+    check_biases("layers.0", "swigluoai", 1)
+    with pytest.raises(ValueError, match=r"layers\.0: .* have silu: keep them in float"):
+        check_biases("layers.0", "silu", 1)
+    with pytest.raises(ValueError, match=r"layers\.0: .* is 2: set tensor_parallel_size=1"):
+        check_biases("layers.0", "swigluoai", 2)
 
 
 def test_no_tokens_and_tokens_of_other_processes() -> None:

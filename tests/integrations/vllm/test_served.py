@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 import safetensors
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 import blockscale as bs
 from blockscale.files import stored_model
 from blockscale.files.stored_model import open_stored_model
+from blockscale.integrations.vllm.experts import Biases, clamped_swiglu
 from blockscale.integrations.vllm.served import Part, Served, quantized_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -221,6 +229,31 @@ def test_experts_of_files_and_of_saved_models(fmt: str, one_by_one: bool, tmp_pa
     else:
         with pytest.raises(ValueError, match="one stack of 4 experts, of which this process has 2"):
             stored.read([3, 1], torch.float32)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_experts_of_gpt_oss(fmt: str, tmp_path: Path) -> None:
+    """Stacks [E, k, 2 n] whose gates and ups take turns, and biases in float beside them."""
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(
+        GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    ).eval()
+    layer = model.model.layers[0].mlp.experts
+    with torch.no_grad():
+        layer.gate_up_proj_bias.normal_()
+        layer.down_proj_bias.normal_()
+    served, model = directory(model, bs.Recipe(fmt, skip=["model.embed_tokens"]), tmp_path)
+    layer = model.model.layers[0].mlp.experts
+    place = "model.layers.0.mlp.experts.routed_experts"
+    stored = served.experts(place, 4, ["w1", "w3", "w2"])
+    assert stored is not None
+    assert stored.outputs() == 2 * 96
+    x, ids = torch.randn(7, 64), torch.rand(7, 4).argsort(-1)[:, :2]
+    weights, biases = torch.rand(7, 2), Biases(layer.gate_up_proj_bias, layer.down_proj_bias)
+    experts = stored.read(range(4), torch.float32)
+    found = experts(x, weights, ids, clamped_swiglu, biases=biases)
+    torch.testing.assert_close(found, layer(x, ids, weights), rtol=1e-5, atol=1e-5)
+    assert not {name for name in served.taken if name.endswith("_bias")}  # the server loads them
 
 
 def test_experts_of_which_some_are_float(tmp_path: Path) -> None:
