@@ -8,7 +8,8 @@ benchmarks.language_model.corpus finds, and writes DIR/moe (the weights in bfloa
 DIR/mixture.json (a line of figures for each cell) and DIR/mixture.md (the table of the page). Where
 DIR/moe is there already it is not trained again; cells that DIR/mixture.json has are not measured
 again, so that the same command, on another machine, goes on. Only experts are quantized: attention,
-routers, the table of tokens and the logits stay in float.
+routers, the table of tokens and the logits stay in float. AutoRound is measured beside where it is
+installed (--only "*AutoRound").
 """
 
 import argparse
@@ -18,6 +19,7 @@ import json
 import math
 import pathlib
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,11 +32,13 @@ from benchmarks.language_model import corpus
 from benchmarks.language_model.evaluate import Scores, batches, compared, score, static
 from benchmarks.language_model.model import LENGTH, Trained
 from benchmarks.language_model.train import SEQUENCES, draw, held_loss, optimizer, rate, save
+from benchmarks.real_models.peers import auto_round
 from blockscale.bench.machine import commit, hardware, versions
 
-WEIGHTS = ("int4:group32:fp32", "nvfp4", "mxfp4")
+WEIGHTS = ("int4:group32:fp32", "nvfp4", "mxfp4", "int4:group32:fp16")
 PAIRS = (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("int4:group32:fp32", "int8_token"))
 ALGORITHMS = ("absmax", "gptq", "search")
+PEER = ("int4:group32:fp16", "AutoRound", None)  # as it quantizes: 4 bits and half a bit of scales
 BALANCE = 0.02  # share of the loss that makes routers use all experts
 
 
@@ -144,6 +148,25 @@ def quantized(
     return model, bs.calibrate(model, data, recipe, weight=algorithm, progress=False)
 
 
+def by_auto_round(trained: Trained) -> nn.Module:
+    """AutoRound's experts of four bits, whose choices see the tokens that ours see."""
+    tokens = trained.train
+    data = [
+        {"input_ids": each, "attention_mask": torch.ones_like(each)} for each in tokens[:, None]
+    ]
+    linear = [n for n, each in trained.model.named_modules() if isinstance(each, nn.Linear)]
+    return auto_round(trained.model, data, tokens.shape[1], linear)
+
+
+def measure_peer(trained: Trained, known: dict[str, Scores]) -> dict[str, Any]:
+    """The cell of PEER."""
+    start = time.perf_counter()
+    model = by_auto_round(trained)
+    cell: dict[str, Any] = dict(zip(("weight", "algorithm", "input"), PEER, strict=True))
+    cell |= {"bits": 4.5, "seconds": round(time.perf_counter() - start, 1)}
+    return cell | against_float(trained, known, model)
+
+
 def measure(
     trained: Trained, known: dict[str, Scores], weight: str, algorithm: str, given: str | None
 ) -> dict[str, Any]:
@@ -157,17 +180,22 @@ def measure(
         "bits": round(8 * sum(e.bytes_after for e in experts) / elements, 4),
         "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
+    if algorithm != "absmax":
+        cell["experts"] = {entry.name: entry.details for entry in experts}
+    return cell | against_float(trained, known, model)
+
+
+def against_float(trained: Trained, known: dict[str, Scores], model: nn.Module) -> dict[str, Any]:
+    """What a model loses, and the least share of choices that a router keeps."""
+    cell: dict[str, Any] = {}
     for part in ("held", "held2"):
         tokens = getattr(trained, part)
         if part not in known:
             known[part] = score(trained.model, tokens)
         cell[part] = compared(score(model, tokens), known[part])
-    if algorithm != "absmax":
-        cell["experts"] = {entry.name: entry.details for entry in experts}
     device = next(model.parameters()).device
     found = bs.compare(trained.model, model, batches(trained.held[:8].to(device)))
-    cell["choices"] = round(min(each.choices for each in found.routers), 5)
-    return cell
+    return cell | {"choices": round(min(each.choices for each in found.routers), 5)}
 
 
 def tokens_of_experts(trained: Trained) -> list[list[int]]:
@@ -210,6 +238,10 @@ def table(found: dict[str, Any]) -> str:
             f"| `{weight}` | {f'`{given}`' if given else 'float'} | {row[0]['bits']:.2f} | {shown} "
             f"| {ratio} | {100 * chosen['choices']:.1f} % |"
         )
+    peer = cells.get((PEER[0], PEER[2], PEER[1]))
+    if peer is not None:
+        figures = f"{peer['held']['added']:.4f} | {100 * peer['choices']:.1f} %"
+        lines.append(f"| the same by AutoRound | float | {peer['bits']:.2f} | | | | {figures} |")
     return "\n".join(lines) + "\n"
 
 
@@ -218,6 +250,7 @@ def cells(given: argparse.Namespace) -> list[tuple[str, str, str | None]]:
     some = [*((weight, None) for weight in WEIGHTS), *PAIRS]
     every = [(w, a, i) for w, i in some for a in ALGORITHMS[:2]]
     every += [(w, ALGORITHMS[2], i) for w, i in some]
+    every += [PEER] if find_spec("auto_round") else []
     asked = given.only or ["*"]
     found = [each for name in asked for each in every if fnmatch.fnmatch(name_of(each), name)]
     return list(dict.fromkeys(found))
@@ -262,7 +295,9 @@ def main() -> None:
             print("out of time: the same command goes on from here")
             break
         try:
-            cell = measure(trained, known, weight, algorithm, by)
+            peer = algorithm == PEER[1]
+            cell = (measure_peer(trained, known) if peer
+                    else measure(trained, known, weight, algorithm, by))  # fmt: skip
         except Exception as error:  # said, not hidden; the other cells are measured
             told = f"{type(error).__name__}: {str(error).strip()[:600]}"
             print(f"{name_of((weight, algorithm, by))}: {told}", flush=True)

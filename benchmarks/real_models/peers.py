@@ -49,18 +49,23 @@ def _torchao(model: nn.Module, scales: str) -> nn.Module:
     return made
 
 
-def auto_round(model: nn.Module, batches: Batches) -> nn.Module:
-    """AutoRound with its defaults: symmetric, 200 steps a block."""
+def auto_round(
+    model: nn.Module, batches: Batches, length: int = LENGTH, floats: Sequence[str] = ()
+) -> nn.Module:
+    """AutoRound with its defaults: symmetric, 200 steps a block.
+
+    length: of the rows that it takes; floats: names of layers that it leaves as they are
+    """
     from auto_round import AutoRound  # type: ignore[import-not-found]
 
-    rows = _rows(batches)
+    rows = _rows(batches, length)
     given: list[dict[str, Tensor]] = [
         {"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in rows
     ]
     made: Any = AutoRound(
         copy.deepcopy(model), tokenizer=_NoWords(), bits=4, group_size=32, sym=True, dataset=given,
-        iters=STEPS, seqlen=LENGTH, nsamples=len(given), batch_size=8, device_map="cpu", amp=False,
-        enable_torch_compile=False,
+        iters=STEPS, seqlen=length, nsamples=len(given), batch_size=8, device_map="cpu", amp=False,
+        enable_torch_compile=False, layer_config={name: {"bits": 16} for name in floats},
     ).quantize()  # fmt: skip
     quantized: nn.Module = made[0] if isinstance(made, tuple) else made
     return quantized.float().eval()
@@ -70,10 +75,10 @@ class _NoWords:
     """In the place of a tokenizer, which AutoRound asks for and does not need for tokens."""
 
 
-def _rows(batches: Batches) -> Tensor:
-    """The batches' tokens without padding, one sentence after another: [rows, LENGTH]."""
+def _rows(batches: Batches, length: int) -> Tensor:
+    """The batches' tokens without padding, one sentence after another: [rows, length]."""
     ids = torch.cat([b["input_ids"][b["attention_mask"].bool()] for b in batches])
-    return ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+    return ids[: len(ids) // length * length].view(-1, length)
 
 
 PEERS: dict[str, Callable[[nn.Module, Batches], nn.Module]] = {

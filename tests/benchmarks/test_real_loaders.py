@@ -237,7 +237,7 @@ def sentences():
 
 def test_auto_round_sees_tokens_without_padding():
     (batch,) = given = sentences()
-    rows = peers._rows(given)
+    rows = peers._rows(given, peers.LENGTH)
     assert rows.shape == (2, 64)  # of 145
     assert torch.equal(rows.flatten()[:25], batch["input_ids"].flatten()[:25])
     assert torch.equal(rows.flatten()[25:45], batch["input_ids"][2])

@@ -47,11 +47,28 @@ def test_cells_and_table(trained):
     assert len(told) == 4
 
 
-def test_what_is_measured_first():
+@pytest.mark.slow
+def test_another_s_model_is_measured_as_ours(trained, monkeypatch):
+    monkeypatch.setattr(
+        mixture, "by_auto_round", lambda t: mixture.quantized(t, "mxfp4", "absmax", None)[0]
+    )
+    known = {}
+    cell = mixture.measure_peer(trained, known)
+    ours = mixture.measure(trained, known, "mxfp4", "absmax", None)
+    assert cell["held"] == ours["held"] and cell["choices"] == ours["choices"]
+    assert mixture.key(cell) == ("int4:group32:fp16", None, "AutoRound")
+    line = mixture.table({"cells": [cell]}).splitlines()[2]
+    assert line.startswith("| the same by AutoRound | float | 4.50 |")
+
+
+def test_what_is_measured_first(monkeypatch):
+    monkeypatch.setattr(mixture, "find_spec", lambda name: None)
     every = mixture.cells(argparse.Namespace(only=None))
-    assert len(every) == len(set(every)) == 18
+    assert len(every) == len(set(every)) == 21
     assert every[:2] == [("int4:group32:fp32", a, None) for a in ("absmax", "gptq")]
-    assert all(each[1] == "search" for each in every[12:])
+    assert all(each[1] == "search" for each in every[14:])
+    monkeypatch.setattr(mixture, "find_spec", lambda name: name)
+    assert mixture.cells(argparse.Namespace(only=["*AutoRound"])) == [mixture.PEER]
     some = mixture.cells(argparse.Namespace(only=["mxfp4 x *absmax", "* x int8_token gptq"]))
     assert [mixture.name_of(each) for each in some] == [
         "mxfp4 x float absmax", "mxfp4 x mxfp4 absmax", "int4:group32:fp32 x int8_token gptq",
