@@ -78,7 +78,7 @@ class OnWebGPU:
     def _work(self) -> None:
         """Work that only takes time."""
         buffers = {"result": _buffers(256)[0]}
-        launch(Shader("kernels/probe/busy"), buffers, {"turns": self._turns}, 2048, baked=False)
+        launch(Shader("kernels/probe/busy"), buffers, {"turns": self._turns}, 2048, bake=False)
 
     def awake(self) -> None:
         """Work until that is as fast as it ever was: after a pause, while shaders were compiled."""

@@ -190,7 +190,7 @@ def _adapters(reasons: dict[str, str | None]) -> tuple[str, ...]:
     from blockscale.kernels.webgpu.gpu import device
 
     return tuple(
-        f"{device.described(each)}{', software' if device.is_software(each) else ''}"
+        f"{device.describe(each)}{', software' if device.is_software(each) else ''}"
         for each in device.adapters()
     )
 

@@ -6,7 +6,8 @@
 
 A name says what a thing is or does: a noun or a verb. tests/test_plain_names.py holds the figures
 to bounds that may only go down. Adjectives that the field uses for numbers and tensors are no fault
-(`packed`, `fused`, `stored`): FIELD has them, and docs/glossary.md those that need a meaning.
+(`packed`, `fused`, `stored`): FIELD has them, and docs/glossary.md those that need a meaning. Nor
+is `left` beside a `right` of the same function or class: a direction, not what remains.
 """
 
 import ast
@@ -52,7 +53,7 @@ class Name:
     @property
     def word(self) -> str:
         """The name without underscores at its ends, in small letters."""
-        return self.text.strip("_").lower()
+        return _plain(self.text)
 
     @property
     def is_visible(self) -> bool:
@@ -65,6 +66,27 @@ def is_dialect(word: str) -> bool:
     if word in FIELD or "_" in word:
         return False
     return word in IRREGULAR or word in OURS or re.fullmatch(r"[a-z]+ed", word) is not None
+
+
+def _plain(text: str) -> str:
+    return text.strip("_").lower()
+
+
+def directions(module: ast.AST) -> set[int]:
+    """The lines where a function, or a class of fields, defines `left`, and `right` too."""
+    lines = set()
+    for scope in ast.walk(module):
+        own: list[tuple[str, int]] = []
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = [(name.text, name.line) for name in _of_function(scope, "")]
+            stores = (each for each in ast.walk(scope) if isinstance(each, ast.Name))
+            own += [(each.id, each.lineno) for each in stores if isinstance(each.ctx, ast.Store)]
+        elif isinstance(scope, ast.ClassDef):
+            fields = [each.target for each in scope.body if isinstance(each, ast.AnnAssign)]
+            own = [(each.id, each.lineno) for each in fields if isinstance(each, ast.Name)]
+        if any(_plain(text) == "right" for text, _ in own):
+            lines |= {line for text, line in own if _plain(text) == "left"}
+    return lines
 
 
 def definitions(module: ast.AST, file: str) -> Iterator[Name]:
@@ -107,9 +129,20 @@ def every_dialect_name() -> list[Name]:
     return [
         name
         for path in sorted(PACKAGE.rglob("*.py"))
-        for name in definitions(tree(path.read_text()), str(path.relative_to(PACKAGE)))
-        if is_dialect(name.word)
+        for name in _dialect_of(tree(path.read_text()), str(path.relative_to(PACKAGE)))
     ]
+
+
+def _dialect_of(module: ast.AST, file: str) -> Iterator[Name]:
+    pairs: set[int] | None = None
+    for name in definitions(module, file):
+        if not is_dialect(name.word):
+            continue
+        if name.word == "left":
+            pairs = directions(module) if pairs is None else pairs
+            if name.line in pairs:
+                continue
+        yield name
 
 
 def figures() -> dict[str, int]:

@@ -31,7 +31,7 @@ from blockscale.kernels.webgpu.primitives.form import (
     form,
     given_parts,
     memory_of,
-    moved,
+    move_like,
 )
 from blockscale.kernels.webgpu.spec import known
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor
@@ -52,12 +52,12 @@ def linear(
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
         y = torch.zeros(shape, dtype=x.dtype)
-        return moved(y if bias is None else y.copy_(bias.cpu()), x)
+        return move_like(y if bias is None else y.copy_(bias.cpu()), x)
     left = LeftOperand(floats(x), x.dtype, x.numel() // k, k)
     if input.fmt:
         left = left._replace(memory=_quantized(x, left.memory, input), dtype=torch.float32)
-    added = None if bias is None else Bias(memory_of(bias), bias.dtype)
-    result = product(left, right, added, x.dtype, alone=batch_invariant())
+    offset = None if bias is None else Bias(memory_of(bias), bias.dtype)
+    result = product(left, right, offset, x.dtype, alone=batch_invariant())
     return back(result, shape, x.dtype, x)
 
 
@@ -83,7 +83,7 @@ def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     shape = (*indices.shape, size)
     _check(indices, weight.codes.shape[0])
     if not indices.numel() or not size:
-        return moved(torch.empty(shape, dtype=dtype), weight.codes)
+        return move_like(torch.empty(shape, dtype=dtype), weight.codes)
     kind = dtype if dtype in FLOATS else torch.float32
     result = back(rows(table, size, indices, kind), shape, kind, weight.codes)
     return result if kind == dtype else result.to(dtype)
@@ -110,20 +110,20 @@ def rows(table: Right, columns: int, indices: Tensor, dtype: torch.dtype) -> Mem
     result, request = allocate(count * wide), memory_of(indices)
     shader = rows_shader(table.roles, table.constants, indices.dtype, kind)
     each = most(count, wide)
-    seen = most(table.outputs, table.row_bytes)
+    portion = most(table.outputs, table.row_bytes)
     for first in range(0, count, each):
         number = min(each, count - first) * columns
         part: dict[str, Memory | Window] = {
             "indices": request,
             "y": window(result, first * wide, number * kind.itemsize),
         }
-        for row in range(0, table.outputs, seen):
+        for row in range(0, table.outputs, portion):
             sizes = {
                 "columns": columns, "inner": columns, "count": number, "first_index": first,
-                "first": row, "outputs": min(seen, table.outputs - row), **table.sizes,
+                "first": row, "outputs": min(portion, table.outputs - row), **table.sizes,
             }  # fmt: skip
             here = table.bound(row, sizes["outputs"]) | part
-            launch(shader, here, sizes, -(-number // 512), baked=False)
+            launch(shader, here, sizes, -(-number // 512), bake=False)
     return result if whole else cast(result, count * columns, dtype)
 
 

@@ -181,7 +181,7 @@ class MatrixPlaces(NamedTuple):
     row: int
     column: int
 
-    def named(self, factor: str) -> dict[str, int]:
+    def by_name(self, factor: str) -> dict[str, int]:
         """By the names that shaders have for a factor's."""
         return {f"{factor}_{name}": value for name, value in self._asdict().items()}
 
@@ -200,19 +200,20 @@ class LeftOperand(NamedTuple):
     def sizes(self) -> dict[str, int]:
         """Their places by the names that shaders have for them."""
         places = self.places or MatrixPlaces(0, self.rows * self.inner, self.inner, 1)
-        return places.named("left")
+        return places.by_name("left")
 
 
 class Limits(NamedTuple):
     """What the quick way takes; larger numbers go the exact one. All are powers of two.
 
     value: of a magnitude of an element before it is multiplied by its step
-    step, left, weight: of magnitudes of steps, of the left factor, and of the right one's numbers
+    step, left_factor, weight: of magnitudes of steps, of the left factor's numbers, and of the
+        right one's
     """
 
     value: float
     step: float
-    left: float = 2.0**20
+    left_factor: float = 2.0**20
     weight: float = 2.0**30
 
     def least(self, inner: int) -> int:
@@ -221,7 +222,7 @@ class Limits(NamedTuple):
 
         A number that is flushed to 0 takes with it at most 2^-126 times what multiplies it.
         """
-        worst = max(self.weight, self.left * self.value, self.left * self.step, 1.0)
+        worst = max(self.weight, self.left_factor * self.value, self.left_factor * self.step, 1.0)
         return bits_of(ldexp(worst, _FLUSHED + _MARGIN + (max(inner, 1) - 1).bit_length()))
 
 
@@ -260,7 +261,7 @@ def window(memory: Memory, start: int, nbytes: int) -> Window:
 
 def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: MatrixPlaces) -> Right:
     """Floats as the right factor; a row of theirs belongs to an output."""
-    limits = Limits(2.0**30, 1.0, left=2.0**30)
+    limits = Limits(2.0**30, 1.0, left_factor=2.0**30)
     return Right(
         outputs,
         RightRoles("floats"),
@@ -270,14 +271,14 @@ def floats(memory: Memory, dtype: torch.dtype, outputs: int, places: MatrixPlace
             **constants_of(limits),
         },
         {"w": memory},
-        places.named("right"),
+        places.by_name("right"),
         limits,
     )
 
 
 def constants_of(limits: Limits) -> dict[str, Constant]:
     """Limits as shaders compare with them: the bits of magnitudes."""
-    return {"LEFT_LIMIT": bits_of(limits.left), "VALUE_LIMIT": bits_of(limits.weight),
+    return {"LEFT_LIMIT": bits_of(limits.left_factor), "VALUE_LIMIT": bits_of(limits.weight),
             "STEP_LIMIT": bits_of(limits.step)}  # fmt: skip
 
 
@@ -333,7 +334,7 @@ def _launch(
     *,
     alone: bool,
 ) -> None:
-    seen = _part(left, piece)
+    x = _part(left, piece)
     wide = right.outputs * kind.itemsize
     to = window(result, piece.row * wide, left.batches * piece.rows * wide)
     if alone and not right.chunk:  # rows become batches of one row each
@@ -341,14 +342,14 @@ def _launch(
     p = plan(
         left.batches, piece.rows, piece.outputs, left.inner, right.chunk, right.chunk_quads, alone
     )
-    added = None if bias is None else bias.dtype
-    shader = product_shader(p, right.roles, right.constants, left.dtype, added, kind)
-    buffers = right.bound(piece.output, piece.outputs) | {"x": seen, "y": to}
+    bias_dtype = None if bias is None else bias.dtype
+    shader = product_shader(p, right.roles, right.constants, left.dtype, bias_dtype, kind)
+    buffers = right.bound(piece.output, piece.outputs) | {"x": x, "y": to}
     if p.kernel == "few_rows" and right.chunk == "words":
         buffers["words"] = buffers["codes"]
     if bias is not None:
         buffers["bias"] = bias.memory
-    launch(shader, buffers, _sizes(left, right, piece) | p.sizes, p.groups, baked=False)
+    launch(shader, buffers, _sizes(left, right, piece) | p.sizes, p.groups, bake=False)
 
 
 def _sizes(left: LeftOperand, right: Right, piece: _Piece) -> dict[str, int]:

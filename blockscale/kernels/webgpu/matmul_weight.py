@@ -63,7 +63,7 @@ def right_of(weight: Operand) -> Right:
     parts = [part for part in tensors(weight) if part is not None]
     if all(isinstance(part, WebGPUTensor) and is_whole(part) for part in parts):
         return _THERE[weight].right()
-    return _made(weight).right()
+    return _make(weight).right()
 
 
 class _There(NamedTuple):
@@ -80,7 +80,7 @@ class _There(NamedTuple):
         return self.direct or self.dense()
 
 
-def _made(weight: Operand) -> _There:
+def _make(weight: Operand) -> _There:
     if weight.codes.ndim != 2:
         raise ValueError(
             f"{weight.fmt}: a linear weight's codes must be [n, k], found "
@@ -108,8 +108,8 @@ def _fingerprint(part: Tensor) -> int:
     return hash(part.contiguous().view(torch.uint8).numpy().tobytes())
 
 
-_UPLOADED: Residents[Right] = Residents(lambda weight: _made(weight).right(), _fingerprint)
-_THERE = Residents(_made, _fingerprint)
+_UPLOADED: Residents[Right] = Residents(lambda weight: _make(weight).right(), _fingerprint)
+_THERE = Residents(_make, _fingerprint)
 
 
 def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:

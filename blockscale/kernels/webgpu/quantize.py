@@ -32,11 +32,11 @@ from blockscale.kernels.webgpu.primitives.form import (
     floats,
     form,
     given_parts,
-    listed,
     memory_of,
-    moved,
+    move_like,
+    parts_like,
     place,
-    returned,
+    results_of,
     whole,
 )
 from blockscale.kernels.webgpu.spec import known
@@ -53,7 +53,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
     parts = given_parts(f, shape, by.scale, by.zero_point, by.outer, by.more, x)
     memory, seed = floats(x), seed_memory(f, by.seed)
     if x.numel() == 0:
-        return moved(f.new_packed(shape), x)
+        return move_like(f.new_packed(shape), x)
     packed = codes(f, memory, x.dtype, shape, parts, seed)
     return back(packed, f.packed_shape(shape), f.packed_dtype, x)
 
@@ -67,11 +67,11 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         seed_memory(f, seed)  # raises if it is missing
         parts = reference.choose_qparams(x.cpu(), f.format)
         none = reference.quantize(x.cpu(), parts, f.format, seed)
-        return [moved(packing.pack(none, f.format.element), x), *listed(parts, x)]
+        return [move_like(packing.pack(none, f.format.element), x), *parts_like(parts, x)]
     packed, choice = choose_encode.codes(f, floats(x), x.dtype, shape, seed)
     return [
         back(packed, f.packed_shape(shape), f.packed_dtype, x),
-        *returned(f, choice, shape, x),
+        *results_of(f, choice, shape, x),
     ]
 
 
@@ -84,8 +84,8 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     f, shape = form(fmt), tuple(x.shape)
     f.scale_shape(shape)  # raises if the block does not fit
     if x.numel() == 0:
-        return listed(reference.choose_qparams(x.cpu(), f.format), x)
-    return returned(f, choose(f, floats(x), x.dtype, shape), shape, x)
+        return parts_like(reference.choose_qparams(x.cpu(), f.format), x)
+    return results_of(f, choose(f, floats(x), x.dtype, shape), shape, x)
 
 
 # Values from packed codes.
@@ -100,7 +100,7 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     parts = given_parts(f, shape, packed.scale, packed.zero_point, packed.outer, packed.more, codes)
     kind = dtype if dtype in FLOATS else torch.float32
     if torch.Size(shape).numel() == 0:
-        return moved(torch.empty(shape, dtype=dtype), codes)
+        return move_like(torch.empty(shape, dtype=dtype), codes)
     values = back(decode(f, memory_of(codes), shape, parts, kind), shape, kind, codes)
     return values if kind == dtype else values.to(dtype)
 
@@ -112,11 +112,11 @@ def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     f, shape = form(by.fmt), tuple(x.shape)
-    settings = _given(f, x, by)
+    settings = _own_parts(f, x, by)
     memory = floats(x)
     if x.numel() == 0:
         seed_memory(f, by.seed)  # raises if it is missing
-        return strided_like(x, moved(torch.empty(shape, dtype=x.dtype), x))
+        return strided_like(x, move_like(torch.empty(shape, dtype=x.dtype), x))
     if settings is None:
         result = choose_encode.values(f, memory, x.dtype, shape, by.seed)
     else:
@@ -131,20 +131,20 @@ def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     if gradient.shape != x.shape:
         raise ValueError(f"expected a gradient of shape {shape}, found {tuple(gradient.shape)}")
     if gradient.dtype not in FLOATS:
-        ones = moved(torch.ones(shape), x)
+        ones = move_like(torch.ones(shape), x)
         passed_on = torch.where(straight_through(ones, x, by) != 0, gradient, 0.0)
         return strided_like(gradient, passed_on.contiguous())
-    settings = _given(f, x, by)
+    settings = _own_parts(f, x, by)
     memory = floats(x)
     if x.numel() == 0:
-        return strided_like(gradient, moved(torch.empty(shape, dtype=gradient.dtype), gradient))
+        return strided_like(gradient, move_like(torch.empty(shape, dtype=gradient.dtype), gradient))
     parts = settings or choose(f, memory, x.dtype, shape)
     bits = 8 * gradient.dtype.itemsize
-    passed = passing(f, memory, x.dtype, shape, parts, memory_of(gradient), bits)
-    return strided_like(gradient, back(passed, shape, gradient.dtype, gradient))
+    result = passing(f, memory, x.dtype, shape, parts, memory_of(gradient), bits)
+    return strided_like(gradient, back(result, shape, gradient.dtype, gradient))
 
 
-def _given(f: Form, x: Tensor, by: Quantizer) -> Parts | None:
+def _own_parts(f: Form, x: Tensor, by: Quantizer) -> Parts | None:
     """A caller's scale, checked; None where it is to be chosen from x."""
     if by.scale is None:
         f.scale_shape(tuple(x.shape))  # raises if the block does not fit
@@ -173,7 +173,7 @@ def pack(codes: Tensor, fmt: str) -> Tensor:
         raise TypeError(f"{fmt}: codes are {element.code_dtype}, found {codes.dtype}")
     shape = f.packed_shape(codes.shape)
     if codes.numel() == 0:
-        return moved(packing.pack(codes.cpu(), element).clone(), codes)
+        return move_like(packing.pack(codes.cpu(), element).clone(), codes)
     row = codes.shape[-1] if codes.ndim else 1
     packed = pack_items(f, memory_of(codes), codes.numel(), row, 8 * codes.dtype.itemsize)
     return back(packed, shape, f.packed_dtype, codes)
@@ -188,7 +188,7 @@ def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     count = prod(shape)
     f.checked_codes(packed, shape, place(packed))
     if count == 0:
-        return moved(packing.unpack(packed.cpu(), element, shape).clone(), packed)
+        return move_like(packing.unpack(packed.cpu(), element, shape).clone(), packed)
     items = allocate(count * element.code_dtype.itemsize)
     launch(
         Shader("kernels/codes/unpack", f.item_constants),

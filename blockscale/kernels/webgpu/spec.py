@@ -27,7 +27,7 @@ _TURNED = 0x01010101  # as element/codebook has it
 _FAR = 24  # values beyond 2^24 or below 2^-24 times an ordinary step may not be normal
 
 
-def _supported(formats: Sequence[Format]) -> bool:
+def _supports(formats: Sequence[Format]) -> bool:
     """Not offsets that are codes or have blocks of their own, nor offsets of scales; and only what
     the device computes right."""
     if not _families(formats) or any(_has_rare_offset(fmt) for fmt in formats):
@@ -41,8 +41,8 @@ def operations(fmt: Format) -> tuple[str, ...]:
     roles = shader_of(fmt)[0]
     divides = roles.how != "shift" or roles.levels is not None or roles.rule == "float"
     sums = "sum of normal numbers" if "even" in roles.rounding or fmt.asym else ""
-    quick = "division by a reciprocal" if divides or roles.power == "nearest" else ""
-    return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quick)
+    quotient = "division by a reciprocal" if divides or roles.power == "nearest" else ""
+    return (*INTEGERS, "product of normal numbers", "conversion of whole numbers", sums, quotient)
 
 
 def _has_rare_offset(fmt: Format) -> bool:
@@ -51,7 +51,7 @@ def _has_rare_offset(fmt: Format) -> bool:
     return of_scales or (offset is not None and bool(offset.inner or offset.block))
 
 
-known = ByFormats(_supported)  # and every dtype, shape and layout
+known = ByFormats(_supports)  # and every dtype, shape and layout
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FormatRoles(Roles):
     zero, offset: zero_point/{zero}, zero_point/offset/{offset}
     random:      what draws numbers for rounding
     rule:        how scales are chosen, choose/{rule}; numerator, ratio and power: its parts
-    inner, joined, levels: of scales of two levels alone
+    inner, join, levels: of scales of two levels alone
     """
 
     element: str
@@ -84,7 +84,7 @@ class FormatRoles(Roles):
     ratio: str
     power: str
     inner: str | None = None
-    joined: str | None = None
+    join: str | None = None
     levels: str | None = None
 
 
@@ -130,7 +130,7 @@ def _roles(numbers: FormatNumbers, fmt: Format) -> FormatRoles:
     rounds = element.family in ("integer", "minifloat")
     zero = "float" if "float_zero" in numbers.features else "integer"
     ratio = "two_sided" if numbers.full else "divided"
-    inner, joined, levels = _levels(numbers, fmt)
+    inner, join, levels = _levels(numbers, fmt)
     return FormatRoles(
         element="large_codebook" if _is_large(element) else element.family,
         rounding=numbers.rounding,
@@ -146,7 +146,7 @@ def _roles(numbers: FormatNumbers, fmt: Format) -> FormatRoles:
         ratio="signed" if "signed" in numbers.features else ratio,
         power="nearest" if numbers.nearest else "threshold",
         inner=inner,
-        joined=joined,
+        join=join,
         levels=levels,
     )
 
@@ -190,7 +190,7 @@ def _numerator(numbers: FormatNumbers) -> str:
 
 
 def _levels(numbers: FormatNumbers, fmt: Format) -> tuple[str | None, str | None, str | None]:
-    """inner, joined and levels."""
+    """inner, join and levels."""
     if numbers.inner is None or not isinstance(fmt.scale, TwoLevel):
         return None, None, None
     inverse = fmt.scale.reciprocal
@@ -233,9 +233,12 @@ def _tables(element: ElementNumbers, *, large: bool) -> dict[str, Constant]:
     values += [NAN] * (size - len(values))
     if large:
         return {"TABLE": (*thresholds, *order, *values)}
-    turned = tuple(value ^ _TURNED for value in values)
     nibbles = [sum(code << 4 * i for i, code in enumerate(order[at : at + 8])) for at in (0, 8)]
-    return {"THRESHOLDS": tuple(thresholds), "ORDER": tuple(nibbles), "VALUES": turned}
+    return {
+        "THRESHOLDS": tuple(thresholds),
+        "ORDER": tuple(nibbles),
+        "VALUES": tuple(value ^ _TURNED for value in values),
+    }
 
 
 def _inner_constants(numbers: FormatNumbers, fmt: Format) -> dict[str, Constant]:

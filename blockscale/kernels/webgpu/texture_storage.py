@@ -256,9 +256,9 @@ def _chunks(at: Layout, row_bytes: int) -> Iterator[tuple[int, int]]:
     if row_bytes == 0:
         return
     limits = gpu().limits
-    seen = gpu().binding_limit // row_bytes // _TOGETHER * _TOGETHER
-    counted = limits["max-compute-workgroups-per-dimension"] // _TOGETHER * _TOGETHER
-    most = min(seen, counted * _LOCAL[1])
+    by_bytes = gpu().binding_limit // row_bytes // _TOGETHER * _TOGETHER
+    by_count = limits["max-compute-workgroups-per-dimension"] // _TOGETHER * _TOGETHER
+    most = min(by_bytes, by_count * _LOCAL[1])
     for first in range(0, at.rows, most):
         yield first, min(most, at.rows - first)
 
@@ -286,7 +286,7 @@ class TextureMap(ShaderKernel, part="kernels/texture/map"):
     texel: str
     op: str
     dtype: str
-    drawn: str
+    draws: str
 
 
 _NAMES = ("width", "height", "channels", "batch")
@@ -309,7 +309,7 @@ def run(
     size = local or local_size(block, at.texels)
     kernel = TextureMap(
         coding(f), stored, texels, blocks, texel=f"bits{texture.texels.bits}", op=op,
-        dtype=DTYPES[numbers.dtype], drawn="undrawn" if seed is None else "drawn",
+        dtype=DTYPES[numbers.dtype], draws="undrawn" if seed is None else "drawn",
     )  # fmt: skip
     constants: dict[str, Constant] = {
         "SHARED": shared, "LOCAL_X": size[0], "LOCAL_Y": size[1], "LOCAL_Z": size[2],
@@ -318,8 +318,8 @@ def run(
     bound |= {"source": source.texels, "result": texture.texels}
     if seed is not None:
         bound["seed"] = whole(seed)
-    named = {"width": at.width, "height": at.height, "depth": at.depth}
-    launch(shader(f, kernel, constants), bound, named | sizes, groups(at.texels, size))
+    extent = {"width": at.width, "height": at.height, "depth": at.depth}
+    launch(shader(f, kernel, constants), bound, extent | sizes, groups(at.texels, size))
 
 
 def _blocks(
@@ -331,11 +331,11 @@ def _blocks(
     roles = "any" if boxes is None else "boxes", around.kind
     if boxes is None:
         shared = at.width % COMPONENTS == 0 and around.shares(COMPONENTS)
-        return roles, around.named, shared, at.texels
-    return roles, _named(boxes), boxes.shared, boxes.texels
+        return roles, around.shader_sizes, shared, at.texels
+    return roles, _block_sizes(boxes), boxes.shared, boxes.texels
 
 
-def _named(boxes: BlockGrid) -> dict[str, int]:
+def _block_sizes(boxes: BlockGrid) -> dict[str, int]:
     blocks = {f"block_{name}": n for name, n in zip(_NAMES, boxes.sizes, strict=True)}
     strides = {f"stride_{name}": n for name, n in zip(_NAMES, boxes.strides, strict=True)}
     return {"channels": boxes.tensor[2]} | blocks | strides

@@ -67,7 +67,7 @@ def quantized(packed: Operand) -> QuantizedTexture:
             f"expected packed codes with their scale as ops take them, found a "
             f"{type(packed).__name__}: pass the `operand` of a QTensor, bs.quantize(x, fmt).operand"
         )
-    f = _known(packed.fmt)
+    f = _form_of(packed.fmt)
     codes = texture_of_codes(packed.codes, packed.shape, f.bits)
     return QuantizedTexture(codes, packed.qparams, f.format)
 
@@ -78,7 +78,7 @@ def choose_qparams(x: Texture, fmt: Format | str) -> QParams:
     Raises TypeError for what is no texture, for one that holds no floats and for a format that
     shaders do not know.
     """
-    f = _known(fmt)
+    f = _form_of(fmt)
     _check_floats(x)
     if prod(x.shape) == 0:
         choice = reference.choose_qparams(torch.empty(x.shape, dtype=x.dtype), f.format)
@@ -107,10 +107,10 @@ def quantize(
 
     Raises as `choose_qparams`, and ValueError for a scale or a seed that does not fit.
     """
-    f = _known(fmt)
+    f = _form_of(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    choice = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
+    choice = _own_parts(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
     result = empty(x.shape, f.bits, tuple(f.packed_shape(x.shape)), f.packed_dtype)
     run("quantize", f, x, result, _parts(f, x.shape, choice), words)
     return QuantizedTexture(result, choice, f.format)
@@ -127,7 +127,7 @@ def dequantize(q: QuantizedTexture, dtype: torch.dtype = torch.float32) -> Textu
             f"expected a QuantizedTexture, found {kind_of(q)}: make one with "
             "textures.quantize(t, fmt), or with textures.quantized(q.operand) from a QTensor"
         )
-    f, shape = _known(q.fmt), q.codes.shape
+    f, shape = _form_of(q.fmt), q.codes.shape
     if dtype not in FLOATS:
         raise TypeError(f"textures must hold float32, bfloat16 or float16, got {dtype}")
     result = empty(shape, 8 * dtype.itemsize, shape, dtype)
@@ -148,24 +148,24 @@ def fake_quantize(
 
     Arguments and errors as in `quantize`.
     """
-    f = _known(fmt)
+    f = _form_of(fmt)
     _check_floats(x)
     words = seed_memory(f, seed)
-    choice = _given(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
+    choice = _own_parts(f, x.shape, qparams, scale, zero_point) or choose_qparams(x, fmt)
     parts = _parts(f, x.shape, choice)
     result = empty(x.shape, x.bits, x.shape, x.dtype)
     run("fake_quantize", f, x, result, parts, words)
     return result
 
 
-def _known(fmt: Format | str) -> Form:
-    parsed = parse(fmt)
-    if not known((parsed,), ()):
+def _form_of(fmt: Format | str) -> Form:
+    fmt = parse(fmt)
+    if not known((fmt,), ()):
         raise TypeError(
-            f"no shader supports {parsed}: quantize the tensor on the CPU (bs.quantize), "
+            f"no shader supports {fmt}: quantize the tensor on the CPU (bs.quantize), "
             "where the reference supports every format"
         )
-    return form(parsed.spelling)
+    return form(fmt.spelling)
 
 
 def _check_floats(x: object) -> None:
@@ -178,7 +178,7 @@ def _check_floats(x: object) -> None:
         reference.widen(torch.empty(0, dtype=x.dtype))
 
 
-def _given(
+def _own_parts(
     f: Form,
     shape: tuple[int, ...],
     qparams: QParams | None,

@@ -221,7 +221,7 @@ class WebGPUTensor(Tensor):
             strides=rows(shape) if stride is None else stride,
             storage_offset=offset,
             dtype=dtype,
-            device=registered(),
+            device=webgpu_device(),
         )
         tensor.memory = memory
         return tensor
@@ -316,8 +316,8 @@ def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cache
-def registered() -> torch.device:
-    """torch's device "webgpu", registered at the first call.
+def webgpu_device() -> torch.device:
+    """torch's device "webgpu", which the first call registers.
 
     Raises RuntimeError if another library has taken the place that torch has for such devices.
     """
@@ -343,9 +343,9 @@ def on_gpu(x: Tensor) -> Memory:
         return upload(x)
     if is_whole(x):
         return x.memory
-    copied = x.clone(memory_format=torch.contiguous_format)
-    assert isinstance(copied, WebGPUTensor)
-    return copied.memory
+    copy = x.clone(memory_format=torch.contiguous_format)
+    assert isinstance(copy, WebGPUTensor)
+    return copy.memory
 
 
 def given_back(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from blockscale.core.format import Format
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered
 from blockscale.kernels.webgpu.gpu.probe import EXACT
-from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel, assembled, source, tables
+from blockscale.kernels.webgpu.gpu.shader import Shader, ShaderKernel, assemble, source, tables
 from blockscale.kernels.webgpu.spec import Coding, known, shader_of
 
 # What a page has to know of a format: its blocks as a matrix has them, and its shaders.
@@ -110,7 +110,7 @@ def shaders(fmt: Format) -> tuple[Shader, Shader, Shader]:
 
 def _plain(shader: Shader, texts: dict[str, int]) -> dict[str, Any]:
     """A shader as the page puts it together (shaders.js, `composed`)."""
-    code, bindings = assembled(shader), source(shader, (), None).bindings
+    code, bindings = assemble(shader), source(shader, (), None).bindings
     return {
         "enabled": code.enabled,
         "constants": code.constants,

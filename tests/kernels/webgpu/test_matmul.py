@@ -32,7 +32,7 @@ _TINY = Fraction(1, 2**126)
 )
 def test_a_trusted_sum_lost_less_than_it_may(limits: Limits, inner: int) -> None:
     """Each product loses a subnormal factor, product or step at most; 2^-18 of |y| is allowed."""
-    left, value, step = (Fraction(each) for each in (limits.left, limits.value, limits.step))
+    left, value, step = (Fraction(each) for each in (limits.left_factor, limits.value, limits.step))
     of_left = _TINY * Fraction(limits.weight)
     of_step = _TINY * left * value
     of_value = _TINY * left * step
@@ -43,12 +43,12 @@ def test_a_trusted_sum_lost_less_than_it_may(limits: Limits, inner: int) -> None
 
 def test_nothing_overflows_within_the_limits() -> None:
     limits = Limits(2.0**8, 2.0**22)
-    assert limits.left * limits.value * limits.step * 2.0**40 < 2.0**127
+    assert limits.left_factor * limits.value * limits.step * 2.0**40 < 2.0**127
     assert float_of(int(constants_of(limits)["STEP_LIMIT"])) == limits.step
 
 
 def test_places_by_name() -> None:
-    named = MatrixPlaces(5, 4, 3, 2).named("left")
+    named = MatrixPlaces(5, 4, 3, 2).by_name("left")
     assert named == {"left_start": 5, "left_batch": 4, "left_row": 3, "left_column": 2}
 
 

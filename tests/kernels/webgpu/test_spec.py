@@ -7,7 +7,7 @@ import pytest
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.restate import for_decoding
 from blockscale.kernels.webgpu.gpu.probe import EXACT
-from blockscale.kernels.webgpu.gpu.shader import Shader, is_table, needed
+from blockscale.kernels.webgpu.gpu.shader import Shader, is_table, texts_of
 from blockscale.kernels.webgpu.spec import Coding, bits_of, float_of, in_order, known, shader_of
 from tests.kernels.codebook import registered
 from tests.kernels.webgpu.wgsl.running import ProbeChoose, ProbeCode, ProbeRandom
@@ -30,8 +30,8 @@ def test_every_part_is_there(name: str) -> None:
     assert known((parse(name),), ())
     roles, constants = shader_of(name)
     for kernel in (ProbeCode, ProbeChoose):
-        assert len(needed(Shader(kernel(Coding(roles, EXACT)), constants))) > 2
-    assert len(needed(Shader(ProbeRandom(roles.random, EXACT)))) > 1
+        assert len(texts_of(Shader(kernel(Coding(roles, EXACT)), constants))) > 2
+    assert len(texts_of(Shader(ProbeRandom(roles.random, EXACT)))) > 1
     assert len(dict(constants)) == len(constants)
     assert all(is_table(n) or not isinstance(v, tuple) or len(v) <= 16 for n, v in constants)
 
@@ -53,7 +53,7 @@ def test_a_spelling_and_its_format_are_one() -> None:
         ("iq4_nl:group32:fp16", "ratio", "two_sided"),
         ("iq4_nl:group32:e8m0", "ratio", "divided"),
         ("int8_pow2", "power", "nearest"),
-        ("nvfp4", "joined", "multiplied"),
+        ("nvfp4", "join", "multiplied"),
         ("e2m1:group16:e4m3:recip", "levels", "separate"),
         ("binary:token:fp32", "random", "none"),
         ("int8:token:fp32:stochastic", "random", "philox"),
@@ -61,7 +61,7 @@ def test_a_spelling_and_its_format_are_one() -> None:
     ],
 )
 def test_what_is_chosen(name: str, role: str, part: str) -> None:
-    assert shader_of(name)[0].filled()[role] == part
+    assert shader_of(name)[0].variants()[role] == part
 
 
 def test_constants() -> None:

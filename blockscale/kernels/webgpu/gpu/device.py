@@ -44,7 +44,7 @@ def choose() -> Any:
     adapter = _fitting()[0]
     if is_software(adapter):
         warnings.warn(
-            f"WebGPU computes on {described(adapter)}, a software renderer: correct, but "
+            f"WebGPU computes on {describe(adapter)}, a software renderer: correct, but "
             "slow. For a GPU, install its Vulkan driver (docs/webgpu.md)",
             stacklevel=2,
         )
@@ -58,10 +58,10 @@ def missing() -> str | None:
             return None
     except (ImportError, OSError, RuntimeError) as error:
         return f"wgpu cannot start here: {error}"
-    named = os.environ.get(NAMED)
-    there = "; ".join(described(each) for each in adapters())
-    if named and there:
-        return f"no WebGPU adapter's name has {NAMED}={named!r} in it; there are: {there}"
+    wish = os.environ.get(NAMED)
+    there = "; ".join(describe(each) for each in adapters())
+    if wish and there:
+        return f"no WebGPU adapter's name has {NAMED}={wish!r} in it; there are: {there}"
     return (
         "no WebGPU adapter is here: install a Vulkan driver (Debian: apt install "
         "mesa-vulkan-drivers, for one in software)"
@@ -69,8 +69,8 @@ def missing() -> str | None:
 
 
 def _fitting() -> list[Any]:
-    named = os.environ.get(NAMED, "").lower()
-    return [each for each in adapters() if named in described(each).lower()]
+    wish = os.environ.get(NAMED, "").lower()
+    return [each for each in adapters() if wish in describe(each).lower()]
 
 
 def is_software(adapter: Any) -> bool:
@@ -79,7 +79,7 @@ def is_software(adapter: Any) -> bool:
     return kind == "CPU"
 
 
-def described(adapter: Any) -> str:
+def describe(adapter: Any) -> str:
     """Its name, driver and way to it, for people."""
     info = adapter.info
     return f"{info['device']} ({info['description']}, {info['backend_type']})"
@@ -107,7 +107,7 @@ class Gpu:
     """
 
     def __init__(self, adapter: Any):
-        self.name = described(adapter)
+        self.name = describe(adapter)
         self.software = is_software(adapter)
         targets = [each for each in (*_WANTED, _TEXTURES) if each in adapter.features]
         self.features = frozenset(targets)
@@ -126,7 +126,7 @@ class Gpu:
 
     def dispatch(self, pipeline: Any, group: Any, groups: tuple[int, int, int]) -> None:
         """Record one launch of a pipeline."""
-        with self.telling():
+        with self.explain_errors():
             if self._encoder is None:
                 self._encoder = self.device.create_command_encoder()
             if self._pass is None:
@@ -141,7 +141,7 @@ class Gpu:
     @contextmanager
     def encoder(self) -> Iterator[Any]:
         """A command encoder for copies, in the order of what was recorded before."""
-        with self.telling():
+        with self.explain_errors():
             if self._encoder is None:
                 self._encoder = self.device.create_command_encoder()
             if self._pass is not None:
@@ -154,16 +154,16 @@ class Gpu:
         """Give the device what was recorded."""
         if self._encoder is None:
             return
-        encoder, ended = self._encoder, self._pass
+        encoder, open_pass = self._encoder, self._pass
         self._encoder = self._pass = None
         self._waiting = 0
-        with self.telling():
-            if ended is not None:
-                ended.end()
+        with self.explain_errors():
+            if open_pass is not None:
+                open_pass.end()
             self.device.queue.submit([encoder.finish()])
 
     @contextmanager
-    def telling(self, doing: str = "running a kernel") -> Iterator[None]:
+    def explain_errors(self, doing: str = "running a kernel") -> Iterator[None]:
         """Errors of wgpu become GpuError, with the device's name and what to do."""
         import wgpu
 
@@ -175,8 +175,8 @@ class Gpu:
                 f"or free tensors on the device"
             ) from None
         except wgpu.GPUError as error:
-            lost = "lost" in str(error).lower()
-            advice = "start the process again" if lost else "please report this"
+            is_lost = "lost" in str(error).lower()
+            advice = "start the process again" if is_lost else "please report this"
             raise GpuError(f"{self.name} failed while {doing}: {error} ({advice})") from None
 
 

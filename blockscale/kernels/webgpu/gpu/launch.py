@@ -35,14 +35,14 @@ def launch(
     sizes: Mapping[str, int],
     groups: int | tuple[int, int, int],
     *,
-    baked: bool | None = None,
+    bake: bool | None = None,
 ) -> None:
     """Run `groups` workgroups of a shader.
 
     buffers: by the names that the shader binds, textures among them
     sizes: by the names that it reads; each below 2^32
     groups: how many, or a grid (max-compute-workgroups-per-dimension along each at most)
-    baked: sizes are constants of a pipeline of their own; None: where the call is large
+    bake: sizes are constants of a pipeline of their own; None: where the call is large
 
     Raises GpuError for a buffer that is larger than the device's kernels can see.
     """
@@ -51,7 +51,7 @@ def launch(
         return
     device = gpu()
     names, values = tuple(sizes), tuple(sizes.values())
-    fixed = count * 64 >= _BAKED if baked is None else baked
+    fixed = count * 64 >= _BAKED if bake is None else bake
     result = source(shader, names, values if fixed else None)
     pipeline = pipeline_of(result.text)
     bounds: dict[str, Bound] = dict(buffers)
@@ -63,7 +63,7 @@ def launch(
         {"binding": i, "resource": _resource(device, name, bounds[name])}
         for i, name in enumerate(result.bindings)
     ]
-    with device.telling():
+    with device.explain_errors():
         group = device.device.create_bind_group(
             layout=pipeline.get_bind_group_layout(0), entries=entries
         )
@@ -101,7 +101,7 @@ def _all(memory: Memory) -> Window:
 def pipeline_of(text: str) -> Any:
     """The compiled form of a shader's text."""
     device = gpu()
-    with device.telling("compiling a kernel"):
+    with device.explain_errors("compiling a kernel"):
         module = compiled(device.device, text)
         return device.device.create_compute_pipeline(
             layout="auto", compute={"module": module, "entry_point": "main"}
@@ -138,8 +138,8 @@ def compiled(device: Any, text: str) -> Any:
     source[0].chain.next = api.ffi.NULL
     source[0].chain.sType = kind
     chain = api.ffi.cast("WGPUChainedStruct *", source)
-    described = struct("WGPUShaderModuleDescriptor *", nextInChain=chain, label=string(""))
-    module = create(internal, described, _BOUNDS)
+    descriptor = struct("WGPUShaderModuleDescriptor *", nextInChain=chain, label=string(""))
+    module = create(internal, descriptor, _BOUNDS)
     if module == api.ffi.NULL:
         raise RuntimeError("wgpu could not compile a shader, and gave no reason")
     return api.GPUShaderModule("", module, device)

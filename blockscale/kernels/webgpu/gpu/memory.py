@@ -32,7 +32,7 @@ def allocate(nbytes: int) -> Memory:
     """Memory of at least `nbytes`, its content undefined. Raises GpuError if there is none."""
     size = _rounded(nbytes)
     free = _free.get(size)
-    return Memory(free.pop() if free else _created(size), nbytes)
+    return Memory(free.pop() if free else _create(size), nbytes)
 
 
 def zeros(nbytes: int) -> Memory:
@@ -56,7 +56,7 @@ def _write(device: Gpu, memory: Memory, data: Tensor) -> None:
     """Fill memory with bytes [n]; the device takes multiples of four."""
     device.flush()  # what was recorded before may still read what a pooled buffer held
     whole = data.numel() // 4 * 4
-    with device.telling(f"uploading {data.numel()} bytes"):
+    with device.explain_errors(f"uploading {data.numel()} bytes"):
         if whole:
             device.device.queue.write_buffer(memory.buffer, 0, data[:whole].numpy())
         if whole < data.numel():
@@ -72,7 +72,7 @@ def download(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, start: 
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype)
-    with device.telling(f"reading back {nbytes} bytes"):
+    with device.explain_errors(f"reading back {nbytes} bytes"):
         result = device.device.queue.read_buffer(memory.buffer, start, -(-nbytes // 4) * 4)
     data = torch.frombuffer(bytearray(result), dtype=torch.uint8)[:nbytes]
     return data.view(dtype).view(shape)
@@ -89,7 +89,7 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // _SMALL) * _SMALL
 
 
-def _created(size: int) -> Any:
+def _create(size: int) -> Any:
     import wgpu
 
     device = gpu()
@@ -100,7 +100,7 @@ def _created(size: int) -> Any:
             f"needed: work on smaller pieces"
         )
     usage = wgpu.BufferUsage
-    with device.telling(f"allocating {size} bytes"):
+    with device.explain_errors(f"allocating {size} bytes"):
         return device.device.create_buffer(
             size=size, usage=usage.STORAGE | usage.COPY_SRC | usage.COPY_DST | usage.UNIFORM
         )
@@ -154,7 +154,7 @@ def texels(size: tuple[int, int, int], bits: int) -> Texels:
             f"and {' x '.join(map(str, size))} are needed: keep such a tensor in a buffer"
         )
     usage = wgpu.TextureUsage
-    with device.telling(f"allocating a texture of {' x '.join(map(str, size))} texels"):
+    with device.explain_errors(f"allocating a texture of {' x '.join(map(str, size))} texels"):
         texture = device.device.create_texture(
             size=size,
             dimension="3d",

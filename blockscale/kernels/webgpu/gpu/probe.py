@@ -60,14 +60,14 @@ class ProbeArithmetic(ShaderKernel, part="kernels/probe/arithmetic"):
     device: DeviceArithmetic
 
 
-def refusal(needed: Collection[str]) -> str | None:
+def refusal(operations: Collection[str]) -> str | None:
     """Why kernels that need these OPERATIONS cannot be trusted on this device, or None.
 
     Said once, as a warning. Without an adapter there is nothing to refuse.
     """
     if missing() is not None:
         return None
-    wrong = [name for name in wrongly_computed() if name in needed]
+    wrong = [name for name in wrongly_computed() if name in operations]
     if not wrong:
         return None
     reason = f"{gpu().name} is wrong in {', '.join(wrong)}: the reference computes instead"
@@ -107,7 +107,7 @@ def _results(a: Tensor, b: Tensor, arithmetic: str) -> Tensor:
     results = allocate(4 * shape[0] * shape[1])
     buffers = {"pairs": upload(torch.stack([a, b], 1)), "results": results}
     probe = Shader(ProbeArithmetic(DeviceArithmetic(arithmetic, _HARDWARE)))
-    launch(probe, buffers, {"count": len(a)}, -(-len(a) // 64), baked=False)
+    launch(probe, buffers, {"count": len(a)}, -(-len(a) // 64), bake=False)
     return download(results, shape, torch.int32)
 
 

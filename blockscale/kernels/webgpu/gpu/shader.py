@@ -56,10 +56,10 @@ def _split(text: str) -> Iterator[str]:
 
 def _declaration(text: str) -> Declaration:
     code = _COMMENT.sub("", text)
-    named = _NAMED.search(code)
-    if named is None:
+    match = _NAMED.search(code)
+    if match is None:
         raise ValueError(f"expected a declaration of WGSL, found {text.strip()!r}")
-    kind, name = named.groups()
+    kind, name = match.groups()
     uses = _of_function(code) if kind == "fn" else _of_others(code)
     return Declaration(name, text, frozenset(uses))
 
@@ -72,11 +72,11 @@ def _of_others(code: str) -> set[str]:
 def _of_function(code: str) -> set[str]:
     """Names in a function that are not its parameters or variables where they stand."""
     head, _, body = code.partition("{")
-    used: set[str] = set()
+    uses: set[str] = set()
     parameters: set[str] = set()
     for name, colon in _TOKEN.findall(head):
-        (parameters if colon else used).add(name)
-    scopes, declared, before = [parameters], "", ""
+        (parameters if colon else uses).add(name)
+    scopes, variable, before = [parameters], "", ""
     for token in _TOKEN.finditer(body):
         name = token[1]
         if token[0] == "{":
@@ -84,19 +84,19 @@ def _of_function(code: str) -> set[str]:
         elif token[0] == "}":
             scopes.pop()
         elif token[0] == ";":
-            scopes[-1].add(declared)
-            declared = ""
+            scopes[-1].add(variable)
+            variable = ""
         elif before in _LOCAL:
-            declared = name  # from the end of its statement on
+            variable = name  # from the end of its statement on
         elif not any(name in scope for scope in scopes):
-            used.add(name)
+            uses.add(name)
         before = name or ""
         if not scopes:
             break
-    return used
+    return uses
 
 
-def reached(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]:
+def reachable(there: Iterable[Declaration], entry: str = "main") -> frozenset[str]:
     """Names that an entry point uses, directly or through others, its own among them."""
     uses = {each.name: each.uses for each in there}
     names: set[str] = set()
@@ -153,29 +153,31 @@ class Roles:
     A field may itself be Roles, which several kernels have in common. None: no part needs it.
     """
 
-    def filled(self) -> dict[str, str]:
+    def variants(self) -> dict[str, str]:
         """{role: the variant that fills it}, those of fields that are Roles included."""
         by_name: dict[str, str] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Roles):
-                by_name |= value.filled()
+                by_name |= value.variants()
             elif value is not None:
                 by_name[each.name] = value
         return by_name
 
-    def replaced(self, **others: str) -> Self:
+    def with_variants(self, **others: str) -> Self:
         """The same with other variants. Raises ValueError for a role that there is not."""
         changes: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, Roles):
                 own = {name: others.pop(name) for name in [*others] if value.has(name)}
-                changes[each.name] = value.replaced(**own)
+                changes[each.name] = value.with_variants(**own)
             elif each.name in others:
                 changes[each.name] = others.pop(each.name)
         if others:
-            raise ValueError(f"{self.title} has no role {_listed(others)}; it has {self._names()}")
+            raise ValueError(
+                f"{self.title} has no role {_list_names(others)}; it has {self._names()}"
+            )
         return replace(self, **changes)
 
     def has(self, role: str) -> bool:
@@ -191,10 +193,10 @@ class Roles:
         return type(self).__name__
 
     def _names(self) -> str:
-        return _listed(self.filled()) or "none"
+        return _list_names(self.variants()) or "none"
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _list_names(names: Mapping[str, Any]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -228,7 +230,7 @@ class _Plain(ShaderKernel):
         """Its part."""
         return self.name
 
-    def filled(self) -> dict[str, str]:
+    def variants(self) -> dict[str, str]:
         """Nothing."""
         return {}
 
@@ -269,13 +271,13 @@ class Code(NamedTuple):
     enabled:      the lines that come first
     constants:    their declarations
     declarations: of what `main` reaches, with lines that name their parts
-    sized:        it reads any of its sizes
+    reads_sizes:        it reads any of its sizes
     """
 
     enabled: str
     constants: str
     declarations: tuple[str, ...]
-    sized: bool
+    reads_sizes: bool
 
 
 @lru_cache(4096)  # sizes that are baked in may change at every call
@@ -284,8 +286,8 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
 
     Raises ValueError for a part that does not exist, and for a role that nothing fills.
     """
-    code = assembled(shader)
-    head = f"{code.constants}{_sizes(names, sizes) if code.sized else ''}"
+    code = assemble(shader)
+    head = f"{code.constants}{_sizes(names, sizes) if code.reads_sizes else ''}"
     whole = head + "\n".join(code.declarations) + "\n"
     bindings = tuple(dict.fromkeys(_BINDING.findall(whole)))
     text = _BINDING.sub(lambda found: f"@binding({bindings.index(found[1])})", whole)
@@ -293,15 +295,15 @@ def source(shader: Shader, names: tuple[str, ...], sizes: tuple[int, ...] | None
 
 
 @lru_cache(1024)
-def assembled(shader: Shader) -> Code:
+def assemble(shader: Shader) -> Code:
     """What `main` reaches of the parts of a shader."""
-    texts = needed(shader)
+    texts = texts_of(shader)
     there = {name: declarations(_ENABLE.sub("", text)) for name, text in texts.items()}
-    names = reached(each for part in there.values() for each in part)
+    names = reachable(each for part in there.values() for each in part)
     if "main" not in names:
         raise ValueError(f"expected a function main in the part {shader.part}; it has none")
     every = [each for part in there.values() for each in part if each.name in names]
-    used = frozenset[str]().union(*(each.uses for each in every))
+    uses = frozenset[str]().union(*(each.uses for each in every))
     enabled: dict[str, None] = {}
     body: list[str] = []
     for name, part in there.items():
@@ -312,9 +314,9 @@ def assembled(shader: Shader) -> Code:
     constants = "".join(
         f"{constant(name, value)}\n"
         for name, value in shader.constants
-        if name in used and not is_table(name)
+        if name in uses and not is_table(name)
     )
-    return Code("".join(enabled), constants, tuple(body), "sizes" in used)
+    return Code("".join(enabled), constants, tuple(body), "sizes" in uses)
 
 
 def is_table(name: str) -> bool:
@@ -331,19 +333,19 @@ def tables(shader: Shader) -> dict[str, tuple[int, ...]]:
     }
 
 
-def needed(shader: Shader) -> dict[str, str]:
+def texts_of(shader: Shader) -> dict[str, str]:
     """{name: text} of the parts that a shader is made of, each after those that it needs.
 
     Raises ValueError for a part that does not exist, and for a role that nothing fills.
     """
     texts: dict[str, str] = {}
     roles = shader.roles
-    _collect(shader.part, roles, roles.filled(), texts)
+    _collect(shader.part, roles, roles.variants(), texts)
     return texts
 
 
 def _collect(
-    name: str, roles: ShaderKernel, filled: Mapping[str, str], texts: dict[str, str]
+    name: str, roles: ShaderKernel, variants: Mapping[str, str], texts: dict[str, str]
 ) -> None:
     """Add a part and, before it, the parts that it needs."""
     if name in texts:
@@ -352,13 +354,13 @@ def _collect(
     for line in _NEEDS.findall(text):
         for pattern in line.split(","):
             try:
-                other = pattern.strip().format_map(filled)
+                other = pattern.strip().format_map(variants)
             except KeyError as missing:
                 raise ValueError(
                     f"{roles.title} fills no role {missing.args[0]!r}, which its part {name} needs "
-                    f"({pattern.strip()}); it fills {_listed(filled) or 'none'}"
+                    f"({pattern.strip()}); it fills {_list_names(variants) or 'none'}"
                 ) from None
-            _collect(other, roles, filled, texts)
+            _collect(other, roles, variants, texts)
     texts[name] = _NEEDS.sub("", text)
 
 
@@ -386,15 +388,15 @@ def parts_of(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     first, *others = _PART.split(path.read_text())
-    marked = {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
-    return {mark: text.strip("\n") + "\n" for mark, text in marked.items()}
+    by_mark = {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
+    return {mark: text.strip("\n") + "\n" for mark, text in by_mark.items()}
 
 
 def constant(name: str, value: Constant) -> str:
     """The declaration of a constant in WGSL."""
     if isinstance(value, tuple):
-        listed = ", ".join(f"{each}u" for each in value)
-        return f"const {name} = array<u32, {len(value)}>({listed});"
+        items = ", ".join(f"{each}u" for each in value)
+        return f"const {name} = array<u32, {len(value)}>({items});"
     if isinstance(value, bool):
         return f"const {name}: bool = {str(value).lower()};"
     if isinstance(value, Signed):

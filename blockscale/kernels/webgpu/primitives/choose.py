@@ -23,10 +23,10 @@ from blockscale.kernels.webgpu.primitives.form import (
     new_parts,
     outer_of_blocks,
     read,
-    seen,
     shader,
     sizes,
     whole,
+    windows,
 )
 from blockscale.kernels.webgpu.spec import Coding
 
@@ -108,14 +108,14 @@ def _finish(
     f: Form, buffers: dict[str, Memory], given_outer: str, parts: Parts, blocks: int
 ) -> None:
     """Write the scales of blocks."""
-    writing, constants, written = scale_writing(f, parts)
+    writing, constants, outputs = scale_writing(f, parts)
     together = 32 // min(stored_bits(f))
     constants["TOGETHER"] = together
     launch(
         shader(
             f, Finish(coding(f), statistic(f), _block_stats(f), given_outer, writing), constants
         ),
-        {name: whole(memory) for name, memory in (buffers | written).items()},
+        {name: whole(memory) for name, memory in (buffers | outputs).items()},
         {"blocks": blocks},
         -(-blocks // (GROUP * together)),
     )
@@ -137,8 +137,8 @@ def scale_writing(f: Form, parts: Parts) -> tuple[Writing, Constants, dict[str, 
         stored_zero=stored(f.zero_dtype),
         stored_offset=stored(f.offset_dtype),
     )
-    written = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
-    return writing, constants, {name: part for name, part in written.items() if part is not None}
+    outputs = {"scales": parts.scale, "zeros": parts.zero, "offsets": parts.offset}
+    return writing, constants, {name: part for name, part in outputs.items() if part is not None}
 
 
 def stored_bits(f: Form) -> tuple[int, int, int]:
@@ -163,7 +163,7 @@ def _outer(f: Form, memories: dict[str, Memory], shape: Shape) -> Memory:
     launch(
         shader(f, Numerators(coding(f), statistic(f), _block_stats(f), at.kind), constants),
         {name: whole(memory) for name, memory in memories.items()} | {"largest": whole(largest)},
-        at.named | {"blocks": at.count},
+        at.shader_sizes | {"blocks": at.count},
         -(-at.count // (GROUP * 16)),
     )
     return outer_of(f, largest, count)
@@ -257,12 +257,12 @@ def _merge(
         kernel = SumsKernel(**vars(kernel), least=least)
     constants: Constants = {"TEAM": team, "POISONS": lowered(f.format).poisons}
     result = shader(f, kernel, constants)
-    named = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
-    for piece, window in seen(x, at.count, 8 * dtype.itemsize):
+    counts = {"count": at.count, "blocks": at.blocks, "slices": slices, "slice": part}
+    for piece, window in windows(x, at.count, 8 * dtype.itemsize):
         launch(
             result,
             {**buffers, "x": window},
-            at.named | named | sizes(x) | piece.named,
+            at.shader_sizes | counts | sizes(x) | piece.shader_sizes,
             -(-at.blocks * slices * team // GROUP),
         )
 

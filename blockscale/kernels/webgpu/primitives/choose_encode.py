@@ -18,19 +18,19 @@ def codes(
     f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Tensor | None
 ) -> tuple[Memory, Parts]:
     """Packed codes of numbers [*shape], of which there are some, and their scales."""
-    drawn = seed_memory(f, seed)
-    planned = plan(f, dtype, shape, "codes", fours=begins_four(seed))
-    if not isinstance(planned, TwoPasses):
-        return one_pass.codes(f, x, dtype, shape, planned, drawn)
+    seed_words = seed_memory(f, seed)
+    passes = plan(f, dtype, shape, "codes", fours=begins_four(seed))
+    if not isinstance(passes, TwoPasses):
+        return one_pass.codes(f, x, dtype, shape, passes, seed_words)
     parts = choose(f, x, dtype, shape)
-    return encode.codes(f, x, dtype, shape, parts, drawn), parts
+    return encode.codes(f, x, dtype, shape, parts, seed_words), parts
 
 
 def values(f: Form, x: Memory, dtype: torch.dtype, shape: Shape, seed: Tensor | None) -> Memory:
     """Numbers [*shape], of which there are some, after a round trip, in their dtype."""
-    drawn = seed_memory(f, seed)
-    planned = plan(f, dtype, shape, "values", fours=begins_four(seed))
-    if not isinstance(planned, TwoPasses):
-        return one_pass.values(f, x, dtype, shape, planned, drawn)
+    seed_words = seed_memory(f, seed)
+    passes = plan(f, dtype, shape, "values", fours=begins_four(seed))
+    if not isinstance(passes, TwoPasses):
+        return one_pass.values(f, x, dtype, shape, passes, seed_words)
     parts = choose(f, x, dtype, shape)
-    return encode.values(f, x, dtype, shape, parts, drawn)
+    return encode.values(f, x, dtype, shape, parts, seed_words)

@@ -62,7 +62,7 @@ class QuantizeKernel(ShaderKernel, part="kernels/codes/quantize"):
 
     result: "codes", "values", or the "gradient" that passes where numbers are in range, whose
         ends are those of element/in_range/{ends}
-    drawn:  "drawn" or "undrawn" random numbers
+    draws:  "drawn" or "undrawn" random numbers
     """
 
     coding: Coding
@@ -70,7 +70,7 @@ class QuantizeKernel(ShaderKernel, part="kernels/codes/quantize"):
     stored: StoredParams
     blocks: str
     result: str
-    drawn: str
+    draws: str
     ends: str | None = None
 
 
@@ -79,11 +79,11 @@ def seed_memory(f: Form, seed: Tensor | None) -> Memory | None:
 
     Raises ValueError if it is missing or something else.
     """
-    checked = f.checked_seed(seed, anywhere=True)
-    if checked is None:
+    tensor = f.checked_seed(seed, anywhere=True)
+    if tensor is None:
         return None
     words = torch.zeros(2, dtype=torch.int64)
-    words[: checked.numel()] = checked.cpu().reshape(-1)
+    words[: tensor.numel()] = tensor.cpu().reshape(-1)
     return upload(words)
 
 
@@ -132,12 +132,12 @@ def _encode(
     at = geometry(tuple(shape), f.format.block)
     stored, buffers = reading(f, parts, shape)
     beside = {name: whole(memory) for name, memory in buffers.items()}
-    drawn = "undrawn" if seed is None else "drawn"
-    kernel = QuantizeKernel(coding(f), numbers(dtype), stored, at.kind, what, drawn)
+    draws = "undrawn" if seed is None else "drawn"
+    kernel = QuantizeKernel(coding(f), numbers(dtype), stored, at.kind, what, draws)
     constants: Constants = {"OUT_BITS": bits} if what == "codes" else {}
     if what == "gradient":  # its mask does not depend on a draw (docs/numerics.md, 5)
         constants["GRADIENT_BITS"] = bits
-        kernel = kernel.replaced(
+        kernel = kernel.with_variants(
             element=without_table(f),
             ends=lowered(f.format).element.family,
             rounding=f.format.rounding if not f.needs_seed else "nearest_even",
@@ -145,11 +145,11 @@ def _encode(
     chunk = chunk_of(bits, dtype)
     constants |= {"CHUNK": chunk, "SHARED": at.shares(chunk)}
     result = shader(f, kernel, constants)
-    written = "codes" if what == "codes" else "values"
+    output = "codes" if what == "codes" else "values"
     own = 8 * dtype.itemsize
     for piece in pieces(at.count, max(own, bits)):
-        sizes = at.named | piece.named
-        given_buffers = {**beside, "x": piece.window(x, own), written: piece.window(out, bits)}
+        sizes = at.shader_sizes | piece.shader_sizes
+        given_buffers = {**beside, "x": piece.window(x, own), output: piece.window(out, bits)}
         if what == "codes":
             sizes["words"] = -(-piece.count * bits // 32)
         if seed is not None:
@@ -216,7 +216,7 @@ def decode(
     output = shader(f, kernel, constants)
     out, bits = result(shape, dtype), 8 * dtype.itemsize
     for piece in pieces(at.count, max(bits, f.bits)):
-        sizes = at.named | piece.named
+        sizes = at.shader_sizes | piece.shader_sizes
         if not streams:
             sizes |= {"row": row, "row_bytes": f.row_bytes(row)}
         memory = piece.window(codes, f.bits) if streams else whole(codes)

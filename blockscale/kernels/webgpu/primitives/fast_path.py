@@ -77,14 +77,14 @@ def parts(fmt: Format) -> FastParts | None:
     if own.approximate == "none" or not (means or numbers.statistic in ("magnitude", "range")):
         return None
     family, rule = own.approximate, _rule(numbers, own)
-    drawn = family.startswith("stochastic")
+    stochastic = family.startswith("stochastic")
     if rule is None or (numbers.asym and (rule != "float" or family != "integer")):
         return None
-    if drawn and own.how != "shift":
+    if stochastic and own.how != "shift":
         return None
     if family == "codebook" and (own.how == "shift" or cells(numbers.element) is None):
         return None
-    near = "shift_drawn" if drawn else own.how
+    near = "shift_drawn" if stochastic else own.how
     if means and rule != "float":
         return None
     if means:
@@ -100,7 +100,7 @@ def _rule(numbers: FormatNumbers, own: FormatRoles) -> str | None:
         return None
     if numbers.scale == "fp32":
         return "float"
-    inner = own.inner == "minifloat" and own.joined == "multiplied"
+    inner = own.inner == "minifloat" and own.join == "multiplied"
     return "two_level" if inner and own.levels == "joint" and not numbers.asym else None
 
 
@@ -214,7 +214,7 @@ def rounded(x: Tensor, fmt: str) -> Tensor:
     shader = Shader(ProbeFastPath(Coding(own, of_device()), own.approximate, scaled), constants)
     values = allocate(4 * len(x))
     buffers = {"numbers": upload(x), "steps": upload(torch.ones(len(x) // 4)), "values": values}
-    launch(shader, buffers, {"count": len(x) // 4}, -(-len(x) // 256), baked=False)
+    launch(shader, buffers, {"count": len(x) // 4}, -(-len(x) // 256), bake=False)
     return download(values, (len(x),), torch.float32)
 
 
@@ -278,7 +278,7 @@ def decode(
     constants: Constants = {"UNIT": unit, "GROUP": _GROUP, "EACH": each}
     element = lowered(f.format).element
     if element.family == "codebook" and element.bits <= 4:
-        kernel = kernel.replaced(values="codebook")
+        kernel = kernel.with_variants(values="codebook")
         values = [bits_of(value) for value in element.values]
         constants["VALUE_TABLE"] = (*values, *[0] * (16 - len(values)))
     result = shader(f, kernel, constants)
@@ -286,5 +286,5 @@ def decode(
     for piece in pieces(at.count, max(bits, f.bits)):
         windows = {"codes": piece.window(codes, f.bits), "values": piece.window(out, bits)}
         groups = -(-piece.count // (unit * _GROUP * each))
-        launch(result, beside | windows, at.named | piece.named, groups)
+        launch(result, beside | windows, at.shader_sizes | piece.shader_sizes, groups)
     return out

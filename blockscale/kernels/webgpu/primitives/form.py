@@ -98,7 +98,7 @@ def back(memory: Memory, shape: Sequence[int], dtype: torch.dtype, like: Tensor)
     return given_back(memory, tuple(shape), dtype, like)
 
 
-def moved(tensor: Tensor, like: Tensor) -> Tensor:
+def move_like(tensor: Tensor, like: Tensor) -> Tensor:
     """What the reference computed on the CPU, where `like` is."""
     if not isinstance(like, WebGPUTensor):
         return tensor
@@ -144,13 +144,13 @@ class Geometry:
         return self.sizes[-1] if self.shape else self.block
 
     @property
-    def named(self) -> dict[str, int]:
+    def shader_sizes(self) -> dict[str, int]:
         """The sizes that parts of shaders read."""
         if not self.shape:
             return {"block": self.block}
         missing = (1,) * (DIMENSIONS - len(self.shape))
-        named = {f"n{i}": n for i, n in enumerate((*missing, *self.shape))}
-        return named | {f"b{i}": b for i, b in enumerate((*missing, *self.sizes))}
+        sizes = {f"n{i}": n for i, n in enumerate((*missing, *self.shape))}
+        return sizes | {f"b{i}": b for i, b in enumerate((*missing, *self.sizes))}
 
     def shares(self, elements: int) -> bool:
         """Whether `elements` neighbours, from a multiple of that on, have one scale."""
@@ -253,7 +253,7 @@ class Piece:
     count: int
 
     @property
-    def named(self) -> dict[str, int]:
+    def shader_sizes(self) -> dict[str, int]:
         """The sizes that kernels read."""
         return {"first": self.first, "bound": self.count}
 
@@ -304,7 +304,7 @@ def sizes(x: Source) -> dict[str, int]:
     return {"width": x.width, "height": x.height} if isinstance(x, InTexture) else {}
 
 
-def seen(x: Source, count: int, bits: int) -> Iterator[tuple[Piece, Bound]]:
+def windows(x: Source, count: int, bits: int) -> Iterator[tuple[Piece, Bound]]:
     """Pieces of `count` numbers of `bits`, and what is bound for each."""
     if isinstance(x, InTexture):
         yield Piece(0, count), x.texels
@@ -338,7 +338,7 @@ class StoredParams(Roles):
 
 
 @dataclass(frozen=True)
-class Spread(ShaderKernel, part="kernels/choose/spread"):
+class SpreadOuter(ShaderKernel, part="kernels/choose/spread"):
     """The outer scale of each block."""
 
     blocks: str
@@ -368,7 +368,7 @@ def new_parts(f: Form, shape: Shape) -> Parts:
     )
 
 
-def returned(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
+def results_of(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
     """The parts that there are, where `like` is, in the order that ops return them in."""
     blocks = f.scale_shape(shape)
     results = [back(parts.scale, blocks, f.scale_dtype, like)]
@@ -381,9 +381,9 @@ def returned(f: Form, parts: Parts, shape: Shape, like: Tensor) -> list[Tensor]:
     return results
 
 
-def listed(parts: QParams, like: Tensor) -> list[Tensor]:
+def parts_like(parts: QParams, like: Tensor) -> list[Tensor]:
     """What the reference chose on the CPU for an empty tensor, where `like` is."""
-    return [moved(part, like) for part in parts if part is not None]
+    return [move_like(part, like) for part in parts if part is not None]
 
 
 def reading(f: Form, parts: Parts, shape: Shape) -> tuple[StoredParams, dict[str, Memory]]:
@@ -418,9 +418,9 @@ def outer_of_blocks(f: Form, outer: Memory, shape: Shape) -> tuple[str, Memory]:
     at = geometry(blocks, f.inner.block)
     each = allocate(4 * at.count)
     launch(
-        Shader(Spread(at.kind, DTYPES[f.outer_dtype])),
+        Shader(SpreadOuter(at.kind, DTYPES[f.outer_dtype])),
         {"scales": whole(outer), "each": whole(each)},
-        at.named | {"count": at.count},
+        at.shader_sizes | {"count": at.count},
         -(-at.count // 256),
     )
     return "each", each

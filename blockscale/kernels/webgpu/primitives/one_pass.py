@@ -84,7 +84,7 @@ class FastPath(FastOuter, part="kernels/fast_path"):
     result: str
     exact_fallback: str
     words: str
-    drawn: str
+    draws: str
     given_outer: str = "none"
     writing: Writing | None = None
 
@@ -121,32 +121,32 @@ class Team(ShaderKernel, part="kernels/one_pass"):
     keeping: str
     scales: str
     result: str
-    drawn: str
+    draws: str
     given_outer: str = "none"
     writing: Writing | None = None
 
 
 def codes(
-    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, planned: OnePass, seed: Memory | None
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, plan: OnePass, seed: Memory | None
 ) -> tuple[Memory, Parts]:
     """Packed codes and their scales."""
-    bits = planned.bits if isinstance(planned, Teams) else f.bits
+    bits = plan.bits if isinstance(plan, Teams) else f.bits
     out, result = allocate(-(-prod(shape) * bits // 8)), new_parts(f, shape)
     if f.inner is not None:
-        result = result._replace(outer=_outer(f, x, dtype, shape, planned))
-    _run(_Call(f, x, dtype, shape, "codes", result, seed, out), planned)
+        result = result._replace(outer=_outer(f, x, dtype, shape, plan))
+    _run(_Call(f, x, dtype, shape, "codes", result, seed, out), plan)
     if bits != f.bits:
         out = pack_items(f, out, prod(shape), shape[-1] if shape else 1, bits)
     return out, result
 
 
 def values(
-    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, planned: OnePass, seed: Memory | None
+    f: Form, x: Memory, dtype: torch.dtype, shape: Shape, plan: OnePass, seed: Memory | None
 ) -> Memory:
     """Values after a round trip."""
     out = allocate(prod(shape) * dtype.itemsize)
-    outer = None if f.inner is None else _outer(f, x, dtype, shape, planned)
-    _run(_Call(f, x, dtype, shape, "values", Parts(out, outer), seed, out), planned)
+    outer = None if f.inner is None else _outer(f, x, dtype, shape, plan)
+    _run(_Call(f, x, dtype, shape, "values", Parts(out, outer), seed, out), plan)
     return out
 
 
@@ -172,7 +172,7 @@ class _Call(NamedTuple):
         return 8 * self.dtype.itemsize
 
     @property
-    def drawn(self) -> str:
+    def draws(self) -> str:
         """Whether random numbers are drawn."""
         return "undrawn" if self.seed is None else "drawn"
 
@@ -181,106 +181,106 @@ class _Call(NamedTuple):
         writing, constants, how = None, Constants(), "none"
         buffers: dict[str, Memory] = {} if self.seed is None else {"seed": self.seed}
         if self.what == "codes":
-            writing, constants, written = scale_writing(self.f, self.stored)
-            buffers |= written
+            writing, constants, outputs = scale_writing(self.f, self.stored)
+            buffers |= outputs
         if self.stored.outer is not None:
             how, buffers["outers"] = outer_of_blocks(self.f, self.stored.outer, self.shape)
         return writing, constants, how, buffers
 
 
-def _run(call: _Call, planned: OnePass) -> None:
-    if isinstance(planned, Lines):
-        _lines(call, planned)
-    elif isinstance(planned, ColumnsPlan):
-        _columns(call, planned)
+def _run(call: _Call, plan: OnePass) -> None:
+    if isinstance(plan, Lines):
+        _lines(call, plan)
+    elif isinstance(plan, ColumnsPlan):
+        _columns(call, plan)
     else:
-        _teams(call, planned)
+        _teams(call, plan)
 
 
 def _outer(f: Form, x: Memory, dtype: torch.dtype, shape: Shape, beside: OnePass) -> Memory:
     """The outer scales of two levels, by a pass of their own."""
     fast = f.one_outer and isinstance(beside, Lines)
-    planned = plans.lines(f, dtype, shape, "outer") if fast else None
-    if planned is None:
+    plan = plans.lines(f, dtype, shape, "outer") if fast else None
+    if plan is None:
         return choose_outer(f, x, dtype, shape)
-    result = shader(f, FastOuter(**_finding(f, dtype, planned)), _constants(f, planned))
+    result = shader(f, FastOuter(**_finding(f, dtype, plan)), _constants(f, plan))
     largest = zeros(4)
-    for piece in pieces(planned.at.count, 8 * dtype.itemsize, planned.step):
-        blocks = piece.count // planned.at.block
+    for piece in pieces(plan.at.count, 8 * dtype.itemsize, plan.step):
+        blocks = piece.count // plan.at.block
         buffers = {"x": piece.window(x, 8 * dtype.itemsize), "largest": whole(largest)}
-        sizes = {"block": planned.at.block, "blocks": blocks}
-        launch(result, buffers, sizes, -(-blocks // planned.blocks_a_group))
+        sizes = {"block": plan.at.block, "blocks": blocks}
+        launch(result, buffers, sizes, -(-blocks // plan.blocks_a_group))
     return outer_of(f, largest, 1)
 
 
-def _lines(call: _Call, planned: Lines) -> None:
-    f, at = call.f, planned.at
+def _lines(call: _Call, plan: Lines) -> None:
+    f, at = call.f, plan.at
     writing, more, how, memories = call.beside()
-    kernel = replace(_line_kernel(call, planned), writing=writing, given_outer=how)
-    result = shader(f, kernel, _constants(f, planned) | more)
+    kernel = replace(_line_kernel(call, plan), writing=writing, given_outer=how)
+    result = shader(f, kernel, _constants(f, plan) | more)
     bits = f.bits if call.what == "codes" else call.own
-    for piece in pieces(at.count, call.own, planned.step):
+    for piece in pieces(at.count, call.own, plan.step):
         blocks = piece.count // at.block
         windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
         buffers = {name: whole(memory) for name, memory in memories.items()} | windows
-        sizes = {"block": at.block} | piece.named | {"blocks": blocks}
-        if planned.tile:
+        sizes = {"block": at.block} | piece.shader_sizes | {"blocks": blocks}
+        if plan.tile:
             sizes["across"] = at.shape[1] // at.sizes[1]
-        launch(result, buffers, sizes, -(-blocks // planned.blocks_a_group))
+        launch(result, buffers, sizes, -(-blocks // plan.blocks_a_group))
 
 
-def _finding(f: Form, dtype: torch.dtype, planned: Lines) -> dict[str, Any]:
+def _finding(f: Form, dtype: torch.dtype, plan: Lines) -> dict[str, Any]:
     """What both kernels have in common."""
     return {
         "coding": coding(f),
         "numbers": numbers(dtype),
         "find": statistic(f),
-        "team": "subgroup" if planned.team <= plans.reach() else "mixed",
-        "place": "tile" if planned.tile else "line",
+        "team": "subgroup" if plan.team <= plans.reach() else "mixed",
+        "place": "tile" if plan.tile else "line",
     }
 
 
-def _line_kernel(call: _Call, planned: Lines) -> FastPath:
+def _line_kernel(call: _Call, plan: Lines) -> FastPath:
     f, dtype, what = call.f, call.dtype, call.what
     own = parts(f.format)
     assert own is not None
-    together = planned.given.together and what == "codes"
+    together = plan.settings.together and what == "codes"
     return FastPath(
-        **_finding(f, dtype, planned),
+        **_finding(f, dtype, plan),
         parts=own,
         statistic=statistic(f),
         narrow=narrowing(f, dtype),
         result="codes_together" if together else what,
         exact_fallback=what,
-        words=_words(f, dtype, planned, together),
-        drawn=call.drawn,
+        words=_words(f, dtype, plan, together),
+        draws=call.draws,
     )
 
 
-def _constants(f: Form, planned: Lines) -> Constants:
-    settings, element = planned.given, lowered(f.format).element
+def _constants(f: Form, plan: Lines) -> Constants:
+    settings, element = plan.settings, lowered(f.format).element
     constants: Constants = {
-        "GROUP": planned.group,
-        "TEAM": planned.team,
+        "GROUP": plan.group,
+        "TEAM": plan.team,
         "REACH": plans.reach(),
         "UNITS": settings.units,
         "BLOCKS": settings.blocks,
         "TOGETHER": settings.together,
-        "TILE_UNITS": planned.tile,
+        "TILE_UNITS": plan.tile,
         "POISONS": lowered(f.format).poisons,
         "MEANS": _TURNS.get(lowered(f.format).statistic, 0),
     }
     return constants | (cells(element) or {} if element.family == "codebook" else {})
 
 
-def _words(f: Form, dtype: torch.dtype, planned: Lines, together: bool) -> str:
+def _words(f: Form, dtype: torch.dtype, plan: Lines, together: bool) -> str:
     """How many words of codes are written at once."""
-    words = 16 // dtype.itemsize * f.bits * (planned.given.units if together else 1) / 32
+    words = 16 // dtype.itemsize * f.bits * (plan.settings.units if together else 1) / 32
     return "four" if words % 4 == 0 else "two" if words % 2 == 0 else "one"
 
 
-def _columns(call: _Call, planned: ColumnsPlan) -> None:
-    f, at, dtype = call.f, planned.at, call.dtype
+def _columns(call: _Call, plan: ColumnsPlan) -> None:
+    f, at, dtype = call.f, plan.at, call.dtype
     form, element, reach = parts(f.format), lowered(f.format).element, plans.reach()
     assert form is not None
     writing, more, _, memories = call.beside()
@@ -289,62 +289,62 @@ def _columns(call: _Call, planned: ColumnsPlan) -> None:
         team="subgroup", narrow=narrowing(f, dtype), result=call.what, writing=writing,
     )  # fmt: skip
     constants: Constants = {
-        "GROUP": GROUP, "REACH": reach, "TEAM": 1, "COLUMNS": reach // planned.parts,
-        "ROWS": planned.rows, "POISONS": lowered(f.format).poisons,
+        "GROUP": GROUP, "REACH": reach, "TEAM": 1, "COLUMNS": reach // plan.parts,
+        "ROWS": plan.rows, "POISONS": lowered(f.format).poisons,
     }  # fmt: skip
     if element.family == "codebook":
         constants |= cells(element) or {}
     result, bits = shader(f, kernel, constants | more), f.bits if call.what == "codes" else call.own
-    for piece in pieces(at.count, call.own, planned.step):
+    for piece in pieces(at.count, call.own, plan.step):
         down = piece.count // (at.sizes[0] * at.shape[1])
-        teams = down * -(-planned.units // (reach // planned.parts))
+        teams = down * -(-plan.units // (reach // plan.parts))
         windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
         buffers = {name: whole(memory) for name, memory in memories.items()} | windows
-        sizes = {"first": piece.first, "units": planned.units, "down": down}
+        sizes = {"first": piece.first, "units": plan.units, "down": down}
         launch(result, buffers, sizes, -(-teams // (GROUP // reach)))
 
 
-def _teams(call: _Call, planned: Teams) -> None:
-    f, at, bits = call.f, planned.at, planned.bits
+def _teams(call: _Call, plan: Teams) -> None:
+    f, at, bits = call.f, plan.at, plan.bits
     writing, more, how, memories = call.beside()
-    kernel = replace(_team_kernel(call, planned), writing=writing, given_outer=how)
-    result = shader(f, kernel, _team_constants(call, planned) | more)
-    for piece in pieces(at.count, max(call.own, bits), planned.step):
+    kernel = replace(_team_kernel(call, plan), writing=writing, given_outer=how)
+    result = shader(f, kernel, _team_constants(call, plan) | more)
+    for piece in pieces(at.count, max(call.own, bits), plan.step):
         blocks = -(-piece.count // at.block)
-        sizes = at.named | piece.named | {"blocks": blocks}
+        sizes = at.shader_sizes | piece.shader_sizes | {"blocks": blocks}
         if call.what == "codes":
             sizes["words"] = -(-piece.count * bits // 32)
         windows = {"x": piece.window(call.x, call.own), call.what: piece.window(call.out, bits)}
         buffers = {name: whole(memory) for name, memory in memories.items()} | windows
-        launch(result, buffers, sizes, -(-blocks // (GROUP // planned.team)))
+        launch(result, buffers, sizes, -(-blocks // (GROUP // plan.team)))
 
 
-def _team_kernel(call: _Call, planned: Teams) -> Team:
+def _team_kernel(call: _Call, plan: Teams) -> Team:
     f, what = call.f, call.what
     return Team(
         coding(f),
         numbers(call.dtype),
         statistic=statistic(f),
-        team=team_part(planned.team),
+        team=team_part(plan.team),
         finding="means" if of_means(f) else "extremes",
-        keeping="held" if planned.quads <= _HELD else "reread",
+        keeping="held" if plan.quads <= _HELD else "reread",
         scales="kept" if what == "codes" else "dropped",
         result=what,
-        drawn=call.drawn,
+        draws=call.draws,
     )
 
 
-def _team_constants(call: _Call, planned: Teams) -> Constants:
+def _team_constants(call: _Call, plan: Teams) -> Constants:
     form = lowered(call.f.format)
     constants: Constants = {
-        "CHUNK": planned.chunk,
-        "QUADS": planned.quads,
-        "TEAM": planned.team,
-        "TEAMS": GROUP // planned.team,
+        "CHUNK": plan.chunk,
+        "QUADS": plan.quads,
+        "TEAM": plan.team,
+        "TEAMS": GROUP // plan.team,
         "POISONS": form.poisons,
     }
     if call.what == "codes":
-        constants["OUT_BITS"] = planned.bits
+        constants["OUT_BITS"] = plan.bits
     if of_means(call.f):
         constants["ABOVE"] = form.statistic == "mean_above"
     return constants

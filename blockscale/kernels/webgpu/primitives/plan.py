@@ -51,13 +51,13 @@ class Settings(NamedTuple):
 class Lines(NamedTuple):
     """One pass over blocks of whole units of 16 bytes: lines of neighbours in memory, or tiles.
 
-    at: its blocks; given: what an invocation takes; team: invocations of a block
+    at: its blocks; settings: what an invocation takes; team: invocations of a block
     group: of a workgroup; tile: units of a row of a tile, 0 where blocks are lines
     step: elements of which pieces are multiples
     """
 
     at: Geometry
-    given: Settings
+    settings: Settings
     team: int
     group: int
     tile: int
@@ -66,7 +66,7 @@ class Lines(NamedTuple):
     @property
     def blocks_a_group(self) -> int:
         """Blocks that a workgroup takes."""
-        return self.group // self.team * self.given.blocks
+        return self.group // self.team * self.settings.blocks
 
 
 class ColumnsPlan(NamedTuple):
@@ -127,7 +127,7 @@ def plan(f: Form, dtype: torch.dtype, shape: Shape, what: str, *, fours: bool = 
     return one or columns(f, dtype, shape, what) or teams(f, dtype, shape, what) or TwoPasses()
 
 
-def trusted(dtype: torch.dtype) -> bool:
+def suits(dtype: torch.dtype) -> bool:
     """Whether the device, and numbers of this dtype, are what the fast path is made for: devices
     that tell of neighbours and round sums as they should. Where floats are a CPU's, others are
     faster."""
@@ -143,7 +143,7 @@ def lines(
     what: "codes", "values", or the "outer" scale alone
     wanted: what an invocation takes, in the place of what was measured to be best
     """
-    if not trusted(dtype) or parts(f.format) is None:
+    if not suits(dtype) or parts(f.format) is None:
         return None
     at, bits = geometry(tuple(shape), f.format.block), 8 * dtype.itemsize
     tile = _tile(at, bits, f.bits)
@@ -249,7 +249,7 @@ def columns(f: Form, dtype: torch.dtype, shape: Shape, what: str) -> ColumnsPlan
     if len(at.shape) != 2 or at.sizes[1] != 1 or at.shape[0] % at.sizes[0]:
         return None
     own = parts(f.format)
-    if not trusted(dtype) or own is None or own.fast_choose not in ("any", "float") or f.asym:
+    if not suits(dtype) or own is None or own.fast_choose not in ("any", "float") or f.asym:
         return None
     if own.scaled == "shift_drawn":
         return None

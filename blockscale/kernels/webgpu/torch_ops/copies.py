@@ -69,10 +69,8 @@ def joint(*shapes: Sizes) -> Sizes:
     for shape in shapes:
         for d in range(-len(shape), 0):
             if shape[d] != 1 and result[d] not in (1, shape[d]):
-                listed = " and ".join(str(tuple(each)) for each in shapes)
-                raise RuntimeError(
-                    f"shapes {listed} cannot be broadcast: sizes must be equal, or 1"
-                )
+                sizes = " and ".join(str(tuple(each)) for each in shapes)
+                raise RuntimeError(f"shapes {sizes} cannot be broadcast: sizes must be equal, or 1")
             result[d] = result[d] if shape[d] == 1 else shape[d]
     return tuple(result)
 
@@ -134,7 +132,7 @@ def words(x: WebGPUTensor) -> int:
     return -(-x.numel() * x.dtype.itemsize // 4 // THREADS)
 
 
-def sent(x: Tensor) -> WebGPUTensor:
+def send(x: Tensor) -> WebGPUTensor:
     """A tensor on the CPU, on the device."""
     return WebGPUTensor(upload(x), tuple(x.shape), x.dtype)
 
@@ -143,11 +141,11 @@ def read(x: WebGPUTensor) -> Tensor:
     """A tensor on the device, on the CPU, in row-major order."""
     start = int(x.storage_offset()) * x.dtype.itemsize
     if not x.is_contiguous() or start % 4:
-        x, start = gathered(x), 0
+        x, start = gather(x), 0
     return download(x.memory, tuple(x.shape), x.dtype, start)
 
 
-def gathered(x: WebGPUTensor) -> WebGPUTensor:
+def gather(x: WebGPUTensor) -> WebGPUTensor:
     """A copy in row-major order, in memory of its own."""
     result = fresh(tuple(x.shape), x.dtype)
     _gather(x, result)
@@ -166,18 +164,18 @@ def _gather(x: WebGPUTensor, tensor: WebGPUTensor) -> None:
         "kernels/torch_copies/gather", (("ITEM_BITS", x.dtype.itemsize * 8), *at.constants)
     )
     buffers = {"x": x.memory, "result": tensor.memory, **at.buffers}
-    launch(shader, buffers, {"count": x.numel()}, words(tensor), baked=False)
+    launch(shader, buffers, {"count": x.numel()}, words(tensor), bake=False)
 
 
 def whole(x: WebGPUTensor) -> WebGPUTensor:
     """The same numbers in row-major order from the first byte of memory: x itself, or a copy."""
-    return x if is_whole(x) else gathered(x)
+    return x if is_whole(x) else gather(x)
 
 
-def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
+def scatter(into: WebGPUTensor, x: WebGPUTensor) -> None:
     """Write x, which is broadcast, into a tensor or view of the same dtype."""
     if x.memory is into.memory:
-        x = gathered(x)
+        x = gather(x)
     if is_all(into) and x.shape == into.shape:
         _gather(x, into)
         return
@@ -188,7 +186,7 @@ def scattered(into: WebGPUTensor, x: WebGPUTensor) -> None:
     buffers = {"x": x.memory, "result": into.memory, **at.buffers}
     count = into.numel()
     groups = -(-count * max(x.dtype.itemsize // 4, 1) // THREADS)
-    launch(shader, buffers, {"count": count}, groups, baked=False)
+    launch(shader, buffers, {"count": count}, groups, bake=False)
 
 
 def is_all(x: WebGPUTensor) -> bool:
@@ -202,8 +200,8 @@ def cast(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
         return x
     if dtype in FLOATS and (x.dtype in FLOATS or x.dtype in _OTHERS):
         wide = x if x.dtype == torch.float32 else _widened(x)
-        return wide if dtype == torch.float32 else narrowed(wide, dtype)
-    return sent(read(x).to(dtype))
+        return wide if dtype == torch.float32 else narrow(wide, dtype)
+    return send(read(x).to(dtype))
 
 
 def _widened(x: WebGPUTensor) -> WebGPUTensor:
@@ -214,18 +212,18 @@ def _widened(x: WebGPUTensor) -> WebGPUTensor:
     kernel = Widen(numbers, FLOATS.get(x.dtype, "float32"), at.address)
     shader = Shader(kernel, constants)
     buffers = {"x": x.memory, "result": result.memory, **at.buffers}
-    launch(shader, buffers, {"count": x.numel()}, words(result), baked=False)
+    launch(shader, buffers, {"count": x.numel()}, words(result), bake=False)
     return result
 
 
-def narrowed(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
+def narrow(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
     """float32 -> a narrower float; x itself if `dtype` is float32."""
     if dtype == torch.float32:
         return x
     x, result = whole(x), fresh(tuple(x.shape), dtype)
     shader = Shader(Convert(FLOATS[dtype]))
     buffers = {"x": x.memory, "result": result.memory}
-    launch(shader, buffers, {"count": x.numel()}, words(result), baked=False)
+    launch(shader, buffers, {"count": x.numel()}, words(result), bake=False)
     return result
 
 
@@ -233,7 +231,7 @@ def narrowed(x: WebGPUTensor, dtype: torch.dtype) -> WebGPUTensor:
 def clone(x: WebGPUTensor, *, memory_format: Any = None) -> Tensor:
     """A copy, in row-major order whatever the format asked for: its numbers are the same."""
     del memory_format
-    return gathered(x)
+    return gather(x)
 
 
 @handles("_to_copy.default")
@@ -248,7 +246,7 @@ def to_copy(
     dtype = dtype or x.dtype
     if device is not None and device.type != NAME:
         return read(x).to(dtype).to(device)
-    return gathered(x) if dtype == x.dtype else cast(x, dtype)
+    return gather(x) if dtype == x.dtype else cast(x, dtype)
 
 
 @handles("copy_.default")
@@ -258,8 +256,8 @@ def copy_(into: Tensor, x: Tensor, non_blocking: bool = False) -> Tensor:
     if not isinstance(into, WebGPUTensor):
         assert isinstance(x, WebGPUTensor)
         return into.copy_(read(x))
-    moved = x if isinstance(x, WebGPUTensor) else sent(x.to(into.dtype))
-    scattered(into, cast(moved, into.dtype))
+    source = x if isinstance(x, WebGPUTensor) else send(x.to(into.dtype))
+    scatter(into, cast(source, into.dtype))
     return into
 
 
@@ -292,8 +290,8 @@ def index_select(x: WebGPUTensor, dim: int, indices: WebGPUTensor) -> Any:
     """What lies at indices [i] along a dimension."""
     if x.ndim == 0:
         return NotImplemented
-    moved: Any = x.movedim(dim, 0)
-    result = _rows(moved, indices, (indices.numel(), *moved.shape[1:]))
+    table: Any = x.movedim(dim, 0)
+    result = _rows(table, indices, (indices.numel(), *table.shape[1:]))
     return result if result is NotImplemented else result.movedim(0, dim)
 
 
@@ -311,8 +309,8 @@ def index(x: WebGPUTensor, indices: Any) -> Any:
         at = each.to(torch.int64)
         _check(at, size, least=-size)
         number = number * size + torch.where(at < 0, at + size, at)
-    moved: Any = x.flatten(first, first + len(others) - 1).movedim(first, 0)
-    result = _rows(moved, sent(number), (*number.shape, *moved.shape[1:]))
+    table: Any = x.flatten(first, first + len(others) - 1).movedim(first, 0)
+    result = _rows(table, send(number), (*number.shape, *table.shape[1:]))
     return result.movedim(tuple(range(number.ndim)), tuple(range(first, first + number.ndim)))
 
 
@@ -329,7 +327,7 @@ def _rows(table: WebGPUTensor, indices: Tensor, shape: tuple[int, ...]) -> Any:
     shader = Shader("kernels/torch_copies/choose_rows", constants)
     buffers = {"table": table.memory, "indices": indices.memory, "result": result.memory}
     sizes = {"count": result.numel(), "row": table.numel() // max(table.shape[0], 1)}
-    launch(shader, buffers, sizes, words(result), baked=False)
+    launch(shader, buffers, sizes, words(result), bake=False)
     return result
 
 
@@ -362,7 +360,7 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     result, start = fresh(tuple(shape), dtype), 0
     for x in parts:
         part: Any = result.narrow(dim, start, x.shape[dim])
-        scattered(part, cast(x, dtype))
+        scatter(part, cast(x, dtype))
         start += x.shape[dim]
     return result
 

@@ -21,7 +21,7 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
     copy_,
     fresh,
     joint,
-    sent,
+    send,
     words,
 )
 
@@ -65,12 +65,12 @@ def whole_binary(part: str, a: Any, b: Any, dtype: torch.dtype) -> Any:
     buffers = {"x": x.memory, "y": y.memory, "result": result.memory, **at.buffers}
     count = result.numel()
     groups = -(-count // max(4 // dtype.itemsize, 1) // THREADS)
-    launch(shader, buffers, {"count": count}, groups, baked=False)
+    launch(shader, buffers, {"count": count}, groups, bake=False)
     return result
 
 
 def _there(x: Any) -> WebGPUTensor:
-    return x if isinstance(x, WebGPUTensor) else sent(torch.as_tensor(x))
+    return x if isinstance(x, WebGPUTensor) else send(torch.as_tensor(x))
 
 
 def _register_bits(part: str, *names: str) -> None:
@@ -177,7 +177,7 @@ def unary(part: str, x: WebGPUTensor, **numbers: float) -> Any:
     shader = Shader(Unary(part, FLOATS[x.dtype], at.address), at.constants)
     sizes = {"count": x.numel()} | {name: bits(value) for name, value in numbers.items()}
     buffers = {"x": x.memory, "result": result.memory, **at.buffers}
-    launch(shader, buffers, sizes, words(result), baked=False)
+    launch(shader, buffers, sizes, words(result), bake=False)
     return result
 
 
@@ -187,7 +187,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
     if dtype not in FLOATS:
         return whole_binary(part, a, b, torch.bool if compare else dtype)
     if not isinstance(a, WebGPUTensor):
-        a = sent(torch.as_tensor(a, dtype=dtype))
+        a = send(torch.as_tensor(a, dtype=dtype))
     x = cast(a, dtype)
     number = None if isinstance(b, WebGPUTensor) else float(b)
     operands = [x] if number is not None else [x, cast(b, dtype)]
@@ -202,7 +202,7 @@ def binary(part: str, a: Any, b: Any, *, compare: bool = False) -> Any:
         buffers["y"] = operands[1].memory
     else:
         sizes["number"] = bits(number)
-    launch(Shader(kernel, at.constants), buffers, sizes, words(result), baked=False)
+    launch(Shader(kernel, at.constants), buffers, sizes, words(result), bake=False)
     return result
 
 
@@ -239,9 +239,9 @@ def _register_unary(name: str) -> None:
     both(f"{name}.default")(lambda x: unary(name, x))
 
 
-def _register_comparison(name: str, part: str, swapped: bool) -> None:
+def _register_comparison(name: str, part: str, swap: bool) -> None:
     def compute(a: Any, b: Any) -> Any:
-        if not swapped:
+        if not swap:
             return binary(part, a, b, compare=True)
         return binary(part, *_as_tensors(a, b), compare=True)
 
@@ -252,7 +252,7 @@ def _as_tensors(a: Any, b: Any) -> tuple[Any, Any]:
     """b, a: both tensors of the dtype of a comparison."""
     if isinstance(b, WebGPUTensor):
         return b, a
-    return sent(torch.as_tensor(b, dtype=torch.result_type(a, b))), a
+    return send(torch.as_tensor(b, dtype=torch.result_type(a, b))), a
 
 
 for _name in _UNARY:
@@ -274,9 +274,9 @@ def leaky_relu(x: WebGPUTensor, slope: float = 0.01) -> Any:
 
 
 @both("clamp.default", "hardtanh.default")
-def clamp(x: WebGPUTensor, low: Any = None, high: Any = None, **named: Any) -> Any:
+def clamp(x: WebGPUTensor, low: Any = None, high: Any = None, **bounds: Any) -> Any:
     """x between two numbers."""
-    low, high = named.get("min", low), named.get("max", high)
+    low, high = bounds.get("min", low), bounds.get("max", high)
     low, high = (
         -float("inf") if low is None else low,
         float("inf") if high is None else high,
@@ -313,22 +313,22 @@ def power(x: WebGPUTensor, exponent: float) -> Any:
 @both("add.Tensor", "add.Scalar")
 def add(a: Any, b: Any, alpha: float = 1) -> Any:
     """a + alpha b."""
-    return _added("add", a, b, alpha)
+    return _add("add", a, b, alpha)
 
 
 @both("sub.Tensor", "sub.Scalar")
 def sub(a: Any, b: Any, alpha: float = 1) -> Any:
     """a - alpha b."""
-    return _added("sub", a, b, alpha)
+    return _add("sub", a, b, alpha)
 
 
 @handles("rsub.Tensor", "rsub.Scalar")
 def rsub(a: Any, b: Any, alpha: float = 1) -> Any:
     """b - alpha a."""
-    return _added("sub", b, a, alpha)
+    return _add("sub", b, a, alpha)
 
 
-def _added(part: str, a: Any, b: Any, alpha: float) -> Any:
+def _add(part: str, a: Any, b: Any, alpha: float) -> Any:
     if alpha != 1:
         b = b * alpha
     return binary(part, a, b)
@@ -386,7 +386,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     buffers = dict(zip(("condition", "x", "y"), (x.memory for x in operands), strict=True))
     launch(
         shader, {**buffers, "result": result.memory, **at.buffers},
-        {"count": result.numel()}, words(result), baked=False,
+        {"count": result.numel()}, words(result), bake=False,
     )  # fmt: skip
     return result
 
@@ -394,7 +394,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 @both("masked_fill.Scalar", "masked_fill.Tensor")
 def masked_fill(x: WebGPUTensor, mask: WebGPUTensor, value: Any) -> Any:
     """x, or a number where the mask is true."""
-    return where(mask, sent(torch.as_tensor(value, device="cpu").to(x.dtype)), x)
+    return where(mask, send(torch.as_tensor(value, device="cpu").to(x.dtype)), x)
 
 
 # Gradients that torch leaves to its devices, in terms of other ops.

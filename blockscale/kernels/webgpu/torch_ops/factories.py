@@ -18,11 +18,11 @@ from blockscale.kernels.webgpu.torch_device import (
     WebGPUTensor,
     handles,
     handles_rest,
-    registered,
+    webgpu_device,
 )
 from blockscale.kernels.webgpu.torch_ops import __name__ as package
 from blockscale.kernels.webgpu.torch_ops import __path__ as folder
-from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all, read, sent
+from blockscale.kernels.webgpu.torch_ops.copies import copy_, fresh, is_all, read, send
 
 # What has no kernel on the device is computed on the CPU, and said so once an op.
 
@@ -68,7 +68,7 @@ def on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     origin = {id(there): x for x, there in read_back.values()}
 
     def up(x: Tensor) -> Tensor:
-        return origin[id(x)] if id(x) in origin else sent(x)
+        return origin[id(x)] if id(x) in origin else send(x)
 
     return pytree.tree_map_only(Tensor, up, result)
 
@@ -87,15 +87,15 @@ def _write_back(
         for x in pytree.tree_leaves(tensor):
             if not isinstance(x, WebGPUTensor):
                 continue
-            replaced(x, read_back[id(x)][1])
+            replace_with(x, read_back[id(x)][1])
 
 
-def replaced(x: WebGPUTensor, by: Tensor) -> WebGPUTensor:
+def replace_with(x: WebGPUTensor, by: Tensor) -> WebGPUTensor:
     """x with the numbers of a tensor on the CPU, and its sizes: torch resizes what is empty."""
     if by.shape == x.shape:
         copy_(x, by)
     else:
-        x.data = sent(by)
+        x.data = send(by)
     return x
 
 
@@ -117,8 +117,8 @@ def reference_on_cpu(reference: Callable[..., Any], args: tuple[Any, ...]) -> An
 
     Results are on the device.
     """
-    moved = pytree.tree_map_only(WebGPUTensor, read, args)
-    return pytree.tree_map_only(Tensor, sent, reference(*moved))
+    on_cpu = pytree.tree_map_only(WebGPUTensor, read, args)
+    return pytree.tree_map_only(Tensor, send, reference(*on_cpu))
 
 
 # Views: torch's meta device says what they are, and they share their tensor's memory.
@@ -193,7 +193,7 @@ def empty_strided(
     """torch.empty_strided(size, stride, dtype=..., device="webgpu")."""
     _check_number(device)
     dtype = dtype or torch.get_default_dtype()
-    return _strided(tuple(size), tuple(stride), dtype)
+    return _with_strides(tuple(size), tuple(stride), dtype)
 
 
 def _check_number(device: Any) -> None:
@@ -203,7 +203,7 @@ def _check_number(device: Any) -> None:
         )
 
 
-def _strided(size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
+def _with_strides(size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
     reach = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     count = reach + 1 if 0 not in size else 0
     return WebGPUTensor(allocate(count * dtype.itemsize), size, dtype, stride)
@@ -295,7 +295,7 @@ def fill_(x: WebGPUTensor, value: Any) -> WebGPUTensor:
 @handles("arange.start_out")
 def arange(start: Any, end: Any, step: Any = 1, *, out: WebGPUTensor) -> Tensor:
     """Numbers in steps, made on the CPU: they are few."""
-    return replaced(out, torch.arange(start, end, step, dtype=out.dtype))
+    return replace_with(out, torch.arange(start, end, step, dtype=out.dtype))
 
 
 # The device for users: what `bs.webgpu()` does.
@@ -310,6 +310,6 @@ def device() -> torch.device:
     """
     gpu()
     import_all(package, folder)
-    result = registered()
+    result = webgpu_device()
     register()
     return result

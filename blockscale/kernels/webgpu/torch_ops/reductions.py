@@ -19,8 +19,8 @@ from blockscale.kernels.webgpu.torch_ops.copies import (
     addresses,
     cast,
     fresh,
-    narrowed,
-    sent,
+    narrow,
+    send,
     whole,
 )
 from blockscale.kernels.webgpu.torch_ops.elementwise import binary, bits, unary
@@ -45,19 +45,19 @@ def reduced(part: str, x: WebGPUTensor, dims: Any, keep: bool) -> WebGPUTensor:
     ranks = range(x.ndim)
     choice = sorted({d % x.ndim for d in dims}) if dims and x.ndim else list(ranks)
     rest = [d for d in ranks if d not in choice]
-    ordered: Any = x.permute(*rest, *choice) if x.ndim else x
+    in_order: Any = x.permute(*rest, *choice) if x.ndim else x
     shape = tuple(1 if d in choice else size for d, size in enumerate(x.shape))
     count, columns = prod(x.shape[d] for d in rest), prod(x.shape[d] for d in choice)
     parts = max(-(-columns // _SPAN), 1)
-    result = _joined(part, ordered, count, columns, parts)
+    result = _reduce_parts(part, in_order, count, columns, parts)
     while parts > 1:
         columns, parts = parts, max(-(-parts // _SPAN), 1)
-        result = _joined(part, result, count, columns, parts)
+        result = _reduce_parts(part, result, count, columns, parts)
     final = shape if keep else tuple(x.shape[d] for d in rest)
     return WebGPUTensor(result.memory, final, torch.float32)
 
 
-def _joined(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> WebGPUTensor:
+def _reduce_parts(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> WebGPUTensor:
     """[rows, columns] in row-major order, of any view -> [rows, parts]."""
     result = fresh((rows, parts), torch.float32)
     at = addresses(tuple(x.shape), [x])
@@ -66,7 +66,7 @@ def _joined(part: str, x: WebGPUTensor, rows: int, columns: int, parts: int) -> 
     span = -(-columns // parts)
     sizes = {"rows": rows, "columns": columns, "parts": parts, "span": span}
     buffers = {"x": x.memory, "result": result.memory, **at.buffers}
-    launch(shader, buffers, sizes, rows * parts, baked=False)
+    launch(shader, buffers, sizes, rows * parts, bake=False)
     return result
 
 
@@ -75,7 +75,7 @@ def sum_of(x: WebGPUTensor, dims: Any = None, keep: bool = False, *, dtype: Any 
     """Sums over dimensions, or over all."""
     if x.dtype not in FLOATS or (dtype or x.dtype) not in FLOATS:
         return NotImplemented
-    return narrowed(reduced("join_sums", x, dims, keep), dtype or x.dtype)
+    return narrow(reduced("join_sums", x, dims, keep), dtype or x.dtype)
 
 
 @handles("mean.dim", "mean.default")
@@ -85,14 +85,14 @@ def mean(x: WebGPUTensor, dims: Any = None, keep: bool = False, *, dtype: Any = 
         return NotImplemented
     total = reduced("join_sums", x, dims, keep)
     count = x.numel() / max(total.numel(), 1)
-    return narrowed(binary("div", total, count), dtype or x.dtype)
+    return narrow(binary("div", total, count), dtype or x.dtype)
 
 
 def _register_extreme(part: str, *names: str) -> None:
     def compute(x: WebGPUTensor, dims: Any = (), keep: bool = False) -> Any:
         if x.dtype not in FLOATS or not x.numel():  # of nothing there is none: torch says so
             return NotImplemented
-        return narrowed(reduced(part, x, dims, keep), x.dtype)
+        return narrow(reduced(part, x, dims, keep), x.dtype)
 
     handles(*names)(compute)
 
@@ -111,7 +111,7 @@ def vector_norm(
     wide = cast(x, torch.float32)
     squares: Tensor = binary("mul", wide, wide)
     assert isinstance(squares, WebGPUTensor)
-    return narrowed(unary("sqrt", reduced("join_sums", squares, dims, keep)), dtype or x.dtype)
+    return narrow(unary("sqrt", reduced("join_sums", squares, dims, keep)), dtype or x.dtype)
 
 
 @handles("all.default", "all.dim", "all.dims")
@@ -166,8 +166,8 @@ def _softmax(x: WebGPUTensor, dim: int, dtype: torch.dtype, **flags: bool) -> An
     shader = Shader(Softmax(FLOATS[x.dtype], at.address), (*constants, *at.constants))
     rows = result.numel() // max(columns, 1)
     buffers = {"x": x.memory, "result": result.memory, **at.buffers}
-    launch(shader, buffers, {"rows": rows, "columns": columns}, rows, baked=False)
-    return narrowed(result, dtype).movedim(-1, dim)
+    launch(shader, buffers, {"rows": rows, "columns": columns}, rows, bake=False)
+    return narrow(result, dtype).movedim(-1, dim)
 
 
 @handles("_softmax.default")
@@ -212,14 +212,14 @@ def layer_norm(
         "means": means.memory, "inverses": inverses.memory, **at.buffers,
     }  # fmt: skip
     sizes = {"rows": rows, "columns": columns, "epsilon": bits(epsilon)}
-    launch(shader, buffers, sizes, rows, baked=False)
-    return narrowed(result, x.dtype), means, inverses
+    launch(shader, buffers, sizes, rows, bake=False)
+    return narrow(result, x.dtype), means, inverses
 
 
 def _factors(value: Any, columns: int, otherwise: float) -> WebGPUTensor:
     """A weight or bias in float32; the same number for all columns where there is none."""
     if value is None:
-        return sent(torch.full((columns,), otherwise))
+        return send(torch.full((columns,), otherwise))
     return whole(cast(value, torch.float32))
 
 
@@ -238,20 +238,20 @@ def product(a: Any, b: Any, dtype: torch.dtype) -> Any:
     return WebGPUTensor(dense(a, b, dtype), (batches, m, n), dtype)
 
 
-def _refused(*matrices: WebGPUTensor) -> bool:
+def _is_unsupported(*matrices: WebGPUTensor) -> bool:
     return any(x.dtype not in FLOATS or x.dtype != matrices[0].dtype for x in matrices)
 
 
 @handles("bmm.default")
 def bmm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
     """A product for each of a batch."""
-    return NotImplemented if _refused(a, b) else product(a, b, a.dtype)
+    return NotImplemented if _is_unsupported(a, b) else product(a, b, a.dtype)
 
 
 @handles("mm.default")
 def mm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
     """One product."""
-    if _refused(a, b):
+    if _is_unsupported(a, b):
         return NotImplemented
     return product(a.unsqueeze(0), b.unsqueeze(0), a.dtype).squeeze(0)
 
@@ -259,10 +259,10 @@ def mm(a: WebGPUTensor, b: WebGPUTensor) -> Any:
 @handles("addmm.default")
 def addmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """beta c + alpha a b."""
-    if _refused(a, b):
+    if _is_unsupported(a, b):
         return NotImplemented
     result = product(a.unsqueeze(0), b.unsqueeze(0), torch.float32).squeeze(0)
-    return _added(c, result, a.dtype, beta, alpha)
+    return _add_scaled(c, result, a.dtype, beta, alpha)
 
 
 @handles("baddbmm.default")
@@ -270,18 +270,18 @@ def baddbmm(c: Any, a: WebGPUTensor, b: WebGPUTensor, *, beta: float = 1, alpha:
     """beta c + alpha a b for each of a batch."""
     return (
         NotImplemented
-        if _refused(a, b)
-        else _added(c, product(a, b, torch.float32), a.dtype, beta, alpha)
+        if _is_unsupported(a, b)
+        else _add_scaled(c, product(a, b, torch.float32), a.dtype, beta, alpha)
     )
 
 
-def _added(c: Any, value: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:
+def _add_scaled(c: Any, value: Any, dtype: torch.dtype, beta: float, alpha: float) -> Any:
     """In float32, until it is rounded once."""
     if alpha != 1:
         value = binary("mul", value, alpha)
     if beta != 0:
         value = binary("add", value, c if beta == 1 else binary("mul", c, beta))
-    return narrowed(value, dtype)
+    return narrow(value, dtype)
 
 
 @handles("_fused_sdp_choice.default")

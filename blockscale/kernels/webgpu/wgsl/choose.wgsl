@@ -78,7 +78,7 @@ fn power_scale_of(r: Range) -> u32 {
 //# two_level
 // Scales that are codes with a scale of their own (docs/numerics.md, 3.5).
 // needs: choose/chosen, choose/levels, choose/outer/two_level, step/inner/{inner}
-// needs: step/inner/joined/{joined}, choose/zero/{zero}, choose/offset/{offset}
+// needs: step/inner/joined/{join}, choose/zero/{zero}, choose/offset/{offset}
 fn choose(r: Range, outer: u32) -> Chosen {
     let scale = inner_scale_of(r, outer);
     return Chosen(scale, choose_zero(r, scale, outer), choose_offset(r, scale, outer));
@@ -148,7 +148,7 @@ fn outer_of(largest: u32) -> u32 {
 
 //# outer/two_level
 // The outer scale, from the largest numerator of the blocks that share it (docs/numerics.md, 3.5).
-// needs: choose/outer/{joined}, bits/storable
+// needs: choose/outer/{join}, bits/storable
 fn outer_of(largest: u32) -> u32 {
     return storable(outer_ratio(largest & 0x7fffffffu), OUTER_STORAGE);
 }

@@ -5,7 +5,7 @@
 //# exact_fallback
 // Blocks whose numbers ask for exact arithmetic, in loops that are not unrolled.
 // needs: fast_path_memory/lanes, choose/{rule}, step/{step}, stored_params/outer_{given_outer}
-// needs: code/{how}, rounding/random/{drawn}, fast_path_choose/range/{range}
+// needs: code/{how}, rounding/random/{draws}, fast_path_choose/range/{range}
 // needs: fast_path_memory/exact_fallback/{exact_fallback}
 fn take_rare(block: u32, member: u32) {
     let number = sizes.first / sizes.block + block;
@@ -183,7 +183,7 @@ fn place_of(block: u32, unit: u32) -> u32 {
 
 //# result/codes
 // Packed codes, and scales. Neighbours put their codes together to whole words.
-// needs: fast_path_memory/lanes, fast_path_memory/draw/{drawn}, fast_path_code/{family}
+// needs: fast_path_memory/lanes, fast_path_memory/draw/{draws}, fast_path_code/{family}
 // needs: fast_path_memory/scales, fast_path_memory/words/{words}
 const UNIT_BITS: u32 = 4u * FOURS * BITS;
 
@@ -244,7 +244,7 @@ fn put_unit(place: u32, member: u32, low: u32, high: u32, wanted: bool) {
 
 //# result/codes_together
 // Packed codes of an invocation, which fill whole words, and scales.
-// needs: fast_path_memory/lanes, fast_path_memory/draw/{drawn}, fast_path_code/{family}
+// needs: fast_path_memory/lanes, fast_path_memory/draw/{draws}, fast_path_code/{family}
 // needs: fast_path_memory/scales, fast_path_memory/words/{words}
 const LANE_WORDS: u32 = LANE_FOURS * 4u * BITS / 32u;
 
@@ -282,7 +282,7 @@ fn put(block: u32, member: u32, near: ptr<function, Near>, s: FastChoice, wanted
 
 //# result/values
 // Values after a round trip; scales are dropped.
-// needs: fast_path_memory/lanes, fast_path_memory/draw/{drawn}, fast_path_code/{family}
+// needs: fast_path_memory/lanes, fast_path_memory/draw/{draws}, fast_path_code/{family}
 // needs: fast_path_memory/narrow/{narrow}
 @group(0) @binding(values) var<storage, read_write> values: array<vec4<u32>>;
 

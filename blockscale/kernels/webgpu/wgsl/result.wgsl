@@ -3,7 +3,7 @@
 
 //# codes
 // Codes of a chunk, written as a stream of OUT_BITS each that begins with a word.
-// needs: code/{how}, rounding/random/{drawn}
+// needs: code/{how}, rounding/random/{draws}
 @group(0) @binding(codes) var<storage, read_write> codes: array<u32>;
 
 struct Written {
@@ -85,7 +85,7 @@ fn put4(w: Written, i: u32, four: vec4<u32>) -> Written {
 
 //# values
 // Values of a chunk after a round trip.
-// needs: code/{how}, rounding/random/{drawn}, memory/store/{store}
+// needs: code/{how}, rounding/random/{draws}, memory/store/{store}
 struct Written {
     nothing: u32,
 }

@@ -125,7 +125,7 @@ def test_flush_of_nothing():
     ],
 )
 def test_errors_name_the_device_and_a_remedy(error, said):
-    with pytest.raises(GpuError, match=said) as raised, gpu().telling("testing"):
+    with pytest.raises(GpuError, match=said) as raised, gpu().explain_errors("testing"):
         raise error
     assert gpu().name in str(raised.value)
 

@@ -32,9 +32,7 @@ def test_sizes_baked_or_not(baked, count):
     x = torch.arange(count, dtype=torch.int32)
     result = allocate(x.nbytes)
     groups = -(-count // 1024)
-    launch(
-        COPY, {"source": upload(x), "result": result}, {"count": count // 4}, groups, baked=baked
-    )
+    launch(COPY, {"source": upload(x), "result": result}, {"count": count // 4}, groups, bake=baked)
     assert torch.equal(download(result, (count,), torch.int32), x)
 
 
@@ -79,7 +77,7 @@ def test_what_is_kept_of_changing_sizes_is_bounded(monkeypatch):
     for count in (*range(4, 40, 4), 4):
         x = torch.arange(count, dtype=torch.int32)
         result = allocate(x.nbytes)
-        launch(COPY, {"source": upload(x), "result": result}, {"count": count // 4}, 1, baked=True)
+        launch(COPY, {"source": upload(x), "result": result}, {"count": count // 4}, 1, bake=True)
         made.append((result, x))
     assert kept.cache_info().currsize == 4
     assert kept.cache_info().misses == 10
@@ -124,7 +122,7 @@ def test_indices_stay_checked(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
     y, beside = upload(torch.zeros(64, dtype=torch.int32)), allocate(256)
-    launch(Shader("beyond"), {"y": y}, {"far": 1}, 1, baked=False)
+    launch(Shader("beyond"), {"y": y}, {"far": 1}, 1, bake=False)
     found = download(y, (64,), torch.int32)
     assert (found[16:] == 7).all()
     assert beside.buffer is not y.buffer

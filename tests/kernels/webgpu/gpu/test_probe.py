@@ -23,7 +23,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
     def forget() -> None:
         shader.source.cache_clear()
-        shader.assembled.cache_clear()
+        shader.assemble.cache_clear()
         wrongly_computed.cache_clear()
         probe._told.clear()
 
@@ -96,7 +96,7 @@ def test_floats_of_a_device_are_used_only_where_they_are_exact(planted: pytest.M
     plant(planted, "arithmetic/native/divide", "bitcast<f32>(a) / bitcast<f32>(b)", wrong)
     wrongly_computed.cache_clear()
     shader.source.cache_clear()
-    shader.assembled.cache_clear()
+    shader.assemble.cache_clear()
     assert "division from integers" in wrongly_computed("native")
     assert wrongly_computed() == ()
     assert probe.arithmetic() == "integers"

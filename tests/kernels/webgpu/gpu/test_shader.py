@@ -19,9 +19,9 @@ from blockscale.kernels.webgpu.gpu.shader import (
     Signed,
     constant,
     declarations,
-    needed,
-    reached,
+    reachable,
     source,
+    texts_of,
 )
 from blockscale.reporting import browser
 from tests.kernels.webgpu.wgsl import running
@@ -58,7 +58,7 @@ def parts(tmp_path, monkeypatch):
         for name, text in files.items():
             (tmp_path / f"{name}.wgsl").write_text(text)
 
-    cached = (shader.parts_of, shader.source, shader.assembled)
+    cached = (shader.parts_of, shader.source, shader.assemble)
     for each in cached:
         each.cache_clear()
     monkeypatch.setattr(shader, "_FOLDER", tmp_path)
@@ -73,7 +73,7 @@ def test_each_part_comes_once_after_what_it_needs(parts):
         b="// needs: c\nconst B = C;\n",
         c="const C = 1;\n",
     )
-    assert list(needed(Shader("a"))) == ["c", "b", "a"]
+    assert list(texts_of(Shader("a"))) == ["c", "b", "a"]
     assert source(Shader("a"), (), None).text == (
         "//# c\nconst C = 1;\n//# b\nconst B = C;\n//# a\nfn main() { _ = B + C; }\n"
     )
@@ -95,7 +95,7 @@ def test_files_of_kernels_have_parts_of_their_own(parts, tmp_path):
     (tmp_path / "kernels/k.wgsl").write_text(
         "// needs: kernels/k/{how}\nMAIN\n\n//# deep/one\nONE\n//# two\nTWO\n"
     )
-    found = needed(Shader(OfFile("deep/one")))
+    found = texts_of(Shader(OfFile("deep/one")))
     assert list(found) == ["kernels/k/deep/one", "kernels/k"]
     assert shader.part("kernels/k/two") == "TWO\n"
 
@@ -103,14 +103,14 @@ def test_files_of_kernels_have_parts_of_their_own(parts, tmp_path):
 def test_what_is_missing_is_named(parts):
     parts(a="// needs: element/{element}\n", b="// needs: nowhere\n")
     with pytest.raises(ValueError, match=r"a fills no role 'element'.*its part a .*fills none"):
-        needed(Shader("a"))
+        texts_of(Shader("a"))
     with pytest.raises(ValueError, match=r"a \(Other\) fills no role 'element'.*; it fills how"):
-        needed(Shader(Other("one")))
+        texts_of(Shader(Other("one")))
     with pytest.raises(ValueError, match=r"the part nowhere .*nowhere.wgsl; there is no such file"):
-        needed(Shader("b"))
+        texts_of(Shader("b"))
     parts(c="// needs: d/wrong\n", d="//# one\n//# two\n")
     with pytest.raises(ValueError, match=r"the part d/wrong .*d.wgsl; it has one, two"):
-        needed(Shader("c"))
+        texts_of(Shader("c"))
     parts(e="fn first() {}\n")
     with pytest.raises(ValueError, match="function main in the part e; it has none"):
         source(Shader("e"), (), None)
@@ -118,10 +118,10 @@ def test_what_is_missing_is_named(parts):
 
 def test_a_role_that_there_is_not_is_named():
     made = Of(Group("one"))
-    assert made.filled() == {"element": "one"}
-    assert made.replaced(element="two", unused="three") == Of(Group("two", "three"))
+    assert made.variants() == {"element": "one"}
+    assert made.with_variants(element="two", unused="three") == Of(Group("two", "three"))
     with pytest.raises(ValueError, match=r"a \(Of\) has no role elment; it has element"):
-        made.replaced(elment="two")
+        made.with_variants(elment="two")
     with pytest.raises(TypeError, match=r"OfFile.* unexpected keyword argument 'why'"):
         OfFile(how="one", why="two")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"OfFile.* missing .* 'how'"):
@@ -358,9 +358,9 @@ def test_an_entry_point_reaches_what_others_use():
         "fn main() { a(); }\nfn a() { b(); }\nfn b() { a(); }\n"
         "const B = 1;\nfn unused() { main(); }\n"
     )
-    assert reached(there) == {"main", "a", "b"}
-    assert reached(there, "b") == {"a", "b"}
-    assert reached(there, "nothing") == frozenset()
+    assert reachable(there) == {"main", "a", "b"}
+    assert reachable(there, "b") == {"a", "b"}
+    assert reachable(there, "nothing") == frozenset()
 
 
 def test_every_part_of_ours_is_declarations():

@@ -30,11 +30,11 @@ from blockscale.kernels.webgpu.primitives.form import (
     pieces,
     read,
     reading,
-    returned,
-    seen,
+    results_of,
     shader,
     sizes,
     whole,
+    windows,
 )
 from blockscale.kernels.webgpu.texture_storage import texture
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor
@@ -82,7 +82,7 @@ def test_blocks_lie_in_a_line_or_in_boxes(
 ) -> None:
     at = geometry(shape, read_block(block))
     assert (at.kind, at.blocks, at.block) == (kind, blocks, size)
-    assert len(at.named) == (1 if kind == "line" else 16)
+    assert len(at.shader_sizes) == (1 if kind == "line" else 16)
 
 
 def test_neighbours_share_a_scale_where_blocks_divide_into_them() -> None:
@@ -158,8 +158,8 @@ def test_a_texture_is_seen_at_once_and_a_buffer_in_pieces(monkeypatch: pytest.Mo
     monkeypatch.setattr(device.Gpu, "binding_limit", 1 << 18)
     there, count = InTexture(texture(torch.ones(2, 3)).texels, 3, 2), 100_000
     buffer = upload(torch.ones(count))
-    assert [piece.count for piece, _ in seen(there, count, 32)] == [count]
-    assert [piece.count for piece, _ in seen(buffer, count, 32)] == [1 << 16, count - (1 << 16)]
+    assert [piece.count for piece, _ in windows(there, count, 32)] == [count]
+    assert [piece.count for piece, _ in windows(buffer, count, 32)] == [1 << 16, count - (1 << 16)]
     assert read(there, torch.float32).load == "texture"
     assert read(buffer, torch.float32).load == "words"
     assert (sizes(there), sizes(buffer)) == ({"width": 3, "height": 2}, {})
@@ -202,7 +202,7 @@ def test_each_part_has_its_reader() -> None:
     stored, buffers = reading(f, parts, (2, 16))
     assert (stored.given_scale, stored.given_zero) == ("float16", "bfloat16")
     assert set(buffers) == {"scales", "zeros"}
-    kinds = [part.dtype for part in returned(f, parts, (2, 16), torch.empty(0))]
+    kinds = [part.dtype for part in results_of(f, parts, (2, 16), torch.empty(0))]
     assert kinds == [torch.float16, torch.bfloat16]
 
 

@@ -26,16 +26,16 @@ def test_what_an_invocation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     reach_of(monkeypatch, 32)
     f = form("int8:group32:fp32")
     found = plan.lines(f, FULL, (64, 64), "codes")
-    assert found is not None and found.given == Settings(4, together=True) and found.team == 2
+    assert found is not None and found.settings == Settings(4, together=True) and found.team == 2
     assert found.blocks_a_group == 128
     found = plan.lines(f, HALF, (64, 64), "values")
-    assert found is not None and found.given == Settings(2) and found.team == 2
+    assert found is not None and found.settings == Settings(2) and found.team == 2
     found = plan.lines(form(ROWS), FULL, (64, 16384), "codes")
-    assert found is not None and found.given == Settings(8) and found.group == found.team == 512
+    assert found is not None and found.settings == Settings(8) and found.group == found.team == 512
     found = plan.lines(form(TILES), HALF, (64, 64), "codes")
     assert found is not None and found.tile == 4 and found.step % (32 * 64) == 0
     found = plan.lines(form("nvfp4"), FULL, (64, 64), "outer")
-    assert found is not None and found.given == Settings(1, 8)
+    assert found is not None and found.settings == Settings(1, 8)
 
 
 ELSE = [

@@ -11,12 +11,12 @@ from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.kernels.webgpu.torch_ops.copies import (
     addresses,
     broadcast,
-    gathered,
+    gather,
     is_all,
     joint,
     merged,
     read,
-    sent,
+    send,
     words,
 )
 from tests.kernels.webgpu.torch_ops.numbers import FLOATS, hard, same
@@ -119,16 +119,16 @@ def test_memory_is_not_shared_by_copies(device: torch.device) -> None:
     assert isinstance(on, WebGPUTensor)
     assert is_all(on)
     assert not is_all(on[1:])  # type: ignore[arg-type]
-    assert gathered(on).memory is not on.memory
+    assert gather(on).memory is not on.memory
 
 
 def test_words_and_reading(device: torch.device) -> None:
     del device
-    assert words(sent(torch.ones(1))) == 1
-    assert words(sent(torch.ones(0))) == 0
-    assert words(sent(torch.ones(1025, dtype=torch.uint8))) == 2
-    assert read(sent(torch.arange(5))).tolist() == [0, 1, 2, 3, 4]
-    assert sent(torch.tensor(2.5)).item() == 2.5
+    assert words(send(torch.ones(1))) == 1
+    assert words(send(torch.ones(0))) == 0
+    assert words(send(torch.ones(1025, dtype=torch.uint8))) == 2
+    assert read(send(torch.arange(5))).tolist() == [0, 1, 2, 3, 4]
+    assert send(torch.tensor(2.5)).item() == 2.5
 
 
 def test_merged() -> None:
@@ -162,7 +162,7 @@ def test_joint() -> None:
 
 def test_straight_only_where_all_lies_alike(device: torch.device) -> None:
     del device
-    x = sent(torch.ones(4, 6))
+    x = send(torch.ones(4, 6))
     assert addresses((4, 6), [x, x]).address == "straight"
     assert addresses((4, 6), [x], always=True).address == "strided"
     assert addresses((2, 4, 6), [x]).address == "strided"
@@ -172,7 +172,7 @@ def test_straight_only_where_all_lies_alike(device: torch.device) -> None:
 
 def test_the_same_geometry_is_uploaded_once(device: torch.device) -> None:
     del device
-    x, y = sent(torch.ones(4, 6)), sent(torch.ones(4, 6))
+    x, y = send(torch.ones(4, 6)), send(torch.ones(4, 6))
     first = addresses((6, 4), [x.T]).buffers["geometry"]  # type: ignore[list-item]
     assert addresses((6, 4), [y.T]).buffers["geometry"] is first  # type: ignore[list-item]
 

@@ -65,7 +65,7 @@ def run(shader: Shader, names: tuple[str, str], asked: Tensor, columns: int) -> 
         {names[0]: upload(asked), names[1]: result},
         {"count": count},
         -(-count // 64),
-        baked=False,
+        bake=False,
     )
     return download(result, (count, columns), torch.int32)
 

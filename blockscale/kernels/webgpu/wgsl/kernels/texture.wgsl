@@ -78,7 +78,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 //# map
 // Texels -> texels, each component with the step of its block: numbers become codes, codes numbers,
 // or numbers what is left of them. SHARED: the four components of a texel are in one block.
-// needs: texture/texel/{texel}, texture/blocks/{texels}, texture/ops/{op}, rounding/random/{drawn}
+// needs: texture/texel/{texel}, texture/blocks/{texels}, texture/ops/{op}, rounding/random/{draws}
 // needs: stored_params/step
 @group(0) @binding(source) var source: texture_3d<u32>;
 
