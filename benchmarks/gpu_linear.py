@@ -72,11 +72,11 @@ def nbytes(w: Weight) -> int:
 
 def run(x, w: Weight, fmt: str, choice: WayChoice | None, input_fmt: str = "", bias=None):
     """One call by a given choice, without looking one up."""
-    from blockscale.kernels.cuda.linear import multiplied
+    from blockscale.kernels.cuda.linear import multiply
     from blockscale.kernels.cuda.matmul.operands import read
 
     values = read(x, Quantizer(None, None, None, input_fmt))
-    return multiplied(values, w, fmt, bias, x.dtype, choice)
+    return multiply(values, w, fmt, bias, x.dtype, choice)
 
 
 def timed(calls: list, budget: float = 0.012) -> float:

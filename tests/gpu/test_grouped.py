@@ -13,7 +13,7 @@ from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.core.stacks import matrix, parts, parts_of
 from blockscale.kernels.cuda.grouped import beside, grouped
-from blockscale.kernels.cuda.linear import multiplied
+from blockscale.kernels.cuda.linear import multiply
 from blockscale.kernels.cuda.matmul import fused, hopper
 from blockscale.kernels.cuda.matmul.choice import WayChoice
 from blockscale.kernels.cuda.matmul.fused import FusedSettings
@@ -128,7 +128,7 @@ def test_beside_products(spelling: str, tiles: str) -> None:
                 halves = parts(matrix(whole, index))  # of nvfp4 with outer scales of their own
                 added = bias[index].chunk(len(halves))
                 alone = [
-                    multiplied(own, Weight(*half[:4]), half.fmt, b, x.dtype, way)
+                    multiply(own, Weight(*half[:4]), half.fmt, b, x.dtype, way)
                     for half, b in zip(halves, added, strict=True)
                 ]
                 assert torch.equal(y[start:end], torch.cat(alone, 1)), (ends, index)

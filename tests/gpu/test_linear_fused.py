@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import blockscale as bs
 from blockscale.core.operand import Operand
 from blockscale.core.parse import CATALOG, parse
-from blockscale.kernels.cuda.linear import multiplied
+from blockscale.kernels.cuda.linear import multiply
 from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import WayChoice, rule
 from blockscale.kernels.cuda.matmul.fused import FusedSettings, takes
@@ -49,7 +49,7 @@ def formats(k):
 
 
 def run(x, weight, fmt, settings, bias=None):
-    return multiplied(Values(x), Weight(*weight), fmt, bias, x.dtype, WayChoice("fused", settings))
+    return multiply(Values(x), Weight(*weight), fmt, bias, x.dtype, WayChoice("fused", settings))
 
 
 @pytest.mark.parametrize("fmt", formats(1152))
@@ -110,7 +110,7 @@ def test_what_it_does_not_take_goes_another_way():
     weight = stored(n, k, fmt)
     assert not hopper.can_run(weight[0])
     x = torch.randn(100, k, device="cuda").bfloat16()
-    y = multiplied(Values(x), Weight(*weight), fmt, None, x.dtype)
+    y = multiply(Values(x), Weight(*weight), fmt, None, x.dtype)
     assert excess(y, x, weight, fmt, "", torch.zeros(n, device="cuda")) <= 1
     few = reading(str(parse("int2:group64:e8m0/floor")), 1024)
     assert few is not None

@@ -62,7 +62,7 @@ def test_layers(decided, weight, x, rows):
     for _ in range(2):
         f(a)
     assert all(same(f(each), y) for each, y in zip((a, b), expected, strict=True))
-    known = registry.KERNELS["linear", "cuda"][-1].run.known.values()
+    known = registry.KERNELS["linear", "cuda"][-1].run.recordings.values()
     assert len(known) == 1
     assert not any(isinstance(each, str) for each in known)
 

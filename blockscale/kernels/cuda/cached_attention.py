@@ -14,7 +14,7 @@ query: [heads of keys in all, rows, depth]
 keys, values: int32 [heads of keys in all, tokens, words]; scale: as stored [.., tokens, blocks];
     outer: float32 [heads of keys in all * tokens] or [1], outer_stride apart, or None
 recent_keys, recent_values: floats [.., recent, depth], [.., recent, width]
-added: float32, what scores get, rows strided; None for nothing
+biases: float32, what is added to scores, rows strided; None for nothing
 sums, tops, totals: float32 [heads of keys in all, parts, rows, width], [.., parts, rows] twice:
     of each part sums of powers times values, the largest score, the sum of powers
 K, V: how keys and values are read, a TokenReading each
@@ -53,7 +53,7 @@ from blockscale.kernels.cuda.token_reading import (
     scaled,
     scales_of_words,
     steps_of,
-    unfolded,
+    without_fold,
 )
 from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
@@ -64,12 +64,12 @@ _FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many ste
 
 
 @triton.jit
-def added_to(scores, added, added_token, row, token, there, rows, M: tl.constexpr):
+def add_biases(scores, biases, bias_token, row, token, there, rows, M: tl.constexpr):
     """Scores [.., M, tokens] with what is added to them, each row from `row` [M] on; -inf of tokens
     that are not there."""
-    if added is not None:
+    if biases is not None:
         mask = there[:, None, :] & (tl.arange(0, M) < rows)[None, :, None]
-        at = added + row[None, :, None] + token[:, None, :] * added_token
+        at = biases + row[None, :, None] + token[:, None, :] * bias_token
         scores += tl.load(at, mask=mask, other=0.0)
     return tl.where(there[:, None, :], scores, float("-inf"))
 
@@ -108,7 +108,7 @@ def by_rows(less, V: tl.constexpr, M: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def more_values(
-    found, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr,
+    acc, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr,
     WARPS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """Sums of each plane times `less`, and with powers [WARPS, M, BT] times values added."""
@@ -116,7 +116,7 @@ def more_values(
     rest = tl.reshape(power[:, None, :, :] * by[:, :, None, :], (WARPS, V.blocks * M, BT))
     now = ()
     for i in tl.static_range(count):
-        now += (found[i] * less,)  # type: ignore[assignment]
+        now += (acc[i] * less,)  # type: ignore[assignment]
     for _ in tl.static_range(POWERS):
         first = narrow(rest, tl.bfloat16)
         rest = rest - widen(first)
@@ -128,9 +128,7 @@ def more_values(
 
 
 @triton.jit
-def store_planes(
-    found, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr
-):
+def store_planes(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
     """Add up the warps' sums times `less`, and keep of each row the features of its block."""
     word, row = tl.arange(0, WV), tl.arange(0, V.blocks * M)
     own = (word // V.span)[None, :] == (row // M)[:, None]
@@ -138,14 +136,14 @@ def store_planes(
     count: tl.constexpr = V.planes
     for i in tl.static_range(count):
         at = sums + (row % M)[:, None] * width + (word * count + i)[None, :]
-        tl.store(at, tl.sum(found[i] * less, 0), mask=own)
+        tl.store(at, tl.sum(acc[i] * less, 0), mask=own)
 
 
 @triton.jit
 def of_codes(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, added, sums,
+    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
     head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, added_token, steps,
+    above, bias_token, steps,
     K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
@@ -154,10 +152,10 @@ def of_codes(
     total = tl.zeros((WARPS, M), tl.float32)
     top = total + float("-inf")
     against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
-    found = ()
+    acc = ()
     count: tl.constexpr = V.planes
     for _ in tl.static_range(count):
-        found += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)  # type: ignore[assignment]
+        acc += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)  # type: ignore[assignment]
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
     rk, rv = tl.arange(0, WK)[None, :, None], tl.arange(0, WV)[None, None, :]
     for step in range(steps):
@@ -168,7 +166,7 @@ def of_codes(
         word = tl.load(keys + at[:, None, :] * K.words + rk, mask=mask, other=0)
         by = steps_of(key_scale, key_outer, key_outer_stride, at, there, K)
         scores = scores_of(word, against, by, K, TYPES_K, PARTS, M, WARPS, BT) * scaling
-        scores = added_to(scores, added, added_token, above, token, there, rows, M)
+        scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
         before, top = top, tl.maximum(top, tl.max(scores, 2))
         power = tl.exp(scores - finite(top)[:, :, None])
         less = tl.exp(before - finite(top))
@@ -177,20 +175,20 @@ def of_codes(
         word = tl.load(values + at[:, :, None] * V.words + rv, mask=mask, other=0)
         planes, less = planes_of(word, V, TYPES_V), by_rows(less, V, M, WARPS)
         by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
-        found = more_values(found, power, less, planes, by, V, POWERS, M, WARPS, BT)
+        acc = more_values(acc, power, less, planes, by, V, POWERS, M, WARPS, BT)
     highest = tl.max(top, 0)
     less = tl.exp(top - finite(highest)[None, :])
-    store_planes(found, by_rows(less, V, M, WARPS), sums, rows, width, V, M, WV)
+    store_planes(acc, by_rows(less, V, M, WARPS), sums, rows, width, V, M, WV)
     return highest, tl.sum(total * less, 0)
 
 
 @triton.jit
-def folded_values(found, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr):
+def folded_values(acc, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr):
     """As `more_values`, of values times their scales: sums [WARPS, words, M]."""
     count: tl.constexpr = V.planes
     now = ()
     for i in tl.static_range(count):
-        now += (found[i] * less[:, None, :],)  # type: ignore[assignment]
+        now += (acc[i] * less[:, None, :],)  # type: ignore[assignment]
     rest = tl.permute(power, (0, 2, 1))
     for _ in tl.static_range(POWERS):
         first = narrow(rest, tl.bfloat16)
@@ -205,29 +203,29 @@ def folded_values(found, power, less, planes, by, V: tl.constexpr, POWERS: tl.co
 @triton.jit
 def no_values(V: tl.constexpr, WARPS: tl.constexpr, WV: tl.constexpr, M: tl.constexpr):
     """Sums of each plane, [WARPS, words, M], of nothing yet."""
-    found = ()
+    acc = ()
     count: tl.constexpr = V.planes
     for _ in tl.static_range(count):
-        found += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
-    return found
+        acc += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
+    return acc
 
 
 @triton.jit
-def store_words(found, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
+def store_words(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
     """As `store_planes`, of sums [WARPS, words, M] that are of one block."""
     word, m = tl.arange(0, WV), tl.arange(0, M)
     mask = (word < V.words)[:, None] & (m < rows)[None, :]
     count: tl.constexpr = V.planes
     for i in tl.static_range(count):
         at = sums + m[None, :] * width + (word * count + i)[:, None]
-        tl.store(at, tl.sum(found[i] * less[:, None, :], 0), mask=mask)
+        tl.store(at, tl.sum(acc[i] * less[:, None, :], 0), mask=mask)
 
 
 @triton.jit
 def of_folded(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, added, sums,
+    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
     head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, added_token, steps,
+    above, bias_token, steps,
     K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
@@ -236,7 +234,7 @@ def of_folded(
     total = tl.zeros((WARPS, M), tl.float32)
     top = total + float("-inf")
     against = query_planes_across(query, rows, depth, K, PARTS, M, WK, WARPS)
-    found = no_values(V, WARPS, WV, M)
+    acc = no_values(V, WARPS, WV, M)
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
     rk, rv = tl.arange(0, WK), tl.arange(0, WV)
     for step in range(steps):
@@ -249,7 +247,7 @@ def of_folded(
             word, key_scale, key_outer, key_outer_stride, against, at, there, K, TYPES_K, PARTS, M,
             BT, WK, WARPS,
         )  # fmt: skip
-        scores = added_to(scores, added, added_token, above, token, there, rows, M)
+        scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
         before, top = top, tl.maximum(top, tl.max(scores, 2))
         power = tl.exp(scores - finite(top)[:, :, None])
         less = tl.exp(before - finite(top))
@@ -259,17 +257,17 @@ def of_folded(
         planes = planes_of(word, V, TYPES_V)
         by = scales_of_words(value_scale, at, there, V, WV, True)
         power *= outer_of(value_outer, value_outer_stride, at, there, V)[:, None, :]
-        found = folded_values(found, power, less, planes, by, V, POWERS)
+        acc = folded_values(acc, power, less, planes, by, V, POWERS)
     highest = tl.max(top, 0)
     less = tl.exp(top - finite(highest)[None, :])
-    store_words(found, less, sums, rows, width, V, M, WV)
+    store_words(acc, less, sums, rows, width, V, M, WV)
     return highest, tl.sum(total * less, 0)
 
 
 @triton.jit
 def of_floats(
-    query, recent_keys, recent_values, added, sums, head, start, tokens, recent, rows, new, depth,
-    width, scaling, above, added_token,
+    query, recent_keys, recent_values, biases, sums, head, start, tokens, recent, rows, new, depth,
+    width, scaling, above, bias_token,
     M: tl.constexpr, BR: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The same of recent tokens, in float32."""
@@ -282,18 +280,18 @@ def of_floats(
         recent_keys + at[:, None] * depth + rd[None, :],
         mask=there[:, None] & (rd < depth)[None, :], other=0.0,
     ))  # fmt: skip
-    asked = widen(tl.load(
+    queries = widen(tl.load(
         query + m[None, :] * depth + rd[:, None],
         mask=(m < rows)[None, :] & (rd < depth)[:, None], other=0.0,
     ))  # fmt: skip
-    scores = tl.dot(key, asked, input_precision="ieee") * scaling
+    scores = tl.dot(key, queries, input_precision="ieee") * scaling
     place = (tokens + token)[None, :]
     scores = tl.reshape(tl.trans(scores), (1, M, BR))
-    scores = added_to(scores, added, added_token, above, place, there[None, :], rows, M)
+    scores = add_biases(scores, biases, bias_token, above, place, there[None, :], rows, M)
     scores = tl.trans(tl.reshape(scores, (M, BR)))
-    if added is None:
-        seen = token[:, None] <= (recent - new + m % new)[None, :]
-        scores = tl.where(seen, scores, float("-inf"))
+    if biases is None:
+        visible = token[:, None] <= (recent - new + m % new)[None, :]
+        scores = tl.where(visible, scores, float("-inf"))
     top = tl.max(scores, 0)
     power = tl.exp(scores - finite(top)[None, :])
     value = widen(tl.load(
@@ -311,9 +309,9 @@ def of_floats(
 ])  # fmt: skip
 def attend(
     query, keys, key_scale, key_outer, values, value_scale, value_outer,
-    recent_keys, recent_values, added, sums, tops, totals,
+    recent_keys, recent_values, biases, sums, tops, totals,
     tokens, recent, rows, new, depth, width, scaling, shared, code_parts, parts,
-    steps, key_outer_stride, value_outer_stride, added_batch, added_head, added_row, added_token,
+    steps, key_outer_stride, value_outer_stride, added_batch, added_head, added_row, bias_token,
     K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, DEPTH: tl.constexpr,
@@ -329,16 +327,16 @@ def attend(
     if part < code_parts:
         of: tl.constexpr = of_folded if K.fold != "" and V.fold != "" else of_codes
         top, total = of(
-            query, keys, key_scale, key_outer, values, value_scale, value_outer, added,
+            query, keys, key_scale, key_outer, values, value_scale, value_outer, biases,
             sums + place * width, head, part * (steps * WARPS * BT), tokens, rows, depth, width,
-            scaling, key_outer_stride, value_outer_stride, above, added_token, steps,
+            scaling, key_outer_stride, value_outer_stride, above, bias_token, steps,
             K, V, TYPES_K, TYPES_V, PARTS, POWERS, M, BT, WK, WV, WARPS,
         )  # fmt: skip
     else:
         top, total = of_floats(
-            query, recent_keys, recent_values, added, sums + place * width, head,
+            query, recent_keys, recent_values, biases, sums + place * width, head,
             (part - code_parts) * BR, tokens, recent, rows, new, depth, width, scaling, above,
-            added_token, M, BR, DEPTH, WIDTH,
+            bias_token, M, BR, DEPTH, WIDTH,
         )  # fmt: skip
     tl.store(tops + place + m, top, mask=m < rows)
     tl.store(totals + place + m, total, mask=m < rows)
@@ -355,7 +353,7 @@ def add_parts(
     rw = tl.arange(0, WIDTH)
     top = tl.zeros((), tl.float32) + float("-inf")
     total = tl.zeros((), tl.float32)
-    found = tl.zeros((WIDTH,), tl.float32)
+    acc = tl.zeros((WIDTH,), tl.float32)
     if sinks is not None:
         top = widen(tl.load(sinks + (head % shared) * (rows // new) + row // new))
         total = tl.exp(top - finite(top))
@@ -371,9 +369,9 @@ def add_parts(
             sums + at[:, None] * width + rw[None, :],
             mask=there[:, None] & (rw < width)[None, :], other=0.0,
         )  # fmt: skip
-        found = found * less + tl.sum(more * by[:, None], 0)
+        acc = acc * less + tl.sum(more * by[:, None], 0)
         top = higher
-    y = found / tl.where(total == 0.0, 1.0, total)  # no powers, and no sums
+    y = acc / tl.where(total == 0.0, 1.0, total)  # no powers, and no sums
     at = (head * rows + row) * width + rw
     tl.store(out + at, narrow(y, out.dtype.element_ty), mask=rw < width)
 
@@ -450,10 +448,10 @@ def attention(
     tops, totals = (query.new_empty((every, parts, rows), dtype=torch.float32) for _ in "tt")
     folded = k.fold and v.fold
     m = max(power_of_2(rows), 8 if folded else cdiv(16, min(k.blocks, v.blocks)))
-    added = added_scores(mask, (batch, heads, new, tokens + later))
-    strides = [0] * 4 if added is None else strides_of(added)
+    biases = added_scores(mask, (batch, heads, new, tokens + later))
+    strides = [0] * 4 if biases is None else strides_of(biases)
     direct(attend)[(parts, every)](
-        query, *_memory(keys), *_memory(values), *recent, added, sums, tops, totals,
+        query, *_memory(keys), *_memory(values), *recent, biases, sums, tops, totals,
         tokens, later, rows, new, depth, width, scaling, shared, code_parts, parts, s.steps,
         *(int(o.outer is not None and o.outer.numel() > 1) for o in (keys, values)), *strides,
         K=k, V=v, TYPES_K=(tl.bfloat16,) * k.planes, TYPES_V=(tl.bfloat16,) * v.planes,
@@ -479,7 +477,7 @@ def both_readings(keys: Operand, values: Operand) -> tuple[TokenReading, TokenRe
     """How both are read: folded if both can be, else neither."""
     readings = [reading(each.fmt, each.size) for each in (keys, values)]
     folds = all(each is not None and each.fold for each in readings)
-    k, v = (each if each is None or folds else unfolded(each) for each in readings)
+    k, v = (each if each is None or folds else without_fold(each) for each in readings)
     assert k is not None
     assert v is not None  # `_supports` asked
     return k, v

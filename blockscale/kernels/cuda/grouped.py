@@ -61,7 +61,7 @@ from blockscale.kernels.cuda.matmul.tile import (
 from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.replay import replay
 from blockscale.kernels.registry import batch_invariant, kernel
 
 _PROCESSORS = 264  # programs that keep an H200 busy: below, tiles have fewer outputs
@@ -89,11 +89,11 @@ def matrix_of(
     if SHORT == 0 and LAST == 0:
         tiles = (size + BM - 1) // BM
     else:
-        left = size % BM
-        more = left > tl.where(i < count, SHORT, 0)
+        rest = size % BM
+        more = rest > tl.where(i < count, SHORT, 0)
         if LAST > 0:
-            start += size - left
-            tiles = (more & (left <= LAST) & (i < count)).to(tl.int32)
+            start += size - rest
+            tiles = (more & (rest <= LAST) & (i < count)).to(tl.int32)
         else:
             tiles = size // BM + more.to(tl.int32)
     tiles = tl.where(i <= count, tiles, 0)
@@ -435,7 +435,7 @@ def _row_by_row(by: Quantizer) -> bool:
 
 
 @kernel("grouped_linear", backend="cuda", supports=_supports)
-@replayed(also=_how_exact)
+@replay(also=_how_exact)
 def grouped_linear(
     x: Tensor,
     weight: Operand,
@@ -447,7 +447,7 @@ def grouped_linear(
     check_ends(x, weight, ends)
     x = floats(x)
     count, n = weight.codes.shape[:2]
-    whole = _checked(weight)
+    whole = _check(weight)
     if not x.numel() or not n:
         return x.new_zeros(x.shape[0], n)
     result = parts_of(weight)
@@ -463,7 +463,7 @@ def grouped_linear(
         return grouped(values.x, whole, ends, result.fmt, r, values.row, bias, x.dtype)
 
 
-def _checked(weight: Operand) -> Operand:
+def _check(weight: Operand) -> Operand:
     """The stack in order. Raises ValueError if its parts do not fit the format."""
     stored = form(weight.fmt)
     codes = stored.checked_codes(weight.codes, weight.shape)

@@ -50,7 +50,7 @@ from blockscale.kernels.cuda.quantize import (
     fake_quantize,
     quantize,
 )
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.replay import replay
 from blockscale.kernels.cuda.spec import known, spec
 from blockscale.kernels.numbers import ACTIVATIONS
 from blockscale.kernels.registry import ByFormats, Formats, batch_invariant, kernel
@@ -74,7 +74,7 @@ def _how_exact(
 
 
 @kernel("linear", backend="cuda", supports=known)
-@replayed(also=_how_exact)
+@replay(also=_how_exact)
 def linear(
     x: Tensor, weight: Operand, bias: Tensor | None = None, input: Quantizer = UNQUANTIZED
 ) -> Tensor:
@@ -83,7 +83,7 @@ def linear(
     n, k = weight.codes.shape[0], x.shape[-1]
     if k != weight.size:
         raise ValueError(f"expected x of shape [..., {weight.size}], found {tuple(x.shape)}")
-    w = _checked(weight, k)
+    w = _check(weight, k)
     bias = None if bias is None else bias.expand(n).contiguous()
     shape = (*x.shape[:-1], n)
     if not x.numel() or not n:
@@ -103,7 +103,7 @@ def _product(rest: Values | Codes, w: Operand, bias: Tensor | None, dtype: torch
     if w.more or w.format.zero:  # parts that no way to multiply knows
         rest = rest.values() if isinstance(rest, Codes) else rest
         return _with_offsets(rest, w, bias, dtype)
-    return multiplied(rest, Weight(*w[:4]), w.fmt, bias, dtype)
+    return multiply(rest, Weight(*w[:4]), w.fmt, bias, dtype)
 
 
 def _in_any_batch(
@@ -113,7 +113,7 @@ def _in_any_batch(
     or, where only the library multiplies, a row at a time."""
     choice = _choice_for_any_rows(rest, w, dtype)
     if choice is not None:
-        return multiplied(rest, Weight(*w[:4]), w.fmt, bias, dtype, choice)
+        return multiply(rest, Weight(*w[:4]), w.fmt, bias, dtype, choice)
     rows = (rest.x if isinstance(rest, Values) else rest.packed).shape[0]
     return torch.cat([_product(rest.alone(i), w, bias, dtype) for i in range(rows)])
 
@@ -132,7 +132,7 @@ def _choice_for_any_rows(rest: Values | Codes, w: Operand, dtype: torch.dtype) -
     return ways.for_any_rows(through_memory(r) if r.planes and as_words(w.codes) is None else r)
 
 
-def _checked(weight: Operand, k: int) -> Operand:
+def _check(weight: Operand, k: int) -> Operand:
     """The weight in order. Raises ValueError if its parts do not fit the format."""
     if weight.codes.ndim != 2:
         raise ValueError(
@@ -164,7 +164,7 @@ def _with_offsets(x: Values, w: Operand, bias: Tensor | None, dtype: torch.dtype
     return composed.product(x, w, other, bias, dtype, main)
 
 
-def multiplied(
+def multiply(
     x: Values | Codes,
     w: Weight,
     fmt: str,
@@ -286,7 +286,7 @@ def _name(index: int) -> str:
 
 
 @cache
-def _known(spellings: tuple[str, ...]) -> bool:
+def _knows(spellings: tuple[str, ...]) -> bool:
     return known(tuple(parse(spelling) for spelling in spellings if spelling), ())
 
 
@@ -297,7 +297,7 @@ def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
         return False
     if dtype not in FLOATS or not (x.fmt or x.data.dtype in FLOATS) or x.data.ndim == 0:
         return False
-    return _known((x.fmt, weight.fmt, y.fmt))
+    return _knows((x.fmt, weight.fmt, y.fmt))
 
 
 @kernel("fused_linear", backend="cuda", supports=_supports)
@@ -313,12 +313,12 @@ def fused_linear(
     values, by = _floats(x, dtype)
     if bias is not None:
         bias = bias.to(values.dtype) if values.dtype == dtype else bias.to(torch.float32)
-    done = linear(values, weight.operand, bias, by).to(dtype)
+    result = linear(values, weight.operand, bias, by).to(dtype)
     activate = ACTIVATIONS[activation]
-    done = activate(done)
+    result = activate(result)
     if not y.fmt:
-        return [done]
-    return choose_quantize(done, y.fmt, y.seed) if y.scale is None else [quantize(done, y)]
+        return [result]
+    return choose_quantize(result, y.fmt, y.seed) if y.scale is None else [quantize(result, y)]
 
 
 def _floats(x: Value, dtype: torch.dtype) -> tuple[Tensor, Quantizer]:
@@ -392,7 +392,7 @@ def by_rows(formats: Formats) -> bool:
 
 
 @kernel("embedding", backend="cuda", supports=ByFormats(by_rows))
-@replayed()
+@replay()
 def embedding(weight: Operand, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """As ops.embedding.embedding."""
     f, shape = form(weight.fmt), (weight.codes.shape[0], weight.size)

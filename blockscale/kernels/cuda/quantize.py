@@ -29,7 +29,7 @@ from blockscale.kernels.cuda.primitives.plan import (
     with_scale,
 )
 from blockscale.kernels.cuda.relaunch import cdiv, direct
-from blockscale.kernels.cuda.replay import replayed
+from blockscale.kernels.cuda.replay import replay
 from blockscale.kernels.cuda.spec import primitive
 from blockscale.kernels.operand import in_order, present_parts, strided_like
 from blockscale.kernels.registry import kernel
@@ -40,7 +40,7 @@ _COLUMNS = 1024  # bytes or codes of one program
 
 
 @kernel("pack", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def pack(codes: Tensor, fmt: str) -> Tensor:
     """As ops.primitives.pack."""
     f = form(fmt)
@@ -65,7 +65,7 @@ def pack_patterns(f: Form, patterns: Tensor) -> Tensor:
 
 
 @kernel("unpack", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def unpack(packed: Tensor, fmt: str, size: int) -> Tensor:
     """As ops.primitives.unpack."""
     f = form(fmt)
@@ -101,7 +101,7 @@ def _kind(f: Form) -> str:
 
 
 @kernel("quantize", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.quantize."""
     if by.scale is None:
@@ -113,7 +113,7 @@ def quantize(x: Tensor, by: Quantizer) -> Tensor:
 
 
 @kernel("choose_quantize", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
     """As ops.primitives.choose_quantize."""
     f = form(fmt)
@@ -123,13 +123,13 @@ def choose_quantize(x: Tensor, fmt: str, seed: Tensor | None) -> list[Tensor]:
         codes = reference.quantize(x, parts, f.format, seed)
         return [packing.pack(codes, f.format.element), *present_parts(parts)]
     words, seeds = seed_numbers(f, seed, x)
-    planned = one_pass(f, x, "codes", seeds)
-    if planned is None:
+    launch_plan = one_pass(f, x, "codes", seeds)
+    if launch_plan is None:
         parts = launching.choose(f, x)
         return [_encoded(f, x, f.per_block(parts), seed), *present_parts(parts)]
     parts = f.new_parts(x.shape, x.device)
     work = launching.largest_numerator(f, x) if f.inner else None
-    return [_codes(f, planned, x, work, parts, words), *present_parts(parts)]
+    return [_codes(f, launch_plan, x, work, parts, words), *present_parts(parts)]
 
 
 def _encoded(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
@@ -142,19 +142,19 @@ def _encoded(f: Form, x: Tensor, parts: QParams, seed: Tensor | None) -> Tensor:
 
 def _codes(
     f: Form,
-    planned: LaunchPlan,
+    launch_plan: LaunchPlan,
     x: Tensor,
     work: Tensor | None,
     parts: QParams,
     seed: Tensor | None,
 ) -> Tensor:
     """Packed codes of x. work: of `largest_numerator`; parts: the scale, or memory for it"""
-    complete = f.bits in (8, 16) or planned.tiling.tile.packs
+    complete = f.bits in (8, 16) or launch_plan.tiling.tile.packs
     if complete:
         out = f.new_packed(x.shape, x.device)
     else:  # rows or units end within a byte
         out = f.new_patterns(x.shape, x.device)
-    launching.encode(planned, x, out, work, parts, seed)
+    launching.encode(launch_plan, x, out, work, parts, seed)
     return out if complete else pack_patterns(f, out)
 
 
@@ -162,7 +162,7 @@ def _codes(
 
 
 @kernel("choose_qparams", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
     """As ops.primitives.choose_qparams."""
     f = form(fmt)
@@ -176,7 +176,7 @@ def choose_qparams(x: Tensor, fmt: str) -> list[Tensor]:
 
 
 @kernel("dequantize", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def dequantize(packed: Operand, dtype: torch.dtype) -> Tensor:
     """As ops.primitives.dequantize; other dtypes than the three are cast from float32."""
     return decoded(packed, dtype, "decode")
@@ -191,11 +191,11 @@ def decoded(packed: Operand, dtype: torch.dtype, result: str) -> Tensor:
     kind = dtype if dtype in FLOATS else torch.float32
     values = torch.empty(shape, dtype=kind, device=codes.device)
     if values.numel():
-        planned = plan(f.format.spelling, tuple(shape), result, True, 0, kind.itemsize)
-        assert planned is not None
+        launch_plan = plan(f.format.spelling, tuple(shape), result, True, 0, kind.itemsize)
+        assert launch_plan is not None
         count = 1 if parts.outer is None else parts.outer.numel()
         launch(
-            decode_tile, planned, codes, codes, values, parts.scale, parts.outer,
+            decode_tile, launch_plan, codes, codes, values, parts.scale, parts.outer,
             parts.zero_point, parts.offset, count, size if shape else 1,
         )  # fmt: skip
     return values if kind == dtype else values.to(dtype)
@@ -211,8 +211,8 @@ def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
     x = floats(x)
     if x.numel() == 0:
         return None
-    planned = with_scale(f, x, "errors", 0)
-    tile, extents = planned.tiling.tile, planned.tiling.extents
+    launch_plan = with_scale(f, x, "errors", 0)
+    tile, extents = launch_plan.tiling.tile, launch_plan.tiling.extents
     if tile.kind != "row" or tile.modulus or not tile.columns == extents.uk == extents.bk:
         return None
     assert by.scale is not None
@@ -220,7 +220,7 @@ def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
     errors = torch.empty(parts.scale.shape, dtype=torch.float64, device=x.device)
     scale, outer, zero, offset = parts[:4]
     every = outer.numel() if outer is not None else 1
-    launch(errors_tile, planned, x, x, errors, scale, outer, zero, offset, every)
+    launch(errors_tile, launch_plan, x, x, errors, scale, outer, zero, offset, every)
     return errors
 
 
@@ -228,7 +228,7 @@ def block_errors(x: Tensor, by: Quantizer) -> Tensor | None:
 
 
 @kernel("fake_quantize", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.fake_quantize."""
     f, like = form(by.fmt), x
@@ -241,7 +241,7 @@ def fake_quantize(x: Tensor, by: Quantizer) -> Tensor:
 
 
 @kernel("straight_through", backend="cuda", supports=primitive)
-@replayed()
+@replay()
 def straight_through(gradient: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """As ops.primitives.straight_through."""
     f, like = form(by.fmt), gradient
@@ -284,17 +284,17 @@ def _run(
     words, seeds = (None, 0) if gradient is not None else seed_numbers(f, seed, x)
     result = "values" if gradient is None else "gradient"
     if parts is None and not (f.inner and gradient is not None):
-        planned = one_pass(f, x, result, seeds)
-        if planned is not None:
-            return _chosen(f, planned, x, gradient, out, words)
+        launch_plan = one_pass(f, x, result, seeds)
+        if launch_plan is not None:
+            return _with_choice(f, launch_plan, x, gradient, out, words)
     parts = parts or f.per_block(launching.choose(f, x))
     launching.encode(with_scale(f, x, result, seeds), x, out, gradient, parts, words)
     return None
 
 
-def _chosen(
+def _with_choice(
     f: Form,
-    planned: LaunchPlan,
+    launch_plan: LaunchPlan,
     x: Tensor,
     gradient: Tensor | None,
     out: Tensor,
@@ -307,7 +307,7 @@ def _chosen(
         outer = torch.empty(count, dtype=torch.float32, device=x.device)
         parts = QParams(outer, outer)  # the first is not written
         gradient = launching.largest_numerator(f, x)
-    launching.encode(planned, x, out, gradient, parts, words)
+    launching.encode(launch_plan, x, out, gradient, parts, words)
 
 
 # Columns rounded one after the other, each making up for errors of those before.
@@ -334,13 +334,11 @@ def round_strip(
     while j < c:
         at = i + tl.cast(j, tl.int64) * n
         wide = tl.load(pending + at, mask=present, other=0.0)
-        given = load_scale(scale, outer, zero, offset, at, present, at % outer_count, spec)
+        unit = load_scale(scale, outer, zero, offset, at, present, at % outer_count, spec)
         x = wide.to(tl.float32)
-        code = code_of(
-            x, divisor(given, clamps_first(spec, "codes"), False, spec), 0.0, False, spec
-        )
+        code = code_of(x, divisor(unit, clamps_first(spec, "codes"), False, spec), 0.0, False, spec)
         value = value_of(
-            x, divisor(given, clamps_first(spec, "values"), False, spec), 0.0, False, spec
+            x, divisor(unit, clamps_first(spec, "values"), False, spec), 0.0, False, spec
         )
         if bits != 8 and bits != 16:
             code = code & ((1 << bits) - 1)
@@ -362,8 +360,8 @@ def take_on(pending, error, coupling, i, present, j, c, n):
     while k < c:
         later = pending + (i + tl.cast(k, tl.int64) * n)
         share = tl.load(coupling + tl.cast(j, tl.int64) * c + k)
-        left = tl.load(later, mask=present, other=0.0) - error * share
-        tl.store(later, left, mask=present)
+        rest = tl.load(later, mask=present, other=0.0) - error * share
+        tl.store(later, rest, mask=present)
         k += 1
 
 

@@ -39,25 +39,25 @@ class Repeat:
 
     operation: Any
     arguments: tuple[Any, ...]
-    named: dict[str, Any]
+    keywords: dict[str, Any]
     out: int
 
     def __call__(self, at: list[int], tensors: list[Any], stream: int) -> None:
         """Do it again."""
         del stream
-        arguments = [self._filled(each, tensors) for each in self.arguments]
-        named = {name: self._filled(each, tensors) for name, each in self.named.items()}
-        result = tensors[self.out] = self.operation(*arguments, **named)
+        arguments = [self._fill(each, tensors) for each in self.arguments]
+        keywords = {name: self._fill(each, tensors) for name, each in self.keywords.items()}
+        result = tensors[self.out] = self.operation(*arguments, **keywords)
         at[self.out] = result.data_ptr()
 
     @staticmethod
-    def _filled(argument: Any, tensors: list[Any]) -> Any:
+    def _fill(argument: Any, tensors: list[Any]) -> Any:
         return tensors[argument.number] if type(argument) is Slot else argument
 
     @property
     def reads(self) -> set[int]:
         """The slots that it needs as tensors."""
-        every = (*self.arguments, *self.named.values())
+        every = (*self.arguments, *self.keywords.values())
         return {each.number for each in every if type(each) is Slot}
 
 
@@ -177,8 +177,8 @@ class Recording:
         at += [0] * new
         tensors: list[Any] = [*parts, *[None] * new]
         if self.scratch:
-            held = take((self.scratch,), (1,), torch.uint8)
-            start = held.data_ptr()
+            memory = take((self.scratch,), (1,), torch.uint8)
+            start = memory.data_ptr()
             for slot, beyond in self.lent:
                 at[slot] = start + beyond
         stream = current_stream(self.device)
@@ -229,13 +229,13 @@ class _Lent(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Watches one call, whose tensors are `given`.
+    """Watches one call, whose tensors are `inputs`.
 
     why: what cannot be repeated, or None
     alive: of each slot, its tensor while that lives
     number: the slots of living tensors, by identity
     memory, address, place: of each slot, what it is and where
-    made: the slots of new memory, and what they are; born: before which action each was made
+    allocations: the slots of new memory, and what they are; born: before which action each was made
     actions: what was seen
     starts: how many kernels started in this thread
     """
@@ -243,13 +243,13 @@ class Recorder(TorchDispatchMode):
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         self.why: str | None = None
-        self.given = len(tensors)
+        self.inputs = len(tensors)
         self.alive: dict[int, weakref.ref[Tensor]] = {}
         self.number: dict[int, int] = {}
         self.memory: list[TensorMemory] = []
         self.address: list[int] = []
         self.place: list[Place] = []
-        self.made: dict[int, TensorMemory] = {}
+        self.allocations: dict[int, TensorMemory] = {}
         self.born: dict[int, int] = {}
         self.actions: list[Action] = []
         for each in tensors:
@@ -261,13 +261,13 @@ class Recorder(TorchDispatchMode):
     def _add(self, tensor: Tensor, within: int | None) -> int:
         number, key = len(self.memory), id(tensor)
 
-        def gone(_: Any) -> None:
+        def forget(_: Any) -> None:
             """Another tensor may have this one's identity now."""
             if self.number.get(key) == number:
                 del self.number[key]
 
         self.number[key] = number
-        self.alive[number] = weakref.ref(tensor, gone)
+        self.alive[number] = weakref.ref(tensor, forget)
         self.memory.append(TensorMemory.of(tensor))
         self.address.append(tensor.data_ptr())
         place = Place(number, 0)
@@ -293,7 +293,7 @@ class Recorder(TorchDispatchMode):
             return
         if name in _EMPTY:
             number = self._add(out, None)
-            self.made[number], self.born[number] = TensorMemory.of(out), len(self.actions)
+            self.allocations[number], self.born[number] = TensorMemory.of(out), len(self.actions)
             return
         start = out.untyped_storage().data_ptr()
         of = [each for each in read if each.untyped_storage().data_ptr() == start]
@@ -313,18 +313,20 @@ class Recorder(TorchDispatchMode):
         number = self.number.get(id(out), -1)
         if number < 0:
             number = self._add(out, self.number[id(of[0])] if of else None)
-        arguments, named = pytree.tree_map_only(Tensor, self._slot, (args, kwargs))
-        self.actions.append(Repeat(_SHORTER.get(name, func), arguments, named, number))
+        arguments, keywords = pytree.tree_map_only(Tensor, self._slot, (args, kwargs))
+        self.actions.append(Repeat(_SHORTER.get(name, func), arguments, keywords, number))
 
     def _slot(self, tensor: Tensor) -> Slot:
         return Slot(self.number[id(tensor)])
 
-    def started(self, metadata: Any) -> None:
+    def on_start(self, metadata: Any) -> None:
         """As a hook of Triton's: any kernel starts, in any thread."""
         del metadata
         self.starts += watch.by is self
 
-    def launched(self, compiled: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def after_launch(
+        self, compiled: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> None:
         """As `direct` says after a launch. compiled: None if it is not known what ran."""
         if not hasattr(compiled, "packed_metadata"):
             self.why = self.why or "a launch that Triton has to look at"
@@ -347,14 +349,14 @@ class Recorder(TorchDispatchMode):
             self.why = self.why or "a launch that went past `direct`"
         results = result if isinstance(result, list) else [result]
         numbers = [self.number.get(id(each), -1) for each in results]
-        if self.why or any(n < 0 or self.place[n].root < self.given for n in numbers):
+        if self.why or any(n < 0 or self.place[n].root < self.inputs for n in numbers):
             return self.why or "the result is not of the call's own making"
         numbers = [self._whole(n, numbers) for n in numbers]
-        needed = self._needed(numbers)
-        last = self._last(numbers, needed)
-        lent, scratch = self._lent(needed, last)
+        as_tensors = self._tensor_slots(numbers)
+        last = self._last(numbers, as_tensors)
+        lent, scratch = self._lent(as_tensors, last)
         alone = not isinstance(result, list)
-        actions = self._actions(needed, last)
+        actions = self._actions(as_tensors, last)
         return Recording(device, len(self.memory), lent, scratch, actions, numbers, alone)
 
     def _whole(self, number: int, results: list[int]) -> int:
@@ -363,41 +365,43 @@ class Recorder(TorchDispatchMode):
         root, beyond = self.place[number]
         memory, whole = self.memory[number], self.memory[root]
         same = not beyond and memory.dtype is whole.dtype and memory.nbytes == whole.nbytes
-        if root not in self.made or not (same and memory.compact and whole.compact):
+        if root not in self.allocations or not (same and memory.compact and whole.compact):
             return number
         # views look at its memory alone, whatever its shape
         read = any(isinstance(action, Repeat) and root in action.reads for action in self.actions)
         if read or any(self.place[n].root == root for n in results if n != number):
             return number
-        self.made[root] = memory
+        self.allocations[root] = memory
         return root
 
-    def _needed(self, numbers: list[int]) -> set[int]:
+    def _tensor_slots(self, numbers: list[int]) -> set[int]:
         """The slots needed as tensors: of results, and of what torch does with them."""
-        needed = set(numbers)
+        as_tensors = set(numbers)
         for action in reversed(self.actions):
-            if not isinstance(action, Alias) or action.out in needed:
-                needed |= action.reads
-        return needed
+            if not isinstance(action, Alias) or action.out in as_tensors:
+                as_tensors |= action.reads
+        return as_tensors
 
-    def _last(self, numbers: list[int], needed: set[int]) -> dict[int, int]:
+    def _last(self, numbers: list[int], as_tensors: set[int]) -> dict[int, int]:
         """The last action that needs each root's memory; results are needed after all of them."""
         last: dict[int, int] = {}
         for i, action in enumerate(self.actions):
             if isinstance(action, Launch):
-                used = action.slots
-            elif isinstance(action, Repeat) or action.out in needed:
-                used = {action.out, *action.reads}
+                slots = action.slots
+            elif isinstance(action, Repeat) or action.out in as_tensors:
+                slots = {action.out, *action.reads}
             else:
                 continue
-            last |= {self.place[n].root: i for n in used}
+            last |= {self.place[n].root: i for n in slots}
         return last | {self.place[n].root: len(self.actions) for n in numbers}
 
-    def _lent(self, needed: set[int], last: dict[int, int]) -> tuple[list[tuple[int, int]], int]:
+    def _lent(
+        self, as_tensors: set[int], last: dict[int, int]
+    ) -> tuple[list[tuple[int, int]], int]:
         """Where memory that only kernels see lies in one piece, and how much that is."""
         lent: list[_Lent] = []
-        for n, memory in self.made.items():
-            if n in needed:
+        for n, memory in self.allocations.items():
+            if n in as_tensors:
                 continue
             at, size = 0, -(-memory.nbytes // _ALIGNED) * _ALIGNED
             for other in sorted(lent):
@@ -407,18 +411,18 @@ class Recorder(TorchDispatchMode):
         scratch = max((each.start + each.size for each in lent), default=0)
         return [(each.slot, each.start) for each in lent], scratch
 
-    def _actions(self, needed: set[int], last: dict[int, int]) -> list[Action | Take | Drop]:
+    def _actions(self, as_tensors: set[int], last: dict[int, int]) -> list[Action | Take | Drop]:
         """What there is to do: without views that only kernels read."""
         actions: list[Action | Take | Drop] = []
         there: set[int] = set()  # tensors that are not the caller's
         for i, action in enumerate(self.actions):
-            new = [n for n in self.made if n in needed and self.born[n] == i]
-            actions += [Take(n, self.made[n]) for n in new]
+            new = [n for n in self.allocations if n in as_tensors and self.born[n] == i]
+            actions += [Take(n, self.allocations[n]) for n in new]
             there |= {*new}
-            if not isinstance(action, Alias) or action.out in needed:
+            if not isinstance(action, Alias) or action.out in as_tensors:
                 actions.append(action)
                 there |= set() if isinstance(action, Launch) else {action.out}
             over = [n for n in there if last[self.place[n].root] == i]
             actions += [Drop(over)] if over else []
-        new = [n for n in self.made if n in needed and self.born[n] == len(self.actions)]
-        return [*actions, *(Take(n, self.made[n]) for n in new)]
+        new = [n for n in self.allocations if n in as_tensors and self.born[n] == len(self.actions)]
+        return [*actions, *(Take(n, self.allocations[n]) for n in new)]

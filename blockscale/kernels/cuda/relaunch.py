@@ -46,7 +46,7 @@ class Launch:
         # has its memory, bytes from there; of a descriptor one like it, and what makes its map
         self.pointers: list[tuple[int, int, int]] = []
         self.descriptors: list[tuple[int, int, int, Any, Any]] = []
-        self.known: dict[tuple[int, int], Any] = {}
+        self.copies: dict[tuple[int, int], Any] = {}
 
     @property
     def slots(self) -> set[int]:
@@ -79,20 +79,20 @@ class Launch:
         for place, slot, beyond in self.pointers:
             arguments[place] = at[slot] + beyond
         for place, slot, beyond, like, make in self.descriptors:
-            moved = self.known.get((place, at[slot]))
-            arguments[place] = moved or self._moved(place, at[slot], beyond, like, make)
+            descriptor = self.copies.get((place, at[slot]))
+            arguments[place] = descriptor or self._relocate(place, at[slot], beyond, like, make)
         self.run(*arguments)
 
-    def _moved(self, place: int, start: int, beyond: int, like: Any, make: Any) -> Any:
+    def _relocate(self, place: int, start: int, beyond: int, like: Any, make: Any) -> Any:
         """A descriptor like another, of memory elsewhere."""
-        if len(self.known) >= _MOST:
-            self.known.clear()
-        moved = copy(like)
-        moved.base = _At(start + beyond)
+        if len(self.copies) >= _MOST:
+            self.copies.clear()
+        descriptor = copy(like)
+        descriptor.base = _At(start + beyond)
         if make:
-            moved = make(moved)[0]
-        self.known[place, start] = moved
-        return moved
+            descriptor = make(descriptor)[0]
+        self.copies[place, start] = descriptor
+        return descriptor
 
 
 def _way(compiled: Any) -> tuple[Any, list[Any], dict[int, Any]]:
@@ -146,31 +146,33 @@ class Direct:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.any_value = _unspecialized(kernel)
+        self.any_value = _any_value(kernel)
         self.compiled: dict[Any, tuple[Any, Any]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return partial(self._start, grid)
 
-    def _start(self, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
-        key = None if interpreting() else _kind(arguments, named, self.any_value)
+    def _start(self, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> None:
+        key = None if interpreting() else _kind(arguments, keywords, self.any_value)
         compiled, _ = self.compiled.get(key, (None, None)) if key else (None, None)
-        rest = [named[name] for name in self.kernel.arg_names[len(arguments) :]]
+        rest = [keywords[name] for name in self.kernel.arg_names[len(arguments) :]]
         whole = (*grid, 1, 1)[:3]
         if compiled is not None:
             compiled[whole](*arguments, *rest)
         else:
-            compiled = self.kernel[grid](*arguments, **named)
+            compiled = self.kernel[grid](*arguments, **keywords)
             if key:
                 if len(self.compiled) >= _MOST:
                     self.compiled.clear()
-                selection = [each for each in (*arguments, *named.values()) if _by_identity(each)]
+                selection = [
+                    each for each in (*arguments, *keywords.values()) if _by_identity(each)
+                ]
                 self.compiled[key] = compiled, selection
         if watch.by is not None:
-            watch.by.launched(compiled if key else None, whole, (*arguments, *rest))
+            watch.by.after_launch(compiled if key else None, whole, (*arguments, *rest))
 
 
-def _unspecialized(kernel: Any) -> frozenset[int]:
+def _any_value(kernel: Any) -> frozenset[int]:
     """The places of the arguments whose values Triton does not look at: do_not_specialize."""
     names = getattr(kernel, "do_not_specialize", None)
     if names is None:  # the interpreter's
@@ -180,14 +182,14 @@ def _unspecialized(kernel: Any) -> frozenset[int]:
 
 
 def _kind(
-    arguments: tuple[Any, ...], named: dict[str, Any], any_value: frozenset[int] = frozenset()
+    arguments: tuple[Any, ...], keywords: dict[str, Any], any_value: frozenset[int] = frozenset()
 ) -> tuple[Any, ...] | None:
     """What tells calls of a kernel apart; None where a tensor begins elsewhere.
 
     any_value: which arguments are whole numbers whose values say nothing
     """
     kind: list[Any] = [torch.cuda.current_device()]
-    for number, each in enumerate((*arguments, *named.values())):
+    for number, each in enumerate((*arguments, *keywords.values())):
         if type(each) is int and number in any_value and number < len(arguments):
             kind.append("i32" if -(1 << 31) <= each < 1 << 31 else "i64")
         elif isinstance(each, Tensor):
@@ -205,8 +207,8 @@ def _kind(
 
 def _by_identity(argument: Any) -> bool:
     """Whether `_kind` tells it from others by its identity."""
-    described = isinstance(argument, Tensor | tuple) or hasattr(argument, "block_shape")
-    return not described and type(argument) not in _PLAIN
+    has_memory = isinstance(argument, Tensor | tuple) or hasattr(argument, "block_shape")
+    return not has_memory and type(argument) not in _PLAIN
 
 
 _known: dict[int, Direct] = {}  # by identity: a kernel's own hash is of its source

@@ -33,10 +33,10 @@ _MOST = 4096  # kinds of calls that are remembered of a kernel
 _PLAIN = frozenset((type(None), str, int, float, bool, torch.dtype))
 _OPERANDS = frozenset((Operand, Quantizer))
 _ONCE = "called once"  # in the place of a recording; as is the reason why there can be none
-_every: list["Replayed"] = []
+_every: list["Replay"] = []
 
 
-class Replayed:
+class Replay:
     """A kernel of the registry, whose calls are repeated where that can be.
 
     also: of the arguments, what else is decided by
@@ -45,14 +45,14 @@ class Replayed:
     def __init__(self, run: Callable[..., Any], also: Callable[..., Any] | None = None) -> None:
         self.run = run
         self.also = also
-        self.known: dict[Any, Recording | str] = {}
+        self.recordings: dict[Any, Recording | str] = {}
         update_wrapper(self, run)
         _every.append(self)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """As the kernel."""
-        if named or dispatch_modes():
-            return self.run(*arguments, **named)
+        if keywords or dispatch_modes():
+            return self.run(*arguments, **keywords)
         tensors: list[Tensor] = []
         at: list[int] = []
         kind: list[Any] = [self.also(*arguments)] if self.also else []
@@ -74,19 +74,19 @@ class Replayed:
                     kind += [(part.shape, part.dtype, part.get_device()) for part in each]
                 else:
                     return self.run(*arguments)
-        key, recordings = tuple(kind), self.known
+        key, recordings = tuple(kind), self.recordings
         recording = recordings.get(key)
         if type(recording) is Recording and not listening():
             return recording(tensors, at)
         if recording is _ONCE:
-            return self._recorded(recordings, key, arguments, tensors)
+            return self._record(recordings, key, arguments, tensors)
         if recording is None:
             if len(recordings) >= _MOST:
                 recordings.clear()
             recordings[key] = _ONCE
         return self.run(*arguments)
 
-    def _recorded(
+    def _record(
         self,
         recordings: dict[Any, Recording | str],
         key: Any,
@@ -102,13 +102,13 @@ class Replayed:
             return self.run(*arguments)
         recorder = Recorder(tensors)
         before, watch.by = watch.by, recorder
-        hooks.add(recorder.started)
+        hooks.add(recorder.on_start)
         try:
             with recorder:
                 result = self.run(*arguments)
         finally:
             watch.by = before
-            hooks.remove(recorder.started)
+            hooks.remove(recorder.on_start)
         recordings[key] = recorder.recording(result, device)
         return result
 
@@ -126,14 +126,14 @@ def listening() -> bool:
     return bool(getattr(enter, "calls", enter)) or bool(getattr(leave, "calls", leave))
 
 
-def replayed(
+def replay(
     also: Callable[..., Any] | None = None,
-) -> Callable[[Callable[..., Any]], Replayed]:
+) -> Callable[[Callable[..., Any]], Replay]:
     """Decorator of a kernel function: its calls are repeated. also: see Replayed."""
-    return partial(Replayed, also=also)
+    return partial(Replay, also=also)
 
 
 def forget() -> None:
     """Decide anew, as after other launch choices were measured."""
     for each in _every:
-        each.known = {}  # not emptied: a call that is being recorded decided before
+        each.recordings = {}  # not emptied: a call that is being recorded decided before

@@ -45,19 +45,19 @@ def nearest(entries: dict[str, Entry], shape: Shape) -> Entry | None:
 
     The rows above the largest measured are as many as those.
     """
-    measured = {tuple(int(n) for n in name.split(",")): e for name, e in entries.items()}
-    if not measured:
+    shapes = {tuple(int(n) for n in name.split(",")): e for name, e in entries.items()}
+    if not shapes:
         return None
-    rows = min(_class(shape[0]), max(_class(m) for m, _, _ in measured))
+    rows = min(_class(shape[0]), max(_class(m) for m, _, _ in shapes))
 
     def apart(other: Sequence[int]) -> float:
         """How many times n and k are larger or smaller, multiplied."""
         pairs = [(max(a, 1), max(b, 1)) for a, b in zip(shape[1:], other[1:], strict=True)]
         return math.prod(max(a, b) / min(a, b) for a, b in pairs)
 
-    near = [other for other in measured if _class(other[0]) == rows]
+    near = [other for other in shapes if _class(other[0]) == rows]
     best = min(near, key=apart, default=None)
-    return None if best is None or apart(best) > _APART else measured[best]
+    return None if best is None or apart(best) > _APART else shapes[best]
 
 
 def _class(rows: int) -> int:
@@ -98,11 +98,11 @@ def fastest(
     best: tuple[T, float] | None = None
     for candidate in candidates:
         try:
-            spent = time(lambda chosen=candidate: run(chosen))  # type: ignore[misc]
+            seconds = time(lambda chosen=candidate: run(chosen))  # type: ignore[misc]
         except triton.runtime.errors.OutOfResources:
             continue
-        if best is None or spent < best[1]:
-            best = candidate, spent
+        if best is None or seconds < best[1]:
+            best = candidate, seconds
     if best is None:
         raise ValueError(f"none of {len(candidates)} candidates fits this GPU")
     return best

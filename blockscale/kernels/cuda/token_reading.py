@@ -81,7 +81,7 @@ def reading(spelling: str, size: int) -> TokenReading | None:
 
 
 @cache
-def unfolded(of: TokenReading) -> TokenReading:
+def without_fold(of: TokenReading) -> TokenReading:
     """The same, whose scales meet sums."""
     return replace(of, decode=ptx.decode_words(of.spec.element), decode_scale="", fold="", lift=1.0)
 

@@ -9,7 +9,7 @@ import triton
 from blockscale.core.operand import Quantizer
 from blockscale.core.parse import parse
 from blockscale.kernels.cuda import tables
-from blockscale.kernels.cuda.linear import device_name, multiplied
+from blockscale.kernels.cuda.linear import device_name, multiply
 from blockscale.kernels.cuda.matmul import hopper
 from blockscale.kernels.cuda.matmul.choice import WayChoice, to_measure
 from blockscale.kernels.cuda.matmul.codes import pair
@@ -44,7 +44,7 @@ def tune_linear(
     call = ProductCall(what or "weight", fmt, m * parts, n, k, hopper.can_run(weight.codes))
 
     def run(choice: WayChoice) -> torch.Tensor:
-        return multiplied(read(x, by), weight, fmt, None, x.dtype, choice)
+        return multiply(read(x, by), weight, fmt, None, x.dtype, choice)
 
     best, _ = tables.fastest(to_measure(call, r), run, _milliseconds)
     at = tables.key(call.what, fmt, device_name(x))

@@ -63,7 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., Any]:
         if relaunch.watch.by is not None:
             every = (*arguments, *rest)
             compiled = Compiled(self.kernel, named, every)
-            relaunch.watch.by.launched(compiled, (*grid, 1, 1)[:3], every)
+            relaunch.watch.by.after_launch(compiled, (*grid, 1, 1)[:3], every)
 
     def take(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         found = torch.empty_strided(shape, stride, dtype=dtype)
@@ -86,7 +86,7 @@ def counted(cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> tuple[
     from tests.kernels.cuda.replay_stand_in import Counting, outcomes, rounded
 
     op = cuda("fake_quantize")
-    op.known.clear()
+    op.recordings.clear()
     for _ in range(2):
         op(*rounded(torch.randn(4, 96)))
     assert outcomes(op) == ["Recording"]

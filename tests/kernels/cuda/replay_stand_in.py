@@ -55,16 +55,16 @@ def flat(result: Any) -> list[Tensor]:
 
 def outcomes(op: Any) -> list[str]:
     """What became of each kind of call: "Recording", or why there is none."""
-    return [each if isinstance(each, str) else type(each).__name__ for each in op.known.values()]
+    return [each if isinstance(each, str) else type(each).__name__ for each in op.recordings.values()]
 
 
 def check(op: Any, first: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     """Whether another call of the kind of the first comes out as one that is not repeated."""
-    op.known.clear()
+    op.recordings.clear()
     for _ in range(2):
         op(*first)
     assert all(map(same, flat(op(*other)), flat(op.run(*other))))
-    assert len(op.known) == 1
+    assert len(op.recordings) == 1
     return outcomes(op)[0]
 
 

@@ -57,7 +57,7 @@ def test_a_kernel_that_went_another_way(
         return result
 
     monkeypatch.setattr(counting, "run", stray)
-    op.known.clear()
+    op.recordings.clear()
     for _ in range(2):
         op(*rounded(torch.randn(4, 96)))
     assert outcomes(op) == ["a launch that went past `direct`"]
@@ -79,7 +79,7 @@ def test_an_error_while_recording_leaves_no_trace(
         return run(*arguments)
 
     monkeypatch.setattr(counting, "run", failing)
-    op.known.clear()
+    op.recordings.clear()
     op(*rounded(torch.randn(4, 96)))
     with pytest.raises(torch.OutOfMemoryError):
         op(*rounded(torch.randn(4, 96)))
@@ -106,9 +106,9 @@ def test_an_error_while_recording_leaves_no_trace(
 )
 def test_what_no_kernel_may_do(cuda: Callable[..., Any], run: Callable[..., Any]) -> None:
     """Look at numbers, hand back what it was given or change it, draw, use what is not its own."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay import Replay
 
-    op = Replayed(run)
+    op = Replay(run)
     for i in range(4):
         x = torch.full((4,), float(i))
         assert same(op(x), run(torch.full((4,), float(i))))
@@ -117,7 +117,7 @@ def test_what_no_kernel_may_do(cuda: Callable[..., Any], run: Callable[..., Any]
 
 def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> None:
     """Otherwise that one call would take more than there is."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay import Replay
 
     alive: set[int] = set()
     most = []
@@ -133,7 +133,7 @@ def test_memory_is_given_back_while_it_is_recorded(cuda: Callable[..., Any]) -> 
             del piece
         return y
 
-    assert check(Replayed(run), (torch.randn(8, 64),), (torch.randn(8, 64),)) == "Recording"
+    assert check(Replay(run), (torch.randn(8, 64),), (torch.randn(8, 64),)) == "Recording"
     assert max(most) == 1
 
 
@@ -144,18 +144,18 @@ def test_what_is_needed_at_once_lies_apart(seed: int) -> None:
     some = random.Random(seed)
     recorder, last = Recorder([]), {}
     for n in range(12):
-        recorder.made[n] = TensorMemory((some.randrange(1, 3000),), (1,), torch.uint8)
+        recorder.allocations[n] = TensorMemory((some.randrange(1, 3000),), (1,), torch.uint8)
         recorder.born[n] = n // 2
         last[n] = n // 2 + some.randrange(4)
     lent, scratch = recorder._lent({3}, last)
     assert [n for n, _ in lent] == [n for n in range(12) if n != 3]
-    assert all(at % 512 == 0 and at + recorder.made[n].nbytes <= scratch for n, at in lent)
+    assert all(at % 512 == 0 and at + recorder.allocations[n].nbytes <= scratch for n, at in lent)
     for n, at in lent:
         for m, other in lent:
             if n < m and recorder.born[m] <= last[n]:
-                apart = at + recorder.made[n].nbytes <= other
-                assert apart or other + recorder.made[m].nbytes <= at
-    assert scratch < sum(-(-each.nbytes // 512) * 512 for each in recorder.made.values())
+                apart = at + recorder.allocations[n].nbytes <= other
+                assert apart or other + recorder.allocations[m].nbytes <= at
+    assert scratch < sum(-(-each.nbytes // 512) * 512 for each in recorder.allocations.values())
 
 
 def test_choices_that_are_measured_during_a_call(
@@ -171,7 +171,7 @@ def test_choices_that_are_measured_during_a_call(
         replay.forget()
         return run(*arguments)
 
-    op.known.clear()
+    op.recordings.clear()
     op(*rounded(torch.randn(4, 96)))
     monkeypatch.setattr(counting, "run", measuring)
     op(*rounded(torch.randn(4, 96)))
@@ -195,7 +195,7 @@ def test_what_other_threads_do_is_not_recorded(cuda: Callable[..., Any]) -> None
         thread.join()
         return x.mul(2)
 
-    op = replay.Replayed(run)
+    op = replay.Replay(run)
     assert check(op, (torch.ones(4),), (torch.randn(4),)) == "Recording"
     assert set(seen) == {None}
 
@@ -234,7 +234,7 @@ def test_an_alias_begins_where_it_says() -> None:
 
 def test_operations_of_torch_are_repeated(cuda: Callable[..., Any]) -> None:
     """Also into memory of which the result is a view, and views that share it."""
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay import Replay
 
     def run(x: Tensor, w: Tensor) -> list[Tensor]:
         y = torch.empty(6, 4, dtype=torch.bfloat16)
@@ -248,7 +248,7 @@ def test_operations_of_torch_are_repeated(cuda: Callable[..., Any]) -> None:
         return [y.reshape(2, 3, 4), z, bits, zeros, *views]
 
     calls = [(torch.randn(2, 3, 8).bfloat16(), torch.randn(4, 8).bfloat16()) for _ in range(2)]
-    assert check(Replayed(run), *calls) == "Recording"
+    assert check(Replay(run), *calls) == "Recording"
 
 
 def test_memory_is_given_back_as_in_the_call_itself(
@@ -256,7 +256,7 @@ def test_memory_is_given_back_as_in_the_call_itself(
 ) -> None:
     """Pieces of a large weight, one after another, take no more than two at once."""
     from blockscale.kernels.cuda import recording
-    from blockscale.kernels.cuda.replay import Replayed
+    from blockscale.kernels.cuda.replay import Replay
 
     def run(x: Tensor) -> Tensor:
         y = x.new_empty(x.shape)
@@ -278,7 +278,7 @@ def test_memory_is_given_back_as_in_the_call_itself(
 
     monkeypatch.setattr(recording, "take", watched)
     calls = [(torch.randn(8, 64).bfloat16(),) for _ in range(2)]
-    assert check(Replayed(run), *calls) == "Recording"
+    assert check(Replay(run), *calls) == "Recording"
     assert len(taken) == 9
     assert most == [2]  # the result, and a piece
 
@@ -286,7 +286,7 @@ def test_memory_is_given_back_as_in_the_call_itself(
 def test_recordings_keep_no_memory(cuda: Callable[..., Any]) -> None:
     set_aside()
     op = cuda("linear")
-    op.known.clear()
+    op.recordings.clear()
     codes, q = stored(torch.randn(24, 128), "int4:group32:fp32")
     call = torch.randn(3, 128), operand(codes, q, "int4:group32:fp32", 128)
     for _ in range(3):

@@ -129,7 +129,7 @@ def test_descriptors_are_bounded(
     for at in range(16, 160, 16):
         step([at], [], 99)
         assert launcher.calls.pop()[len(BEFORE)][0] == at
-        assert len(step.known) <= 3
+        assert len(step.copies) <= 3
 
 
 class Kernel:

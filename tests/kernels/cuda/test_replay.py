@@ -142,7 +142,7 @@ def test_those_who_watch_see_everything(
 def test_one_tensor_twice_is_no_recording(cuda: Callable[..., Any]) -> None:
     """Of x as its own gradient nobody could tell which of the two a kernel reads."""
     op = cuda("straight_through")
-    op.known.clear()
+    op.recordings.clear()
     by = Quantizer(None, None, None, str(parse("mxfp4")))
     a, b = torch.randn(2, 4, 96).mul(4).unbind()
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_memory_is_bounded(cuda: Callable[..., Any], monkeypatch: pytest.MonkeyP
     op = cuda("fake_quantize")
     for rows in range(1, 9):
         op(*rounded(torch.randn(rows, 32)))
-        assert len(op.known) <= 3
+        assert len(op.recordings) <= 3
 
 
 def test_measured_choices_are_taken_at_once(counted: tuple[Any, Counting]) -> None:
@@ -174,7 +174,7 @@ def test_measured_choices_are_taken_at_once(counted: tuple[Any, Counting]) -> No
 
 def test_an_error_is_raised_each_time_and_leaves_no_trace(cuda: Callable[..., Any]) -> None:
     op = cuda("quantize")
-    op.known.clear()
+    op.recordings.clear()
     x, wrong = torch.randn(4, 96), torch.zeros(4, 2, dtype=torch.uint8)
     for _ in range(4):
         with pytest.raises(ValueError, match=r"expected torch.uint8 of shape \(4, 3\)"):
@@ -186,11 +186,11 @@ def test_how_float8_is_summed_is_asked_each_time(
     cuda: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op = cuda("linear")
-    op.known.clear()
+    op.recordings.clear()
     fmt, input_fmt = "e4m3:channel0:fp32", "e4m3:token:fp32"
     codes, q = stored(torch.randn(16, 32), fmt)
     call = torch.randn(2, 32).bfloat16(), operand(codes, q, fmt, 32), None
     for i, exact in enumerate(("exact", "", "exact")):
         monkeypatch.setenv("BLOCKSCALE_FLOAT8_SUMS", exact)
         op(*call, Quantizer(None, None, None, input_fmt))
-        assert len(op.known) == min(i + 1, 2)
+        assert len(op.recordings) == min(i + 1, 2)

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from blockscale.kernels.cuda.token_reading import reading, unfolded
+from blockscale.kernels.cuda.token_reading import reading, without_fold
 
 
 def test_what_is_read() -> None:
@@ -29,7 +29,7 @@ def test_which_scales_multiply_codes() -> None:
     ):  # fmt: skip
         r = reading(fmt, 128)
         assert r is not None and (r.fold, r.lift) == (fold, lift), fmt
-        plain = unfolded(r)
+        plain = without_fold(r)
         assert (plain.fold, plain.lift, plain.decode_scale) == ("", 1.0, "") and r.decode_scale
     for fmt in (
         "mxfp8", "int4:group32:fp16", "int8_token", "int4:group32:e8m0", "e2m1:group24:e8m0",

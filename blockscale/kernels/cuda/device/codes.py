@@ -46,7 +46,7 @@ from blockscale.kernels.cuda.device.numerics import (
     constant,
     float_of,
 )
-from blockscale.kernels.cuda.device.tile import spread
+from blockscale.kernels.cuda.device.tile import expand
 
 # Codes that are powers of two, as log4 has them, in blocks that are `ordinary`.
 #
@@ -61,9 +61,9 @@ BINADE: tl.constexpr = tl.constexpr(0x00800000)
 def counts_binades(ordinary, spec):
     """Whether codes are found in this way."""
     element = spec.element
-    known = element.family == "minifloat" and element.mbits == 0 and element.nan < 0
-    known = known and not spec.offset and spec.scale != "code"  # whose quotients may saturate
-    return known and ordinary and uses_markstein(spec) and spec.rounding == "nearest_even"
+    plain = element.family == "minifloat" and element.mbits == 0 and element.nan < 0
+    plain = plain and not spec.offset and spec.scale != "code"  # whose quotients may saturate
+    return plain and ordinary and uses_markstein(spec) and spec.rounding == "nearest_even"
 
 
 @triton.jit
@@ -117,13 +117,13 @@ def spread_scaling(scaling, spec: tl.constexpr, tile: tl.constexpr):
     """A Scaling of [units] -> the same for elements [rows, columns]."""
     zero = scaling.zero
     if spec.asym:
-        zero = spread(zero, tile)
+        zero = expand(zero, tile)
     offset = scaling.offset
     if spec.offset != "":
-        offset = spread(offset, tile)
+        offset = expand(offset, tile)
     return Scaling(
-        spread(scaling.first, tile), spread(scaling.second, tile), spread(scaling.by, tile),
-        spread(scaling.step, tile), zero, offset,
+        expand(scaling.first, tile), expand(scaling.second, tile), expand(scaling.by, tile),
+        expand(scaling.step, tile), zero, offset,
     )  # fmt: skip
 
 
@@ -193,11 +193,11 @@ def value_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
     if counts_binades(ordinary, spec):
         value = power_values(x, scaling.first, scaling.second, element)
     else:
-        bounded: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "values")
+        in_range: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "values")
         y, low, high = steps_of(x, scaling, ordinary, "values", spec)
         source = bits_of(x) if ordinary and spec.offset == "" else bits_of(y)
         asym: tl.constexpr = spec.adds_zeros
-        value = round_trip(y, source, low, high, u, element, rounding, asym, ordinary, bounded)
+        value = round_trip(y, source, low, high, u, element, rounding, asym, ordinary, in_range)
     if spec.zero != "":
         value = value - scaling.zero
     value = value * scaling.step
@@ -215,12 +215,12 @@ def code_of(x, scaling, u, ordinary: tl.constexpr, spec: tl.constexpr):
     if counts_binades(ordinary, spec):
         code = power_codes(x, scaling.first, scaling.second, element)
     else:
-        bounded: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "codes")
+        in_range: tl.constexpr = never_saturates(spec) if ordinary else clamps_first(spec, "codes")
         y, low, high = steps_of(x, scaling, ordinary, "codes", spec)
         positive: tl.constexpr = (ordinary or spec.scale == "e8m0") and spec.offset == ""
         source = bits_of(x) if positive else bits_of(y)  # of steps
         code = encode(
-            y, source, low, high, scaling.zero, u, element, rounding, asym, ordinary, bounded
+            y, source, low, high, scaling.zero, u, element, rounding, asym, ordinary, in_range
         )
     return code
 

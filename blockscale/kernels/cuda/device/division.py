@@ -82,12 +82,12 @@ def uses_markstein(spec):
     if spec.offset:
         kinds = ("fp32", "fp16", "bf16") if not tells_quotients_from_zero(spec) else ()
         return spec.scale in kinds and not (spec.recip or has_small_values(spec.element))
-    divided = spec.scale in ("fp32", "bf16", "pow2", "two_level", "code") and not spec.recip
-    bounded = spec.scale in ("two_level", "code")  # a step may be far above its block's numbers
+    divides = spec.scale in ("fp32", "bf16", "pow2", "two_level", "code") and not spec.recip
+    coarse = spec.scale in ("two_level", "code")  # a step may be far above its block's numbers
     if spec.scale == "code" and spec.smallest_step < SMALLEST_STEP.value:
         return False
-    both = bounded and tells_quotients_from_zero(spec)
-    return divided and not has_small_values(spec.element) and not both
+    both = coarse and tells_quotients_from_zero(spec)
+    return divides and not has_small_values(spec.element) and not both
 
 
 @triton.constexpr_function
@@ -119,9 +119,9 @@ def clamps_first(spec, result):
 
     result: as in primitives.tiling.Tile
     """
-    divided = not (spec.scale in ("e8m0", "fp16") or spec.recip or divides_exactly(spec))
+    divides = not (spec.scale in ("e8m0", "fp16") or spec.recip or divides_exactly(spec))
     nearest = spec.element.family == "integer" and spec.rounding == "nearest_even"
-    return divided and nearest and result != "gradient"
+    return divides and nearest and result != "gradient"
 
 
 @triton.constexpr_function
@@ -151,7 +151,7 @@ def all_ordinary(top, outer, spec: tl.constexpr):
 
 
 @triton.jit
-def nearer_to_one(size, bounded: tl.constexpr):
+def nearer_to_one(size, clamps: tl.constexpr):
     """The bits of magnitudes of steps -> a power of two for each, float32, that brings it to where
     remainders are exact.
 
@@ -159,19 +159,19 @@ def nearer_to_one(size, bounded: tl.constexpr):
     and 13.0, took those of the last 28 apart wrongly (docs/cuda.md).
     """
     # 2^126, or 2^100 for a multiple of the divisor to be finite
-    above: tl.constexpr = 0x71800000 if bounded else 0x7E800000
+    above: tl.constexpr = 0x71800000 if clamps else 0x7E800000
     if INTERPRETED:
         second = tl.where(size < 0x2C800000, 1125899906842624.0, 1.0)  # 2^-38: 2^50
         second = tl.where(size < 0x13800000, 5.192296858534828e33, second)  # 2^-88: 2^112
         second = tl.where(size > above, 5.9604644775390625e-08, second)  # 2^-24
     else:
-        ptx: tl.constexpr = selected(above)
+        ptx: tl.constexpr = select_ptx(above)
         second = tl.inline_asm_elementwise(ptx, "=f,r", [size], tl.float32, True, 1)
     return second
 
 
 @triton.constexpr_function
-def selected(above):
+def select_ptx(above):
     """The PTX of `nearer_to_one`."""
     return (
         "{ .reg .pred p; .reg .f32 t; setp.lt.u32 p, $1, 0x2C800000;"
@@ -182,15 +182,15 @@ def selected(above):
 
 
 @triton.jit
-def any_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
+def any_divisor(step, clamps: tl.constexpr, spec: tl.constexpr):
     """Any steps, float32 -> `first`, `second` and `by` of a Scaling for Markstein's division."""
     size = bits_of(step) & MAGNITUDE
     if spec.scale == "fp16":
         second = tl.zeros_like(step) + 1.0
     else:
-        second = nearer_to_one(size, bounded)
+        second = nearer_to_one(size, clamps)
     by = step * second
-    if bounded:  # x / 0 is infinite: so is x over what is below all of its bounds
+    if clamps:  # x / 0 is infinite: so is x over what is below all of its bounds
         small = float_of((bits_of(step) & -0x80000000) | FLT_MIN_BITS)
         by = tl.where(size == 0, small, by)
     first = reciprocal(by)
@@ -199,10 +199,10 @@ def any_divisor(step, bounded: tl.constexpr, spec: tl.constexpr):
 
 
 @triton.jit
-def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.constexpr):
+def divisor(scale, clamps: tl.constexpr, ordinary: tl.constexpr, spec: tl.constexpr):
     """A scale.Scale -> the Scaling of each unit.
 
-    bounded: elements are clamped first (`clamps_first`); ordinary: for ordinary blocks
+    clamps: elements are clamped first (`clamps_first`); ordinary: for ordinary blocks
     """
     step = scale.divisor
     one = tl.zeros_like(step) + 1.0
@@ -231,7 +231,7 @@ def divisor(scale, bounded: tl.constexpr, ordinary: tl.constexpr, spec: tl.const
     elif ordinary and uses_markstein(spec):
         first = reciprocal(by)
     elif not divides_exactly(spec):
-        first, second, by = any_divisor(step, bounded, spec)
+        first, second, by = any_divisor(step, clamps, spec)
     return Scaling(first, second, by, scale.step, scale.zero, scale.offset)
 
 

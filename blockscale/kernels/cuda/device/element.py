@@ -29,16 +29,16 @@ MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)
 
 @triton.jit
 def round_integer(
-    y, low, high, u, rounding: tl.constexpr, bounded: tl.constexpr = False,
+    y, low, high, u, rounding: tl.constexpr, in_range: tl.constexpr = False,
     even: tl.constexpr = False,
 ):  # fmt: skip
     """Integers: y without NaN -> R(y) within low and high, as float32, and as int32 whose low 22
     bits are the code.
 
-    bounded: R(y) is within them by itself; even: low is -high
+    in_range: R(y) is within them by itself; even: low is -high
     """
     nearest: tl.constexpr = rounding == "nearest_even"
-    if not bounded and (nearest or not even):  # first: whole numbers bound alike what is rounded
+    if not in_range and (nearest or not even):  # first: whole numbers bound alike what is rounded
         y = tl.minimum(tl.maximum(y, low), high)
     if rounding == "nearest_even":
         shifted = y + MAGIC
@@ -46,7 +46,7 @@ def round_integer(
         whole = bits_of(shifted)
     else:
         size = tl.abs(y)
-        if even and not bounded:
+        if even and not in_range:
             size = tl.minimum(size, high)
         size = whole_magnitude(size, y < 0.0, u, rounding)
         shifted = float_of(bits_of(size) | (bits_of(y) & SIGN)) + MAGIC
@@ -90,8 +90,8 @@ def hardware(element, rounding):
         or element.bits != 8
     ):
         return None
-    known = {(3, 7, 126): tl.float8e4nv, (2, 15, 123): tl.float8e5}
-    return known.get((element.mbits, element.bias, element.max_code))
+    types = {(3, 7, 126): tl.float8e4nv, (2, 15, 123): tl.float8e5}
+    return types.get((element.mbits, element.bias, element.max_code))
 
 
 @triton.constexpr_function
@@ -132,8 +132,8 @@ def three_binades(element, rounding):
         and element.mbits > 0
         and element.nan < 0
     )
-    drawn = rounding == "stochastic" and not INTERPRETED.value
-    return three and (rounding == "nearest_even" or drawn)
+    draws = rounding == "stochastic" and not INTERPRETED.value
+    return three and (rounding == "nearest_even" or draws)
 
 
 @triton.jit
@@ -171,14 +171,14 @@ def sign_code(y, element: tl.constexpr):
 @triton.jit
 def encode(
     y, source, low, high, zero, u, element: tl.constexpr, rounding: tl.constexpr,
-    asym: tl.constexpr, ordinary: tl.constexpr, bounded: tl.constexpr = False,
+    asym: tl.constexpr, ordinary: tl.constexpr, in_range: tl.constexpr = False,
 ):  # fmt: skip
     """Numbers in steps, of integers and codebooks without NaN -> codes.
 
     source: int32 [...], bits whose sign is y's; zero: int32, added to codes if `asym`
     low, high: the smallest and largest code of an integer, less the zero point
     ordinary: of ordinary blocks, so that y has no NaN and is far below 2^22
-    bounded: of integers, as `round_integer` takes it
+    in_range: of integers, as `round_integer` takes it
     """
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
@@ -187,7 +187,7 @@ def encode(
             code = tl.maximum(tl.minimum(code, whole(element.high)), whole(element.low))
         else:
             even: tl.constexpr = not asym and element.low == -element.high
-            code = round_integer(y, low, high, u, rounding, bounded, even)[1]
+            code = round_integer(y, low, high, u, rounding, in_range, even)[1]
             if asym:
                 code = code + zero
     elif kind is not None:
@@ -214,7 +214,7 @@ def encode(
 @triton.jit
 def round_trip(
     y, source, low, high, u, element: tl.constexpr, rounding: tl.constexpr, asym: tl.constexpr,
-    ordinary: tl.constexpr, bounded: tl.constexpr,
+    ordinary: tl.constexpr, in_range: tl.constexpr,
 ):  # fmt: skip
     """Numbers in steps -> what their codes mean, still in steps; anything in poisoned blocks.
 
@@ -223,7 +223,7 @@ def round_trip(
     kind: tl.constexpr = hardware(element, rounding)
     if element.family == "integer":
         even: tl.constexpr = not asym and element.low == -element.high
-        value = round_integer(y, low, high, u, rounding, bounded, even)[0]
+        value = round_integer(y, low, high, u, rounding, in_range, even)[0]
     elif kind is not None:
         value = y.to(kind).to(tl.float32)
     elif element.family == "minifloat":

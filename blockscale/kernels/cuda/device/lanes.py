@@ -14,7 +14,7 @@ import triton.language as tl
 
 from blockscale.core.element import ElementNumbers
 from blockscale.kernels.cuda.device.numerics import INTERPRETED, bits_of, float_of, narrow, widen
-from blockscale.kernels.cuda.device.tile import locate, offsets, spread
+from blockscale.kernels.cuda.device.tile import expand, locate, offsets
 from blockscale.kernels.cuda.spec import Spec
 
 
@@ -183,9 +183,9 @@ class Read(NamedTuple):
 @triton.jit
 def read(x_at, extents, tile: tl.constexpr):
     """A program's elements, or pairs of them, from memory: a Read."""
-    paired: tl.constexpr = takes_pairs(x_at.dtype.element_ty, tile)
-    place = locate(tile, extents, 2 if paired else 1)
-    if paired:
+    pairs: tl.constexpr = takes_pairs(x_at.dtype.element_ty, tile)
+    place = locate(tile, extents, 2 if pairs else 1)
+    if pairs:
         wide: tl.constexpr = tile.kind == "row" or (
             tile.kind == "rectangle" and tile.part == tile.columns
         )
@@ -295,7 +295,7 @@ def spread_pairs(v, tile: tl.constexpr):
         first, second = tl.split(tl.reshape(v, [tile.columns, 2]))
         first, second = first[None, :], second[None, :]
     else:
-        first = spread(v, tile)
+        first = expand(v, tile)
         second = first
     return first, second
 
@@ -326,8 +326,8 @@ def join_pairs(first, second, dtype: tl.constexpr):
 @triton.constexpr_function
 def narrowing_of(dtype, ordinary, tile):
     """How pairs become codes without being split (lanes_asm.Narrowing.how), or ""."""
-    meant = not INTERPRETED.value and dtype == tl.bfloat16 and ordinary
-    return tile.narrowing.how if meant else ""
+    narrows = not INTERPRETED.value and dtype == tl.bfloat16 and ordinary
+    return tile.narrowing.how if narrows else ""
 
 
 @triton.jit

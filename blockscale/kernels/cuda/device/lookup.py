@@ -25,9 +25,9 @@ _MARGIN = 2.0**-8  # of a bucket's width, how far from its ends a threshold lies
 class Tables:
     """What is looked up of a codebook.
 
-    mirrored: the upper half of the codes has the negatives of the lower half's values, which are
+    symmetric: the upper half of the codes has the negatives of the lower half's values, which are
         not below 0: then the rest is of magnitudes, and a sign is the upper bit of a code
-    signed_zeros: the table has 0 and -0, and is not mirrored: numbers are compared as integers
+    signed_zeros: the table has 0 and -0, and is not symmetric: numbers are compared as integers
     slope, start: of buckets: y is in bucket round(31 clamp(slope y + start, 0, 1)); 0 and 0 where
         codes are searched
     steps: comparisons of a search
@@ -39,7 +39,7 @@ class Tables:
         "value", the bits of each code's value
     """
 
-    mirrored: bool
+    symmetric: bool
     signed_zeros: bool
     slope: float
     start: float
@@ -53,7 +53,7 @@ class Tables:
 
     def ptx(self, name: str, part: int) -> str:
         """What gives each lane of a warp its own of a table's 32 entries from 32 * part on."""
-        return _held(self.table(name)[part * LANES : (part + 1) * LANES])
+        return _entry_of_lane(self.table(name)[part * LANES : (part + 1) * LANES])
 
     @property
     def in_order(self) -> bool:
@@ -76,8 +76,8 @@ class Lookup:
 def tables_of(element: ElementNumbers) -> Tables:
     """The tables of an element of the family "codebook"."""
     values, order, thresholds = element.values, element.order, element.thresholds
-    mirrored = _mirrored(values)
-    if mirrored:
+    symmetric = _is_symmetric(values)
+    if symmetric:
         half = len(values) // 2
         values, order = values[:half], tuple(code for code in order if code < half)
         thresholds = thresholds[half:]
@@ -86,18 +86,18 @@ def tables_of(element: ElementNumbers) -> Tables:
     steps = max(1, (len(order) - 1).bit_length())
     line = (0.0, 0.0) if signed_zeros or steps == 1 else _line(thresholds)
     if line[0]:
-        found = _bucket_tables(thresholds, order, line)
+        tables = _bucket_tables(thresholds, order, line)
     else:
-        found = {
+        tables = {
             "threshold": _nodes(thresholds, steps, signed_zeros),
             "order": _fours(order, steps),
         }
-    found["value"] = tuple(_bits(value) for value in values)
+    tables["value"] = tuple(_bits(value) for value in values)
     plain = _is_plain(element)
-    return Tables(mirrored, signed_zeros, *line, steps, plain, tuple(found.items()))
+    return Tables(symmetric, signed_zeros, *line, steps, plain, tuple(tables.items()))
 
 
-def _mirrored(values: tuple[float, ...]) -> bool:
+def _is_symmetric(values: tuple[float, ...]) -> bool:
     """Whether codes are magnitudes and a sign."""
     half = len(values) // 2
     low, high = values[:half], values[half:]
@@ -140,13 +140,13 @@ def _bucket_tables(
 def _nodes(thresholds: tuple[float, ...], steps: int, signed_zeros: bool) -> tuple[int, ...]:
     """The threshold of each node of a search, [2^steps]; the first one is not a node."""
     sorted_ones = [*thresholds, *[math.inf] * (2**steps - 1 - len(thresholds))]
-    found = [0] * 2**steps
+    nodes = [0] * 2**steps
     for level in range(steps):
         width = 2 ** (steps - level)
         for i in range(2**level):
             bits = _bits(sorted_ones[i * width + width // 2 - 1])
-            found[2**level + i] = bits ^ (0x7FFFFFFF if signed_zeros and bits < 0 else 0)
-    return tuple(found)
+            nodes[2**level + i] = bits ^ (0x7FFFFFFF if signed_zeros and bits < 0 else 0)
+    return tuple(nodes)
 
 
 def _fours(order: tuple[int, ...], steps: int) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def _is_plain(element: ElementNumbers) -> bool:
     return near and largest <= 2.0**16 and min(sizes, default=1.0) >= 2.0**-50
 
 
-def _held(entries: tuple[int, ...]) -> str:
+def _entry_of_lane(entries: tuple[int, ...]) -> str:
     """PTX: each lane of a warp gets its own of up to 32 entries, which repeat beyond the last.
 
     $0 is the entry, $1 is not used. A tree of selections by the bits of the lane's number.
@@ -184,7 +184,7 @@ def _held(entries: tuple[int, ...]) -> str:
     assert count in (1, 2, 4, 8, 16, 32)
     lines = ["{ .reg .b32 l, t; .reg .b32 n<64>; .reg .pred p<5>; mov.u32 l, %laneid;"]
     level = [f"0x{entry & 0xFFFFFFFF:08X}" for entry in entries]
-    used = 0
+    node = 0
     for bit in range(count.bit_length() - 1):
         lines.append(f"and.b32 t, l, {1 << bit}; setp.ne.u32 p{bit}, t, 0;")
         following = []
@@ -192,9 +192,9 @@ def _held(entries: tuple[int, ...]) -> str:
             if even == odd:
                 following.append(even)
                 continue
-            lines.append(f"selp.b32 n{used}, {odd}, {even}, p{bit};")
-            following.append(f"n{used}")
-            used += 1
+            lines.append(f"selp.b32 n{node}, {odd}, {even}, p{bit};")
+            following.append(f"n{node}")
+            node += 1
         level = following
     return " ".join([*lines, f"mov.b32 $0, {level[0]};", "}"])
 
@@ -248,20 +248,20 @@ def at_index(
     parts: tl.constexpr = (last + 31) // 32
     if INTERPRETED:
         size: tl.constexpr = count(element, name)
-        found = tl.zeros_like(index)
+        result = tl.zeros_like(index)
         for i in tl.static_range(first, last):
-            found = tl.where((index & (size - 1)) == i, entry(element, name, i), found)
+            result = tl.where((index & (size - 1)) == i, entry(element, name, i), result)
     else:
         begin: tl.constexpr = first // 32
-        found = shuffled(index, element, name, begin)
+        result = shuffle(index, element, name, begin)
         for part in tl.static_range(begin + 1, parts):
-            other = shuffled(index, element, name, part)
-            found = tl.where((index & -32) == part * 32, other, found)
-    return found
+            other = shuffle(index, element, name, part)
+            result = tl.where((index & -32) == part * 32, other, result)
+    return result
 
 
 @triton.jit
-def shuffled(index, element: tl.constexpr, name: tl.constexpr, part: tl.constexpr):
+def shuffle(index, element: tl.constexpr, name: tl.constexpr, part: tl.constexpr):
     """As `at_index`, of 32 entries; of an index the low 5 bits count."""
     ptx: tl.constexpr = register_of(element, name, part)
     own = tl.inline_asm_elementwise(ptx, "=r,r", [tl.program_id(0)], tl.int32, True, 1)
@@ -285,7 +285,7 @@ def clamped_line(y, slope: tl.constexpr, start: tl.constexpr):
 
 @triton.jit
 def unsigned_code(y, element: tl.constexpr):
-    """Numbers in steps, no NaN -> codes; of their magnitudes where a table is mirrored."""
+    """Numbers in steps, no NaN -> codes; of their magnitudes where a table is symmetric."""
     how: tl.constexpr = looked_up(element)
     if how.slope > 0.0:
         at = clamped_line(y, how.slope, how.start)
@@ -294,12 +294,12 @@ def unsigned_code(y, element: tl.constexpr):
         both = at_index(bucket, element, "place", 0, 32)
         code = tl.where(above, both >> 8, both)
     else:
-        code = searched(y, element)
+        code = search(y, element)
     return code
 
 
 @triton.jit
-def searched(y, element: tl.constexpr):
+def search(y, element: tl.constexpr):
     """As `unsigned_code`, by a binary search."""
     how: tl.constexpr = looked_up(element)
     bits = bits_of(y)
@@ -331,7 +331,7 @@ def searched(y, element: tl.constexpr):
 def code_of_number(y, element: tl.constexpr):
     """Numbers in steps, float32 [...] without NaN -> codes, int32 [...]."""
     how: tl.constexpr = looked_up(element)
-    if how.mirrored:
+    if how.symmetric:
         sign: tl.constexpr = 1 << (element.bits - 1)
         code = unsigned_code(tl.abs(y), element) & (sign - 1)
         code = code | ((bits_of(y) >> (32 - element.bits)) & sign)
@@ -349,6 +349,6 @@ def value_of_code(code, element: tl.constexpr):
     if size > 32:
         index = code & (size - 1)
     value = at_index(index, element, "value", 0, size)
-    if how.mirrored:
+    if how.symmetric:
         value = value | ((code << (32 - element.bits)) & SIGN)
     return float_of(value)

@@ -12,7 +12,7 @@ from blockscale.kernels.cuda.device.numerics import INTERPRETED, bits_of, widen
 
 
 @triton.jit
-def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
+def draw(x, at, seed, pairs: tl.constexpr, tile: tl.constexpr):
     """u for the elements of a tile, float32, twice; or for the first and second numbers of pairs.
 
     x: what `at` belongs to, as lanes.Read has both
@@ -24,7 +24,7 @@ def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
     at = depending_on(at, x)
     if tile.seeds == 1 and tile.quads:  # four neighbours share a counter
         rows: tl.constexpr = tile.rows
-        if paired:
+        if pairs:
             first, _ = tl.split(tl.reshape(at, [rows, tile.columns // 4, 2]))
             a, b, c, d = random_words(first >> 1, key)
             u = unit(tl.reshape(tl.join(a, c), [rows, tile.columns // 2]))
@@ -40,7 +40,7 @@ def draw(x, at, seed, paired: tl.constexpr, tile: tl.constexpr):
         offset = 0
         if tile.seeds == 2:
             offset = tl.load(seed + 1)
-        if paired:
+        if pairs:
             u, u_2 = drawn_one(2 * at + offset, key), drawn_one(2 * at + 1 + offset, key)
         else:
             u = drawn_one(at + offset, key)

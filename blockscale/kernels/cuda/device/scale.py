@@ -67,17 +67,17 @@ class UnitScale(NamedTuple):
 
 
 @triton.jit
-def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.constexpr):
+def choose_step(low, high, has_nan, outer, ordinary: tl.constexpr, spec: tl.constexpr):
     """Ranges of blocks -> what is stored of their scales.
 
     low, high: float32, low <= 0 <= high, unless blocks have offsets
-    poisoned: bool; outer: float32, the outer scale
+    has_nan: bool; outer: float32, the outer scale
     ordinary: for ordinary blocks, of which what underflows is less than the least inner scale
     """
     near: tl.constexpr = ordinary and uses_markstein(spec)
     a = numerator(low, high, spec)
     if spec.scale == "e8m0":
-        stored = tl.where(poisoned, 255, power_of_two(a, spec))
+        stored = tl.where(has_nan, 255, power_of_two(a, spec))
     elif spec.scale == "pow2":
         stored = pow2(power_of_two(a, spec))
     elif spec.scale == "two_level":
@@ -85,7 +85,7 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
             ratio = quotient(quotient(a, spec.levels, spec.per_level), outer, reciprocal(outer))
         else:
             ratio = divide(divide(a, spec.levels), outer)
-        stored = inner_code(ratio, poisoned, spec.inner.smallest_normal, spec)
+        stored = inner_code(ratio, has_nan, spec.inner.smallest_normal, spec)
     else:
         if spec.full:
             raw = tl.maximum(divide(high, spec.element.high), divide(low, spec.element.low))
@@ -95,14 +95,14 @@ def choose_step(low, high, poisoned, outer, ordinary: tl.constexpr, spec: tl.con
             raw = divide(a, spec.levels)
         kind: tl.constexpr = spec.scale
         if kind == "code":
-            stored = inner_code(raw, poisoned, spec.smallest_step, spec)
+            stored = inner_code(raw, has_nan, spec.smallest_step, spec)
         else:
             stored = float_scale(raw, kind)
     return stored
 
 
 @triton.jit
-def inner_code(ratio, poisoned, smallest: tl.constexpr, spec: tl.constexpr):
+def inner_code(ratio, has_nan, smallest: tl.constexpr, spec: tl.constexpr):
     """Quotients -> the codes of spec.inner, at least that of `smallest`, int32 (3.3, 3.5)."""
     inner: tl.constexpr = spec.inner
     ratio = tl.minimum(tl.maximum(ratio, smallest), inner.high)
@@ -114,7 +114,7 @@ def inner_code(ratio, poisoned, smallest: tl.constexpr, spec: tl.constexpr):
         )
     stored = stored & 0xFF
     if spec.poisons:
-        stored = tl.where(poisoned, inner.nan, stored)
+        stored = tl.where(has_nan, inner.nan, stored)
     return stored
 
 
@@ -186,9 +186,9 @@ def ordinary_step(stored, outer, spec: tl.constexpr):
         power: tl.constexpr = (254 - inner.bias) << 23
         step = outer * (float_of(stored << (23 - inner.mbits)) * constant(stored, power))
     elif spec.scale == "code" and uses_markstein(spec):
-        coded: tl.constexpr = spec.inner
-        up: tl.constexpr = (254 - coded.bias) << 23
-        step = float_of(stored << (23 - coded.mbits)) * constant(stored, up)
+        kind: tl.constexpr = spec.inner
+        up: tl.constexpr = (254 - kind.bias) << 23
+        step = float_of(stored << (23 - kind.mbits)) * constant(stored, up)
     else:
         step = step_of(stored, outer, spec)
     return step
@@ -205,11 +205,11 @@ def step_of(stored, outer, spec: tl.constexpr):
         value = decode(stored, inner)
         step = outer * value
         size = bits_of(clamp(tl.abs(step), 1, FLT_MAX_BITS)) | (bits_of(step) & SIGN)
-        bounded = tl.where(step == step, float_of(size), step)
-        step = tl.where(tl.minimum(tl.abs(value), tl.abs(outer)) == 0.0, step, bounded)
+        finite = tl.where(step == step, float_of(size), step)
+        step = tl.where(tl.minimum(tl.abs(value), tl.abs(outer)) == 0.0, step, finite)
     elif spec.scale == "code":
-        coded: tl.constexpr = spec.inner
-        step = decode(stored & 0xFF, coded)
+        kind: tl.constexpr = spec.inner
+        step = decode(stored & 0xFF, kind)
     else:
         tl.static_assert(is_stored_as_step(spec.scale), "unknown kind of scale")
         step = stored
@@ -234,15 +234,15 @@ def load_scale(
     above = 1.0
     if spec.scale == "two_level":
         above = tl.load(outer + outer_index, mask=present, other=1.0)
-    point, added = 0, 0.0
+    point, term = 0, 0.0
     if spec.asym:
         point = tl.load(zero + index, mask=present, other=0)
         if spec.zero != "":
             point = widen_part(point)
     if spec.offset != "":
-        added = widen_part(tl.load(offset + index, mask=present, other=0))
+        term = widen_part(tl.load(offset + index, mask=present, other=0))
     step = step_of(stored, above, spec)
-    return UnitScale(stored, step, above, point, added, step)
+    return UnitScale(stored, step, above, point, term, step)
 
 
 @triton.jit

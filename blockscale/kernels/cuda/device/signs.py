@@ -18,7 +18,7 @@ from blockscale.kernels.cuda.device.lanes import (
     spread_pairs,
 )
 from blockscale.kernels.cuda.device.numerics import MAGIC, bits_of, float_of
-from blockscale.kernels.cuda.device.tile import spread
+from blockscale.kernels.cuda.device.tile import expand
 
 
 @triton.constexpr_function
@@ -27,9 +27,9 @@ def compares(ordinary, spec, tile):
     element = spec.element
     three = element.family == "integer" and (element.low, element.high) == (-1, 1)
     three = three and spec.scale != "two_level" and spec.rounding == "nearest_even"
-    known = (three and not spec.asym) or element.family == "binary"
-    written = tile.result == "values" or (tile.result == "codes" and tile.packs)
-    return ordinary and known and not spec.recip and written
+    two_bounds = (three and not spec.asym) or element.family == "binary"
+    writes = tile.result == "values" or (tile.result == "codes" and tile.packs)
+    return ordinary and two_bounds and not spec.recip and writes
 
 
 @triton.jit
@@ -43,13 +43,13 @@ def bound(step, spec: tl.constexpr):
 
 
 @triton.jit
-def compared(x, step, spec: tl.constexpr, tile: tl.constexpr):
+def compare(x, step, spec: tl.constexpr, tile: tl.constexpr):
     """Elements float32 [rows, columns] -> 1.0 where they are above the bound b of their unit, else
     0.0; and the same where they are below -b. step: [units]
 
     A comparison makes a float in one instruction, and a bit in two.
     """
-    limit = spread(bound(step, spec), tile)
+    limit = expand(bound(step, spec), tile)
     return tl.where(x > limit, 1.0, 0.0), tl.where(x < 0.0 - limit, 1.0, 0.0)
 
 
@@ -69,8 +69,8 @@ def compared_pairs(x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.co
 @triton.jit
 def sign_values(x, step, spec: tl.constexpr, tile: tl.constexpr):
     """Elements float32 [rows, columns] -> what their codes mean, float32. step: [units]"""
-    above, below = compared(x, step, spec, tile)
-    step = tl.broadcast_to(spread(step, tile), x.shape)
+    above, below = compare(x, step, spec, tile)
+    step = tl.broadcast_to(expand(step, tile), x.shape)
     if spec.element.family == "binary":
         value = tl.fma(below, step * -2.0, step)
     else:
@@ -97,7 +97,7 @@ def packed_signs(x, step, spec: tl.constexpr, tile: tl.constexpr):
 
     Codes are the digits of a float's fraction: multiplying and adding is cheaper than shifting.
     """
-    above, below = compared(x, step, spec, tile)
+    above, below = compare(x, step, spec, tile)
     rows: tl.constexpr = tile.rows
     if spec.element.family == "binary":
         word = in_digits(below, 2, rows, tile.columns)

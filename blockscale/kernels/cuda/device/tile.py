@@ -128,7 +128,7 @@ def ends_early(tile, dimension):
 
 
 @triton.jit
-def _divided(v, size):
+def _divide(v, size):
     """Whole numbers, at least 0 -> their quotients and remainders."""
     quotient = v // size
     return quotient, v - quotient * size
@@ -156,14 +156,14 @@ def _units_in_boxes(tile: tl.constexpr, extents, width: tl.constexpr):
     whole: tl.constexpr = tile.vector if tile.part > 1 and not tile.even else 1
     vector: tl.constexpr = max(tile.vector // width, 1)
     # as many bits as these numbers need: divisions that loads wait for are slow in 64
-    group, strip = _divided(tl.program_id(0) + 0 * extents.units, extents.rm)
+    group, strip = _divide(tl.program_id(0) + 0 * extents.units, extents.rm)
     first = group * many
     there = extents.units - first
     unit, place = _columns_of_boxes(tile, width)
-    rest, part = _divided(first + unit, extents.rk)
+    rest, part = _divide(first + unit, extents.rk)
     block = rest
     if dimensions(tile) > 0:
-        rest, block = _divided(rest, extents.nk)
+        rest, block = _divide(rest, extents.nk)
     beyond, exists = place * width, place >= 0
     base = tl.multiple_of(block.to(tl.int64) * extents.bk, [whole])
     base += tl.multiple_of(part * extents.uk, [whole])
@@ -201,8 +201,8 @@ def _before_k(tile: tl.constexpr, extents, strip, rest, base, width: tl.constexp
             size = side_of(tile, d)
         place, block = row, rest
         if d < dimensions(tile) - 1:
-            row, place = _divided(row, size)
-            rest, block = _divided(rest, extents.blocks[d])
+            row, place = _divide(row, size)
+            rest, block = _divide(rest, extents.blocks[d])
         if ends_early(tile, d):
             limit = extents.n[d] - block * size
             if not tile.even:
@@ -234,7 +234,7 @@ def offsets(start, j, neighbours: tl.constexpr):
 
 
 @triton.jit
-def spread(v, tile: tl.constexpr):
+def expand(v, tile: tl.constexpr):
     """[units] -> the same numbers in a shape that broadcasts with [rows, columns]."""
     if tile.kind == "row":
         wide = v[:, None]

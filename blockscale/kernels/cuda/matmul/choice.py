@@ -84,9 +84,9 @@ def choose(call: ProductCall, r: Reading | None, device: str) -> WayChoice:
 
     r: how the weight is read, None where codes meet codes; device: the GPU's name
     """
-    measured = tables.lookup(call.what, call.fmt, (call.rows, call.n, call.k), device)
-    if measured is not None:
-        choice = read(measured)
+    entry = tables.lookup(call.what, call.fmt, (call.rows, call.n, call.k), device)
+    if entry is not None:
+        choice = read(entry)
         if fits(choice, call, r):
             return choice
     return rule(call, r)

@@ -43,8 +43,8 @@ def nearest_of(element: ElementNumbers, sums: float) -> CodebookParts | None:
     sums: units of 2^-24 that sums of products lose
     """
     values = _fractions(element)
-    lost, multiplier = _best(values, 1 + np.arange(_TRIED) / _TRIED, 1)
-    return _parts(element, multiplier, 1) if lost + sums < _HIDDEN else None
+    loss, multiplier = _best(values, 1 + np.arange(_TRIED) / _TRIED, 1)
+    return _parts(element, multiplier, 1) if loss + sums < _HIDDEN else None
 
 
 def _fractions(element: ElementNumbers) -> Numbers:
@@ -62,30 +62,30 @@ def parts_of(element: ElementNumbers) -> CodebookParts:
         for candidates, allowed in ((small[:1], 0.0), (small, _NEAR), (many, _ALLOWED)):
             if count == 1 and allowed == _ALLOWED:
                 continue
-            found = _best(values, candidates, count)
-            if found[0] <= allowed or count == _MOST:
-                return _parts(element, found[1], count)
+            best = _best(values, candidates, count)
+            if best[0] <= allowed or count == _MOST:
+                return _parts(element, best[1], count)
     raise AssertionError("three bfloat16 hold any float32")
 
 
 def _best(values: Numbers, multipliers: Numbers, count: int) -> tuple[float, float]:
     """Of the multipliers the one with which least is lost of any value: units lost, and it."""
-    wanted = values[:, None] * multipliers.astype(np.float32).astype(np.float64)
-    lost = np.abs(_rest(wanted, count) / wanted).max(0) / _UNIT
-    at = int(lost.argmin())
-    return float(lost[at]), float(np.float32(multipliers[at]))
+    targets = values[:, None] * multipliers.astype(np.float32).astype(np.float64)
+    loss = np.abs(_rest(targets, count) / targets).max(0) / _UNIT
+    at = int(loss.argmin())
+    return float(loss[at]), float(np.float32(multipliers[at]))
 
 
-def _rest(wanted: Numbers, count: int) -> Numbers:
+def _rest(targets: Numbers, count: int) -> Numbers:
     """What `count` bfloat16 leave."""
     for _ in range(count):
-        wanted = wanted - _nearest(wanted)
-    return wanted
+        targets = targets - _nearest(targets)
+    return targets
 
 
-def _nearest(wanted: Numbers) -> Numbers:
+def _nearest(targets: Numbers) -> Numbers:
     """The nearest bfloat16, of numbers that are far from the ends of their range."""
-    fraction, exponent = np.frexp(wanted)
+    fraction, exponent = np.frexp(targets)
     return np.ldexp(np.rint(fraction * 256) / 256, exponent)
 
 

@@ -18,7 +18,7 @@ from blockscale.core.scales import TwoLevel
 from blockscale.kernels.cuda.device.numerics import MAGIC, narrow
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.matmul.dense import AT_ONCE, by_library
-from blockscale.kernels.cuda.matmul.finish import Ends, add_up, finished
+from blockscale.kernels.cuda.matmul.finish import Ends, add_up, finish_sums
 from blockscale.kernels.cuda.matmul.operands import OutputFactors, Values, Weight, exact_products
 from blockscale.kernels.cuda.matmul.reading import reading
 from blockscale.kernels.cuda.quantize import decoded, dequantize
@@ -65,7 +65,7 @@ def product(
     other: of `with_zero_points`; main: multiplies with a weight in that format
     """
     (rows, k), n = x.x.shape, w.codes.shape[0]
-    zero, rest = recentred(w)
+    zero, rest = recentre_weight(w)
     height, width = w.format.block.sizes_for(2)
     if height != 1:
         rest = rest.repeat_interleave(n if height == WHOLE else height, 0)[:n]
@@ -145,11 +145,11 @@ def multiply_rest(
     place = row[:, None].to(tl.int64) * n + output[None, :]
     there = (row < rows)[:, None] & (output < n)[None, :]
     sums += tl.load(first + place, mask=there, other=0.0)
-    sums = finished(sums, x_row, bias, row, output, rows, n, 0)
+    sums = finish_sums(sums, x_row, bias, row, output, rows, n, 0)
     tl.store(out + place, narrow(sums, out.dtype.element_ty), mask=there)
 
 
-def recentred(w: Operand) -> tuple[Tensor, Tensor]:
+def recentre_weight(w: Operand) -> tuple[Tensor, Tensor]:
     """A weight with offsets, or zero points that are no integers -> zero points, int32, and what
     these leave, float32, of each block."""
     own = None if w.zero_point is None else w.zero_point.contiguous()
@@ -170,23 +170,23 @@ def recentre(
     scale, own, offset, zero, rest, count, spec: tl.constexpr, columns: tl.constexpr
 ):  # fmt: skip
     """Stored scales, and zero points of their own or offsets [count] -> whole zero points, and what
-    is left: float32."""
+    remains: float32."""
     index = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
     present = index < count
-    given = load_scale(scale, None, own, offset, index, present, index, spec)
+    unit = load_scale(scale, None, own, offset, index, present, index, spec)
     if spec.zero != "":
-        near = given.zero
+        near = unit.zero
     else:
-        near = tl.div_rn(0.0 - given.offset, given.step)
+        near = tl.div_rn(0.0 - unit.offset, unit.step)
     near = tl.where(near == near, near, 0.0)
     near = tl.minimum(tl.maximum(near, spec.element.low), spec.element.high)
     whole = (near + MAGIC) - MAGIC
     tl.store(zero + index, whole.to(tl.int32), mask=present)
     if spec.zero != "":
-        left = (whole - given.zero) * given.step
+        residue = (whole - unit.zero) * unit.step
     else:
-        left = whole * given.step + given.offset
-    tl.store(rest + index, left, mask=present)
+        residue = whole * unit.step + unit.offset
+    tl.store(rest + index, residue, mask=present)
 
 
 # Weights whose values are no bfloat16, for many rows of x: as two bfloat16 each, by the library.

@@ -78,12 +78,12 @@ def decoded(
 ) -> Tensor:
     """As dequantize, of the table that `r` reads codes by."""
     values = torch.empty((codes.shape[0], k), dtype=torch.bfloat16, device=codes.device)
-    planned = plan(fmt, tuple(values.shape), "decode", True, 0, 2)
-    assert planned is not None
+    steps = plan(fmt, tuple(values.shape), "decode", True, 0, 2)
+    assert steps is not None
     parts = form(fmt).per_block(QParams(scale, outer))
     count = 1 if parts.outer is None else parts.outer.numel()
     launch(
-        decode_tile, planned._replace(spec=r.spec), codes, codes, values, parts.scale, parts.outer,
+        decode_tile, steps._replace(spec=r.spec), codes, codes, values, parts.scale, parts.outer,
         None, None, count, k,
     )  # fmt: skip
     return values

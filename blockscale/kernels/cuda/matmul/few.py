@@ -133,31 +133,31 @@ def few(
 
 def _launch(
     x: Tensor, weight: Weight, factors: OutputFactors, r: Reading, ends: Ends,
-    settings: FewSettings, cut: tuple[int, int], out: Tensor, whole: bool,
+    settings: FewSettings, split: tuple[int, int], out: Tensor, whole: bool,
 ) -> None:  # fmt: skip
     """x as `for_few` gives it @ weight.T -> out: finished with `ends` if `whole`, else in parts.
 
-    cut: steps of settings.words words that a program sums up, and programs along k
+    split: steps of settings.words words that a program sums up, and programs along k
     """
     from blockscale.kernels.cuda.matmul.hopper import few, few_six_bits, few_small_blocks
 
     codes: Any = as_words(weight.codes)
-    rows, (n, words), (steps, split_k) = x.shape[1], codes.shape, cut
+    rows, (n, words), (steps, split_k) = x.shape[1], codes.shape, split
     height = min(settings.rows, max(8, power_of_2(rows)))
     grid = (cdiv(n, settings.outputs), cdiv(rows, height), split_k)
     scale, zero, own = weight.scale, weight.zero_point, factors.values
     shape = (rows, n, words, codes.stride(0), scale_stride(weight), scale.shape[-1])
     to = (ends.x_row, ends.bias, out, *shape)
-    known: dict[str, Any] = {
+    options: dict[str, Any] = {
         "R": r, "DTYPES": (tl.bfloat16,) * (r.planes or 16), "BM": height, "BN": settings.outputs,
         "STEPS": steps, "WHOLE": words == split_k * steps * settings.words, "LAST": whole,
         "num_warps": settings.warps,
     }  # fmt: skip
     if r.six_bits:
-        direct(few_six_bits.multiply)[grid](x, codes, scale, own, *to, factors.stride, **known)
+        direct(few_six_bits.multiply)[grid](x, codes, scale, own, *to, factors.stride, **options)
     elif r.small_blocks:
-        known["UNROLL"] = settings.words // few_small_blocks.STEP.value
-        direct(few_small_blocks.multiply)[grid](x, codes, scale, zero, *to, **known)
+        options["UNROLL"] = settings.words // few_small_blocks.STEP.value
+        direct(few_small_blocks.multiply)[grid](x, codes, scale, zero, *to, **options)
     else:
-        known["UNROLL"] = settings.words // few.STEP.value
-        direct(few.multiply)[grid](x, codes, scale, zero, own, *to, factors.stride, **known)
+        options["UNROLL"] = settings.words // few.STEP.value
+        direct(few.multiply)[grid](x, codes, scale, zero, own, *to, factors.stride, **options)

@@ -83,7 +83,7 @@ def times_outputs(sums, factors, output, stride):
 
 
 @triton.jit
-def finished(sums, x_row, bias, row, output, rows, n, ROWS: tl.constexpr):
+def finish_sums(sums, x_row, bias, row, output, rows, n, ROWS: tl.constexpr):
     """Float32 sums times the factors of their rows of x, with the bias of their outputs.
 
     x_row: float32 [rows] or None, bias: [n] or None
@@ -97,11 +97,11 @@ def finished(sums, x_row, bias, row, output, rows, n, ROWS: tl.constexpr):
             by = tl.load(x_row + row, mask=row < rows, other=0.0)
             sums *= tl.expand_dims(by, 1 - ROWS)
     if bias is not None:
-        added = tl.load(bias + output, mask=output < n, other=0.0).to(tl.float32)
+        offset = tl.load(bias + output, mask=output < n, other=0.0).to(tl.float32)
         if ROWS is None:
-            sums += added
+            sums += offset
         else:
-            sums += tl.expand_dims(added, ROWS)
+            sums += tl.expand_dims(offset, ROWS)
     return sums
 
 
@@ -111,7 +111,7 @@ def write(sums, x_row, bias, out, row, output, rows, n, part, LAST: tl.constexpr
     mask = tl.expand_dims(row < rows, 0) & tl.expand_dims(output < n, 1)
     index = tl.expand_dims(row, 0).to(tl.int64) * n + tl.expand_dims(output, 1)
     if LAST:
-        sums = finished(sums, x_row, bias, row, output, rows, n, 1)
+        sums = finish_sums(sums, x_row, bias, row, output, rows, n, 1)
         tl.store(out + index, narrow(sums, out.dtype.element_ty), mask=mask)
     else:
         tl.store(out + part * rows.to(tl.int64) * n + index, sums, mask=mask)
@@ -139,5 +139,5 @@ def add_partial_sums(
         sums += tl.load(at + (count - 1 - i) * size, mask=mask, other=0.0)
     if factors is not None:
         sums *= tl.load(factors + column * factor_stride, mask=mask, other=0.0)
-    sums = finished(sums, x_row, bias, row, column, rows, n, None)
+    sums = finish_sums(sums, x_row, bias, row, column, rows, n, None)
     tl.store(out + row * out_stride + column, narrow(sums, out.dtype.element_ty), mask=mask)

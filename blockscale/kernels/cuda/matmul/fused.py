@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.kernels.cuda.device.numerics import narrow
 from blockscale.kernels.cuda.matmul import ptx, ptx_pairs
-from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, finished, result
+from blockscale.kernels.cuda.matmul.finish import NO_ENDS, Ends, finish_sums, result
 from blockscale.kernels.cuda.matmul.operands import (
     OutputFactors,
     ProductCall,
@@ -220,7 +220,7 @@ class Work:
         return max(STEP_WORDS // self.reading.words, 1) if self.reading.words else 1
 
 
-def unrolled(settings: FusedSettings, block: int) -> int:
+def steps_together(settings: FusedSettings, block: int) -> int:
     """How many steps are one piece of the program, where their blocks are no larger than a step."""
     return settings.unroll if block == 1 else 1
 
@@ -250,12 +250,12 @@ def work(r: Reading, settings: FusedSettings, block: int, mode: int, grouped: bo
         block,
         mode,
         max(settings.programs, 1),
-        unrolled(settings, block),
+        steps_together(settings, block),
         grouped,
     )
 
 
-class Cut(NamedTuple):
+class Split(NamedTuple):
     """How the tiles and k are divided among programs: the arguments of hopper.fused.multiply.
 
     mode, steps, whole, tail, all_steps: as there; grid: of programs
@@ -271,9 +271,9 @@ class Cut(NamedTuple):
     pieces: int
 
 
-def cut(
+def share_out(
     tiles: int, total: int, unit: int, settings: FusedSettings, parts: int, processors: int
-) -> Cut:
+) -> Split:
     """tiles: of the result; total: steps along k, `unit` of which stay together; parts: of x.
 
     settings.split_k divides k for all tiles; split_tail for those of the last wave, which is not
@@ -282,14 +282,14 @@ def cut(
     if parts > 1 or settings.split_k > 1:
         steps = cdiv(total, unit * settings.split_k) * unit
         pieces = cdiv(total, steps)
-        return Cut(int(parts * pieces > 1), (tiles, pieces), steps, 0, 1, steps, pieces)
+        return Split(int(parts * pieces > 1), (tiles, pieces), steps, 0, 1, steps, pieces)
     whole = tiles - tiles % processors
     tail, full = tiles - whole, cdiv(total, unit) * unit
     if settings.split_tail == 1 or not tail:
-        return Cut(0, (tiles, 1), full, 0, 1, full, 1)
+        return Split(0, (tiles, 1), full, 0, 1, full, 1)
     steps = cdiv(total, unit * settings.split_tail) * unit
     pieces = cdiv(total, steps)
-    return Cut(2, (whole + pieces * tail, 1), steps, whole, tail, full, pieces)
+    return Split(2, (whole + pieces * tail, 1), steps, whole, tail, full, pieces)
 
 
 # The way "fused": for more rows of x, codes are decoded while the tensor cores multiply others.
@@ -326,7 +326,7 @@ def usual(call: ProductCall, r: Reading) -> FusedSettings:
 def to_measure(call: ProductCall, r: Reading) -> list[FusedSettings]:
     """What `tune` measures for a call: tiles that are not much larger than x, along k in one piece
     or, for few tiles, in more."""
-    taken = []
+    choices = []
     top = tile_rows(call.rows, 8)
     for rows, outputs, programs in _TO_MEASURE:
         if rows > top or rows * 2 < min(top, 256) or (top < 64 and rows != top):
@@ -338,8 +338,8 @@ def to_measure(call: ProductCall, r: Reading) -> list[FusedSettings]:
         for (split_k, split_tail), unroll in product(splits, unrolls):
             each = FusedSettings(rows, outputs, programs, split_k, split_tail, unroll)
             if takes(r, each):
-                taken.append(each)
-    return taken
+                choices.append(each)
+    return choices
 
 
 @cache
@@ -369,7 +369,7 @@ def add_tail(
         at = (i * tail + tile).to(tl.int64) * BM * BN
         sums += tl.load(parts + at + local[:, None] * BN + column[None, :])
     rm, rn = pm * BM + local, pn * BN + column
-    sums = finished(sums, x_row, bias, rm, rn, rows, n, 0)
+    sums = finish_sums(sums, x_row, bias, rm, rn, rows, n, 0)
     to = out + rm.to(tl.int64)[:, None] * n + rn[None, :]
     tl.store(to, narrow(sums, out.dtype.element_ty), mask=(rm < rows)[:, None] & (rn < n)[None, :])
 
@@ -407,8 +407,8 @@ def fused(
         settings = settings._replace(rows=128)
     tiles = cdiv(parts * rows, settings.rows) * cdiv(n, settings.outputs)
     total = cdiv(ready.shape[1], step)
-    unit = (block or cdiv(128, step)) * unrolled(settings, block)
-    c = cut(tiles, total, unit, settings, parts, processors(x.device.index or 0))
+    unit = (block or cdiv(128, step)) * steps_together(settings, block)
+    c = share_out(tiles, total, unit, settings, parts, processors(x.device.index or 0))
     t = work(r, settings, block, c.mode)
     y = result(x, n, c.pieces * parts if c.mode == 1 else 1, dtype)
     tail = None
@@ -442,17 +442,17 @@ def fused_stack(
     block = max(r.words // STEP_WORDS, 1) if r.per_block else 0
     for stack, settings in stacks:
         assert stack.table is not None
-        unit = (block or cdiv(128, step)) * unrolled(settings, block)
+        unit = (block or cdiv(128, step)) * steps_together(settings, block)
         steps = cdiv(cdiv(ready.shape[1], step), unit) * unit
         grid = stack.table.shape[0] * cdiv(n, settings.outputs), 1
-        c, t = Cut(0, grid, steps, 0, 1, steps, 1), work(r, settings, block, 0, True)
+        c, t = Split(0, grid, steps, 0, 1, steps, 1), work(r, settings, block, 0, True)
         _launch(ready, weight, factors, ends, y, None, c, t, stack)
     return y
 
 
 def _launch(
     x: Tensor, weight: Weight, factors: OutputFactors, ends: Ends, out: Tensor,
-    tail: Tensor | None, c: Cut, t: Work, stack: StackTable = ONE_MATRIX,
+    tail: Tensor | None, c: Split, t: Work, stack: StackTable = ONE_MATRIX,
 ) -> None:  # fmt: skip
     """hopper.fused.multiply on x [rows, k] in order."""
     from triton.experimental.gluon.language import NVMMASharedLayout

@@ -90,8 +90,8 @@ def read(x: Tensor, by: Quantizer) -> Values | Codes:
     if how == "codes":
         return _codes(x, by)
     wide = x if x.dtype is torch.bfloat16 and how == "powers" else x.to(torch.float32)
-    left = fake_quantize(wide, by).reshape(-1, k)
-    return Values(left.to(torch.bfloat16) if how == "powers" else left)
+    values = fake_quantize(wide, by).reshape(-1, k)
+    return Values(values.to(torch.bfloat16) if how == "powers" else values)
 
 
 def _codes(x: Tensor, by: Quantizer) -> Codes:
@@ -240,11 +240,11 @@ def columns(numbers: Sequence[int]) -> tuple[int, ...]:
             f"{COLUMNS - 2} to {COLUMNS} were expected: delete the table that "
             "BLOCKSCALE_TUNE_CACHE names"
         )
-    for number, known in zip(numbers, _NUMBERS, strict=False):
-        if type(number) is not int or number not in known:
+    for number, choices in zip(numbers, _NUMBERS, strict=False):
+        if type(number) is not int or number not in choices:
             raise ValueError(
                 f"a table of launch choices has an entry with the number {number!r}, where one of "
-                f"{', '.join(map(str, known))} was expected: delete the table that "
+                f"{', '.join(map(str, choices))} was expected: delete the table that "
                 "BLOCKSCALE_TUNE_CACHE names"
             )
     return (*numbers, *(1,) * (COLUMNS - len(numbers)))

@@ -21,14 +21,14 @@ STEP_WORDS = 16  # words of a row that the fused kernel takes at a time
 
 @triton.jit
 def leading(rest, FIRST: tl.constexpr):
-    """float32 -> its leading 8 bits as bfloat16, and what is left of it, exactly."""
+    """float32 -> its leading 8 bits as bfloat16, and the residue, exactly."""
     head = float_of(rest.to(tl.int32, bitcast=True) & -65536)
     if FIRST:
         # truncation would make an infinity of a NaN whose payload is in the low bits
         head = tl.where(rest == rest, head, float("nan"))
     finite = tl.abs(rest) < float("inf")
-    left = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
-    return narrow(head, tl.bfloat16), left
+    residue = tl.where(finite, rest, 0.0) - tl.where(finite, head, 0.0)
+    return narrow(head, tl.bfloat16), residue
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -27,11 +27,11 @@ def bf16(value: float) -> int:
     return (value < 0) << 15 | (int(exponent) + 127) << 7 | fraction
 
 
-def shifted(to: str, source: str, left: int) -> str:
-    """`to` = source << left; a negative `left` shifts right."""
-    if left == 0:
+def shifted(to: str, source: str, by: int) -> str:
+    """`to` = source << by; a negative `by` shifts right."""
+    if by == 0:
         return f"mov.b32 {to}, {source};"
-    return f"shl.b32 {to}, {source}, {left};" if left > 0 else f"shr.u32 {to}, {source}, {-left};"
+    return f"shl.b32 {to}, {source}, {by};" if by > 0 else f"shr.u32 {to}, {source}, {-by};"
 
 
 def integer(e: ElementNumbers, out: str, source: str, at: int) -> list[str]:
@@ -172,7 +172,7 @@ def decode_words(e: ElementNumbers, lift: int | None = None, only: range | None 
         which the scale can make up for at once.
     only: which codes of a word, by default all
     """
-    known(e)
+    check_family(e)
     only = range(32 // e.bits) if only is None else only
     planes = len(only)
     lines = [
@@ -208,7 +208,7 @@ def _decode_one(e: ElementNumbers, out: str, i: int, lift: int | None) -> list[s
     return minifloat(e, out, source, at, lift)
 
 
-def known(e: ElementNumbers) -> None:
+def check_family(e: ElementNumbers) -> None:
     """Raises ValueError of an element of a family that no program decodes: it is not to be taken
     for another one."""
     if e.family not in FAMILIES and not is_table(e):

@@ -13,11 +13,11 @@ from blockscale.kernels.cuda.matmul.ptx import (
     bf16,
     both,
     byte,
+    check_family,
     constraints,
     decode_small_exponents,
     from_halves,
     integer,
-    known,
     minifloat,
     native_float8,
     program,
@@ -86,7 +86,7 @@ def decode(e: ElementNumbers, lift: int | None, last: str) -> str:
 
     Raises ValueError if the element is of a family that no program decodes.
     """
-    known(e)
+    check_family(e)
     count = WORD // e.bits
     if is_table(e):
         return _table(e, last)
@@ -162,7 +162,7 @@ def six_turn(e: ElementNumbers, half: int, scaled: bool) -> str:
 
 def _sixes(e: ElementNumbers, words: list[str], out: int, codes: range, by: str) -> list[str]:
     """Pairs i and 16 + i of the codes in six words -> registers from `out` on, times `by`."""
-    known(e)
+    check_family(e)
     one = {"minifloat": minifloat, "integer": integer}[e.family]  # binary codes are one bit
     lines = []
     for i in codes:

@@ -108,9 +108,9 @@ def _in_parts(fmt: Format, k: int, parts: CodebookParts) -> Reading | None:
     """The Reading of a format whose elements are a table: of its first part, with the others."""
     numbers = spec(fmt.spelling)
     each = [replace(numbers, element=replace(numbers.element, values=t)) for t in parts.tables]
-    found = [_reading(fmt, k, one) for one in each]
-    readings = tuple(one for one in found if one is not None)
-    if len(readings) < len(found):
+    attempts = [_reading(fmt, k, one) for one in each]
+    readings = tuple(one for one in attempts if one is not None)
+    if len(readings) < len(attempts):
         return None
     return replace(readings[0], further=readings[1:], multiplier=parts.multiplier)
 

@@ -37,23 +37,23 @@ def launch(kernel: Any, plan: LaunchPlan, x: Tensor, *arguments: Any) -> None:
 
 def choose(fmt: Form, x: Tensor) -> QParams:
     """The scale of x, which is contiguous and not empty."""
-    planned = one_pass(fmt, x, "scale", 0)
-    if planned is not None:
+    plan = one_pass(fmt, x, "scale", 0)
+    if plan is not None:
         parts = fmt.new_parts(x.shape, x.device)
         work = largest_numerator(fmt, x) if fmt.inner else None
-        encode(planned, x, None, work, parts, None)
+        encode(plan, x, None, work, parts, None)
         return parts
     if fmt.means:
         return reference.choose_qparams(x, fmt.format)
-    return _finished(fmt, x, _merged(fmt, x))
+    return _finish(fmt, x, _merged(fmt, x))
 
 
 def largest_numerator(fmt: Form, x: Tensor) -> Tensor:
     """The bits of the numbers that outer scales are chosen from, int32 [outer scales]."""
-    planned = plan_for(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
-    assert planned is not None
+    plan = plan_for(fmt.format.spelling, tuple(x.shape), "largest", False, 0, x.itemsize)
+    assert plan is not None
     work = torch.zeros(outer_count(fmt, x), dtype=torch.int32, device=x.device)
-    launch(ranges.largest_numerator, planned, x, x, work, planned.row)
+    launch(ranges.largest_numerator, plan, x, x, work, plan.row)
     return work
 
 
@@ -65,24 +65,24 @@ def outer_count(fmt: Form, x: Tensor) -> int:
 
 def _merged(fmt: Form, x: Tensor) -> Tensor:
     """The extremes of each block, int32 [3, blocks] (ranges.merge_extremes)."""
-    planned = plan_for(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
-    assert planned is not None
+    plan = plan_for(fmt.format.spelling, tuple(x.shape), "extremes", True, 0, x.itemsize)
+    assert plan is not None
     count = torch.Size(fmt.scale_shape(x.shape)).numel()
     if fmt.spec.offset:
         work = torch.full((3, count), NOTHING.value, dtype=torch.int32, device=x.device)
     else:
         work = torch.zeros(3, count, dtype=torch.int32, device=x.device)
-    launch(ranges.merge_extremes, planned, x, x, work, count)
+    launch(ranges.merge_extremes, plan, x, x, work, count)
     return work
 
 
-def _finished(fmt: Form, x: Tensor, work: Tensor) -> QParams:
+def _finish(fmt: Form, x: Tensor, work: Tensor) -> QParams:
     """The scale of x from the extremes of its blocks; the reference chooses two levels' scales."""
     shape, count = fmt.scale_shape(x.shape), work.shape[1]
     if fmt.inner is not None:
         low, high = _as_range(fmt, work)
-        poisoned = work[2] >= 0x7F800000
-        of_blocks = Ranges(low.reshape(shape), high.reshape(shape), poisoned.reshape(shape))
+        has_nan = work[2] >= 0x7F800000
+        of_blocks = Ranges(low.reshape(shape), high.reshape(shape), has_nan.reshape(shape))
         return reference.qparams_from_range(*of_blocks, fmt.format)
     parts = fmt.new_parts(x.shape, x.device)
     with guard(x):
@@ -97,13 +97,13 @@ def _as_range(fmt: Form, work: Tensor) -> tuple[Tensor, Tensor]:
     """As extremes.as_range, on the host."""
     if not fmt.spec.offset:
         return -work[1].view(torch.float32), work[0].view(torch.float32)
-    ordered = work[:2] ^ ((work[:2] >> 31) & 0x7FFFFFFF)
-    found = ordered.view(torch.float32).masked_fill(work[:2] == NOTHING.value, 0.0)
-    return 0.0 - found[1], found[0]  # never -0
+    patterns = work[:2] ^ ((work[:2] >> 31) & 0x7FFFFFFF)
+    ends = patterns.view(torch.float32).masked_fill(work[:2] == NOTHING.value, 0.0)
+    return 0.0 - ends[1], ends[0]  # never -0
 
 
 def encode(
-    planned: LaunchPlan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
+    plan: LaunchPlan, x: Tensor, out: Tensor | None, extra: Tensor | None, parts: QParams | None,
     seed: Tensor | None,
 ) -> None:  # fmt: skip
     """Run the kernel `encode_tile` on x, which is contiguous and not empty.
@@ -114,8 +114,8 @@ def encode(
     seed: of `form.seed_numbers`
     """
     scale, outer, zero, offset = parts[:4] if parts else (None,) * 4
-    every = outer.numel() if outer is not None and not planned.tiling.tile.outers else planned.row
+    every = outer.numel() if outer is not None and not plan.tiling.tile.outers else plan.row
     launch(
-        encoding.encode_tile, planned, x, x, out, extra, scale, outer, zero, offset, seed,
+        encoding.encode_tile, plan, x, x, out, extra, scale, outer, zero, offset, seed,
         every,
     )  # fmt: skip

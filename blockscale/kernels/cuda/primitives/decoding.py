@@ -12,11 +12,11 @@ from blockscale.kernels.cuda.device.numerics import narrow, widen
 from blockscale.kernels.cuda.device.scale import load_scale
 from blockscale.kernels.cuda.device.tile import (
     codes_per_group,
+    expand,
     load_packed,
     load_ragged,
     locate,
     offsets,
-    spread,
 )
 
 
@@ -50,23 +50,23 @@ def decode_tile(
     else:
         code = load_ragged(packed, place.start, place.j, mask, bits, size)
     above = index % outer_count
-    given = load_scale(scale, outer, zero, offset, index, place.present, above, spec)
+    unit = load_scale(scale, outer, zero, offset, index, place.present, above, spec)
     if kind is not None:
         value = code.to(kind, bitcast=True).to(tl.float32)
     else:
         value = decode(code.to(tl.int32), element)
     if spec.asym:
-        value = value - spread(given.zero, tile).to(tl.float32)
-    value = scaled(value, given, spec, tile)
+        value = value - expand(unit.zero, tile).to(tl.float32)
+    value = scaled(value, unit, spec, tile)
     tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask, cache_modifier=".cs")
 
 
 @triton.jit
-def scaled(value, given, spec: tl.constexpr, tile: tl.constexpr):
+def scaled(value, unit, spec: tl.constexpr, tile: tl.constexpr):
     """What codes mean in steps, and the Scale of each unit -> values, or what tile.result says."""
-    value = value * spread(given.step, tile)
+    value = value * expand(unit.step, tile)
     if spec.offset != "":
-        value = value + spread(given.offset, tile)
+        value = value + expand(unit.offset, tile)
     if tile.result == "rest":
         value = value - widen(narrow(value, tl.bfloat16))
     return value

@@ -126,8 +126,8 @@ def write_signs(target, x, step, dtype: tl.constexpr, spec: tl.constexpr, tile: 
 @triton.jit
 def scaling_by(scale, ordinary: tl.constexpr, result: tl.constexpr, spec: tl.constexpr):
     """A scale.UnitScale -> the Scaling that elements are counted in; result: as in Tile."""
-    bounded: tl.constexpr = clamps_first(spec, result)
-    scaling = divisor(scale, bounded, ordinary, spec)
+    clamps: tl.constexpr = clamps_first(spec, result)
+    scaling = divisor(scale, clamps, ordinary, spec)
     if counts_binades(ordinary, spec):
         element: tl.constexpr = spec.element
         first, second = turning_points(scale.divisor, element)
@@ -201,32 +201,32 @@ def encode_tile(
     extents: a tiling.Extents
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
-    seen = read(x_at, extents, tile)
-    target = ResultPlace(seen.at, seen.mask, out, extra, seed, extents)
+    data = read(x_at, extents, tile)
+    target = ResultPlace(data.at, data.mask, out, extra, seed, extents)
     if tile.chooses:
         above = 1.0
         if spec.scale == "two_level":
-            above = choose_outer(extra, outer, every, seen, spec, tile)
-        units = Units(seen.index, seen.present, scale, zero, offset, above)
-        encode_choosing(seen, units, target, dtype, spec, tile)
+            above = choose_outer(extra, outer, every, data, spec, tile)
+        units = Units(data.index, data.present, scale, zero, offset, above)
+        encode_choosing(data, units, target, dtype, spec, tile)
     else:
-        given = load_scale(
-            scale, outer, zero, offset, seen.index, seen.present, seen.index % every, spec
+        unit = load_scale(
+            scale, outer, zero, offset, data.index, data.present, data.index % every, spec
         )
-        encode_with(seen.x, given, target, False, dtype, spec, tile)
+        encode_with(data.x, unit, target, False, dtype, spec, tile)
 
 
 @triton.jit
-def choose_outer(tops, outer, every, seen, spec: tl.constexpr, tile: tl.constexpr):
+def choose_outer(tops, outer, every, data, spec: tl.constexpr, tile: tl.constexpr):
     """The outer scales of a lanes.Read's units, or the one of all; they are written, too.
 
     tops: int32, the bits of the largest numerators; outer, every: as `encode_tile` takes them
     """
     if tile.outers:
-        which = seen.index // every
-        top = tl.load(tops + which, mask=seen.present, other=ONE)
+        which = data.index // every
+        top = tl.load(tops + which, mask=data.present, other=ONE)
         above = outer_scale(float_of(top), spec)
-        tl.store(outer + which, above, mask=seen.present)  # each of its units has the same
+        tl.store(outer + which, above, mask=data.present)  # each of its units has the same
     else:
         above = outer_scale(float_of(tl.load(tops)), spec)
         tl.store(outer, above, mask=tl.program_id(0) == 0)
@@ -237,66 +237,66 @@ def choose_outer(tops, outer, every, seen, spec: tl.constexpr, tile: tl.constexp
 def lowest(outer, tile: tl.constexpr):
     """The lowest outer scale of a program's units."""
     if tile.outers:
-        found = tl.min(outer)
+        result = tl.min(outer)
     else:
-        found = outer
-    return found
+        result = outer
+    return result
 
 
 @triton.jit
 def encode_choosing(
-    seen, units, target, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr
+    data, units, target, dtype: tl.constexpr, spec: tl.constexpr, tile: tl.constexpr
 ):
     """Choose the scales of a lanes.Read, in a branch of its own where all blocks are ordinary."""
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
-    found = extremes(seen.x, seen.mask, dtype, spec, as_read)
+    peaks = extremes(data.x, data.mask, dtype, spec, as_read)
     if has_ordinary_branch(dtype, spec, tile):
         if spec.offset != "" and uses_markstein(spec):
-            ordinary = all_wide(found, spec)
+            ordinary = all_wide(peaks, spec)
         else:
-            ordinary = all_ordinary(found.top, lowest(units.outer, tile), spec)
+            ordinary = all_ordinary(peaks.top, lowest(units.outer, tile), spec)
             if tile.outers:
-                ordinary = ordinary & all_ordinary(found.top, tl.max(units.outer), spec)
+                ordinary = ordinary & all_ordinary(peaks.top, tl.max(units.outer), spec)
         if (
             uses_markstein(spec)
             and tells_quotients_from_zero(spec)
             and not compares(True, spec, tile)
         ):
-            ordinary = ordinary & far_from_zero(seen.x, found.top, dtype, spec)
+            ordinary = ordinary & far_from_zero(data.x, peaks.top, dtype, spec)
         if ordinary:
-            encode_blocks(seen.x, found, units, target, True, dtype, spec, tile)
+            encode_blocks(data.x, peaks, units, target, True, dtype, spec, tile)
         else:  # read again: registers for what is seldom needed would cost other programs
-            again = tl.load(seen.source, mask=seen.mask, other=0)
-            encode_blocks(again, found, units, target, False, dtype, spec, tile)
+            again = tl.load(data.source, mask=data.mask, other=0)
+            encode_blocks(again, peaks, units, target, False, dtype, spec, tile)
     else:
-        encode_blocks(seen.x, found, units, target, False, dtype, spec, tile)
+        encode_blocks(data.x, peaks, units, target, False, dtype, spec, tile)
 
 
 @triton.jit
 def encode_blocks(
-    x, found, units, target, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    x, peaks, units, target, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
     """Choose the scales of whole blocks from their Extremes, and encode."""
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
-    chosen = choose_scale(x, found, target.mask, units, ordinary, dtype, spec, as_read)
-    encode_with(x, chosen, target, ordinary, dtype, spec, tile)
+    choice = choose_scale(x, peaks, target.mask, units, ordinary, dtype, spec, as_read)
+    encode_with(x, choice, target, ordinary, dtype, spec, tile)
 
 
 @triton.jit
 def choose_scale(
-    x, found, mask, units, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    x, peaks, mask, units, ordinary: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
     """Blocks' Extremes -> their scale.UnitScale, which is written if tile.keeps.
 
     x, mask: of a lanes.Read; tile: counts as x does
     """
-    low, high = ranges(x, found, mask, ordinary, dtype, spec, tile)
-    poisoned = found.top >= EXPONENT
+    low, high = ranges(x, peaks, mask, ordinary, dtype, spec, tile)
+    has_nan = peaks.top >= EXPONENT
     if ordinary:
-        poisoned = False
-    stored = choose_step(low, high, poisoned, units.outer, ordinary, spec)
+        has_nan = False
+    stored = choose_step(low, high, has_nan, units.outer, ordinary, spec)
     if ordinary:
         step = ordinary_step(stored, units.outer, spec)
     else:
@@ -318,7 +318,7 @@ def choose_scale(
             tl.store(at, narrow(offset, units.offset.dtype.element_ty), mask=units.present)
     by = step
     if ordinary and uses_markstein(spec) and spec.offset == "":
-        by = tl.where(found.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
+        by = tl.where(peaks.top == 0, 1.0, step)  # nothing but zeros, counted in any steps
     return UnitScale(stored, step, units.outer, zero, offset, by)
 
 
@@ -343,9 +343,9 @@ def encode_with(
         else:
             scaling = spread_scaling(scaling, spec, tile)
             if tile.result == "gradient":
-                passed = tl.load(target.gradient + at, mask=mask, other=0.0)
-                passed = tl.where(passes(widen(x), scaling, spec), passed, 0.0)
-                tl.store(out + at, passed, mask=mask)
+                upstream = tl.load(target.gradient + at, mask=mask, other=0.0)
+                upstream = tl.where(passes(widen(x), scaling, spec), upstream, 0.0)
+                tl.store(out + at, upstream, mask=mask)
             elif tile.result == "values":
                 value = value_of(widen(x), scaling, u, ordinary, spec)
                 tl.store(out + at, narrow(value, out.dtype.element_ty), mask=mask)
@@ -367,15 +367,15 @@ def errors_tile(
 
     errors: float64, one of each block; the others as `encode_tile` takes them
     """
-    seen = read(x_at, extents, tile)
-    given = load_scale(
-        scale, outer, zero, offset, seen.index, seen.present, seen.index % every, spec
+    data = read(x_at, extents, tile)
+    unit = load_scale(
+        scale, outer, zero, offset, data.index, data.present, data.index % every, spec
     )
-    x = widen(seen.x)
+    x = widen(data.x)
     result: tl.constexpr = tile.result
-    scaling = spread_scaling(scaling_by(given, False, result, spec), spec, tile)
-    lost = value_of(x, scaling, 0.0, False, spec).to(tl.float64) - x.to(tl.float64)
-    total = tl.where(seen.mask, lost * lost, 0.0)
+    scaling = spread_scaling(scaling_by(unit, False, result, spec), spec, tile)
+    error = value_of(x, scaling, 0.0, False, spec).to(tl.float64) - x.to(tl.float64)
+    total = tl.where(data.mask, error * error, 0.0)
     for i in tl.static_range(tile.columns.bit_length() - 1):
         total = tl.sum(tl.reshape(total, [tile.rows, 2, tile.columns >> (i + 1)]), 1)
-    tl.store(errors + seen.index, tl.reshape(total, [tile.rows]), mask=seen.present)
+    tl.store(errors + data.index, tl.reshape(total, [tile.rows]), mask=data.present)

@@ -16,7 +16,7 @@ from blockscale.kernels.cuda.device.numerics import EXPONENT, bits_of, float_of,
 from blockscale.kernels.cuda.device.tile import reduced
 
 SIGN: tl.constexpr = tl.constexpr(-0x80000000)
-NOTHING: tl.constexpr = tl.constexpr(-0x80000000)  # less than all `ordered` ones
+NOTHING: tl.constexpr = tl.constexpr(-0x80000000)  # less than any `sort_key`
 LARGE: tl.constexpr = tl.constexpr(0x5D800000)  # the bits of 2^60
 ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
 
@@ -24,7 +24,7 @@ ONE: tl.constexpr = tl.constexpr(0x00800000)  # of an exponent
 class Extremes(NamedTuple):
     """Of each unit, int32 [units], as bits of float32 numbers that are at least 0.
 
-    Where blocks have offsets, `high` and `low` are `ordered`, and may be below 0; NOTHING where
+    Where blocks have offsets, `high` and `low` are of `sort_key`, and may be below 0; NOTHING where
     there is no number.
 
     high: the largest number
@@ -39,7 +39,7 @@ class Extremes(NamedTuple):
 
 
 @triton.jit
-def turned(bits, side: tl.constexpr, sign: tl.constexpr):
+def one_side(bits, side: tl.constexpr, sign: tl.constexpr):
     """Bits of numbers -> of their magnitudes ("both"), of them ("above") or negated ("below").
 
     sign: the bits of their signs
@@ -54,16 +54,18 @@ def turned(bits, side: tl.constexpr, sign: tl.constexpr):
 @triton.jit
 def peak(x, side: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
     """Each unit's largest number on a side of 0, at least 0; infinity and NaN are larger than all
-    others. side: as `turned` takes it"""
+    others. side: as `one_side` takes it"""
     if x.dtype == tl.int32:
-        largest = widened_bits(tl.maximum(largest_pattern(turned(x, side, SIGNS), tile), 0), dtype)
+        largest = widened_bits(
+            tl.maximum(largest_pattern(one_side(x, side, SIGNS), tile), 0), dtype
+        )
     else:
-        largest = tl.maximum(reduced(turned(bits_of(widen(x)), side, SIGN), "largest", tile), 0)
+        largest = tl.maximum(reduced(one_side(bits_of(widen(x)), side, SIGN), "largest", tile), 0)
     return largest
 
 
 @triton.jit
-def ordered(bits):
+def sort_key(bits):
     """The bits of float32 numbers -> int32 that order as they do, -0 below 0. Its own inverse; that
     of a number negated is -1 less it."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -95,8 +97,8 @@ def bare_extremes(x, mask, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.c
 
 @triton.jit
 def both_ends(bits, mask, finite: tl.constexpr):
-    """The bits of float32 numbers -> `ordered` ones of them and of them negated; else NOTHING."""
-    up = ordered(bits)
+    """The bits of float32 numbers -> `sort_key` of them and of them negated; else NOTHING."""
+    up = sort_key(bits)
     there = mask
     if finite:
         there = there & (magnitude(bits) < EXPONENT)
@@ -108,20 +110,20 @@ def as_range(high, low, spec: tl.constexpr):
     """`high` and `low` of Extremes -> the smallest and the largest number, float32 [units]."""
     if spec.offset != "":
         none = high == NOTHING
-        largest = tl.where(none, 0.0, float_of(ordered(high)))
-        smallest = tl.where(none, 0.0, 0.0 - float_of(ordered(low)))  # never -0
+        largest = tl.where(none, 0.0, float_of(sort_key(high)))
+        smallest = tl.where(none, 0.0, 0.0 - float_of(sort_key(low)))  # never -0
     else:
         largest, smallest = float_of(high), 0.0 - float_of(low)
     return smallest, largest
 
 
 @triton.jit
-def all_wide(found, spec: tl.constexpr):
+def all_wide(peaks, spec: tl.constexpr):
     """Of blocks with offsets: whether all of a program's are ordinary, because what they range over
-    is neither small nor, as their numbers, large. found: Extremes"""
-    low, high = as_range(found.high, found.low, spec)
+    is neither small nor, as their numbers, large. peaks: Extremes"""
+    low, high = as_range(peaks.high, peaks.low, spec)
     least: tl.constexpr = spec.least
-    far = (found.top > LARGE) | (bits_of(high - low) < least)
+    far = (peaks.top > LARGE) | (bits_of(high - low) < least)
     return tl.max(far.to(tl.int32)) == 0
 
 
@@ -147,7 +149,7 @@ def finite_peak(x, side: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
     """As `peak`, among what is finite."""
     if x.dtype == tl.int32:
         first, second = split_pairs(x, dtype)
-        first, second = turned(bits_of(first), side, SIGN), turned(bits_of(second), side, SIGN)
+        first, second = one_side(bits_of(first), side, SIGN), one_side(bits_of(second), side, SIGN)
         if tile.kind == "column":
             first = reduced(first + ONE, "largest", tile)
             second = reduced(second + ONE, "largest", tile)
@@ -155,7 +157,7 @@ def finite_peak(x, side: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
         else:
             largest = reduced(tl.maximum(first + ONE, second + ONE), "largest", tile)
     else:
-        bits = turned(bits_of(widen(x)), side, SIGN)
+        bits = one_side(bits_of(widen(x)), side, SIGN)
         largest = reduced(bits + ONE, "largest", tile)
     return tl.maximum(largest, ONE) - ONE  # it wraps around to negative from infinity on
 

@@ -105,10 +105,10 @@ def seed_numbers(fmt: Form, seed: Tensor | None, x: Tensor) -> tuple[Tensor | No
 
     seed: int64 [] or [2]. Raises ValueError if it is missing or something else.
     """
-    checked = fmt.checked_seed(seed, anywhere=True)
-    if checked is None:
+    numbers = fmt.checked_seed(seed, anywhere=True)
+    if numbers is None:
         return None, 0
-    return checked.to(x.device, non_blocking=True).contiguous(), checked.numel()
+    return numbers.to(x.device, non_blocking=True).contiguous(), numbers.numel()
 
 
 # Launch settings of the primitives: elements and warps of a program, measured on an H200.
@@ -171,12 +171,12 @@ HEAVY = {"signs": (16, 64), "means": (8, 128), "powers": (16, 64), "tall": (16, 
 
 
 def setting(
-    at: BlockedMatrix, *, given: bool, merged: bool, packed: bool = False, lean: bool = False,
+    at: BlockedMatrix, *, has_scale: bool, merged: bool, packed: bool = False, lean: bool = False,
     heavy: str = "",
 ) -> Setting:  # fmt: skip
     """What to launch with.
 
-    given: scales are given, so that units may be parts of blocks
+    has_scale: scales are given, so that units may be parts of blocks
     merged: what is found in units is merged by atomic operations
     packed: codes of less than a byte are written
     lean: numbers of 16 bits become codes
@@ -184,10 +184,10 @@ def setting(
     """
     if interpreting():
         return INTERPRETED
-    if merged and (given or at.bm * at.bk <= MERGED.elements):
+    if merged and (has_scale or at.bm * at.bk <= MERGED.elements):
         return MERGED
     block, across = at.bm * at.bk, at.bm > 1
-    if not given and block > ALONG.elements:
+    if not has_scale and block > ALONG.elements:
         if heavy and 4096 < block <= 16384:
             warps, registers = HEAVY[heavy]
             return Setting(block, warps, registers=registers)
@@ -223,32 +223,32 @@ class LaunchPlan(NamedTuple):
 
 @lru_cache(4096)
 def plan(
-    spelling: str, shape: tuple[int, ...], result: str, given: bool, seeds: int, size: int
+    spelling: str, shape: tuple[int, ...], result: str, has_scale: bool, seeds: int, size: int
 ) -> LaunchPlan | None:
     """How to compute a result, or None if blocks are too large to choose their scale in one pass.
 
     shape: of the tensor, none of whose sizes is 0
     result: as in Tile
-    given: scales are given, or not asked for
+    has_scale: scales are given, or not asked for
     seeds: how many numbers the seed has, 0 without one
     size: bytes of each number that is read, or written if `result` is "decode"
     """
     fmt = form(spelling)
     at = blocks_of(shape, fmt.format.block)
-    chosen = _setting(fmt, at, result, given, size)
-    laid = tiling(at, chosen.elements, whole=not given, unit=chosen.unit)
-    if laid is None:
+    choice = _setting(fmt, at, result, has_scale, size)
+    layout = tiling(at, choice.elements, whole=not has_scale, unit=choice.unit)
+    if layout is None:
         return None
     of_result = of_gradient(fmt.spec) if result == "gradient" else fmt.spec
-    options: dict[str, Any] = {"num_warps": chosen.warps, "enable_fp_fusion": False}
-    if chosen.registers:
-        options["maxnreg"] = chosen.registers
-    tile = _completed(laid, at, fmt, shape, result, given, seeds)
+    options: dict[str, Any] = {"num_warps": choice.warps, "enable_fp_fusion": False}
+    if choice.registers:
+        options["maxnreg"] = choice.registers
+    tile = _complete(layout, at, fmt, shape, result, has_scale, seeds)
     row = fmt.scale_shape(shape)[-1] if fmt.row_outer else 1
-    return LaunchPlan(of_result, replace(laid, tile=tile), options, row)
+    return LaunchPlan(of_result, replace(layout, tile=tile), options, row)
 
 
-def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) -> Setting:
+def _setting(fmt: Form, at: BlockedMatrix, result: str, has_scale: bool, size: int) -> Setting:
     """The measured setting for what a kernel does. The arguments are those of `plan`."""
     element = fmt.spec.element
     # rounding to powers of two takes more registers
@@ -262,7 +262,7 @@ def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) 
         heavy = "signs" if element.family == "binary" and size == 4 else "means"
     return setting(
         at,
-        given=given,
+        has_scale=has_scale,
         merged=result in ("largest", "extremes"),
         packed=result == "codes" and fmt.bits <= 4,
         lean=size == 2 and result == "codes" and not (fmt.means or fmt.needs_seed or powers),
@@ -270,28 +270,28 @@ def _setting(fmt: Form, at: BlockedMatrix, result: str, given: bool, size: int) 
     )
 
 
-def _completed(
-    laid: Tiling, at: BlockedMatrix, fmt: Form, shape: tuple[int, ...], result: str, given: bool,
-    seeds: int,
+def _complete(
+    layout: Tiling, at: BlockedMatrix, fmt: Form, shape: tuple[int, ...], result: str,
+    has_scale: bool, seeds: int,
 ) -> Tile:  # fmt: skip
     """The Tile with what it needs to know of the format and the result."""
-    tile, uk = laid.tile, laid.extents.uk
+    tile, uk = layout.tile, layout.extents.uk
     last = shape[-1] if shape else 1
     return replace(
         tile,
         packs=packs(at, tile, uk, fmt.bits, last),
-        chooses=not given,
-        keeps=not given and result in ("codes", "scale"),
+        chooses=not has_scale,
+        keeps=not has_scale and result in ("codes", "scale"),
         result=result,
         seeds=seeds,
         quads=seeds == 1 and groups(at, tile, uk, 4),
-        pairs=result in ("codes", "values") and paired(at, fmt, tile, uk),
+        pairs=result in ("codes", "values") and may_pair(at, fmt, tile, uk),
         narrowing=narrowing(fmt.spec) if result == "codes" else NO_NARROWING,
-        outers=fmt.row_outer and not given,
+        outers=fmt.row_outer and not has_scale,
     )
 
 
-def paired(at: BlockedMatrix, fmt: Form, tile: Tile, uk: int) -> bool:
+def may_pair(at: BlockedMatrix, fmt: Form, tile: Tile, uk: int) -> bool:
     """Whether kernels may take neighbours of 16 bits in pairs, which for means share a unit."""
     shared = tile.kind != "column" or not fmt.means
     return fmt.bits <= 8 and shared and groups(at, tile, uk, 2)
@@ -306,6 +306,6 @@ def one_pass(f: Form, x: Tensor, result: str, seeds: int) -> LaunchPlan | None:
 
 def with_scale(f: Form, x: Tensor, result: str, seeds: int) -> LaunchPlan:
     """A plan for x that reads given scales."""
-    planned = plan(f.format.spelling, tuple(x.shape), result, True, seeds, x.itemsize)
-    assert planned is not None
-    return planned
+    own = plan(f.format.spelling, tuple(x.shape), result, True, seeds, x.itemsize)
+    assert own is not None
+    return own

@@ -38,7 +38,7 @@ from blockscale.kernels.cuda.device.scale import (
     step_of,
     zero_point,
 )
-from blockscale.kernels.cuda.device.tile import reduced, spread
+from blockscale.kernels.cuda.device.tile import expand, reduced
 from blockscale.kernels.cuda.primitives.extremes import as_range, extremes, finite_extremes, peak
 
 HIGH: tl.constexpr = tl.constexpr(0x52800000)  # the bits of 2^38
@@ -47,22 +47,22 @@ LOW: tl.constexpr = tl.constexpr(0x4B000000)  # the bits of 2^23
 
 @triton.jit
 def means(
-    x, found, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    x, peaks, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
     """A tile -> the mean magnitude of each unit, float32 [units]; or of what is above 0.7 of it.
 
-    found: its Extremes; mask: bool, which elements or pairs exist
+    peaks: its Extremes; mask: bool, which elements or pairs exist
     finite: everything is finite, and 2^shift is a float32
     """
-    paired: tl.constexpr = x.dtype == tl.int32
-    size = x & MAGNITUDES if paired else tl.abs(widen(x))
-    top = found.top
+    pairs: tl.constexpr = x.dtype == tl.int32
+    size = x & MAGNITUDES if pairs else tl.abs(widen(x))
+    top = peaks.top
     full: tl.constexpr = finite and tile.kind == "row" and tile.even
     if full:
-        count = tl.zeros_like(top) + (2 * tile.columns if paired else tile.columns)
+        count = tl.zeros_like(top) + (2 * tile.columns if pairs else tile.columns)
     elif finite:
-        count = reduced(mask.to(tl.int32), "total", tile) * (2 if paired else 1)
+        count = reduced(mask.to(tl.int32), "total", tile) * (2 if pairs else 1)
     else:
         size, good = without_infinity(size, mask, dtype)
         count = count_ones(good, dtype, tile)
@@ -71,14 +71,14 @@ def means(
     mean = mean_of(total(size, 30 - power, finite, dtype, tile), count, power, full)
     if spec.statistic == "mean_above":
         least = mean * 0.699999988079071044921875
-        if paired:
+        if pairs:
             first, second = spread_pairs(rounded_down(least, dtype), tile)
             limit = tl.broadcast_to(first | (second << 16), size.shape)
-            kept = greater_in_pairs(size, limit, dtype)
-            size, count = size & kept, count_ones(kept, dtype, tile)
+            above = greater_in_pairs(size, limit, dtype)
+            size, count = size & above, count_ones(above, dtype, tile)
         else:
-            kept = tl.where(size > spread(least, tile), 1.0, 0.0)
-            size, count = size * kept, reduced(kept, "total", tile)
+            above = tl.where(size > expand(least, tile), 1.0, 0.0)
+            size, count = size * above, reduced(above, "total", tile)
         if coarse(dtype, finite, tile):
             sums = coarse_total(size, 30 - power, tile)
         else:
@@ -119,9 +119,9 @@ def total(size, shift, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.const
     if not finite:  # two factors: 2^156 is not a float32
         factor = pow2(shift >> 1)
     other = pow2(shift - (shift >> 1))
-    paired: tl.constexpr = size.dtype == tl.int32
-    padded: tl.constexpr = tile.rows * tile.columns * (2 if paired else 1) // units_of(tile)
-    if paired:
+    pairs: tl.constexpr = size.dtype == tl.int32
+    padded: tl.constexpr = tile.rows * tile.columns * (2 if pairs else 1) // units_of(tile)
+    if pairs:
         one, two = split_pairs(size, dtype)
         high, low = limbs(one, factor, other, finite, tile)
         high_2, low_2 = limbs(two, factor, other, finite, tile)
@@ -129,7 +129,7 @@ def total(size, shift, finite: tl.constexpr, dtype: tl.constexpr, tile: tl.const
     else:
         high, low = limbs(size, factor, other, finite, tile)
     high, low = both_totals(high, low, tile)
-    high, low = high - wrapped(padded * HIGH), low - wrapped(padded * LOW)
+    high, low = high - wrap(padded * HIGH), low - wrap(padded * LOW)
     return (high.to(tl.int64) << 15) + low
 
 
@@ -147,14 +147,14 @@ def both_totals(high, low, tile: tl.constexpr):
 def coarse(dtype, finite, tile):
     """Whether what is above 0.7 of a mean are multiples of 2^-22 of the largest number's binade: in
     units of up to 2^14 the mean is at least 2^-14 of it, and a bfloat16 has 8 bits."""
-    paired = dtype == tl.bfloat16 and tile.pairs and tile.kind == "row"
-    return paired and finite and 4 <= tile.columns <= 2**13
+    pairs = dtype == tl.bfloat16 and tile.pairs and tile.kind == "row"
+    return pairs and finite and 4 <= tile.columns <= 2**13
 
 
 @triton.jit
 def coarse_total(size, shift, tile: tl.constexpr):
     """As `total`, of pairs that are `coarse`: one sum rounds each to multiples of 2^8."""
-    factor = spread(pow2(shift), tile)
+    factor = expand(pow2(shift), tile)
     one, two = split_pairs(size, tl.bfloat16)
     if INTERPRETED:
         whole = ((one * factor).to(tl.int32) >> 8) + ((two * factor).to(tl.int32) >> 8)
@@ -162,7 +162,7 @@ def coarse_total(size, shift, tile: tl.constexpr):
         factor = tl.broadcast_to(factor, size.shape)
         start = tl.zeros_like(one) + 2147483648.0
         whole = bits_of(tl.fma(one, factor, start)) + bits_of(tl.fma(two, factor, start))
-        whole = whole - wrapped(2 * 0x4F000000)  # the bits of 2^31
+        whole = whole - wrap(2 * 0x4F000000)  # the bits of 2^31
     whole = tl.sum(tl.reshape(whole, [tile.rows, tile.columns // 4, 4]), 2)  # below 2^27
     high, low = both_totals(whole >> 13, whole & 0x1FFF, tile)
     return (high.to(tl.int64) << 21) + (low.to(tl.int64) << 8)
@@ -175,7 +175,7 @@ def units_of(tile):
 
 
 @triton.constexpr_function
-def wrapped(number):
+def wrap(number):
     """The low 32 bits of a whole number, as an int32."""
     return (int(number) + 2**31) % 2**32 - 2**31
 
@@ -188,9 +188,9 @@ def limbs(size, factor, other, finite: tl.constexpr, tile: tl.constexpr):
     other one. Both are sums rounded down: beside 2^38 neighbours are 2^15 apart, and from 2^23 on
     1. What libdevice's function flushes, subnormals, is less than 1.
     """
-    factor = spread(factor, tile)
+    factor = expand(factor, tile)
     if not finite:
-        size, factor = size * factor, spread(other, tile)
+        size, factor = size * factor, expand(other, tile)
     if INTERPRETED:
         whole = (size * factor).to(tl.int32)
         high, low = (whole >> 15) + HIGH, (whole & 0x7FFF) + LOW
@@ -221,19 +221,19 @@ def mean_of(sums, count, power, full: tl.constexpr):
 
 @triton.jit
 def ranges(
-    x, found, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
+    x, peaks, mask, finite: tl.constexpr, dtype: tl.constexpr, spec: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
     """A tile of whole blocks -> the `low` and `high` of each, float32 [units], low <= 0 <= high
     unless blocks have offsets.
 
-    found: its Extremes; mask: bool, which elements or pairs exist; finite: all elements are
+    peaks: its Extremes; mask: bool, which elements or pairs exist; finite: all elements are
     """
     if chooses_means(spec):
-        high = means(x, found, mask, finite, dtype, spec, tile)
+        high = means(x, peaks, mask, finite, dtype, spec, tile)
         low = 0.0 - high
     else:
-        up, down = found.high, found.low
+        up, down = peaks.high, peaks.low
         if not finite:
             up, down = finite_extremes(x, mask, dtype, spec, tile)
         low, high = as_range(up, down, spec)
@@ -254,16 +254,16 @@ def largest_numerator(
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
-    seen = read(x_at, extents, tile)
-    found = extremes(seen.x, seen.mask, dtype, spec, as_read)
+    data = read(x_at, extents, tile)
+    peaks = extremes(data.x, data.mask, dtype, spec, as_read)
     finite: tl.constexpr = spec.poisons and not chooses_means(spec)  # others are left out
-    low, high = ranges(seen.x, found, seen.mask, finite, dtype, spec, as_read)
-    present = seen.present
+    low, high = ranges(data.x, peaks, data.mask, finite, dtype, spec, as_read)
+    present = data.present
     if spec.poisons:
-        present = present & (found.top < EXPONENT)
+        present = present & (peaks.top < EXPONENT)
     a = tl.where(present, numerator(low, high, spec), 0.0)
     if tile.outers:
-        tl.atomic_max(work + seen.index // row, bits_of(a), mask=seen.present, sem="relaxed")
+        tl.atomic_max(work + data.index // row, bits_of(a), mask=data.present, sem="relaxed")
     else:
         tl.atomic_max(work, tl.max(bits_of(a)), sem="relaxed")
 
@@ -283,16 +283,16 @@ def merge_extremes(
     """
     dtype: tl.constexpr = x_at.dtype.element_ty
     as_read: tl.constexpr = tile.in_pairs if takes_pairs(dtype, tile) else tile
-    seen = read(x_at, extents, tile)
-    high, low, top = extremes(seen.x, seen.mask, dtype, spec, as_read)
+    data = read(x_at, extents, tile)
+    high, low, top = extremes(data.x, data.mask, dtype, spec, as_read)
     if tl.max(top) >= EXPONENT:
-        high, low = finite_extremes(seen.x, seen.mask, dtype, spec, as_read)
-    at = work + seen.index
-    tl.atomic_max(at, high, mask=seen.present, sem="relaxed")
+        high, low = finite_extremes(data.x, data.mask, dtype, spec, as_read)
+    at = work + data.index
+    tl.atomic_max(at, high, mask=data.present, sem="relaxed")
     if spec.statistic == "range":
-        tl.atomic_max(at + count, low, mask=seen.present, sem="relaxed")
+        tl.atomic_max(at + count, low, mask=data.present, sem="relaxed")
     if spec.poisons:
-        tl.atomic_max(at + 2 * count, top, mask=seen.present, sem="relaxed")
+        tl.atomic_max(at + 2 * count, top, mask=data.present, sem="relaxed")
 
 
 @triton.jit
@@ -309,14 +309,14 @@ def finish(work, scale, zero, offset, count, spec: tl.constexpr, columns: tl.con
     high = tl.load(work + index, mask=present, other=0)
     low = tl.load(work + count + index, mask=present, other=0)
     low, high = as_range(high, low, spec)
-    poisoned = high != high
+    has_nan = high != high
     if spec.poisons:
-        poisoned = tl.load(work + 2 * count + index, mask=present, other=0) >= EXPONENT
-    stored = choose_step(low, high, poisoned, 1.0, False, spec)
+        has_nan = tl.load(work + 2 * count + index, mask=present, other=0) >= EXPONENT
+    stored = choose_step(low, high, has_nan, 1.0, False, spec)
     tl.store(scale + index, narrow_scale(stored, scale.dtype.element_ty), mask=present)
     if spec.asym:
         zeros = zero_point(low, step_of(stored, 1.0, spec), spec)
         tl.store(zero + index, narrow(zeros, zero.dtype.element_ty), mask=present)
     if spec.offset != "":
-        added = block_offset(low, step_of(stored, 1.0, spec), spec)
-        tl.store(offset + index, narrow(added, offset.dtype.element_ty), mask=present)
+        offsets = block_offset(low, step_of(stored, 1.0, spec), spec)
+        tl.store(offset + index, narrow(offsets, offset.dtype.element_ty), mask=present)

@@ -103,11 +103,11 @@ def blocks_of(shape: Sequence[int], block: Block) -> BlockedMatrix:
     sizes = block.sizes_for(len(shape))
     if block.name.startswith("block"):
         return _any_sizes(*merged(shape, sizes))
-    parted = [i for i, (n, b) in enumerate(zip(shape, sizes, strict=True)) if b != WHOLE]
-    if not parted:
+    split_dims = [i for i, (n, b) in enumerate(zip(shape, sizes, strict=True)) if b != WHOLE]
+    if not split_dims:
         return BlockedMatrix(1, 1, prod(shape), 1, prod(shape))
     if block.rest == WHOLE:  # channelA
-        return _channel(shape, parted[0])
+        return _channel(shape, split_dims[0])
     along = [i for i, b in enumerate(sizes) if b != 1]  # few, and the last ones of a tile
     if not along:
         return BlockedMatrix(1, prod(shape), 1, 1, 1)

@@ -36,10 +36,10 @@ def test_the_tables_find_every_place(name: str) -> None:
     element = numbers(name)
     how = tables_of(element)
     half = len(element.values) // 2
-    thresholds = element.thresholds[half:] if how.mirrored else element.thresholds
-    order = [c for c in element.order if not how.mirrored or c < half]
+    thresholds = element.thresholds[half:] if how.symmetric else element.thresholds
+    order = [c for c in element.order if not how.symmetric or c < half]
     points = [*thresholds, *(t + 1e-3 * abs(t) + 1e-7 for t in thresholds), 0.0, 1e30, -1e30]
-    for y in [p for p in points if p >= 0 or not how.mirrored]:
+    for y in [p for p in points if p >= 0 or not how.symmetric]:
         if how.signed_zeros and y == 0:
             continue  # bits decide: tests of the kernels
         want = order[bisect_left(thresholds, y)]
@@ -70,7 +70,7 @@ def test_the_tables_find_every_place(name: str) -> None:
 )  # fmt: skip
 def test_which_way(name: str, mirrored: bool, buckets: bool, plain: bool) -> None:
     how = Lookup(numbers(name)).how
-    assert (how.mirrored, how.slope > 0, how.plain) == (mirrored, buckets, plain)
+    assert (how.symmetric, how.slope > 0, how.plain) == (mirrored, buckets, plain)
 
 
 @pytest.mark.parametrize("name", NAMES)

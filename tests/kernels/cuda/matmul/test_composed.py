@@ -11,7 +11,7 @@ from blockscale.kernels.cuda.matmul.composed import (
     block_sums,
     halves,
     least_rows,
-    recentred,
+    recentre_weight,
     takes_halves,
     with_rest,
     with_zero_points,
@@ -47,7 +47,7 @@ def weight(fmt: str, n: int, k: int, far: float):
 def test_what_is_left_is_no_more_than_half_a_step() -> None:
     """Where 0 lies in a block's range; elsewhere the zero point is the nearest code."""
     stored, _ = weight("uint4:group32:fp16:offset", 16, 128, 0.3)
-    zero, rest = recentred(stored)
+    zero, rest = recentre_weight(stored)
     step, offset = stored.scale.double(), stored.more[0].double()
     assert torch.equal(zero.double(), (-offset / step).round().clamp(0, 15))
     assert torch.equal(rest.double(), zero * step + offset)  # exact: few bits
@@ -59,7 +59,7 @@ def test_what_zero_points_leave() -> None:
     """Given ones may lie beyond all codes."""
     stored, _ = weight("uint4:group32:fp32:asym(fp32)", 16, 128, 0.3)
     given = torch.linspace(-40, 60, 64, device=DEVICE).reshape(16, 4)
-    zero, rest = recentred(stored._replace(zero_point=given))
+    zero, rest = recentre_weight(stored._replace(zero_point=given))
     assert torch.equal(zero, given.round().clamp(0, 15).int())
     assert torch.equal(rest, (zero - given) * stored.scale)
 

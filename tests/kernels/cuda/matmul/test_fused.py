@@ -12,11 +12,11 @@ from blockscale.core.parse import parse
 from blockscale.kernels.cuda.matmul.fused import (
     FusedSettings,
     add_tail,
-    cut,
     fits,
+    split,
+    steps_together,
     takes,
     to_measure,
-    unrolled,
     usual,
     work,
 )
@@ -80,7 +80,7 @@ def test_what_is_measured(name: str) -> None:
 @pytest.mark.parametrize(("chunks", "tail"), [(1, 1), (3, 1), (1, 2), (1, 4)])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_every_step_of_every_tile_is_summed_once(tiles, total, unit, chunks, tail, parts):
-    c = cut(tiles, total, unit, FusedSettings(128, 128, 0, chunks, tail), parts, 132)
+    c = split(tiles, total, unit, FusedSettings(128, 128, 0, chunks, tail), parts, 132)
     met: Counter[tuple[int, int]] = Counter()
     for pid in range(c.grid[0]):
         for part in range(c.grid[1]):
@@ -144,4 +144,4 @@ def test_a_table_has_four_warps_for_each_step() -> None:
 
 def test_only_blocks_of_a_step_are_unrolled() -> None:
     for block, count in ((0, 1), (1, 2), (4, 1)):
-        assert unrolled(FusedSettings(128, 128, unroll=2), block) == count
+        assert steps_together(FusedSettings(128, 128, unroll=2), block) == count

@@ -63,7 +63,7 @@ def test_every_size_of_block_has_a_setting(given: bool) -> None:
             box,
         ):
             for merged in (False, True):
-                chosen = setting(shape, given=given, merged=merged)
+                chosen = setting(shape, has_scale=given, merged=merged)
                 laid = tiling(shape, chosen.elements, whole=not given, unit=chosen.unit)
                 if laid is None:
                     assert not given and shape.bm * shape.bk > 2**15

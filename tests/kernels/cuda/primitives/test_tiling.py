@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from blockscale.core.parse import parse
-from blockscale.kernels.cuda.device.tile import locate, spread
+from blockscale.kernels.cuda.device.tile import expand, locate
 from blockscale.kernels.cuda.primitives.tiling import BlockedMatrix, blocks_of, groups, tiling
 from tests.support.cuda_equal import DEVICE
 from tests.support.some import crossed
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def _indices(out, seen, extents, tile: tl.constexpr):
     place = locate(tile, extents, 1)
     at = place.start[:, None] + place.j[None, :]
-    index = tl.broadcast_to(spread(place.index, tile), at.shape)
+    index = tl.broadcast_to(expand(place.index, tile), at.shape)
     tl.store(out + at, index.to(tl.int32), mask=place.mask)
     tl.atomic_add(seen + at, 1, mask=place.mask)
 

@@ -133,14 +133,14 @@ def decoded(word, stored, offset, R: gl.constexpr, DTYPES: gl.constexpr, FAST: g
     """Words [outputs, blocks, words] -> pairs of codes, for each pair of places in two words."""
     PTX: gl.constexpr = R.pairs.fast if FAST else R.pairs.program
     if R.fold != "":
-        given = [word, factor(stored, R, FAST).expand_dims(2)]
+        inputs = [word, factor(stored, R, FAST).expand_dims(2)]
     elif R.zero:
         value = (-offset - R.pairs.bias).to(gl.float32).to(gl.bfloat16)  # at most 8 bits
-        given = [word, value.expand_dims(2)]
+        inputs = [word, value.expand_dims(2)]
     else:
-        given = [word]
+        inputs = [word]
     return gl.inline_asm_elementwise(
-        PTX, R.pairs.registers, given, dtype=DTYPES, is_pure=True, pack=2
+        PTX, R.pairs.registers, inputs, dtype=DTYPES, is_pure=True, pack=2
     )
 
 
@@ -206,7 +206,7 @@ def beside(memory, places, k0, R: gl.constexpr, WHOLE: gl.constexpr):
 
 
 @gluon.jit
-def fetched(memory, places, k0, R: gl.constexpr, UNROLL: gl.constexpr, WHOLE: gl.constexpr):
+def fetch(memory, places, k0, R: gl.constexpr, UNROLL: gl.constexpr, WHOLE: gl.constexpr):
     """UNROLL times 16 words from k0 on, zeros where there are none, and what is Beside them."""
     words, scales, factors, offsets = (), (), (), ()
     for u in gl.static_range(UNROLL):
@@ -255,7 +255,7 @@ def products(
 
 
 @gluon.jit
-def turned(
+def add_products(
     at_x, x_step, words, side, sums, most, R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, UNROLL: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
@@ -287,14 +287,16 @@ def swept(
     What the next turn needs is asked for before this one's is decoded.
     """
     sums = gl.zeros([BN, BM], gl.float32, sums_layout(gl.num_warps()))
-    words, side = fetched(memory, places, k0, R, UNROLL, WHOLE)
+    words, side = fetch(memory, places, k0, R, UNROLL, WHOLE)
     most = side.stored[0].to(gl.int32) if FAST else 0
     for step in range(STEPS):
         at = at_x + k0 * x_step
         k0 += UNROLL * STEP * (step + 1 < STEPS)
-        next_words, next_side = fetched(memory, places, k0, R, UNROLL, WHOLE)
+        next_words, next_side = fetch(memory, places, k0, R, UNROLL, WHOLE)
         fence(step)
-        sums, most = turned(at, x_step, words, side, sums, most, R, DTYPES, BM, BN, UNROLL, FAST)
+        sums, most = add_products(
+            at, x_step, words, side, sums, most, R, DTYPES, BM, BN, UNROLL, FAST
+        )
         words, side = next_words, next_side
     return sums, most
 
@@ -344,7 +346,7 @@ def multiply(
             )
     sums *= R.lift
     sums = times_outputs(sums, factors, rs, factor_stride)
-    written(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
+    write_tile(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
 
 
 @gluon.jit
@@ -360,7 +362,7 @@ def of_blocks(rn, R: gl.constexpr):
 
 
 @gluon.jit
-def written(
+def write_tile(
     sums, x_row, bias, out, pm, pn, rows, n, part,
     BM: gl.constexpr, BN: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip

@@ -17,7 +17,7 @@ from blockscale.kernels.cuda.matmul.hopper.few import (
     of_blocks,
     powers,
     sums_layout,
-    written,
+    write_tile,
     x_places,
 )
 
@@ -56,7 +56,7 @@ class Places(NamedTuple):
 
 
 @gluon.jit
-def fetched(places, k0, R: gl.constexpr, BN: gl.constexpr, WHOLE: gl.constexpr):
+def fetch(places, k0, R: gl.constexpr, BN: gl.constexpr, WHOLE: gl.constexpr):
     """Three tensors [outputs, 4, 2, 2] of words from k0 on, and scales [outputs, 4, 2]."""
     words = ()
     WORDS: gl.constexpr = words_layout(BN, gl.num_warps(), 2)
@@ -79,11 +79,11 @@ def fetched(places, k0, R: gl.constexpr, BN: gl.constexpr, WHOLE: gl.constexpr):
 @gluon.jit
 def decoded(now, stored, R: gl.constexpr, DTYPES: gl.constexpr):
     """Words -> 16 tensors [outputs, 4, 2, 2]: four codes of a thread for a product each."""
-    given = [now[0], now[1], now[2]]
+    inputs = [now[0], now[1], now[2]]
     if R.fold != "":
-        given = [now[0], now[1], now[2], factor(stored, R, False).expand_dims(3)]
+        inputs = [now[0], now[1], now[2], factor(stored, R, False).expand_dims(3)]
     return gl.inline_asm_elementwise(
-        R.pairs.program, R.pairs.registers, given, dtype=DTYPES, is_pure=True, pack=4
+        R.pairs.program, R.pairs.registers, inputs, dtype=DTYPES, is_pure=True, pack=4
     )
 
 
@@ -104,7 +104,7 @@ def products(pairs, values, sums, BM: gl.constexpr, BN: gl.constexpr, SUMS: gl.c
 
 
 @gluon.jit
-def counted(first, n, BN: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
+def coordinates(first, n, BN: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
     """Of [BN, 4, COUNT], what each dimension counts: rows of the weight, threads, their values."""
     down = gl.arange(0, BN, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
     rn = gl.minimum(first + down, n - 1).to(gl.int64).expand_dims(1).expand_dims(2)
@@ -129,20 +129,20 @@ def multiply(
     WORDS: gl.constexpr = gl.SliceLayout(2, words_layout(BN, NW, 4))
     SCALES: gl.constexpr = gl.SliceLayout(3, words_layout(BN, NW, 2))
     pn, pm, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    rn, thread, inside = counted(pn * BN, n, BN, 4, WORDS)
+    rn, thread, inside = coordinates(pn * BN, n, BN, 4, WORDS)
     word = thread * 12 + inside
     at_w = weight + rn * weight_stride + word
-    rn, thread, inside = counted(pn * BN, n, BN, 2, SCALES)
+    rn, thread, inside = coordinates(pn * BN, n, BN, 2, SCALES)
     code = thread * 64 + inside * 32
     in_codes = of_blocks(rn, R) * scale_stride
     places = Places(at_w, word, scale, in_codes, code, words, scale_count)
     at_x = x_places(x, rows, pm, BM, 64)
     k0 = part * (STEPS * STEP)
-    now, stored = fetched(places, k0, R, BN, WHOLE)
+    now, stored = fetch(places, k0, R, BN, WHOLE)
     sums = gl.zeros([BN, BM], gl.float32, SUMS)
     for step in range(STEPS):
         k1 = k0 + STEP * (step + 1 < STEPS)
-        then, after = fetched(places, k1, R, BN, WHOLE)
+        then, after = fetch(places, k1, R, BN, WHOLE)
         fence(step)
         values = gl.load(at_x + k0 // STEP * (rows * CODES))
         pairs = decoded(now, stored, R, DTYPES)
@@ -151,4 +151,4 @@ def multiply(
     sums *= R.lift
     rs = gl.minimum(pn * BN + gl.arange(0, BN, gl.SliceLayout(1, SUMS)), n - 1)
     sums = times_outputs(sums, factors, rs, factor_stride)
-    written(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
+    write_tile(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)

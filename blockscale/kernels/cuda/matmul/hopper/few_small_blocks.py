@@ -19,7 +19,7 @@ from blockscale.kernels.cuda.matmul.hopper.few import (
     of_blocks,
     powers,
     sums_layout,
-    written,
+    write_tile,
     x_places,
 )
 
@@ -123,9 +123,9 @@ def products(
     """Sums [outputs, rows] of the products FIRST ... LAST of a step: those of one block."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    given = [word, offset] if R.zero else [word]
+    inputs = [word, offset] if R.zero else [word]
     pairs = gl.inline_asm_elementwise(
-        R.pairs.program, R.pairs.registers, given, dtype=DTYPES, is_pure=True, pack=2
+        R.pairs.program, R.pairs.registers, inputs, dtype=DTYPES, is_pure=True, pack=2
     )
     sums = gl.zeros([BN, BM], gl.float32, SUMS)
     for i in gl.static_range(FIRST, LAST):
@@ -142,7 +142,7 @@ def products(
 
 
 @gluon.jit
-def turned(
+def add_products(
     at_x, x_step, now, by, zeros, sums, R: gl.constexpr, DTYPES: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
@@ -215,7 +215,7 @@ def multiply(
         then = words(memory, places, k0, UNROLL, WHOLE)
         after = beside(memory, places, k0, R, UNROLL)
         fence(step)
-        sums = turned(at, x_step, now, by, zeros, sums, R, DTYPES, BM, BN, UNROLL)
+        sums = add_products(at, x_step, now, by, zeros, sums, R, DTYPES, BM, BN, UNROLL)
         now = then
         by, zeros = after
-    written(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)
+    write_tile(sums, x_row, bias, out, pm, pn, rows, n, part, BM, BN, LAST)

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blockscale.kernels.cuda.matmul.finish import finished, times_outputs
+from blockscale.kernels.cuda.matmul.finish import finish_sums, times_outputs
 from blockscale.kernels.cuda.matmul.hopper.few import of_blocks
 from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
     Copies,
@@ -49,7 +49,7 @@ from blockscale.kernels.cuda.matmul.hopper.fused_operands import (
     copies,
     free,
     left_operand,
-    opened,
+    open_step,
     product,
     right_of,
     ring_of,
@@ -64,7 +64,7 @@ from blockscale.kernels.cuda.matmul.tile import place
 
 @gluon.jit
 def by_halves(
-    ring, side, held, stored, left, sums, steps,
+    ring, side, regs, stored, lhs, sums, steps,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """Sums over all steps of 4-bit codes, which take two turns each.
@@ -72,50 +72,50 @@ def by_halves(
     Left operands have two names by turns, so that none is written while a product reads it; and a
     turn is decoded before one waits for the product before the last.
     """
-    token = warpgroup_mma(left, right_of(ring, 0, 0, T), sums, is_async=True)
+    token = warpgroup_mma(lhs, right_of(ring, 0, 0, T), sums, is_async=True)
     for step in range(steps - 1):
-        back = turn(held, 1, T, OUT)
+        back = turn(regs, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
-        left = warpgroup_mma_wait(1, deps=(left,))
-        held, stored = opened(ring, side, step + 1, stored, T, FROM, OUT)
-        left = turn(held, 0, T, OUT)
-        token = warpgroup_mma(left, right_of(ring, step + 1, 0, T), token, is_async=True)
+        lhs = warpgroup_mma_wait(1, deps=(lhs,))
+        regs, stored = open_step(ring, side, step + 1, stored, T, FROM, OUT)
+        lhs = turn(regs, 0, T, OUT)
+        token = warpgroup_mma(lhs, right_of(ring, step + 1, 0, T), token, is_async=True)
         back = warpgroup_mma_wait(1, deps=(back,))
         free(ring, step, T)
-    back = turn(held, 1, T, OUT)
+    back = turn(regs, 1, T, OUT)
     token = warpgroup_mma(back, right_of(ring, steps - 1, 1, T), token, is_async=True)
-    sums, left, back = warpgroup_mma_wait(0, deps=(token, left, back))
+    sums, lhs, back = warpgroup_mma_wait(0, deps=(token, lhs, back))
     return sums
 
 
 @gluon.jit
 def by_steps(
-    ring, side, stored, left, sums, steps,
+    ring, side, stored, lhs, sums, steps,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """Sums over all steps of 8-bit codes, which are a turn each; an even number of them."""
-    token = warpgroup_mma(left, right_of(ring, 0, 0, T), sums, is_async=True)
+    token = warpgroup_mma(lhs, right_of(ring, 0, 0, T), sums, is_async=True)
     for step in range(1, steps - 1, 2):
-        held, stored = opened(ring, side, step, stored, T, FROM, OUT)
-        back = turn(held, 0, T, OUT)
+        regs, stored = open_step(ring, side, step, stored, T, FROM, OUT)
+        back = turn(regs, 0, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 0, T), token, is_async=True)
-        left = warpgroup_mma_wait(1, deps=(left,))
+        lhs = warpgroup_mma_wait(1, deps=(lhs,))
         free(ring, step - 1, T)
-        held, stored = opened(ring, side, step + 1, stored, T, FROM, OUT)
-        left = turn(held, 0, T, OUT)
-        token = warpgroup_mma(left, right_of(ring, step + 1, 0, T), token, is_async=True)
+        regs, stored = open_step(ring, side, step + 1, stored, T, FROM, OUT)
+        lhs = turn(regs, 0, T, OUT)
+        token = warpgroup_mma(lhs, right_of(ring, step + 1, 0, T), token, is_async=True)
         back = warpgroup_mma_wait(1, deps=(back,))
         free(ring, step, T)
-    held, stored = opened(ring, side, steps - 1, stored, T, FROM, OUT)
-    back = turn(held, 0, T, OUT)
+    regs, stored = open_step(ring, side, steps - 1, stored, T, FROM, OUT)
+    back = turn(regs, 0, T, OUT)
     token = warpgroup_mma(back, right_of(ring, steps - 1, 0, T), token, is_async=True)
-    sums, left, back = warpgroup_mma_wait(0, deps=(token, left, back))
+    sums, lhs, back = warpgroup_mma_wait(0, deps=(token, lhs, back))
     return sums
 
 
 @gluon.jit
 def one_step(
-    ring, side, held, stored, left, part, step, steps, more,
+    ring, side, regs, stored, lhs, part, step, steps, more,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """A step added to `part`, or in its place unless `more`; and what the next begins with."""
@@ -123,24 +123,24 @@ def one_step(
         if OUT < T.outputs:
             OWN: gl.constexpr = FROM // OUT
             mbarrier.wait(ring.alternate.index(OWN), (step & 1) ^ (1 - OWN))
-        token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
-        back = turn(held, 1, T, OUT)
+        token = warpgroup_mma(lhs, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
+        back = turn(regs, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
-        token, left = warpgroup_mma_wait(1, deps=(token, left))
+        token, lhs = warpgroup_mma_wait(1, deps=(token, lhs))
         if OUT < T.outputs:  # half a product apart: else all would scale at once
             mbarrier.arrive(ring.alternate.index(1 - FROM // OUT), count=1)
     else:
-        token = warpgroup_mma(left, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
-    held, stored = opened(ring, side, gl.minimum(step + 1, steps - 1), stored, T, FROM, OUT)
-    after = turn(held, 0, T, OUT)
-    part, left = warpgroup_mma_wait(0, deps=(token, left))
+        token = warpgroup_mma(lhs, right_of(ring, step, 0, T), part, use_acc=more, is_async=True)
+    regs, stored = open_step(ring, side, gl.minimum(step + 1, steps - 1), stored, T, FROM, OUT)
+    after = turn(regs, 0, T, OUT)
+    part, lhs = warpgroup_mma_wait(0, deps=(token, lhs))
     free(ring, step, T)
-    return held, stored, after, part
+    return regs, stored, after, part
 
 
 @gluon.jit
 def by_blocks(
-    ring, side, at_b, held, stored, left, sums, steps,
+    ring, side, at_b, regs, stored, lhs, sums, steps,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """Sums over all steps; those of each T.block meet their scale, if any, on their own."""
@@ -150,8 +150,8 @@ def by_blocks(
             scales = gl.load(side.scale + at_b + at).to(gl.float32)
         part = sums
         for inner in range(T.block):
-            held, stored, left, part = one_step(
-                ring, side, held, stored, left, part, block * T.block + inner, steps, inner > 0,
+            regs, stored, lhs, part = one_step(
+                ring, side, regs, stored, lhs, part, block * T.block + inner, steps, inner > 0,
                 T, FROM, OUT,
             )  # fmt: skip
         if T.reading.per_block:
@@ -172,17 +172,17 @@ def by_planes(task, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr
     own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, left_operand(T, OUT)))
     at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
     side = Side(memory.scale, at_s, memory.zero, at_z, task.first, memory.count)
-    held, stored = opened(ring, side, 0, stored_at(side, 0, T, OUT), T, FROM, OUT)
-    left = turn(held, 0, T, OUT)
+    regs, stored = open_step(ring, side, 0, stored_at(side, 0, T, OUT), T, FROM, OUT)
+    lhs = turn(regs, 0, T, OUT)
     sums = gl.zeros([OUT, BM], gl.float32, MMA)
     if T.block > 0:
         own = base + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA))
         at_b = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
-        sums = by_blocks(ring, side, at_b, held, stored, left, sums, steps, T, FROM, OUT)
+        sums = by_blocks(ring, side, at_b, regs, stored, lhs, sums, steps, T, FROM, OUT)
     elif T.halves == 2:
-        sums = by_halves(ring, side, held, stored, left, sums, steps, T, FROM, OUT)
+        sums = by_halves(ring, side, regs, stored, lhs, sums, steps, T, FROM, OUT)
     else:
-        sums = by_steps(ring, side, stored, left, sums, steps, T, FROM, OUT)
+        sums = by_steps(ring, side, stored, lhs, sums, steps, T, FROM, OUT)
     return sums
 
 
@@ -207,11 +207,11 @@ def sums_of(task, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
         sums = shares[i] * T.reading.lift
         sums = times_outputs(sums, target.factors, own, target.factor_stride)
         row = i * T.share_rows
-        written(sums, task, task.first_row + row, row, base, T, FROM)
+        write_sums(sums, task, task.first_row + row, row, base, T, FROM)
 
 
 @gluon.jit
-def written(sums, task, first_row, local, first_output, T: gl.constexpr, FROM: gl.constexpr):
+def write_sums(sums, task, first_row, local, first_output, T: gl.constexpr, FROM: gl.constexpr):
     """Sums [outputs, rows] of the rows and outputs from these on -> where they belong by T.mode.
 
     local, FROM: the same within the tile
@@ -224,10 +224,10 @@ def written(sums, task, first_row, local, first_output, T: gl.constexpr, FROM: g
     elif T.mode == 1:
         at = target.out + gl.program_id(1).to(gl.int64) * rows * n
         store(sums, at, rows, n, n, first_row, first_output)
-    elif target.cut < 0:
+    elif target.part < 0:
         finish(sums, target, rows, n, first_row, first_output)
     else:
-        at = target.parts + target.cut.to(gl.int64) * BM * BN
+        at = target.parts + target.part.to(gl.int64) * BM * BN
         store(sums, at, BM, BN, BN, local, FROM)
 
 
@@ -239,7 +239,7 @@ def finish(sums, target, rows, n, first_row, first_output):
     out = target.out
     rm = first_row + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, MMA))
     rn = first_output + gl.arange(0, OUT, layout=gl.SliceLayout(1, MMA))
-    sums = finished(sums, target.x_row, target.bias, rm, rn, rows, n, 1)
+    sums = finish_sums(sums, target.x_row, target.bias, rm, rn, rows, n, 1)
     if out.dtype.element_ty.primitive_bitwidth == 16:  # 8 make a line; of 32 bits they do anyway
         LINES: gl.constexpr = gl.BlockedLayout(
             [8, 1], [OUT // 8, 256 // OUT], [1, OUT // 16], [0, 1]
@@ -259,7 +259,7 @@ def store(values, to, rows, n, stride, first_row, first_output):
 
 
 @gluon.jit
-def cleared(out, first_row, rows, n, first_output, T: gl.constexpr):
+def clear(out, first_row, rows, n, first_output, T: gl.constexpr):
     """Zeros for a tile of rows of nobody."""
     OUT: gl.constexpr = T.outputs // T.groups
     LINES: gl.constexpr = gl.BlockedLayout([8, 1], [OUT // 8, 256 // OUT], [1, OUT // 16], [0, 1])
@@ -275,17 +275,17 @@ def cleared(out, first_row, rows, n, first_output, T: gl.constexpr):
 
 @gluon.jit
 def piece_of(steps, whole, tail, all_steps, T: gl.constexpr):
-    """Which tile is the program's, its first step, how many there are, and Target.cut."""
+    """Which tile is the program's, its first step, how many there are, and Target.part."""
     pid = gl.program_id(0)
     first = gl.program_id(1) * steps
-    cut = pid - whole
+    part = pid - whole
     if T.mode == 2:
-        if cut < 0:
+        if part < 0:
             steps = all_steps
         else:
-            first = cut // tail * steps
-            pid = whole + cut % tail
-    return pid, first, steps, cut
+            first = part // tail * steps
+            pid = whole + part % tail
+    return pid, first, steps, part
 
 
 @gluon.jit(do_not_specialize=["rows", "steps", "whole", "tail", "all_steps", "tiles"])
@@ -299,14 +299,14 @@ def multiply(
     BM: gl.constexpr = T.rows
     BN: gl.constexpr = T.outputs
     OUT: gl.constexpr = T.outputs // T.groups
-    pid, first, steps, cut = piece_of(steps, whole, tail, all_steps, T)
+    pid, first, steps, part = piece_of(steps, whole, tail, all_steps, T)
     pm, pn = place(pid, tiles * BM if T.grouped else rows, n, BM, BN)
     first_row, weight_row = pm * BM, pn * BN
     if T.grouped:
         matrix, first_row = gl.load(table + 3 * pm), gl.load(table + 3 * pm + 1)
         rows = gl.load(table + 3 * pm + 2)
         if matrix == matrices:
-            cleared(out, first_row, rows, n, weight_row, T)
+            clear(out, first_row, rows, n, weight_row, T)
         if matrix >= matrices:
             return
         weight_row += matrix * n
@@ -316,7 +316,7 @@ def multiply(
         factors = factors if factors is None else factors + which * factor_matrix
         bias = bias if bias is None else bias + which * n
     memory = WeightMemory(w_at, word_stride, words, scale, zero, scale_stride, count)
-    target = Target(factors, factor_stride, factor_height, x_row, bias, out, parts, cut)
+    target = Target(factors, factor_stride, factor_height, x_row, bias, out, parts, part)
     ring = ring_of(x_at, w_at, T)
     task = TileTask(ring, memory, target, rows, n, first_row, pn, first, steps)
     source = Copies(x_at, w_at, ring, first_row, weight_row, first, steps)

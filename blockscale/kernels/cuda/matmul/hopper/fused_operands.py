@@ -61,7 +61,7 @@ class Target(NamedTuple):
     factors, factor_stride: of the outputs; x_row: of the rows of x; bias: each may be None
     factor_height: outputs that share a factor, where T.grouped
     out: [rows, n], or partial sums
-    parts: partial sums of tiles of the last wave; cut: number of the program among those of such
+    parts: partial sums of tiles of the last wave; part: number of the program among those of such
         tiles, negative if it has none
     """
 
@@ -72,7 +72,7 @@ class Target(NamedTuple):
     bias: gl.tensor
     out: gl.tensor
     parts: gl.tensor
-    cut: gl.tensor
+    part: gl.tensor
 
 
 class TileTask(NamedTuple):
@@ -125,7 +125,7 @@ class Side(NamedTuple):
     count: gl.tensor
 
 
-class Held(NamedTuple):
+class StepRegs(NamedTuple):
     """What a group of warps has of a step in registers.
 
     words: int32 [outputs, 16]; factors: bfloat16 likewise, of scales that are folded into codes;
@@ -282,7 +282,7 @@ def factors(stored, T: gl.constexpr, OUT: gl.constexpr):
 
 
 @gluon.jit
-def opened(ring, side, step, stored, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+def open_step(ring, side, step, stored, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     """Held of a step, once its words are there, and the next step's stored scales.
 
     stored: this step's scales, loaded before
@@ -292,22 +292,22 @@ def opened(ring, side, step, stored, T: gl.constexpr, FROM: gl.constexpr, OUT: g
     stage = step % STAGES
     mbarrier.wait(ring.full.index(stage), step // STAGES & 1)
     words = ring.w_tiles.index(stage).slice(FROM, OUT).load(left_operand(T, OUT))
-    return Held(words, factors(stored, T, OUT), offset), stored_at(side, step + 1, T, OUT)
+    return StepRegs(words, factors(stored, T, OUT), offset), stored_at(side, step + 1, T, OUT)
 
 
 @gluon.jit
-def turn(held, HALF: gl.constexpr, T: gl.constexpr, OUT: gl.constexpr):
+def turn(regs, HALF: gl.constexpr, T: gl.constexpr, OUT: gl.constexpr):
     """The first or last four codes of each word -> bfloat16 [outputs, 4 * 16], plane by plane."""
     DECODE: gl.constexpr = T.back if HALF else T.front
     p0, p1, p2, p3 = gl.inline_asm_elementwise(
-        DECODE, "=r,=r,=r,=r,r,r", [held.words],
+        DECODE, "=r,=r,=r,=r,r,r", [regs.words],
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
     )  # fmt: skip
     if T.reading.zero:
-        offset = held.offset
+        offset = regs.offset
         p0, p1, p2, p3 = p0 - offset, p1 - offset, p2 - offset, p3 - offset
     if T.reading.fold != "":
-        by = held.factors
+        by = regs.factors
         p0, p1, p2, p3 = p0 * by, p1 * by, p2 * by, p3 * by
     codes = gl.join(gl.join(p0, p2), gl.join(p1, p3))
     codes = gl.permute(gl.reshape(codes, [OUT, WORDS, 4]), [0, 2, 1])

@@ -55,7 +55,7 @@ def words_layout(outputs):
 
 
 @gluon.jit
-def fetched(side, step, T: gl.constexpr):
+def fetch(side, step, T: gl.constexpr):
     """Of a step six words [outputs, 4] and the stored scales [outputs, 4] of each thread's codes;
     zeros where there are none."""
     words = ()
@@ -88,15 +88,15 @@ def factor(stored, T: gl.constexpr):
 
 
 @gluon.jit
-def turn(held, HALF: gl.constexpr, T: gl.constexpr, OUT: gl.constexpr):
+def turn(regs, HALF: gl.constexpr, T: gl.constexpr, OUT: gl.constexpr):
     """The first or last eight codes of each three words -> bfloat16 [outputs, 64]."""
     DECODE: gl.constexpr = T.back if HALF else T.front
-    words, stored = held
-    given = [words[0], words[1], words[2], words[3], words[4], words[5]]
+    words, stored = regs
+    inputs = [words[0], words[1], words[2], words[3], words[4], words[5]]
     if T.reading.fold != "":
         by = factor(stored, T)
-        given = [words[0], words[1], words[2], words[3], words[4], words[5], by]
-    pairs = gl.inline_asm_elementwise(DECODE, T.asm, given, dtype=types(16), is_pure=True, pack=2)
+        inputs = [words[0], words[1], words[2], words[3], words[4], words[5], by]
+    pairs = gl.inline_asm_elementwise(DECODE, T.asm, inputs, dtype=types(16), is_pure=True, pack=2)
     both = gl.join(together(pairs, 0, 8, 1), together(pairs, 8, 8, 1))
     both = both.reshape([OUT // 16, 2, 8, 4, 4, 2, 2]).permute(0, 6, 2, 4, 5, 3, 1)
     return gl.convert_layout(both.reshape([OUT, 64]), left_operand(T, OUT), assert_trivial=True)
@@ -112,25 +112,25 @@ def ready(ring, step, T: gl.constexpr):
 @gluon.jit
 def summed(ring, side, sums, begin, end, T: gl.constexpr, OUT: gl.constexpr):
     """`sums` with the steps from `begin` to `end`. As fused.by_halves."""
-    now = fetched(side, begin, T)
-    then = fetched(side, begin + 1, T)
+    now = fetch(side, begin, T)
+    then = fetch(side, begin + 1, T)
     ready(ring, begin, T)
-    left = turn(now, 0, T, OUT)
-    token = warpgroup_mma(left, right_of(ring, begin, 0, T), sums, is_async=True)
+    lhs = turn(now, 0, T, OUT)
+    token = warpgroup_mma(lhs, right_of(ring, begin, 0, T), sums, is_async=True)
     for step in range(begin, end - 1):
         back = turn(now, 1, T, OUT)
         token = warpgroup_mma(back, right_of(ring, step, 1, T), token, is_async=True)
         now = then
-        then = fetched(side, step + 2, T)
-        left = warpgroup_mma_wait(1, deps=(left,))
+        then = fetch(side, step + 2, T)
+        lhs = warpgroup_mma_wait(1, deps=(lhs,))
         ready(ring, step + 1, T)
-        left = turn(now, 0, T, OUT)
-        token = warpgroup_mma(left, right_of(ring, step + 1, 0, T), token, is_async=True)
+        lhs = turn(now, 0, T, OUT)
+        token = warpgroup_mma(lhs, right_of(ring, step + 1, 0, T), token, is_async=True)
         back = warpgroup_mma_wait(1, deps=(back,))
         free(ring, step, T)
     back = turn(now, 1, T, OUT)
     token = warpgroup_mma(back, right_of(ring, end - 1, 1, T), token, is_async=True)
-    sums, left, back = warpgroup_mma_wait(0, deps=(token, left, back))
+    sums, lhs, back = warpgroup_mma_wait(0, deps=(token, lhs, back))
     free(ring, end - 1, T)
     return sums
 

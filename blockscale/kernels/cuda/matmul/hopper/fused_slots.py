@@ -8,7 +8,7 @@ scales, another's are multiplied, and the next codes are decoded meanwhile. Argu
 in fused_operands.py; the terms: the glossary in matmul/__init__.py.
 
 Legend of `several` and what it calls
-held: words [outputs, .] of the first step's turns; left: bfloat16 [outputs, codes], the first
+regs: words [outputs, .] of the first step's turns; lhs: bfloat16 [outputs, codes], the first
     turn's codes; both come back as the next steps'
 parts: float32 [outputs, share_rows], the sums of a block that are being added up, of two shares
 sums: likewise, those that have met their scales, of all shares
@@ -47,7 +47,7 @@ def slots_layout(outputs):
 
 
 @gluon.jit
-def opened(ring, step, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
+def open_step(ring, step, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr):
     """Words [outputs, 16 / turns] of a step, once they are there, for each of its turns."""
     STAGES: gl.constexpr = T.stages
     TURNS: gl.constexpr = T.turns
@@ -88,11 +88,11 @@ def operand(words, zero, T: gl.constexpr, OUT: gl.constexpr):
     SLOTS: gl.constexpr = TURN // (4 * PLANES)
     ROWS: gl.constexpr = gl.SliceLayout(1, words.type.layout)
     if T.reading.zero:
-        given = [words, gl.convert_layout(zero, ROWS, assert_trivial=True)[:, None]]
+        inputs = [words, gl.convert_layout(zero, ROWS, assert_trivial=True)[:, None]]
     else:
-        given = [words]
+        inputs = [words]
     pairs = gl.inline_asm_elementwise(
-        T.front, T.asm, given, dtype=types(PLANES), is_pure=True, pack=2
+        T.front, T.asm, inputs, dtype=types(PLANES), is_pure=True, pack=2
     )
     both = gl.join(together(pairs, 0, HALF, 1), together(pairs, HALF, HALF, 1))
     both = both.reshape([OUT // 16, 2, 8, SLOTS, 4, HALF // 2, 2, 2])
@@ -118,12 +118,12 @@ def beside(values, at, first, count, step, T: gl.constexpr):
     """Scales or zero points [outputs] of the blocks that a step begins; 0 where there are none."""
     EACH: gl.constexpr = T.reading.words if T.reading.words > 0 else 1 << 30
     COUNT: gl.constexpr = T.columns if T.reading.per_block else 1
-    loaded = ()
+    loads = ()
     for i in gl.static_range(COUNT):
         block = (first + step) * WORDS // EACH + i
         value = gl.load(values + at + block, mask=at * 0 + block < count, other=0)
-        loaded = loaded + (value,)  # type: ignore[assignment]  # noqa: RUF005
-    return loaded
+        loads = loads + (value,)  # type: ignore[assignment]  # noqa: RUF005
+    return loads
 
 
 class StepScales(NamedTuple):
@@ -152,13 +152,18 @@ def stored(side, step, T: gl.constexpr):
 
 
 @gluon.jit
-def added(part, scale, sums, T: gl.constexpr):
+def add_scaled(part, scale, sums, T: gl.constexpr):
     """part * scale + sums, here and not later: LLVM would move it to where the result is needed,
     and copy what the next product overwrites."""
     if T.reading.per_block:
-        given = [part, scale.to(gl.float32)[:, None], sums]
+        inputs = [part, scale.to(gl.float32)[:, None], sums]
         sums = gl.inline_asm_elementwise(
-            "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", given, dtype=gl.float32, is_pure=False, pack=1
+            "fma.rn.f32 $0, $1, $2, $3;",
+            "=f,f,f,f",
+            inputs,
+            dtype=gl.float32,
+            is_pure=False,
+            pack=1,
         )
     else:
         sums = sums + part
@@ -168,13 +173,13 @@ def added(part, scale, sums, T: gl.constexpr):
 @gluon.jit
 def with_one(values, INDEX: gl.constexpr, value, COUNT: gl.constexpr):
     """COUNT values with another at INDEX."""
-    changed = ()
+    result = ()
     for i in gl.static_range(COUNT):
         if i == INDEX:
-            changed = changed + (value,)  # type: ignore[assignment]  # noqa: RUF005
+            result = result + (value,)  # type: ignore[assignment]  # noqa: RUF005
         else:
-            changed = changed + (values[i],)  # type: ignore[assignment]  # noqa: RUF005
-    return changed
+            result = result + (values[i],)  # type: ignore[assignment]  # noqa: RUF005
+    return result
 
 
 @gluon.constexpr_function
@@ -185,7 +190,7 @@ def ends(turn, t, last):
 
 
 @gluon.jit
-def begun(ring, by, part, step, more, JOB: gl.constexpr, T: gl.constexpr):
+def begin(ring, by, part, step, more, JOB: gl.constexpr, T: gl.constexpr):
     """The product under way of one turn and one share of the rows: those are counted by JOB."""
     SHARES: gl.constexpr = T.shares
     TURNS: gl.constexpr = T.turns
@@ -196,22 +201,22 @@ def begun(ring, by, part, step, more, JOB: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def decoded(
-    ring, held, own, zero, step, steps,
+    ring, regs, own, zero, step, steps,
     TURN: gl.constexpr, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """The words of a turn's step, and its codes. TURN: as `several` counts them."""
     TURNS: gl.constexpr = T.turns
     EACH: gl.constexpr = TURNS // T.columns
     if TURN % TURNS == 0:
-        held = opened(ring, gl.minimum(step + TURN // TURNS, steps - 1), T, FROM, OUT)
+        regs = open_step(ring, gl.minimum(step + TURN // TURNS, steps - 1), T, FROM, OUT)
     if TURN < TURNS * T.unroll:
         zero = own.zeros[TURN // TURNS][TURN % TURNS // EACH]
-    return held, operand(held[TURN % TURNS], zero, T, OUT)
+    return regs, operand(regs[TURN % TURNS], zero, T, OUT)
 
 
 @gluon.jit
 def several(
-    ring, held, left, parts, sums, own, zero, step, steps, more,
+    ring, regs, lhs, parts, sums, own, zero, step, steps, more,
     T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """`sums` with those of T.unroll steps; the legend is at the top of the file.
@@ -224,31 +229,31 @@ def several(
     EACH: gl.constexpr = TURNS // T.columns  # turns of a block
     JOBS: gl.constexpr = TURNS * T.unroll * SHARES
     parts = (
-        begun(ring, left, parts[0], step, more, 0, T), begun(ring, left, parts[1], step, more, 1, T)
+        begin(ring, lhs, parts[0], step, more, 0, T), begin(ring, lhs, parts[1], step, more, 1, T)
     )  # fmt: skip
-    then = left
+    then = lhs
     for j in gl.static_range(JOBS):
         if (j + 2) % SHARES == 0:  # what comes into line begins a turn
-            held, then = decoded(
-                ring, held, own, zero, step, steps, (j + 2) // SHARES, T, FROM, OUT
+            regs, then = decoded(
+                ring, regs, own, zero, step, steps, (j + 2) // SHARES, T, FROM, OUT
             )
-        if j % SHARES == SHARES - 1:  # the last product of `left`
-            done, left = warpgroup_mma_wait(1 if j < JOBS - 1 else 0, deps=(parts[j % 2], left))
+        if j % SHARES == SHARES - 1:  # the last product of `lhs`
+            ready, lhs = warpgroup_mma_wait(1 if j < JOBS - 1 else 0, deps=(parts[j % 2], lhs))
         else:
-            done = warpgroup_mma_wait(1, deps=(parts[j % 2],))
+            ready = warpgroup_mma_wait(1, deps=(parts[j % 2],))
         if ends(j // SHARES, T, LAST):
             scale = own.scales[j // SHARES // TURNS][j // SHARES % TURNS // EACH]
-            sums = with_one(sums, j % SHARES, added(done, scale, sums[j % SHARES], T), SHARES)
+            sums = with_one(sums, j % SHARES, add_scaled(ready, scale, sums[j % SHARES], T), SHARES)
         if j % SHARES == SHARES - 1:
-            left = then
+            lhs = then
             if j // SHARES % TURNS == TURNS - 1:
                 free(ring, step + j // SHARES // TURNS, T)
         if j + 2 < JOBS:
             more = not ends((j + 2) // SHARES - 1, T, LAST)
-            by = left if (j + 2) // SHARES == j // SHARES else then
-            done = begun(ring, by, done, step, more, j + 2, T)
-        parts = with_one(parts, j % 2, done, 2)
-    return held, left, parts, sums
+            by = lhs if (j + 2) // SHARES == j // SHARES else then
+            ready = begin(ring, by, ready, step, more, j + 2, T)
+        parts = with_one(parts, j % 2, ready, 2)
+    return regs, lhs, parts, sums
 
 
 @gluon.jit
@@ -264,17 +269,17 @@ def nothing(T: gl.constexpr, OUT: gl.constexpr, COUNT: gl.constexpr):
 
 @gluon.jit
 def swept(
-    ring, side, held, left, now, steps, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr
+    ring, side, regs, lhs, now, steps, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr
 ):  # fmt: skip
-    """Sums over all steps. held: words of the first, left: its first turn's codes, now: scales."""
+    """Sums over all steps. regs: words of the first, lhs: its first turn's codes, now: scales."""
     SHARES: gl.constexpr = T.shares
     BLOCK: gl.constexpr = T.block
     UNROLL: gl.constexpr = T.unroll
     parts, sums = nothing(T, OUT, 2), nothing(T, OUT, SHARES)
     if BLOCK == 0:
         for step in range(steps):
-            held, left, parts, sums = several(
-                ring, held, left, parts, sums, now, now.zeros[0][0], step, steps, True,
+            regs, lhs, parts, sums = several(
+                ring, regs, lhs, parts, sums, now, now.zeros[0][0], step, steps, True,
                 T, FROM, OUT, False,
             )  # fmt: skip
         sums = parts
@@ -283,12 +288,12 @@ def swept(
             step = group * BLOCK * UNROLL
             then = stored(side, step + BLOCK * UNROLL, T)
             for inner in range(BLOCK - 1):
-                held, left, parts, sums = several(
-                    ring, held, left, parts, sums, now, now.zeros[0][0], step + inner, steps,
+                regs, lhs, parts, sums = several(
+                    ring, regs, lhs, parts, sums, now, now.zeros[0][0], step + inner, steps,
                     inner > 0, T, FROM, OUT, False,
                 )  # fmt: skip
-            held, left, parts, sums = several(
-                ring, held, left, parts, sums, now, then.zeros[0][0], step + BLOCK - 1, steps,
+            regs, lhs, parts, sums = several(
+                ring, regs, lhs, parts, sums, now, then.zeros[0][0], step + BLOCK - 1, steps,
                 BLOCK > 1, T, FROM, OUT, True,
             )  # fmt: skip
             now = then
@@ -306,6 +311,6 @@ def by_slots(task, base, T: gl.constexpr, FROM: gl.constexpr, OUT: gl.constexpr)
     at_z = of_blocks(gl.minimum(own, n - 1).to(gl.int64), R) * memory.scale_stride
     side = Side(memory.scale, at_s, memory.zero, at_z, task.first, memory.count)
     now = stored(side, 0, T)
-    held = opened(ring, 0, T, FROM, OUT)
-    left = operand(held[0], now.zeros[0][0], T, OUT)
-    return swept(ring, side, held, left, now, task.steps, T, FROM, OUT)
+    regs = open_step(ring, 0, T, FROM, OUT)
+    lhs = operand(regs[0], now.zeros[0][0], T, OUT)
+    return swept(ring, side, regs, lhs, now, task.steps, T, FROM, OUT)
