@@ -58,17 +58,17 @@ def auto_round(
     """
     from auto_round import AutoRound  # type: ignore[import-not-found]
 
-    rows = _rows(batches, length)
+    rows, device = _rows(batches, length), next(model.parameters()).device
     given: list[dict[str, Tensor]] = [
         {"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in rows
     ]
     made: Any = AutoRound(
         copy.deepcopy(model), tokenizer=_NoWords(), bits=4, group_size=32, sym=True, dataset=given,
-        iters=STEPS, seqlen=length, nsamples=len(given), batch_size=8, device_map="cpu", amp=False,
-        enable_torch_compile=False, layer_config={name: {"bits": 16} for name in floats},
+        iters=STEPS, seqlen=length, nsamples=len(given), batch_size=8, device_map=str(device),
+        amp=False, enable_torch_compile=False, layer_config={name: {"bits": 16} for name in floats},
     ).quantize()  # fmt: skip
     quantized: nn.Module = made[0] if isinstance(made, tuple) else made
-    return quantized.float().eval()
+    return quantized.to(device, torch.float32).eval()
 
 
 class _NoWords:
