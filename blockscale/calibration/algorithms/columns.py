@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights that are rounded column by column, and codes and scales that are chosen again and again.
 
-Several matrices of one shape are worked on side by side: what belongs to their rows alone is one
+Several matrices of one width are worked on side by side: what belongs to their rows alone is one
 call for all of them, and products with what belongs to a matrix are a call for each, of the shape
 that they have for one matrix alone. So each gets the bits that it gets alone.
 """
@@ -9,6 +9,7 @@ that they have for one matrix alone. So each gets the bits that it gets alone.
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -35,14 +36,14 @@ _EVERY = slice(None)
 
 
 class Columns:
-    """Codes and scales of matrices [n, k] of one format in progress.
+    """Codes and scales of matrices [n, k] of one format in progress; each has an n of its own.
 
     Everything is held transposed: a column of a matrix is a row here, so that neighbours in memory
-    are rounded at once; and the columns of all matrices lie side by side, N = matrices · n.
+    are rounded at once; and the columns of all matrices lie side by side, N, the sum of their n.
 
-    count: how many matrices; rows: n
+    count: how many matrices; rows: n of each
     block_of: [k], which column of the scale each column of a matrix belongs to
-    row_block: [n], which row of the scale each row of a matrix belongs to
+    row_block: [n], which row of the scale each row of the only matrix belongs to
     chosen:   of each matrix, for each column of its scale, whether it is known
     values:   [k, N] float32, what the codes mean, of columns that were rounded
     """
@@ -58,7 +59,9 @@ class Columns:
         """Importance: of each matrix [k] float64 for scales of least (weighted) squared error, None
         for amax. spacing: as `mse.search` takes it. Several matrices: if `stands_beside(fmt)`."""
         self._format, self._importance, self._spacing = fmt, importance, spacing
-        self.count, (self.rows, k) = len(weights), weights[0].shape
+        self.count, k = len(weights), weights[0].shape[1]
+        self.rows = [len(weight) for weight in weights]
+        self._places = _places(self.rows)
         spreads = [spread(weight, fmt) for weight in weights]
         self.single = spreads[0][0]
         self._whole = [qparams for _, qparams, _ in spreads]
@@ -72,18 +75,22 @@ class Columns:
         self._column = replace(self.single, block=read_block("group1"))
         self.sizes = fmt.block.sizes_for(2)
         device = weights[0].device
-        self.row_block = _indices(self.rows, self.sizes[0], device)
+        self.row_block = _indices(self.rows[0], self.sizes[0], device)
         self.block_of = _indices(k, self.sizes[1], device)
         learned = fmt.element.learned  # a table and its scales belong together: both are chosen
         blocks = self._whole[0].scale.shape[1]
         self.chosen = [[learned] * blocks for _ in weights]
         self._graphs = Graphs(device)
-        self.values = torch.empty(k, self.count * self.rows, device=device)
+        self.values = torch.empty(k, sum(self.rows), device=device)
         self._codes = torch.empty_like(self.values, dtype=fmt.element.code_dtype)
 
     def of(self, e: int) -> slice:
         """Where the rows of a matrix are, among those of all."""
-        return slice(e * self.rows, (e + 1) * self.rows)
+        return self._places[e]
+
+    def among(self, live: Sequence[int]) -> list[slice]:
+        """Where the rows of each of these matrices are, among those of these alone."""
+        return _places([self.rows[e] for e in live])
 
     def _scales_of(self, e: int) -> slice:
         """Where its rows of the scale are."""
@@ -97,7 +104,7 @@ class Columns:
     def choose(self, blocks: Sequence[tuple[int, int]], x: Tensor) -> None:
         """Choose the scales of a column of blocks of some matrices: (matrix, which column).
 
-        x: their weights [matrices · n, columns] float32, as many columns of each
+        x: their weights, one below another, [rows, columns] float32, as many columns of each
         """
         outer = None
         if self._outer is not None:
@@ -108,7 +115,8 @@ class Columns:
             counts = [self._importance[e][self.columns_of(b)] for e, b in blocks]
             of_rows = counts[0]
             if len(blocks) > 1:
-                of_rows = torch.stack(counts).repeat_interleave(self.rows, 0)
+                pairs = zip(counts, blocks, strict=True)
+                of_rows = below([count.expand(self.rows[e], -1) for count, (e, _) in pairs])
 
         def step(x: Tensor, *more: Tensor) -> tuple[Tensor | None, ...]:
             rest = list(more)
@@ -121,8 +129,9 @@ class Columns:
         inputs = [x, *(each for each in (of_rows, outer) if each is not None)]
         key = "choose", len(blocks), tuple(x.shape)
         qparams = QParams(*self._graphs.run(key, len(self.chosen[0]), step, inputs))  # type: ignore[arg-type]
-        for i, (e, b) in enumerate(blocks):
-            own = qparams if len(blocks) == 1 else _rows_of(qparams, self.of(i))
+        places = self.among([e for e, _ in blocks])
+        for (e, b), rows in zip(blocks, places, strict=True):
+            own = qparams if len(blocks) == 1 else _rows_of(qparams, rows)
             put(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))
             self.chosen[e][b] = True
 
@@ -140,8 +149,8 @@ class Columns:
         if len(live) == self.count:
             put(qparams, self._qparams, (_EVERY, at))
             return
-        for i, e in enumerate(live):
-            put(_rows_of(qparams, self.of(i)), self._qparams, (self.of(e), at))
+        for e, rows in zip(live, self.among(live), strict=True):
+            put(_rows_of(qparams, rows), self._qparams, (self.of(e), at))
 
     def take(self, qparams: QParams) -> None:
         """Take all scales of the only matrix as they are given, the outer ones those that the
@@ -186,14 +195,14 @@ class Columns:
         return result
 
     def values_of(self, live: Sequence[int], columns: Where) -> Tensor:
-        """The values of these columns of these matrices [c, matrices · n]."""
+        """The values of these columns of these matrices [c, rows]."""
         return self._beside(self.values[columns], live)
 
     def revalue(
         self, live: Sequence[int], block: int | Tensor, columns: Where | None = None
     ) -> Tensor:
         """The same codes of a column of blocks under scales that were changed: their values [c,
-        matrices · n] float32, kept too.
+        rows] float32, kept too.
 
         columns: those of the block, where its number lies on a GPU
         """
@@ -215,8 +224,8 @@ class Columns:
         if len(live) == self.count:
             self.values[columns] = result
         else:
-            for i, e in enumerate(live):
-                self.values[columns, self.of(e)] = result[:, self.of(i)]
+            for e, rows in zip(live, self.among(live), strict=True):
+                self.values[columns, self.of(e)] = result[:, rows]
         return result
 
     def finished(self, e: int = 0) -> QTensor:
@@ -263,6 +272,11 @@ def _indices(n: int, size: int, device: torch.device) -> Tensor:
 def below(parts: Sequence[Tensor]) -> Tensor:
     """Tensors one below another."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _places(rows: Sequence[int]) -> list[slice]:
+    """Where matrices of so many rows lie, one below another."""
+    return [slice(*ends) for ends in pairwise(accumulate(rows, initial=0))]
 
 
 def _one(block: int | Tensor) -> Where:

@@ -38,7 +38,7 @@ def descend(
     """Choose codes and scales of all columns again, at most `sweeps` times; all have codes already.
 
     targets: [k, n] float64 of each matrix, what the values should be
-    hs: [k, k] float64 of each, symmetric, with a diagonal above 0
+    hs: [k, k] float64 of each, symmetric, with a diagonal above 0; matrices may have the same one
     damping: added to the diagonal of each h, so that what inputs hardly ever tell of stays near its
         target: without, a column with little in its input makes up for all others
     fit: scales too, not codes alone
@@ -58,8 +58,9 @@ def descend(
             step = partial(_Part(columns, now, part, hessians).descend, fits=fits)
             key = "descend", now, part.sizes
             graphs.run(key, sweeps * len(parts), step, part.numbers)
-        differs = (columns.values != before).any(0).unflatten(0, (columns.count, columns.rows))
-        live = [e for e, moved in enumerate(differs.any(1).tolist()) if moved and e in live]
+        differs = (columns.values != before).any(0).split(columns.rows)
+        moves = torch.stack([each.any() for each in differs]).tolist()
+        live = [e for e in live if moves[e]]
         if not live:
             break
     for rest, away, plus in zip(hessians.rests, _away(columns, targets), more, strict=True):
@@ -74,11 +75,13 @@ def _away(columns: Columns, targets: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 class _Hessians(NamedTuple):
-    """What is known of each matrix: h [k, k] without damping; rests, damped h @ (target - values)
-    [k, n], which goes along; the damped diagonal of h [k]; and h in parts of it, negative."""
+    """What is known of each matrix: rests, damped h @ (target - values) [k, n], which goes along;
+    which h it has; and of each h, which several matrices may have: it [k, k] without damping; its
+    damped diagonal [k]; and h in parts of that, negative."""
 
-    hs: Sequence[Tensor]
     rests: list[Tensor]
+    which: list[int]
+    hs: Sequence[Tensor]
     diagonals: list[Tensor]
     couplings: list[Tensor]
 
@@ -91,12 +94,15 @@ class _Hessians(NamedTuple):
         damping: Sequence[float],
     ) -> "_Hessians":
         """Before the first sweep."""
-        rests = []
+        rests, numbers = [], dict[tuple[int, float], int]()
         for h, away, plus in zip(hs, _away(columns, targets), damping, strict=True):
             rests.append((h @ away).add_(away, alpha=plus))
-        diagonals = [h.diagonal() + plus for h, plus in zip(hs, damping, strict=True)]
-        couplings = [h / -own for h, own in zip(hs, diagonals, strict=True)]
-        return cls(hs, rests, diagonals, couplings)
+            numbers.setdefault((id(h), plus), len(numbers))
+        which = [numbers[id(h), plus] for h, plus in zip(hs, damping, strict=True)]
+        every = [which.index(i) for i in range(len(numbers))]
+        diagonals = [hs[e].diagonal() + damping[e] for e in every]
+        couplings = [hs[e] / -own for e, own in zip(every, diagonals, strict=True)]
+        return cls(rests, which, [hs[e] for e in every], diagonals, couplings)
 
 
 class _Neighbours(NamedTuple):
@@ -143,6 +149,7 @@ class _Part:
     """Some columns of some matrices, `live`, that are chosen again before their errors are handed
     on to the others.
 
+    which: the h of each; own: of each h what these columns have among themselves, damped
     near: h @ (target - values) of these columns, of each matrix; errors: what they changed by
     """
 
@@ -154,8 +161,9 @@ class _Part:
         hessians: _Hessians,
     ):
         self.columns, self.live, self.place = columns, live, place
-        self._hs, self._rests, self._diagonals, self._couplings = hessians
-        self._own: list[Tensor] = []
+        self._rests, which, self._hs, self._diagonals, self._couplings = hessians
+        self._which = [which[e] for e in live]
+        self._own: dict[int, Tensor] = {}
         self._near: list[Tensor] = []
         self._errors: list[Tensor] = []
 
@@ -164,9 +172,10 @@ class _Part:
         last. numbers: where they are, of a place that has them."""
         self.place = self.place.at(*numbers)
         part = self.place.columns
-        self._own = [_copy_of(self._hs[e][part][:, part]) for e in self.live]
-        for own, e in zip(self._own, self.live, strict=True):
-            own.diagonal().copy_(self._diagonals[e][part])
+        for h in self._which:
+            if h not in self._own:
+                self._own[h] = _copy_of(self._hs[h][part][:, part])
+                self._own[h].diagonal().copy_(self._diagonals[h][part])
         self._near = [self._rests[e][part].clone() for e in self.live]
         self._errors = [torch.zeros_like(near) for near in self._near]
         first = 0
@@ -177,12 +186,14 @@ class _Part:
         for start in range(0, first, _BATCH):
             here = slice(start, min(start + _BATCH, first))
             some = self._columns(here)
+            own = {h: self._couplings[h][some][:, some].contiguous() for h in self._own}
             for i, e in enumerate(self.live):
-                self._round(i, e, here, self._couplings[e][some][:, some].contiguous())
+                self._round(i, e, here, own[self._which[i]])
+        wide = {h: _copy_of(self._hs[h][:, part]) for h in self._own}
+        for h, own_part in self._own.items():
+            wide[h][part] = own_part
         for i, e in enumerate(self.live):
-            some = _copy_of(self._hs[e][:, part])
-            some[part] = self._own[i]
-            self._rests[e].addmm_(some, self._errors[i])
+            self._rests[e].addmm_(wide[self._which[i]], self._errors[i])
         return ()
 
     def _columns(self, here: slice) -> Where:
@@ -193,13 +204,13 @@ class _Part:
         return slice(part.start + here.start, part.start + here.stop)
 
     def _round(self, i: int, e: int, here: slice, coupling: Tensor) -> None:
-        columns, some = self.columns, self._columns(here)
+        columns, some, h = self.columns, self._columns(here), self._which[i]
         base = columns.values[some, columns.of(e)].double()
-        goal = base + self._near[i][here] / self._diagonals[e][some, None]
+        goal = base + self._near[i][here] / self._diagonals[h][some, None]
         result = columns.round(e, some, goal, base, coupling)
         self._errors[i][here] += result.errors
         if here.stop < len(self._near[i]):
-            self._near[i] += self._own[i][:, here] @ result.errors
+            self._near[i] += self._own[h][:, here] @ result.errors
 
     def _fit(self, block: int | Tensor, here: slice) -> None:
         """The step of each block that is best for its codes, where that lowers the error."""
@@ -210,7 +221,7 @@ class _Part:
         v = values  # step times what the codes count
         if old.offset is not None:
             offset = old.offset.double()[:, 0]
-            v = v - (offset if len(live) > 1 else offset[columns.row_block])
+            v = v - (offset if columns.sizes[0] == 1 else offset[columns.row_block])
         of_error, of_v = self._costs(v, here)
         target = step + step * (of_error / of_v)
         target = torch.where((of_v > 0) & (target * step > 0), target, step)
@@ -220,18 +231,18 @@ class _Part:
         change = less * (2 * of_error + less * of_v)
         columns.put(live, block, select((change < 0)[:, None], new, old))
         moved = values - columns.revalue(live, block, stored)
-        for i in range(len(live)):
-            own = moved[:, columns.of(i)].contiguous()
+        for i, rows in enumerate(columns.among(live)):
+            own = moved[:, rows].contiguous()
             self._errors[i][here] += own
-            self._near[i].addmm_(self._own[i][:, here], own)
+            self._near[i].addmm_(self._own[self._which[i]][:, here], own)
 
     def _costs(self, v: Tensor, here: slice) -> tuple[Tensor, Tensor]:
         """Of each block: what its error gains with its step, and with the square of that."""
         of_error, of_v = [], []
-        for i in range(len(self.live)):
-            own = v[:, self.columns.of(i)].contiguous()
+        for i, rows in enumerate(self.columns.among(self.live)):
+            own = v[:, rows].contiguous()
             of_error.append(_of_blocks((own * self._near[i][here]).sum(0), self.columns))
-            costs = torch.mm(self._own[i][here, here], own)
+            costs = torch.mm(self._own[self._which[i]][here, here], own)
             of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
         return below(of_error), below(of_v)
 

@@ -6,10 +6,9 @@ pre-trained transformers", ICLR 2023 (arXiv 2210.17323), algorithm 1, sections 3
 format will do: what shares a scale is the format's block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
@@ -62,6 +61,7 @@ class GPTQ:
     """
 
     name: ClassVar[str] = "gptq"
+    by_rows: ClassVar[bool] = True
     needs_gram = True
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own
@@ -123,13 +123,16 @@ class GPTQ:
         layers: Sequence[str],
         drifts: Sequence[Tensor | None],
     ) -> list[tuple[QTensor, list[str]]]:
-        """What `quantize` gives for each of several `weights` of one shape [n, k], to the bit.
+        """What `quantize` gives for each of several `weights` of one width k, to the bit.
 
-        Small ones are worked on side by side (`beside`), which takes hardly longer than one.
+        Small ones are worked on side by side (`beside`), which takes hardly longer than one, and
+        so are those that have one gram matrix: parts of the rows of one weight.
         fmt: of all; grams_of, layers, drifts: of each, as `quantize` takes them
         """
         results: list[tuple[QTensor, list[str]] | None] = []
         some: list[_Problem] = []
+        inputs: dict[int, grams.Inputs] = {}
+        shifts: dict[int, grams.Shift] = {}
         every = zip(weights, grams_of, layers, drifts, strict=True)
         for weight, gram, layer, drift in every:
             x = widened(weight, fmt, layer)
@@ -138,14 +141,15 @@ class GPTQ:
             elif gram is None:
                 results.append(self._unknown(x, fmt, layer))
             else:
-                some.append(self._problem(x, gram, layer, drift))
+                if id(gram) not in inputs:
+                    inputs[id(gram)] = own = grams.Inputs(gram.to(x.device), x.shape[1], layer)
+                    if self.asymmetric and drift is not None:
+                        shifts[id(gram)] = own.shift(drift, self.asymmetric, self.damping)
+                some.append(self._problem(x, inputs[id(gram)], shifts.get(id(gram))))
                 results.append(None)
-        count = self.beside(fmt, weights[0].shape) if some else 1
-        solved = (
-            each
-            for first in range(0, len(some), count)
-            for each in self._chosen(some[first : first + count], fmt)
-        )
+        shifts.clear()
+        count = self.beside(fmt, weights[0].shape) if stands_beside(fmt) else 0
+        solved = (each for few in _side_by_side(some, count) for each in self._chosen(few, fmt))
         return [next(solved) if each is None else each for each in results]
 
     @staticmethod
@@ -165,15 +169,18 @@ class GPTQ:
             alone = MSE().quantize(x, fmt, None, layer)[0]
         return alone, ["no data about its inputs: every column is rounded by itself"]
 
-    def _problem(self, x: Tensor, gram: Tensor, layer: str, drift: Tensor | None) -> "_Problem":
-        h, dead = grams.without_dead(grams.checked(gram.to(x.device), x.shape[1], layer))
-        notes = []
-        if dead:
+    def _problem(self, x: Tensor, inputs: grams.Inputs, shift: grams.Shift | None) -> "_Problem":
+        notes, target = [], x.T.double().contiguous()
+        if inputs.dead:
             notes = [
-                f"{dead} of {len(h)} inputs were always 0: their columns are rounded to nearest"
+                f"{inputs.dead} of {len(inputs.h)} inputs were always 0: their columns are rounded "
+                "to nearest"
             ]
-        target, missing = self._target(x, h, drift, layer)
-        return _Problem(x, target, h, layer, notes + missing)
+        if shift is not None:
+            target = shift.of(target)
+        elif self.asymmetric:
+            notes.append(_NO_DRIFT)
+        return _Problem(x, target, inputs, notes)
 
     def _quantize_flat(
         self, x: Tensor, fmt: Format, gram: Tensor | None, layer: str, drift: Tensor | None
@@ -189,68 +196,55 @@ class GPTQ:
         q, notes = self.quantize(x, rows, gram, layer, drift=drift)
         return QTensor(q.packed, in_blocks_of(q.qparams, fmt, x.shape), fmt, q.size), notes
 
-    def _target(
-        self, x: Tensor, h: Tensor, drift: Tensor | None, layer: str
-    ) -> tuple[Tensor, list[str]]:
-        """What the values should be [k, n] float64, and notes."""
-        target = x.T.double().contiguous()
-        if not self.asymmetric:
-            return target, []
-        if drift is None:
-            return target, [_NO_DRIFT]
-        drift = self.asymmetric * grams.checked_drift(drift, h, layer)
-        return shifted(target, h, drift, self.damping, layer), []
-
     def _chosen(
         self, problems: Sequence["_Problem"], fmt: Format
     ) -> list[tuple[QTensor, list[str]]]:
-        """Codes for weights of one shape, and notes."""
-        factors, orders, dampings = zip(*(self._factored(each) for each in problems), strict=True)
+        """Codes for weights of one width, and notes."""
+        by_inputs = {id(each.inputs): self._factors(each.inputs) for each in _first(problems)}
+        factors = [by_inputs[id(each.inputs)] for each in problems]
         importance = None
         if self.scales != "absmax":
-            pairs = zip(factors, orders, strict=True)
-            importance = [factor.diagonal().pow(-2)[order.argsort()] for factor, order in pairs]
+            importance = [of.factor.diagonal().pow(-2)[of.order.argsort()] for of in factors]
         spacing = _COARSE if self.sweeps else 1
         columns = Columns([each.x for each in problems], fmt, importance, spacing=spacing)
         targets = [each.target for each in problems]
         if self.static:
             columns.choose_all([target.T.float().contiguous() for target in targets])
-        feed_back(columns, targets, factors, orders, self.batch)
-        hs, fit = [each.h for each in problems], self.scales != "absmax"
-        rests = descend(columns, targets, hs, self.sweeps, damping=dampings, fit=fit)
+        feed_back(columns, targets, factors, self.batch)
+        hs, fit = [each.inputs.h for each in problems], self.scales != "absmax"
+        plus = [of.plus for of in factors]
+        rests = descend(columns, targets, hs, self.sweeps, damping=plus, fit=fit)
         plain = [quantize(each.x, fmt) for each in problems]
         worse = [
             each.error_of(columns.values[:, columns.of(e)], rests[e]) > each.error_of(q)
             for e, (each, q) in enumerate(zip(problems, plain, strict=True))
         ]
+        more = [self._damping_notes(of.damping) for of in factors]
         return [
-            (plain[e], [*each.notes, _NOT_LOWER]) if worse[e] else (columns.finished(e), each.notes)
+            (plain[e], [*each.notes, *more[e], _NOT_LOWER])
+            if worse[e]
+            else (columns.finished(e), [*each.notes, *more[e]])
             for e, each in enumerate(problems)
         ]
 
-    def _factored(self, problem: "_Problem") -> tuple[Tensor, Tensor, float]:
-        """The factor of its inverse H, permuted, the order of columns, and what damping adds to
-        the diagonal."""
-        h = problem.h
-        order = torch.arange(len(h), device=h.device)
-        if self.act_order:
-            order = h.diagonal().argsort(descending=True, stable=True)
-        factor, damping = grams.inverse_factor(h[order][:, order], self.damping, problem.layer)
+    def _factors(self, inputs: grams.Inputs) -> grams.Factors:
+        return inputs.factors(self.damping, act_order=self.act_order)
+
+    def _damping_notes(self, damping: float) -> list[str]:
         if damping > self.damping:
-            problem.notes.append(f"H has no Cholesky factor: damping raised to {damping:g}")
-        return factor, order, damping * float(h.diagonal().mean())
+            return [f"H has no Cholesky factor: damping raised to {damping:g}"]
+        return []
 
 
 _NOT_LOWER = "error feedback did not lower the error: rounded to nearest"
 
 
 class _Problem(NamedTuple):
-    """A weight x [n, k] float32 whose values should be `target` [k, n], under H [k, k] float64."""
+    """A weight x [n, k] float32 whose values should be `target` [k, n] float64, and its inputs."""
 
     x: Tensor
     target: Tensor
-    h: Tensor
-    layer: str
+    inputs: grams.Inputs
     notes: list[str]
 
     def error_of(self, q: QTensor | Tensor, rest: Tensor | None = None) -> Tensor:
@@ -258,11 +252,28 @@ class _Problem(NamedTuple):
         values)."""
         values = q.dequantize().T if isinstance(q, QTensor) else q
         away = self.target - values
-        return (away * (self.h @ away if rest is None else rest)).sum()
+        return (away * (self.inputs.h @ away if rest is None else rest)).sum()
 
 
 _MOST = 32  # matrices side by side
 _ELEMENTS = 1 << 24  # of what is held of them, such as k² of a factor, in float64
+
+
+def _first(problems: Sequence[_Problem]) -> list[_Problem]:
+    """The first one of each inputs."""
+    return list({id(each.inputs): each for each in reversed(problems)}.values())[::-1]
+
+
+def _side_by_side(problems: Sequence[_Problem], count: int) -> Iterator[list[_Problem]]:
+    """Neighbours of at most `count` inputs; one by one for 0."""
+    some: list[_Problem] = []
+    for each in problems:
+        if some and len(_first([*some, each])) > count:
+            yield some
+            some = []
+        some.append(each)
+    if some:
+        yield some
 
 
 # Error feedback: columns are rounded in an order, and those to come make up for their errors.
@@ -274,10 +285,11 @@ class _Feeding:
     steps: (a block whose scales are chosen first or None, the first column, behind the last one)
     """
 
-    def __init__(self, columns: Columns, e: int, target: Tensor, factor: Tensor, order: Tensor):
+    def __init__(self, columns: Columns, e: int, target: Tensor, coupling: Tensor, order: Tensor):
+        """Coupling: what an error costs a later column."""
         self.columns, self.e, self.order = columns, e, order
         self.pending = target[order]
-        self._coupling = factor / factor.diagonal()[:, None]  # what an error costs a later column
+        self._coupling = coupling
         self._place_of = order.argsort()
         self.steps: list[tuple[int | None, int, int]] = []
 
@@ -314,19 +326,20 @@ class _Feeding:
 def feed_back(
     columns: Columns,
     targets: Sequence[Tensor],
-    factors: Sequence[Tensor],
-    orders: Sequence[Tensor],
+    factors: Sequence[grams.Factors],
     batch: int,
 ) -> None:
     """Round all columns of each matrix in its order; the scales of a block are chosen when its
     first column is reached.
 
     targets: [k, n] float64, what the values should be
-    factors: [k, k] float64, upper U with U^T U = H^-1, of the permuted H
+    factors: of the inverse of each H; matrices may have one, which is looked at once then
     batch: columns that are rounded in one call, at most; then all later ones make up for them
     """
-    given = zip(targets, factors, orders, strict=True)
-    every = [_Feeding(columns, e, *each) for e, each in enumerate(given)]
+    distinct = {id(each): each.factor for each in factors}
+    own = {key: factor / factor.diagonal()[:, None] for key, factor in distinct.items()}
+    pairs = enumerate(zip(targets, factors, strict=True))
+    every = [_Feeding(columns, e, to, own[id(by)], by.order) for e, (to, by) in pairs]
     for each in every:
         each.plan(batch)
     for i in range(max(len(each.steps) for each in every)):
@@ -342,14 +355,3 @@ def feed_back(
             columns.choose([(each.e, block) for each, block in some], x)
         for each in now:
             each.round(*each.steps[i][1:])
-
-
-def shifted(target: Tensor, h: Tensor, drift: Tensor, damping: float, layer: str) -> Tensor:
-    """Weights [k, n] for inputs Xf -> those that give nearest to the same outputs for inputs Xq.
-
-    h, drift: Xq^T Xq and Xq^T (Xf - Xq), both by rows [k, k] float64. The least squares solution
-    of Xq T = Xf W is W + H^-1 drift W; H is damped here, too.
-    """
-    r, _ = grams.backwards_factor(h, damping, layer)
-    moved = torch.linalg.solve_triangular(r, drift @ target, upper=True)
-    return target + torch.linalg.solve_triangular(r.T, moved, upper=False)

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,57 @@ def inverse_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, float
     r, damping = backwards_factor(h, damping, layer)
     one = torch.eye(len(h), dtype=h.dtype, device=h.device)
     return torch.linalg.solve_triangular(r, one, upper=True), damping
+
+
+class Inputs:
+    """What GPTQ knows of a layer's inputs, which all rows of its weight have.
+
+    h: [k, k] float64, their gram matrix, the mean of its diagonal for inputs that were always 0
+    dead: how many those are; layer: for errors
+    """
+
+    def __init__(self, gram: Tensor, k: int, layer: str):
+        self.layer = layer
+        self.h, self.dead = without_dead(checked(gram, k, layer))
+
+    def factors(self, damping: float, *, act_order: bool) -> "Factors":
+        """The factor of the inverse H, permuted. act_order: columns with large inputs first."""
+        order = torch.arange(len(self.h), device=self.h.device)
+        if act_order:
+            order = self.h.diagonal().argsort(descending=True, stable=True)
+        factor, most = inverse_factor(self.h[order][:, order], damping, self.layer)
+        return Factors(factor, order, most, most * float(self.h.diagonal().mean()))
+
+    def shift(self, drift: Tensor, part: float, damping: float) -> "Shift":
+        """What moves weights by a `part` of the drift, Xq^T (Xf - Xq) / rows [k, k]."""
+        r, _ = backwards_factor(self.h, damping, self.layer)
+        return Shift(r, part * checked_drift(drift, self.h, self.layer))
+
+
+class Shift(NamedTuple):
+    """Moves weights for inputs Xf to where they give nearest to the same outputs for inputs Xq: the
+    least squares solution of Xq T = Xf W is W + H^-1 drift W.
+
+    factor: upper R [k, k] float64 with R R^T = H, damped; drift: [k, k] float64
+    """
+
+    factor: Tensor
+    drift: Tensor
+
+    def of(self, weight: Tensor) -> Tensor:
+        """Weight W [k, n] float64 -> T."""
+        moved = torch.linalg.solve_triangular(self.factor, self.drift @ weight, upper=True)
+        return weight + torch.linalg.solve_triangular(self.factor.T, moved, upper=False)
+
+
+class Factors(NamedTuple):
+    """U [k, k] float64, upper, with U^T U = H^-1 of the permuted H; the order of columns; the
+    damping in parts of H's mean diagonal, and what that adds to the diagonal."""
+
+    factor: Tensor
+    order: Tensor
+    damping: float
+    plus: float
 
 
 def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | None, list[str]]:

@@ -9,8 +9,10 @@ from torch import Tensor
 import blockscale as bs
 from blockscale.calibration.algorithms.block_scales import best_scales, search, spread
 from blockscale.calibration.algorithms.columns import Columns, Graphs
-from blockscale.calibration.algorithms.gptq import feed_back, shifted
+from blockscale.calibration.algorithms.gptq import feed_back
 from blockscale.calibration.algorithms.hessian import (
+    Factors,
+    Inputs,
     backwards_factor,
     inverse_factor,
     without_dead,
@@ -90,6 +92,10 @@ def test_a_block_is_chosen_when_it_is_asked_for() -> None:
 # Factors of H, and error feedback by itself.
 
 
+def factored(factor: torch.Tensor) -> Factors:
+    return Factors(factor, torch.arange(len(factor)), 0.0, 0.0)
+
+
 def test_damping_is_raised_until_there_is_a_factor() -> None:
     """Half of a matrix with a negative eigenvalue is no X^T X, but rounding may make one such."""
     h = torch.tensor([[1.0, 1.5], [1.5, 1.0]], dtype=torch.float64)  # eigenvalues 2.5, -0.5
@@ -123,9 +129,10 @@ def test_shifted_weights_are_the_least_squares_solution() -> None:
     weight = torch.randn(12, 5).double()
     h, drift = seen.T @ seen / 300, seen.T @ (wanted - seen) / 300
     best = np.linalg.lstsq(seen.numpy(), (wanted @ weight).numpy(), rcond=None)[0]
-    found = shifted(weight, h, drift, 0.0, "layer")
+    inputs = Inputs(h, 12, "layer")
+    found = inputs.shift(drift, 1.0, 0.0).of(weight)
     np.testing.assert_allclose(found.numpy(), best, rtol=1e-9, atol=1e-12)
-    assert torch.equal(shifted(weight, h, torch.zeros_like(h), 0.01, "layer"), weight)
+    assert torch.equal(inputs.shift(torch.zeros_like(h), 1.0, 0.01).of(weight), weight)
 
 
 def test_dead_inputs_get_the_mean() -> None:
@@ -142,7 +149,7 @@ def test_one_column_is_rounded_to_nearest() -> None:
     weight, fmt = torch.randn(9, 1), bs.parse("int4:channel0:fp32")
     columns = Columns([weight], fmt, None)
     one = torch.ones(1, 1).double()
-    feed_back(columns, [weight.T.double()], [one], [torch.zeros(1, dtype=torch.int64)], 64)
+    feed_back(columns, [weight.T.double()], [factored(one)], 64)
     assert torch.equal(columns.finished().packed, bs.quantize(weight, fmt).packed)
 
 
@@ -152,11 +159,11 @@ def test_two_columns_by_hand() -> None:
     columns = Columns([weight], fmt, None)
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
     factor = torch.tensor([[2.0, -1.0], [0.0, 1.0]]).double()
-    feed_back(columns, [weight.T.double()], [factor], [torch.arange(2)], 64)
+    feed_back(columns, [weight.T.double()], [factored(factor)], 64)
     assert columns.finished().codes.tolist() == [[2, 2]]  # 1.3 + 0.4 / 2 = 1.5, to even
     columns = Columns([weight], fmt, None)
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
-    feed_back(columns, [weight.T.double()], [factor.abs()], [torch.arange(2)], 64)
+    feed_back(columns, [weight.T.double()], [factored(factor.abs())], 64)
     assert columns.finished().codes.tolist() == [[2, 1]]
 
 

@@ -2,6 +2,7 @@
 """GPTQ against the textbook, the identity, and its own objective."""
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blockscale as bs
+from blockscale.calibration.algorithms import hessian
 from blockscale.calibration.algorithms.block_scales import best_scales, search
 from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.search import Search
@@ -344,6 +346,28 @@ def test_side_by_side_each_gets_what_it_gets_alone(fmt: str, how: dict[str, Any]
         alone, told = algorithm.quantize(weights[e], form, gram, names[e], drift=drift)
         assert notes == told and q.size == alone.size
         assert torch.equal(q.packed, alone.packed)
+        for part, expected in zip(q.qparams, alone.qparams, strict=True):
+            assert (part is None and expected is None) or torch.equal(part, expected)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("how", [{}, {"asymmetric": True, "static": True, "scales": "absmax"}])
+@pytest.mark.parametrize("fmt", SIDE)
+def test_parts_of_a_weights_rows_get_what_they_get_alone(fmt: str, how: dict[str, Any]) -> None:
+    """To the bit: parts of one weight, of other sizes, of which one is all zeros and settles at
+    once. The factor of their H is computed once."""
+    k, form, algorithm = 44, bs.parse(fmt), GPTQ(**how)
+    weights = [torch.randn(n, k) for n in (11, 11, 1, 6)]
+    weights[1] = torch.zeros(11, k)
+    gram = gram_of(k, 60)
+    gram[5] = gram[:, 5] = 0
+    drift = gram * 0.1 * torch.randn(k, k)
+    with patch.object(hessian, "inverse_factor", wraps=hessian.inverse_factor) as factors:
+        found = algorithm.quantize_each(weights, form, [gram] * 4, ["layer"] * 4, [drift] * 4)
+    assert factors.call_count == 1
+    for weight, (q, notes) in zip(weights, found, strict=True):
+        alone, told = algorithm.quantize(weight, form, gram, "layer", drift=drift)
+        assert notes == told and torch.equal(q.packed, alone.packed)
         for part, expected in zip(q.qparams, alone.qparams, strict=True):
             assert (part is None and expected is None) or torch.equal(part, expected)
 
