@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """QTensor: a quantized tensor as a plain value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -252,6 +252,26 @@ def from_parts(fmt: Format, size: int, parts: dict[str, Tensor]) -> QTensor:
             f"{packed_size(fmt.element, size)}], found {describe(codes)}"
         )
     return QTensor(codes, QParams(**{name: parts[name] for name in fmt.parts}), fmt, size)
+
+
+def join(parts: Sequence[QTensor], dim: int) -> QTensor:
+    """Parts of a tensor of one format, one after another along `dim`, in memory of their own.
+
+    What every part has whole, such as an outer scale, is the first one's.
+    """
+    first = parts[0]
+    dim %= first.ndim
+    cut = cuts.placements(first.format, first.shape, dim)
+
+    def whole(name: str, each: list[Tensor]) -> Tensor:
+        at = cut[name]
+        return each[0].clone() if at is None else torch.cat(each, at)
+
+    every = [{"codes": part.packed, **part.qparams._asdict()} for part in parts]
+    names = ("codes", *first.format.parts)
+    by_name = {name: whole(name, [tensors[name] for tensors in every]) for name in names}
+    size = sum(part.size for part in parts) if dim == first.ndim - 1 else first.size
+    return from_parts(first.format, size, by_name)
 
 
 def describe(value: object) -> str:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blockscale.core.cuts import blocks_of, check_cut, deal, placements, refined, share
+from blockscale.core.cuts import blocks_of, check_cut, deal, refined, share
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.scales import TwoLevel
@@ -24,7 +24,7 @@ from blockscale.layers.before.scale import Scale
 from blockscale.layers.kinds import QEmbedding, QLinear
 from blockscale.layers.store import QInput, QWeight
 from blockscale.ops.linear import linear
-from blockscale.ops.tensor import QTensor, from_parts
+from blockscale.ops.tensor import QTensor, join
 from blockscale.parallel.collectives import join_parts, merge, shared, summed
 
 
@@ -105,7 +105,7 @@ def cut_weight(weight: QWeight, dim: int, parts: int, group: Any) -> None:
         by.restore({
             name: at.of(part, 0).clone() for name, part in by.present().items() if part is not None
         })  # fmt: skip
-    weight.become_part(_joined(some, dim), note)
+    weight.become_part(join(some, dim), note)
 
 
 def _refuses_parts_of_rows(weight: QWeight, group: Any) -> str:
@@ -123,26 +123,6 @@ def _refuses_parts_of_rows(weight: QWeight, group: Any) -> str:
         f"its input is quantized ({by.fmt}) by scales of what several processes have: use a format "
         "in groups that end with the parts, such as mxfp8, or cut its outputs or its experts"
     )
-
-
-def _joined(parts: list[QTensor], dim: int) -> QTensor:
-    """Parts of a weight of one format, one after another, in memory of their own."""
-    first = parts[0]
-    cut = placements(first.format, first.shape, dim)
-
-    def whole(name: str, each: list[Tensor]) -> Tensor:
-        at = cut[name]
-        return each[0].clone() if at is None else torch.cat(each, at)
-
-    names = ("codes", *first.format.parts)
-    tensors = [dict(zip(names, (p.packed, *_stored(p)), strict=True)) for p in parts]
-    by_name = {name: whole(name, [each[name] for each in tensors]) for name in names}
-    size = sum(p.size for p in parts) if dim == len(first.shape) - 1 else first.size
-    return from_parts(first.format, size, by_name)
-
-
-def _stored(q: QTensor) -> list[Tensor]:
-    return [getattr(q.qparams, name) for name in q.format.parts]
 
 
 class _Linear(QLinear):

@@ -5,6 +5,7 @@ import copy
 import io
 import math
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import blockscale as bs
 from blockscale.core.parse import CATALOG
+from blockscale.ops.tensor import join
 from tests.support.exact import layout, pack_row
 from tests.support.ops_tensor import bits, parts
 from tests.support.oracle import Oracle
@@ -220,3 +222,18 @@ def test_what_a_tensor_answers(fmt: str) -> None:
     if not torch.cuda.is_available():
         with pytest.raises((RuntimeError, AssertionError)):
             q.cuda()
+
+
+@pytest.mark.parametrize("fmt", ["int4:group8:fp32", "nvfp4", "uint4:group8:fp16:asym", "nf4"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_that_are_joined_are_the_whole(fmt: str, dim: int) -> None:
+    """To the bit, with what all parts have whole, such as an outer scale or a table."""
+    q = bs.quantize(torch.randn(160, 160), fmt)
+    some = [q.narrow(dim, a, b - a) for a, b in pairwise([0, 64, 160])]
+    whole = join(some, dim - 2)
+    assert (whole.format, whole.size) == (q.format, q.size)
+    assert torch.equal(whole.packed, q.packed)
+    for name in q.format.parts:
+        part = getattr(whole.qparams, name)
+        assert torch.equal(part, getattr(q.qparams, name))
+        assert part.data_ptr() != getattr(q.qparams, name).data_ptr()
