@@ -2,11 +2,13 @@
 """How GPTQ of one block scales over the GPUs of this host.
 
     python -m benchmarks.calibration_processes [--hidden 2048] [--batches 32] [--tokens 1024]
+        [--blocks 1]
 
-A block of Llama's shape is calibrated by one process, and by one for each GPU, each with its own
-batches. Prints JSON: seconds of `bs.calibrate`, the ratio of ideal scaling, and whether codes and
-scales are equal. The first call of each process, on a block of the same size and a batch or two,
-loads and compiles what later blocks find; its seconds are printed, too.
+A block of Llama's shape, or some, is calibrated by one process, and by one for each GPU, each with
+its own batches. One block is calibrated in passes, group by group of its layers; of several the
+layers of each are chosen for at once. Prints JSON: seconds of `bs.calibrate`, the ratio of ideal
+scaling, and whether codes and scales are equal. The first call of each process, with a batch or
+two, loads and compiles what later blocks find; its seconds are printed, too.
 """
 
 import argparse
@@ -24,22 +26,25 @@ import torch.multiprocessing as mp
 import blockscale as bs
 
 
-def block(hidden: int) -> Any:
-    """A Llama of one block, in bfloat16."""
+def llama(hidden: int, blocks: int) -> Any:
+    """A Llama of so many blocks, in bfloat16."""
     import transformers
 
     config = transformers.LlamaConfig(
         vocab_size=1024, hidden_size=hidden, intermediate_size=7 * hidden // 2,
-        num_hidden_layers=1, num_attention_heads=hidden // 64, num_key_value_heads=hidden // 256,
+        num_hidden_layers=blocks, num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 256,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device("cuda"):
         return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def calibrate(hidden: int, batches: list[torch.Tensor], group: Any) -> tuple[float, str]:
+def calibrate(
+    hidden: int, blocks: int, batches: list[torch.Tensor], group: Any
+) -> tuple[float, str]:
     """Seconds, and a digest of the codes."""
-    model = block(hidden)
+    model = llama(hidden, blocks)
     torch.cuda.synchronize()
     if group is not None:
         dist.barrier()
@@ -66,8 +71,8 @@ def work(rank: int, size: int, folder: str, given: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(1)
     every = torch.randint(0, 1024, (given.batches, 1, given.tokens), generator=generator)
     own = [each.cuda() for each in every[rank::size]]
-    first, _ = calibrate(given.hidden, own[:2], group)
-    took, digest = calibrate(given.hidden, own, group)
+    first, _ = calibrate(given.hidden, given.blocks, own[:2], group)
+    took, digest = calibrate(given.hidden, given.blocks, own, group)
     if rank == 0:
         Path(folder, str(size)).write_text(json.dumps([took, digest, first]))
     if size > 1:
@@ -80,6 +85,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--batches", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, default=1)
     given, most = parser.parse_args(), torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         for size in (1, most):

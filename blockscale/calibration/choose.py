@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is chosen from the statistics of layers' inputs: Before modules and weights' codes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -10,18 +10,27 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.block_calls import BlockAlgorithm
+from blockscale.calibration.dealing import Part, has_top, parts_of, weight_shape
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
-from blockscale.calibration.places import from_bytes, packed, to_bytes, unpack
+from blockscale.calibration.places import (
+    Chosen,
+    codes_from_bytes,
+    codes_to_bytes,
+    from_bytes,
+    packed,
+    to_bytes,
+    unpack,
+)
 from blockscale.calibration.session import Session, has_rows, of_a_stack, width
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap
-from blockscale.layers.assembly import beside_rows, settle_top, with_rows
+from blockscale.layers.assembly import beside_rows, settle_top, top_of, with_rows
 from blockscale.layers.layer import QLayer
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
-from blockscale.ops.tensor import QTensor
+from blockscale.ops.tensor import QTensor, join
 
 if TYPE_CHECKING:
     from blockscale.layers.before import Before
@@ -72,24 +81,28 @@ def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
     return place
 
 
-def share(session: Session, plans: Sequence[Plan], choose: Callable[[], object]) -> None:
+def share(
+    session: Session, plans: Sequence[Plan], choose: Callable[[], Mapping[str, bytes] | None]
+) -> dict[str, bytes]:
     """choose(), and then what owners have chosen for these layers is chosen in every process.
 
+    choose: may return messages by name, which are all returned in every process of a group
     Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
     them received something else than its owner chose.
     """
     ranks = session.ranks
     if ranks.alone:
-        choose()
-        return
+        return dict(choose() or {})
 
     def own() -> dict[str, bytes]:
-        choose()
-        return {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
+        messages = choose() or {}
+        places = {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
+        return places | messages
 
     result = ranks.spread(own)
     for plan in plans:
         unpack(plan, session, *from_bytes(result[plan.name]))
+    return result
 
 
 def choose_before(
@@ -100,7 +113,14 @@ def choose_before(
         return
     tell_untransformed(session, transform, layer_groups)
     for group in layer_groups:
-        transform_layers(session, transform, group, session.statistics(group))
+        stats = session.statistics(group, gram=weighs(transform))
+        transform_layers(session, transform, group, stats)
+
+
+def weighs(transform: Transform | None) -> bool:
+    """Whether a transform looks at the gram matrices of inputs: if it does not say that it needs
+    none."""
+    return bool(getattr(transform, "needs_gram", True))
 
 
 def tell_untransformed(
@@ -161,9 +181,9 @@ def choose_weights(
     old: dict[str, nn.Module] = {}
     try:
         for group in layer_groups:
-            session.deal(group)
+            session.deal(group, algorithm)
             grams = _grams(session, algorithm, group)
-            share(session, group, partial(choose_each, session, algorithm, group, grams))
+            choose_each(session, algorithm, group, grams)
             if sequential and algorithm.needs_gram:
                 layers = weights_only(session, group)
                 old |= {name: session.model.get_submodule(name) for name in layers}
@@ -194,67 +214,119 @@ def _grams(
 def choose_each(
     session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan], grams: Mapping[str, Tensor]
 ) -> None:
-    """The codes of layers' weights, of those that own one; none by what only chooses for blocks,
-    and none where another process chooses for the layer."""
-    own = []
-    for plan in plans:
-        if not plan.owns_weight:
-            continue
+    """The codes of layers' weights, of those that own one, in every process; none by what only
+    chooses for blocks. Each process of a group chooses its parts of their rows."""
+    ranks, own = session.ranks, [plan for plan in plans if plan.owns_weight]
+    if not callable(getattr(algorithm, "quantize", None)):
+        share(session, own, lambda: _leave(session, algorithm, own))
+        return
+    for plan in own:
         settle_top(plan, session.named, session.places)
-        if not session.ranks.owns(plan.name):
-            continue
-        if callable(getattr(algorithm, "quantize", None)):
-            own.append(plan)
-        else:
-            session.notes[plan.name].append(
-                f"plain rounding: it is in no block that {algorithm.name} processes"
-            )
-    for some in _alike(session, algorithm, own):
-        _choose_together(session, algorithm, some, grams)
+    every = [parts_of(plan, algorithm) for plan in own]
+    codes: dict[str, Chosen] = {}
+
+    def choose() -> dict[str, bytes]:
+        some = [[p for p in parts if ranks.chooses(p.plan.name, p.number)] for parts in every]
+        for alike in _alike(session, algorithm, [parts for parts in some if parts]):
+            codes.update(_choose_together(session, algorithm, alike, grams))
+        return {} if ranks.alone else {name: codes_to_bytes(each) for name, each in codes.items()}
+
+    messages = share(session, own, choose)
+    for parts in every:
+        results = [
+            codes_from_bytes(messages[part.name], part.plan) if part.name in messages
+            else codes[part.name]
+            for part in parts
+        ]  # fmt: skip
+        _take(session, algorithm, parts, results)
 
 
-def _alike(session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan]) -> list[list[Plan]]:
+def _leave(session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan]) -> None:
+    for plan in plans:
+        note = f"plain rounding: it is in no block that {algorithm.name} processes"
+        session.notes[plan.name].append(note)
+
+
+def _take(
+    session: Session, algorithm: WeightAlgorithm, parts: Sequence[Part], results: Sequence[Chosen]
+) -> None:
+    """A layer's codes are those of all its parts."""
+    plan, every = parts[0].plan, [q for q, _ in results]
+    session.places[plan.name].weight = every[0] if len(every) == 1 else join(every, 0)
+    session.details[plan.name].append(f"weight by {algorithm.name}")
+    notes = list(_notes(parts, results))
+    if not algorithm.needs_gram or plan.kind.takes_input:
+        session.notes[plan.name] += notes
+    else:  # a table has no inputs to know of, and that is nothing to warn of
+        session.details[plan.name] += notes
+
+
+def _notes(parts: Sequence[Part], results: Sequence[Chosen]) -> Iterator[str]:
+    """What is said of a layer, and of how many of its rows."""
+    for note in dict.fromkeys(note for _, notes in results for note in notes):
+        pairs = zip(parts, results, strict=True)
+        rows = sum(p.rows.stop - p.rows.start for p, (_, notes) in pairs if note in notes)
+        n = parts[-1].rows.stop
+        yield note if rows == n else f"{note} ({rows} of {n} rows)"
+
+
+def _alike(
+    session: Session, algorithm: WeightAlgorithm, layers: Sequence[Sequence[Part]]
+) -> list[list[Sequence[Part]]]:
     """Layers that the algorithm chooses for in one call: of one shape and format, as many as it
     works on side by side."""
     count = getattr(algorithm, "beside", None)
     if count is None:
-        return [[plan] for plan in plans]
-    sets: dict[tuple[object, ...], list[list[Plan]]] = {}
-    for plan in plans:
-        top = session.places[plan.name].top
-        rows = plan.parameter.numel() // width(plan) + (top is not None)
-        key = str(plan.format), rows, width(plan), plan.parameter.device
-        groups_of = sets.setdefault(key, [[]])
-        if len(groups_of[-1]) >= count(plan.format, (rows, width(plan))):
+        return [[parts] for parts in layers]
+    sets: dict[tuple[object, ...], list[list[Sequence[Part]]]] = {}
+    for parts in layers:
+        plan = parts[0].plan
+        top, (rows, k) = session.places[plan.name].top, weight_shape(plan)
+        rows += top is not None
+        groups_of = sets.setdefault((str(plan.format), rows, k, plan.parameter.device), [[]])
+        if len(groups_of[-1]) >= count(plan.format, (rows, k)):
             groups_of.append([])
-        groups_of[-1].append(plan)
+        groups_of[-1].append(parts)
     return [some for each in sets.values() for some in each]
 
 
 def _choose_together(
-    session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan], grams: Mapping[str, Tensor]
-) -> None:
-    """The codes of layers of one shape and format."""
-    stored = [_weight_before(session, plan) for plan in plans]
-    tops = [session.places[plan.name].top for plan in plans]
-    drifts = [session.drifts.pop(plan.name, None) for plan in plans]
-    fmt, own = plans[0].format, [grams.get(plan.name) for plan in plans]
-    weights = [with_rows(x, fmt, top) for x, top in zip(stored, tops, strict=True)]
-    names = [plan.name for plan in plans]
+    session: Session,
+    algorithm: WeightAlgorithm,
+    layers: Sequence[Sequence[Part]],
+    grams: Mapping[str, Tensor],
+) -> dict[str, Chosen]:
+    """The codes of parts of layers of one shape and format."""
+    parts = [part for own in layers for part in own]
+    fmt, names = parts[0].plan.format, [part.plan.name for part in parts]
+    tops = {own[0].plan.name: _top(session, algorithm, own[0].plan) for own in layers}
+    wholes = {own[0].plan.name: _weight_before(session, own[0].plan) for own in layers}
+    stored = [wholes[part.plan.name][part.rows] for part in parts]
+    weights = [with_rows(x, fmt, tops[name]) for x, name in zip(stored, names, strict=True)]
+    drifts = {name: session.drifts.pop(name, None) for name in tops}
     each = getattr(algorithm, "quantize_each", None)
     if each is not None:
-        results = each(weights, fmt, own, names, drifts)
+        of = [grams.get(name) for name in names], names, [drifts[name] for name in names]
+        results = each(weights, fmt, *of)
     else:
-        more = {"drift": drifts[0]} if getattr(algorithm, "needs_drift", False) else {}
-        results = [algorithm.quantize(weights[0], fmt, own[0], names[0], **more)]
-    for plan, x, (q, notes) in zip(plans, stored, results, strict=True):
-        place = session.places[plan.name]
-        place.weight = beside_rows(x, fmt, place.top, partial(_chosen, q))
-        session.details[plan.name].append(f"weight by {algorithm.name}")
-        if not algorithm.needs_gram or plan.kind.takes_input:
-            session.notes[plan.name] += notes
-        else:  # a table has no inputs to know of, and that is nothing to warn of
-            session.details[plan.name] += notes
+        results = []
+        for weight, name in zip(weights, names, strict=True):
+            more = {"drift": drifts[name]} if getattr(algorithm, "needs_drift", False) else {}
+            results.append(algorithm.quantize(weight, fmt, grams.get(name), name, **more))
+    codes = {}
+    for part, x, (q, notes) in zip(parts, stored, results, strict=True):
+        own = beside_rows(x, fmt, tops[part.plan.name], partial(_chosen, q))
+        codes[part.name] = own, list(notes)
+    return codes
+
+
+def _top(session: Session, algorithm: WeightAlgorithm, plan: Plan) -> Tensor | None:
+    """The largest numerator of all layers that share a layer's outer scale, or of all parts of one
+    that is chosen in parts; None for others."""
+    place = session.places[plan.name]
+    if place.top is not None or len(parts_of(plan, algorithm)) == 1:
+        return place.top
+    return top_of(plan, place) if has_top(plan.format, weight_shape(plan)) else None
 
 
 def _chosen(q: QTensor, weight: Tensor) -> QTensor:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is known of a layer's inputs after many batches, in constant memory."""
 
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -110,6 +109,18 @@ def _windows(
     return last.reshape(-1, prod(kernel), x.shape[0])
 
 
+Size = tuple[int, ...]
+
+
+def sized(add: Callable[[Tensor, Size], None]) -> Callback:
+    """A callback that tells only the size of what a layer gave."""
+
+    def call(x: Tensor, y: Any) -> None:
+        add(x, tuple(y.shape) if isinstance(y, Tensor) else ())
+
+    return call
+
+
 # See what modules are given and give while a model runs.
 
 _UNHEARD: "WeakSet[nn.Module]" = WeakSet()
@@ -153,7 +164,6 @@ def watch(callbacks: Mapping[nn.Module, Callback]) -> Iterator[None]:
 
 
 SAMPLE = 256  # rows that InputStats.sample keeps
-_STRIP = 256  # columns of a product that are computed at once
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ class InputStats:
     rows: how many were seen, without those that hold a NaN or an infinity
     amax: [k], the largest |x| of each feature
     mean_abs: [k], the mean of |x|
-    gram: [k, k] float64, X^T X / rows
+    gram: [k, k] float64, X^T X / rows; None for a transform that says it needs none
     sample: at most 256 rows, each row seen being as likely as any other
     skipped: rows left out because they hold a NaN or an infinity
     places: how many places of a kernel a row holds, each of k / places features; 1 but for
@@ -173,7 +183,7 @@ class InputStats:
     rows: int
     amax: Tensor
     mean_abs: Tensor
-    gram: Tensor
+    gram: Tensor | None
     sample: Tensor
     skipped: int = 0
     places: int = 1
@@ -182,14 +192,15 @@ class InputStats:
 class InputStatsCollector:
     """Gathers InputStats, k² numbers whatever the number of rows.
 
-    features: k; places: as in InputStats.
+    features: k; places: as in InputStats; gram: whether that is gathered, which takes most of the
+    time.
     """
 
-    def __init__(self, features: int, device: torch.device, places: int = 1):
+    def __init__(self, features: int, device: torch.device, places: int = 1, *, gram: bool = True):
         self._places = places
         zeros = torch.zeros(features, dtype=torch.float64, device=device)
         self._amax, self._total, self.rows, self.skipped = zeros.float(), zeros, 0, 0
-        self._gram = zeros.new_zeros(features, features)
+        self._gram = zeros.new_zeros(features, features) if gram else None
         self.neighbours: Neighbours | None = None
         self._sample = zeros.new_zeros(SAMPLE, features, dtype=torch.float32)
         self._draw = torch.Generator().manual_seed(0)  # the same rows in every run
@@ -212,8 +223,9 @@ class InputStatsCollector:
         size = x.abs()
         self._amax = torch.maximum(self._amax, size.amax(0))
         self._total += size.sum(0, dtype=torch.float64)
-        with float32_inside(x):
-            self._gram += x.T @ x
+        if self._gram is not None:
+            with float32_inside(x):
+                self._gram += x.T @ x
         self._keep(x)
         self.rows += rest
 
@@ -231,68 +243,10 @@ class InputStatsCollector:
         """What was seen so far. Raises ValueError if that is nothing."""
         if self.rows == 0:
             raise ValueError("it saw no data")
-        mean, gram = (self._total / self.rows).float(), self._gram / self.rows
+        mean = (self._total / self.rows).float()
+        gram = None if self._gram is None else self._gram / self.rows
         sample = self._sample[: self.rows]
         return InputStats(self.rows, self._amax, mean, gram, sample, self.skipped, self._places)
-
-
-class Gram(NamedTuple):
-    """X^T X [k, k] of some rows, how many they were, how many were left out, and how near
-    neighbours are."""
-
-    sum: Tensor
-    rows: int
-    skipped: int
-    neighbours: Neighbours | None = None
-
-
-def product_of(x: Tensor) -> Gram:
-    """X [rows, k] float32, at most a few thousand rows -> their product, without rows that hold a
-    NaN or an infinity."""
-    with float32_inside(x):
-        product = _symmetric(x)
-        if bool(product.diagonal().isfinite().all()):  # so x is: a square is never below 0
-            return Gram(product, len(x), 0, neighbours_of(x))
-        rest = x[x.isfinite().all(-1)]
-        return Gram(_symmetric(rest), len(rest), len(x) - len(rest), neighbours_of(rest))
-
-
-def _symmetric(x: Tensor) -> Tensor:
-    """X^T X; on the CPU, of wide rows, little more than what lies on one side of the diagonal."""
-    k = x.shape[1]
-    if k < 2 * _STRIP or not x.is_cpu:
-        return x.T @ x
-    result = x.new_empty(k, k)
-    for first in range(0, k, _STRIP):
-        some = slice(first, min(first + _STRIP, k))
-        strip = x[:, some].T @ x[:, first:]
-        result[first:, some], result[some, first:] = strip.T, strip
-    return result
-
-
-class GramCollector:
-    """Gathers the gram matrix of a layer's inputs alone.
-
-    features: k; sum: X^T X [k, k] float64 of `rows` rows; neighbours: how near they are
-    """
-
-    def __init__(self, features: int, device: torch.device):
-        self.sum = torch.zeros(features, features, dtype=torch.float64, device=device)
-        self.rows = self.skipped = 0
-        self.neighbours: Neighbours | None = None
-
-    def add(self, product: Gram) -> None:
-        """What `product_of` made of further rows."""
-        self.sum += product.sum
-        self.rows += product.rows
-        self.skipped += product.skipped
-        self.neighbours = sum_of(self.neighbours, product.neighbours)
-
-    def result(self) -> Tensor:
-        """X^T X / rows [k, k] float64. Raises ValueError if nothing was seen."""
-        if self.rows == 0:
-            raise ValueError("it saw no data")
-        return self.sum / self.rows
 
 
 class DriftCollector:
@@ -330,48 +284,3 @@ class DriftCollector:
     def result(self) -> Tensor | None:
         """The drift [k, k] float64; None if nothing was seen."""
         return self._sum / self.rows if self.rows else None
-
-
-# Layers side by side have one input, such as query, key and value: its products are made once.
-
-
-class LastProducts:
-    """The products of the input that was seen last, as long as somebody holds it unchanged.
-
-    Of a longer input, which comes in pieces, they are added up.
-    """
-
-    def __init__(self) -> None:
-        self._of: weakref.ref[Tensor] | None = None
-        self._key: Hashable = None
-        self._found: Gram | None = None
-
-    def of(
-        self, x: Tensor, alike: Hashable, rows: Callable[[], Iterable[Tensor]]
-    ) -> Iterator[Gram]:
-        """The product of x [...], from its rows if it is not the last one; none without rows.
-
-        alike: equal for layers that make the same rows of one input
-        """
-        if x.is_inference():  # nobody could tell whether it was changed
-            yield from map(product_of, rows())
-            return
-        key = alike, x._version
-        if self._of is None or self._of() is not x or self._key != key:
-            self._found = _added(map(product_of, rows()))
-            self._of, self._key = weakref.ref(x), key
-        if self._found is not None:
-            yield self._found
-
-
-def _added(products: Iterable[Gram]) -> Gram | None:
-    """One product of all; their float32 sums are added up in float64."""
-    gram: Gram | None = None
-    for each in products:
-        if gram is None:
-            gram = each
-        else:
-            total = gram.sum.double() + each.sum
-            neighbours = sum_of(gram.neighbours, each.neighbours)
-            gram = Gram(total, gram.rows + each.rows, gram.skipped + each.skipped, neighbours)
-    return gram

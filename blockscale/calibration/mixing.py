@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.input_stats import GramCollector, unheard
+from blockscale.calibration.input_stats import unheard
 from blockscale.calibration.observer import Observer
+from blockscale.calibration.weighing import GramCollector
 from blockscale.core.pack import stored_shape
 from blockscale.layers.plan import Plan
 

@@ -72,8 +72,8 @@ def tensors_of(q: QTensor) -> dict[str, Tensor]:
 def share_codes(
     ranks: Ranks,
     plans: Sequence[Plan],
-    choose: Callable[[], Mapping[str, tuple[QTensor, list[str]]]],
-) -> dict[str, tuple[QTensor, list[str]]]:
+    choose: Callable[[], Mapping[str, Chosen]],
+) -> dict[str, Chosen]:
     """choose() -> {plan.name: codes and notes} of the layers of each process; those of all.
 
     Raises in every process what choose() raises in one; RuntimeError, in every process, if one of
@@ -82,19 +82,23 @@ def share_codes(
     if ranks.alone:
         return dict(choose())
     result = ranks.spread(
-        lambda: {
-            name: to_bytes(tensors_of(q), {"size": q.size, "notes": notes})
-            for name, (q, notes) in choose().items()
-        }
+        lambda: {name: codes_to_bytes(chosen) for name, chosen in choose().items()}
     )
-    every = {}
-    for plan in plans:
-        held, about = from_bytes(result[plan.name])
-        parts = {name: tensor.to(plan.parameter.device) for name, tensor in held.items()}
-        codes = parts.pop("codes")
-        q = QTensor(codes, QParams(**parts), plan.format, about["size"])
-        every[plan.name] = q, about["notes"]
-    return every
+    return {plan.name: codes_from_bytes(result[plan.name], plan) for plan in plans}
+
+
+def codes_to_bytes(codes: Chosen) -> bytes:
+    """Codes and notes as a message."""
+    q, notes = codes
+    return to_bytes(tensors_of(q), {"size": q.size, "notes": notes})
+
+
+def codes_from_bytes(data: bytes, plan: Plan) -> Chosen:
+    """The codes of a layer, or of some of its rows, and notes."""
+    held, about = from_bytes(data)
+    parts = {name: tensor.to(plan.parameter.device) for name, tensor in held.items()}
+    codes = parts.pop("codes")
+    return QTensor(codes, QParams(**parts), plan.format, about["size"]), about["notes"]
 
 
 def to_bytes(tensors: Mapping[str, Tensor], about: Told) -> bytes:

@@ -6,11 +6,13 @@ sums of inputs, samples, observers that depend on the order) is gathered by one 
 layer, its owner, which is sent the layer's inputs of all processes after each round of N batches
 and adds them up in the order of the global batches, as one process alone does. So sums have the
 same bits whatever N is. What merges exactly (ranges, counts) is gathered where it is and merged.
-Owners choose; all others get what they chose and compare digests of it.
+Columns of wide gram matrices have owners of their own, and so have rows of weights, whose codes
+they choose; all others get what they chose and compare digests of it.
 """
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from blockscale.calibration.dealing import Effort, deal
 from blockscale.parallel.messages import aligned, gather_messages, packed, swapped, unpacked, wire
 
 T = TypeVar("T")
@@ -118,7 +121,8 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         self.total: int | None = None
         self.now = 0
-        self._owners: dict[str, int] = {}
+        self._owners: dict[str, list[int]] = {}
+        self._choosers: dict[str, list[int]] = {}
         self._together: Mapping[str, str] = {}
         self._adds: list[Callable[..., None]] = []
         self._outbox = _Outbox()
@@ -131,26 +135,46 @@ class Ranks:
 
     # --- who does what
 
-    def deal(self, costs: Mapping[str, float], together: Mapping[str, str] | None = None) -> None:
-        """Let these layers have owners: the dearest first, each to who has least to do so far.
+    def deal(
+        self,
+        codes: Mapping[str, Effort],
+        grams: Mapping[str, Effort] | None = None,
+        together: Mapping[str, str] | None = None,
+    ) -> None:
+        """Let parts of these layers' weights have choosers, and parts of their statistics owners.
 
-        together: {layer: the name in `costs` that stands for it and others}
+        grams: what the statistics take; who chooses the first rows gathers all of them, if
+            that is not too much
+        together: {layer: the name in `codes` that stands for it and others}
         """
         self._together = together or {}
         if self.size == 1:
             return
-        loads = [0.0] * self.size
-        for name in sorted(costs, key=lambda name: (-costs[name], name)):
-            owner = loads.index(min(loads))
-            self._owners[name] = owner
-            loads[owner] += costs[name]
+        choosers = deal(codes, self.size).who
+        home = {name: who[0] for name, who in choosers.items()}
+        self._choosers |= choosers
+        self._owners |= {name: [rank] for name, rank in home.items()}
+        self._owners |= deal(grams or {}, self.size, home).who
 
-    def owner(self, name: str) -> int:
-        """Who gathers and chooses for a layer."""
-        return self._owners.get(self._together.get(name, name), 0)
+    def owner(self, name: str, part: int = 0) -> int:
+        """Who gathers for a layer, or for a part of its statistics."""
+        return self._process(self._owners, name, part)
+
+    def chooser(self, name: str, part: int) -> int:
+        """Who chooses a part of a layer's weight."""
+        return self._process(self._choosers, name, part)
+
+    def chooses(self, name: str, part: int) -> bool:
+        """Whether that is this process."""
+        return self.chooser(name, part) == self.rank
+
+    def _process(self, table: Mapping[str, list[int]], name: str, part: int) -> int:
+        """Who has a part; what was dealt as a whole has one process."""
+        who = table.get(self._together.get(name, name), [0])
+        return who[min(part, len(who) - 1)]
 
     def owns(self, name: str) -> bool:
-        """Whether that is this process."""
+        """Whether this process gathers for a layer."""
         return self.owner(name) == self.rank
 
     def number(self, b: int) -> int:
@@ -206,11 +230,15 @@ class Ranks:
     def at_owner(self, name: str, add: Callable[..., None]) -> Callable[..., None]:
         """A function that has the layer's owner call add(*the same arguments), tensors or what can
         be pickled, in the order of the global batches. It holds for the next `each`."""
+        return self.at_process(self.owner(name), add)
+
+    def at_process(self, rank: int, add: Callable[..., None]) -> Callable[..., None]:
+        """The same for a process."""
         if self.alone:
             return add
-        number, owner = len(self._adds), self.owner(name)
+        number = len(self._adds)
         self._adds.append(add)
-        return lambda *arguments: self._outbox.put(number, owner, arguments)
+        return lambda *arguments: self._outbox.put(number, rank, arguments)
 
     def _exchange(self, error: Exception | None) -> None:
         box, self._outbox = self._outbox, _Outbox()
@@ -277,8 +305,7 @@ class Ranks:
         return by_name
 
     def _compare(self, mine: Mapping[str, bytes], digests: Mapping[str, bytes]) -> None:
-        sent = {name: _digest(data) for name, data in mine.items()}
-        got = {name: _digest(data) for name, data in digests.items()}
+        sent, got = _digests_of(mine), _digests_of(digests)
         answers = self._gathered((sent, got))
         targets = [
             (name, owner, d) for owner, (s, _) in enumerate(answers) for name, d in s.items()
@@ -299,6 +326,13 @@ class Ranks:
         data = data.to(wire(self.group))
         dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
         return data.cpu().numpy().tobytes()
+
+    def broadcast(self, x: Tensor | None, size: int, owner: int) -> Tensor:
+        """x [size] float64 of one process, in every process, on the model's device."""
+        data = torch.empty(size, dtype=torch.float64) if x is None else x
+        data = data.to(wire(self.group))
+        dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
+        return data.to(self.device)
 
     def swapped(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """A parcel uint8 [bytes] to each process -> one from each, on the model's device."""
@@ -351,6 +385,12 @@ def _apart(blob: bytes, sizes: Mapping[str, int]) -> dict[str, bytes]:
     return {
         name: blob[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)
     }
+
+
+def _digests_of(messages: Mapping[str, bytes]) -> dict[str, str]:
+    """Several at a time: of a block's codes they would take as long as its gram matrices."""
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(messages, pool.map(_digest, messages.values()), strict=True))
 
 
 def _digest(data: bytes) -> str:

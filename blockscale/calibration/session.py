@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches, Coverage, Seen
+from blockscale.calibration.dealing import Effort, effort_of_codes
 from blockscale.calibration.input_stats import (
     Callback,
-    Gram,
-    GramCollector,
     InputStats,
     InputStatsCollector,
-    LastProducts,
-    product_of,
+    Size,
     rows_of,
     seen_by,
+    sized,
     watch,
 )
 from blockscale.calibration.mixing import Mixing
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.calibration.padding import Neighbours, Padding
 from blockscale.calibration.ranks import ALONE, Ranks
+from blockscale.calibration.weighing import Weighing, effort_of_gram
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import read_block
@@ -75,18 +75,34 @@ class Session:
         }
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
+        self._parts: dict[str, int] = {}  # how many the codes of a layer are chosen in
         self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
         self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
         self.deal(self.layers)
 
-    def deal(self, plans: Sequence[Plan]) -> None:
-        """Let the layers have owners, by what it takes to gather and choose for them: these are
-        chosen for at the same time. Experts whose statistics mix have one owner."""
-        costs: dict[str, float] = {}
+    def deal(self, plans: Sequence[Plan], algorithm: object = None) -> None:
+        """Deal out to processes what it takes to gather and to choose for layers; these are chosen
+        for at the same time, by a weight algorithm in parts. Experts whose statistics mix have one
+        owner."""
+        sets, costs, gathers = self.mixing.sets, dict[str, Effort](), dict[str, Effort]()
         for plan in plans:
-            name = self.mixing.sets.get(plan.name, plan.name)
-            costs[name] = costs.get(name, 0.0) + _cost(plan)
-        self.ranks.deal(costs, self.mixing.sets)
+            name, cost = sets.get(plan.name, plan.name), Effort(1.0)
+            if has_rows(plan):
+                cost, gathers[name] = effort_of_codes(plan, algorithm), effort_of_gram(plan)
+            if plan.name in sets:
+                before = costs.get(name, Effort(0.0)).whole
+                costs[name] = Effort(before + cost.of(cost.parts))
+                gathers.pop(name, None)
+            else:
+                costs[name] = cost
+            self._parts[plan.name] = cost.parts
+        self.ranks.deal(costs, gathers, sets)
+
+    def users_of(self, plan: Plan) -> set[int]:
+        """The processes that must know what a layer's inputs are: its owner, and who chooses its
+        codes."""
+        every = {self.ranks.chooser(plan.name, i) for i in range(self._parts.get(plan.name, 1))}
+        return every | {self.ranks.owner(plan.name)}
 
     @property
     def data(self) -> Batches:
@@ -141,17 +157,20 @@ class Session:
         alone = self.ranks.alone  # otherwise `merge` tells what was noted in any process
         return self.padding.without(plan, callback, self.details[plan.name] if alone else [])
 
-    def statistics(self, plans: Sequence[Plan]) -> dict[str, InputStats]:
+    def statistics(self, plans: Sequence[Plan], *, gram: bool = True) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
-        callbacks, collectors = self.gathering(plans)
+        callbacks, collectors = self.gathering(plans, gram=gram)
         self.run(callbacks)
         return self.gathered(collectors)
 
     def gathering(
-        self, plans: Sequence[Plan]
+        self, plans: Sequence[Plan], *, gram: bool = True
     ) -> tuple[dict[str, Callback], dict[str, InputStatsCollector]]:
-        """What has to be told of these layers' inputs, and what then holds the statistics."""
-        collectors = {plan.name: _collector(plan) for plan in plans}
+        """What has to be told of these layers' inputs, and what then holds the statistics.
+
+        gram: whether those have their gram matrices
+        """
+        collectors = {plan.name: _collector(plan, gram=gram) for plan in plans}
         return {p.name: self._gather(p, collectors[p.name]) for p in plans}, collectors
 
     def gathered(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
@@ -174,42 +193,40 @@ class Session:
 
     def grams(self, plans: Sequence[Plan]) -> dict[str, Tensor]:
         """One pass: the gram matrices of these layers' inputs, of those that saw any."""
-        callbacks, collectors = self.weighing(plans)
-        self.run(callbacks)
-        return self.weighed(collectors)
+        sums = self.weighing(plans)
+        self.run(sums.callbacks)
+        return self.weighed(sums)
 
-    def weighing(
-        self, plans: Sequence[Plan]
-    ) -> tuple[dict[str, Callback], dict[str, GramCollector]]:
-        """What has to be told of these layers' inputs, and what then holds their grams."""
-        collectors = {p.name: GramCollector(width(p), p.parameter.device) for p in plans}
-        last = LastProducts()
-        callbacks = {p.name: self._weigh(p, collectors[p.name], last) for p in plans}
-        for plan, into in self.mixing.others(plans):
-            callbacks[plan.name] = self._weigh(plan, into, last)
-        return callbacks, collectors
+    def weighing(self, plans: Sequence[Plan]) -> Weighing:
+        """What has to be told of these layers' inputs, and then holds their grams."""
+        others = self.mixing.others(plans)
+        return Weighing(plans, self.places, self.ranks, self.mixing.sets, others)
 
-    def weighed(self, collectors: Mapping[str, GramCollector]) -> dict[str, Tensor]:
-        """The grams of those that saw any input, and of experts that are filled up with others'."""
-        for name, collector in collectors.items():
+    def weighed(self, sums: Weighing) -> dict[str, Tensor]:
+        """The grams of those that saw any input, and of experts that are filled up with others', in
+        the processes that need them."""
+        for name, collector in sums.own.items():
             self._tell_skipped(name, collector.skipped)
             self._tell_alike(name, collector.neighbours)
-        return self.mixing.mixed(collectors)
+        experts = {n: own for n, own in sums.own.items() if n in self.mixing.sets}
+        return self.mixing.mixed(experts) | sums.result(self.users_of)
 
-    def _weigh(self, plan: Plan, into: GramCollector, last: LastProducts) -> Callback:
-        before = self.places[plan.name].before
-        alike = (width(plan), plan.layout) if before is None else id(before)
-
-        def add(x: Tensor, size: Size) -> None:
-            products: Iterator[Gram]
-            if of_convolution(plan.layout):
-                products = map(product_of, rows_of(plan, x, before, size))
-            else:
-                products = last.of(x, alike, lambda: rows_of(plan, x, before, size))
-            for product in products:
-                into.add(product)
-
-        return sized(self.ranks.at_owner(plan.name, add))
+    def spread_matrices(
+        self, matrices: Mapping[str, Tensor], plans: Sequence[Plan]
+    ) -> dict[str, Tensor]:
+        """Matrices [k, k] float64 of layers that their owners have, in the processes that choose
+        their codes."""
+        every = self.ranks.together(lambda: set(matrices))
+        result = dict(matrices)
+        for plan in plans:
+            users, owner = self.users_of(plan), self.ranks.owner(plan.name)
+            if users == {owner} or plan.name not in every[owner]:
+                continue
+            k, own = width(plan), matrices.get(plan.name)
+            matrix = self.ranks.broadcast(own, k * k, owner).view(k, k)
+            if self.ranks.rank in users:
+                result[plan.name] = matrix
+        return result
 
     def _gather(self, plan: Plan, into: InputStatsCollector) -> Callback:
         def add(x: Tensor, size: Size) -> None:
@@ -282,31 +299,9 @@ class Session:
         self.details[name].append(f"static {part} by {observer.name}{more and f' ({more})'}")
 
 
-Size = tuple[int, ...]
-
-
-def sized(add: Callable[[Tensor, Size], None]) -> Callback:
-    """A callback that tells only the size of what a layer gave."""
-
-    def call(x: Tensor, y: Any) -> None:
-        add(x, tuple(y.shape) if isinstance(y, Tensor) else ())
-
-    return call
-
-
-_A_COLUMN = 4e8  # products that take as long as the calls for one column, whatever its rows
-
-
-def _cost(plan: Plan) -> float:
-    """What a layer's gram matrix and its codes by GPTQ take, in products: k^2 (k + n) of them, and
-    the calls for each of k columns."""
-    k = width(plan)
-    return float(k) ** 2 * (k + plan.parameter.shape[0]) + _A_COLUMN * k if has_rows(plan) else 1.0
-
-
-def _collector(plan: Plan) -> InputStatsCollector:
-    k = width(plan)
-    return InputStatsCollector(k, plan.parameter.device, k // plan.features("input"))
+def _collector(plan: Plan, *, gram: bool) -> InputStatsCollector:
+    k, device = width(plan), plan.parameter.device
+    return InputStatsCollector(k, device, k // plan.features("input"), gram=gram)
 
 
 def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:

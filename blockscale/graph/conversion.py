@@ -85,7 +85,8 @@ def _from_watching(prepared: Prepared) -> Session:
         )
     session = Session(prepared, own.plans, None, strict=own.strict)
     session.observed(watching.observers)
-    grams = {n: s.gram for n, s in session.gathered(watching.collectors).items()}
+    stats = session.gathered(watching.collectors)
+    grams = {name: each.gram for name, each in stats.items() if each.gram is not None}
     choose_weights_from(session, own.methods.algorithm, grams)
     return session
 

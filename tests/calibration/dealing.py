@@ -5,7 +5,8 @@ import datetime
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ import blockscale as bs
 from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.signround import SignRound
 from blockscale.calibration.algorithms.spinquant import SpinQuant
+from blockscale.calibration.dealing import Deal, Effort
 from blockscale.calibration.ranks import Ranks
 from blockscale.calibration.walk.resume import Finished
 from tests.calibration.walk.networks import Decoder, Plain
@@ -105,15 +107,37 @@ def sent(count: int) -> list[Any]:
     return [(torch.randn(2, 4, 5 + i, generator=draw), (0, 2, 1)[i % 3]) for i in range(count)]
 
 
+def scattered(costs: Mapping[str, Effort], size: int, home: object = None) -> Deal:
+    """Neighbouring parts to other processes, whatever that costs."""
+    del home
+    who = {
+        name: [(i + part) % size for part in range(cost.parts)]
+        for i, (name, cost) in enumerate(costs.items())
+    }
+    return Deal(who, [0.0] * size)
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Weights are chosen seven rows at a time, gram matrices are summed up in six columns, and
+    processes share all of them."""
+    with (
+        patch("blockscale.calibration.dealing.ROWS", 7),
+        patch("blockscale.calibration.weighing._STRIP", 6),
+        patch("blockscale.calibration.ranks.deal", scattered),
+    ):
+        yield
+
+
 Case = tuple[Callable[[], nn.Module], Callable[[int], list[Any]], bs.Recipe, dict[str, Any]]
 
-# what one process that has all batches chooses as well
+# what one process that has all batches chooses as well; parts: with `small_parts`
 CASES: dict[str, Case] = {
     "gptq": (decoder, ids, STATIC, {"weight": "gptq"}),
     "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
     "stacks, few tokens": (stacked, tokens, bs.Recipe("int4:group32:fp32"), {"weight": "gptq"}),
-    "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq"}),
-    "silence": (decoder, silent, WEIGHTS, {"weight": "gptq"}),
+    "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq", "parts": True}),
+    "silence": (decoder, silent, WEIGHTS, {"weight": "gptq", "parts": True}),
 }  # fmt: skip
 # what sums gradients batch by batch, and so other bits than one process that joins rows
 LEARNED: dict[str, Case] = {
@@ -132,14 +156,22 @@ MORE: dict[str, Case] = (
         )
         for name, recipe, how in (
             ("absmax", STATIC, {}),
-            ("mse", STATIC, {"weight": "mse", "observer": "min_max"}),
+            ("mse", STATIC, {"weight": "mse", "observer": "min_max", "parts": True}),
             ("hqq", WEIGHTS, {"weight": "hqq"}),
-            ("search", STATIC, {"weight": "search", "observer": "percentile:99"}),
-            ("gptq", NVFP4, {"weight": "gptq", "transform": "smoothquant"}),
+            ("search", STATIC, {"weight": "search", "observer": "percentile:99", "parts": True}),
+            ("gptq", NVFP4, {"weight": "gptq", "transform": "smoothquant", "parts": True}),
             ("layers", STATIC, {"weight": "gptq", "sequential": "layers", "observer": "entropy"}),
-            ("passes", STATIC, {"weight": "gptq", "blocks": False, "observer": "adaptive"}),
+            (
+                "passes",
+                STATIC,
+                {"weight": "gptq", "blocks": False, "observer": "adaptive", "parts": True},
+            ),
             ("float", STATIC, {"weight": "gptq", "sequential": False, "budget": 1e5}),
-            ("hadamard", STATIC, {"weight": GPTQ(asymmetric=0.5), "transform": "hadamard"}),
+            (
+                "hadamard",
+                STATIC,
+                {"weight": GPTQ(asymmetric=0.5), "transform": "hadamard", "parts": True},
+            ),
             ("means", bs.Recipe("binary", "ternary:tensor:fp32"), {"observer": "mean"}),
         )
     }
@@ -172,14 +204,24 @@ MORE_LEARNED: dict[str, Case] = {
     ),
     "signround of routed": (routed, sent, STATIC, {"weight": SignRound(10, start="mse")}),
 }  # fmt: skip
+# what four processes, and three of them, share
+SHARED: dict[str, Case] = {
+    "groups": (decoder, ids, STATIC, {"weight": "gptq", "parts": True}),
+    "drift": (
+        decoder, ids, NVFP4,
+        {"weight": GPTQ("absmax", asymmetric=True), "transform": "smoothquant", "parts": True},
+    ),
+}  # fmt: skip
 COUNT = 5  # batches of all processes
 
 
 def calibrated(case: Case, rank: int, size: int, group: Any) -> tuple[str, Any]:
     """A digest of the model that was calibrated on a process's batches, and its ledger."""
     make, batches, recipe, how = case
+    how = dict(how)
     model, own = make(), batches(COUNT)[rank::size]
-    with warnings.catch_warnings():
+    parts = small_parts() if how.pop("parts", False) else nullcontext()
+    with parts, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an expert that saw no data, on purpose
         ledger = bs.calibrate(model, own, recipe, progress=False, group=group, **how)
     return digest_of(model), ledger.to_dict()
@@ -205,6 +247,16 @@ class Broken(nn.Module):
             raise OverflowError("three rows")
         y: Tensor = self.inner(x)
         return y
+
+
+class Failing(GPTQ):
+    """GPTQ that fails in the last process, once some of its rows are chosen."""
+
+    def quantize_each(self, weights: Any, *more: Any) -> Any:
+        chosen = super().quantize_each(weights, *more)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise OverflowError("these rows")
+        return chosen
 
 
 def words(model: nn.Module, batches: list[Any], *more: Any, **how: Any) -> str:
@@ -233,6 +285,8 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "raised": words(Broken(), own, WEIGHTS, weight="gptq"),
         "block algorithm": words(net, own, WEIGHTS, weight=Plain()),
     }
+    with small_parts():
+        found["choosing"] = words(net, own, WEIGHTS, weight=Failing())
     whole = Ranks._broadcast
 
     def one_bit(self: Ranks, blob: bytes, length: int, owner: int) -> bytes:
@@ -298,15 +352,24 @@ def work_again(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def work_of_three(rank: int, folder: str) -> None:
-    """Three processes: every algorithm, in groups of one, two and three."""
-    begin(rank, folder, 3)
-    groups = {size: dist.new_group(list(range(size))) for size in (1, 2, 3)}
+def work_shared(rank: int, folder: str) -> None:
+    """Four processes that share layers: all of them, and three."""
+    work_of_four(rank, folder, SHARED, (3, 4))
+
+
+def work_of_all(rank: int, folder: str) -> None:
+    """Four processes: every algorithm, in groups of one to four."""
+    work_of_four(rank, folder, CASES | LEARNED | MORE | MORE_LEARNED, (1, 2, 3, 4))
+
+
+def work_of_four(rank: int, folder: str, cases: Mapping[str, Case], sizes: tuple[int, ...]) -> None:
+    begin(rank, folder, 4)
+    groups = {size: dist.new_group(list(range(size))) for size in sizes}
     found: dict[str, Any] = {}
-    for name, case in (CASES | LEARNED | MORE | MORE_LEARNED).items():
+    for name, case in cases.items():
         for size, group in groups.items():
             if rank < size:
-                found[f"{name} {size}"] = calibrated(case, rank, size, group)[0]
+                found[f"{name} {size}"] = calibrated(case, rank, size, group)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

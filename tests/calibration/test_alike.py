@@ -13,13 +13,9 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
-from blockscale.calibration.input_stats import (
-    GramCollector,
-    InputStatsCollector,
-    LastProducts,
-    product_of,
-)
+from blockscale.calibration.input_stats import InputStatsCollector
 from blockscale.calibration.padding import Neighbours, neighbours_of, notes_of, sum_of
+from blockscale.calibration.weighing import GramCollector, LastProducts, product_of
 from tests.calibration.walk.networks import Gram, decoder
 from tests.support.real_models import needed
 

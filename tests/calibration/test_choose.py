@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What algorithms are given while bs.calibrate chooses: grams, statistics, sequence, groups."""
 
+import copy
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from blockscale.calibration.input_stats import InputStatsCollector
 from blockscale.core.work import Progress
 from blockscale.layers.before import Scale
 from blockscale.layers.plan import plan_layers
+from tests.calibration.walk.networks import decoder
 
 X = [torch.randn(6, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 
@@ -88,6 +90,65 @@ def test_weights_only_are_quantized_in_sequence() -> None:
         exact = first(x)
     torch.testing.assert_close(spy.grams["1"], gram(rough), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model[1].input.parts[0].flatten()[0], exact.abs().max())
+
+
+@pytest.mark.parametrize("blocks", [None, False])
+def test_statistics_without_a_gram_matrix(blocks: Any) -> None:
+    """A transform that says that it needs none is given none; all else is the same."""
+    found = []
+    for needed in (True, False):
+        doubler = Doubler()
+        doubler.needs_gram = needed  # type: ignore[attr-defined]
+        draw = torch.Generator().manual_seed(1)
+        batches = [torch.randint(20, (2, 6), generator=draw) for _ in range(2)]
+        calibrate(decoder(2), batches, "int4:group8:fp32", progress=False, transform=doubler,
+                  blocks=blocks)  # fmt: skip
+        found.append(doubler.stats)
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 4
+    for name, stats in found[0].items():
+        assert stats.gram is not None and found[1][name].gram is None
+        assert torch.equal(stats.sample, found[1][name].sample)
+        assert torch.equal(stats.mean_abs, found[1][name].mean_abs)
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "int4:group16:fp32", "uint4:group16:fp16:asym"])
+def test_parts_of_a_weight_share_its_outer_scale(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen in parts is what is chosen for the whole, where nothing is added up over
+    columns: bits, sizes and ledger."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(32, 23, bias=False)), [torch.randn(40, 32)]
+    with torch.no_grad():
+        net[0].weight[20:] *= 9  # the outer scale is of the last part
+    found = []
+    for rows in (1024, 9):
+        monkeypatch.setattr("blockscale.calibration.dealing.ROWS", rows)
+        model = copy.deepcopy(net)
+        ledger = calibrate(model, x, fmt, progress=False, weight="mse")
+        found.append((*model.state_dict().values(), ledger.to_dict()))
+    whole, parts = found
+    for one, other in zip(whole[:-1], parts[:-1], strict=True):
+        assert not isinstance(one, Tensor) or torch.equal(one, other)
+    assert whole[-1] == parts[-1] and len(whole) > 2
+
+
+def test_what_is_said_of_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that gains nothing is rounded to nearest, and the ledger says how many rows it has."""
+    monkeypatch.setattr("blockscale.calibration.dealing.ROWS", 9)
+
+    class Noting(Spy):
+        by_rows = True
+
+        def quantize(self, weight: Tensor, *more: Any) -> Any:
+            q, _ = super().quantize(weight, *more)
+            return q, ["said of all", f"said of {len(weight)}"]
+
+    net = nn.Sequential(nn.Linear(8, 23, bias=False))
+    ledger, _ = run(net, "int4:group8:fp32", weight=Noting())
+    assert ledger["0"].notes == (
+        "said of all",
+        "said of 7 (7 of 23 rows)",
+        "said of 8 (16 of 23 rows)",
+    )
 
 
 def test_a_transform_comes_before_all_else() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration import mixing
-from blockscale.calibration.input_stats import GramCollector, product_of
 from blockscale.calibration.mixing import Mixing, place_of, sets_of
+from blockscale.calibration.weighing import GramCollector, product_of
 from blockscale.core.recipe import Recipe
 from blockscale.layers.apply import plans_for
 from blockscale.layers.plan import Plan

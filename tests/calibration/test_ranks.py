@@ -2,29 +2,42 @@
 """bs.calibrate(group=…) in real processes (gloo): one model, whose bits do not depend on how many
 there are; what does not fit is refused in all of them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from blockscale.calibration.dealing import Effort
 from blockscale.calibration.ranks import Ranks
 from tests.calibration.dealing import (
     CASES,
     LEARNED,
     MORE,
     MORE_LEARNED,
+    SHARED,
     STATIC,
     calibrated,
     decoder,
     ids,
     work,
     work_again,
-    work_of_three,
+    work_of_all,
+    work_shared,
 )
 from tests.support import fresh
 
 Found = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products have the bits that they have in the processes."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +88,8 @@ def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
         assert "process 1 received other bytes than process " in told["digest"]
         assert told["digest"].startswith("RuntimeError: ")
         assert "first" not in told["digest"]
+    assert both[1]["choosing"].startswith("OverflowError: these rows")
+    assert "process 1 of 2 raised OverflowError: these rows" in both[0]["choosing"]
     assert both[1]["raised"].startswith("OverflowError: three rows")
     assert "process 1 of 2 raised OverflowError: three rows" in both[0]["raised"]
 
@@ -96,23 +111,48 @@ def test_a_run_of_a_group_goes_on_in_any_number_of_processes(tmp_path: Path) -> 
 
 
 def test_owners_are_dealt_by_cost() -> None:
+    """Who chooses the first rows of a layer gathers for it, unless that is shared; sets have one
+    process, whatever is asked of it."""
     ranks = Ranks()
     ranks.size = 3
-    ranks.deal({"a": 5.0, "b": 3.0, "c": 3.0, "d": 2.0, "e": 1.0})
-    assert [ranks.owner(name) for name in "abcde"] == [0, 1, 2, 1, 2]
+    costs = {
+        name: Effort(cost) for name, cost in zip("abcde", (5.0, 3.0, 3.0, 2.0, 1.0), strict=True)
+    }
+    ranks.deal(costs, {"a": Effort(0.0, 2.0, 3), "b": Effort(1.0)}, {"x": "d", "y": "d"})
+    assert [ranks.chooser(name, 0) for name in "abcde"] == [0, 1, 2, 1, 2]
+    assert sorted(ranks.owner("a", part) for part in range(3)) == [0, 1, 2]
+    assert [ranks.owner(name) for name in "bcde"] == [1, 2, 1, 2]
+    assert ranks.owner("x") == ranks.chooser("y", 7) == 1
+    assert ranks.owner("unknown") == ranks.chooser("unknown", 2) == 0
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_layers_that_four_processes_share(shared: Found, name: str) -> None:
+    """Rows of each weight and columns of each gram matrix are in all of three or four processes,
+    whose numbers do not divide them; the bits and the ledger are those of one process."""
+    alone = calibrated(SHARED[name], 0, 1, None)
+    for size in (3, 4):
+        assert [each[f"{name} {size}"] for each in shared[:size]] == [alone] * size
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("shared")
+    fresh.ranks(work_shared, folder, 4)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(4)]
 
 
 @pytest.mark.slow
-def test_every_algorithm_in_one_two_and_three_processes(
+def test_every_algorithm_in_one_to_four_processes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    folder = tmp_path_factory.mktemp("three")
-    fresh.ranks(work_of_three, folder, 3)
-    each = [torch.load(folder / f"{rank}.pt") for rank in range(3)]
+    folder = tmp_path_factory.mktemp("four")
+    fresh.ranks(work_of_all, folder, 4)
+    each = [torch.load(folder / f"{rank}.pt") for rank in range(4)]
     for name, case in (CASES | LEARNED | MORE | MORE_LEARNED).items():
         digests = {
-            f"{size} {rank}": each[rank][f"{name} {size}"]
-            for size in (1, 2, 3)
+            f"{size} {rank}": each[rank][f"{name} {size}"][0]
+            for size in (1, 2, 3, 4)
             for rank in range(size)
         }
         assert len(set(digests.values())) == 1, (name, digests)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration import input_stats
-from blockscale.calibration.input_stats import Gram, product_of
-from blockscale.calibration.session import LastProducts
+from blockscale.calibration import weighing
+from blockscale.calibration.weighing import Gram, LastProducts, product_of
 from tests.calibration.networks import CHANNEL, STATIC, Net, deep, ids, net, quietly, state_of
 
 
@@ -207,11 +206,11 @@ def test_grams_of_layers_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made = []
 
-    def counted(x: Tensor) -> Gram:
+    def counted(x: Tensor, *strips: Any) -> Gram:
         made.append(x)
-        return product_of(x)
+        return product_of(x, *strips)
 
-    monkeypatch.setattr(input_stats, "product_of", counted)
+    monkeypatch.setattr(weighing, "product_of", counted)
     batches = [torch.randn(5, 8) for _ in range(2)]
     bs.calibrate(Attention(), batches, "int8_channel", weight=Spy(), progress=False)
     x = torch.cat(batches).double()

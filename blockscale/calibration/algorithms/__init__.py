@@ -43,7 +43,11 @@ class WeightAlgorithm(Protocol):
 
 
 class Transform(Protocol):
-    """Changes a layer's input and weight, their product unchanged, so that they quantize better."""
+    """Changes a layer's input and weight, their product unchanged, so that they quantize better.
+
+    One that says `needs_gram = False` is given statistics without a gram matrix, which would take
+    most of the time of gathering them.
+    """
 
     name: ClassVar[str]
 

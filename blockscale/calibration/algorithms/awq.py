@@ -35,6 +35,7 @@ class AWQ:
     """
 
     name: ClassVar[str] = "awq"
+    needs_gram: ClassVar[bool] = False
 
     def __init__(self, grid: float = 20, *, pow2: bool = False):
         if not isinstance(grid, float | int) or grid < 2 or grid != int(grid):

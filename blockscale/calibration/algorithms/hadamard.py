@@ -30,6 +30,7 @@ class Hadamard:
     """
 
     name: ClassVar[str] = "hadamard"
+    needs_gram: ClassVar[bool] = False
 
     def __init__(self, size: float | None = None, *, seed: int | None = None):
         whole = size is None or (isinstance(size, float | int) and size == int(size) and size >= 2)

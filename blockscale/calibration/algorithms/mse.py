@@ -30,6 +30,7 @@ class MSE:
     """
 
     name: ClassVar[str] = "mse"
+    by_rows: ClassVar[bool] = True
 
     def __init__(self, weighting: str = "none"):
         check_weighting("mse", weighting)

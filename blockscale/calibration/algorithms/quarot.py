@@ -33,6 +33,7 @@ class QuaRot:
     """
 
     name: ClassVar[str] = "quarot"
+    needs_gram: ClassVar[bool] = False
 
     def __init__(self, seed: float = 0, *, online: bool = False):
         if seed != int(seed):

@@ -33,6 +33,7 @@ class SmoothQuant:
     """
 
     name: ClassVar[str] = "smoothquant"
+    needs_gram: ClassVar[bool] = False
 
     def __init__(self, alpha: float | Sequence[float] = 0.5, *, pow2: bool = False):
         self.alphas = tuple(alpha) if isinstance(alpha, Sequence) else (alpha,)

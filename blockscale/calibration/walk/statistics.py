@@ -9,12 +9,18 @@ from torch import Tensor
 
 from blockscale.calibration.batches import Coverage
 from blockscale.calibration.choose import groups, share, statistics_bytes
-from blockscale.calibration.input_stats import Callback, DriftCollector, InputStats, rows_of, watch
+from blockscale.calibration.input_stats import (
+    Callback,
+    DriftCollector,
+    InputStats,
+    Size,
+    rows_of,
+    watch,
+)
 from blockscale.calibration.mixing import matched, place_of
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.session import (
     Session,
-    Size,
     each_of,
     nbytes_of,
     static_parts,
@@ -174,11 +180,12 @@ class Looker:
         return unseen
 
     def statistics(
-        self, plans: Sequence[Plan], members: Sequence[Plan], run: Run
+        self, plans: Sequence[Plan], members: Sequence[Plan], run: Run, *, gram: bool
     ) -> Iterator[tuple[list[Plan], dict[str, InputStats]]]:
-        """What is known of the inputs of `wanted`, in groups that the budget allows."""
+        """What is known of the inputs of `members`, in groups that the budget allows. gram: whether
+        their gram matrices are."""
         for group in groups(members, statistics_bytes, self.budget):
-            callbacks, collectors = self.session.gathering(group)
+            callbacks, collectors = self.session.gathering(group, gram=gram)
             self.look(plans, callbacks, run)
             yield group, self.session.gathered(collectors)
 
@@ -198,18 +205,19 @@ class Looker:
             targets = [(plan, part) for plan, part in group if part != "gram"]
             learning, observers = self.session.observing(targets, self.observer)
             some = [plan for plan, part in group if part == "gram"]
-            weighing, collectors = self.session.weighing(some)
+            sums = self.session.weighing(some)
             both = dict(learning)
-            for name, callback in weighing.items():
+            for name, callback in sums.callbacks.items():
                 both[name] = each_of(callback, learning.get(name))
             if floats is not None:
                 floats.begin(some)
             self.look(plans, both, run, floats)
             observed = [plan for plan, _ in targets]
             share(self.session, observed, lambda: self.session.observed(observers))  # noqa: B023
-            grams |= self.session.weighed(collectors)
+            grams |= self.session.weighed(sums)
             if floats is not None:
-                self.session.drifts |= self.session.mixing.drifts(floats.result())
+                drifts = self.session.mixing.drifts(floats.result())
+                self.session.drifts |= self.session.spread_matrices(drifts, some)
         return grams
 
     def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:

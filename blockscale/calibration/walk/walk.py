@@ -17,7 +17,13 @@ from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.block_calls import Sequenced, TensorStore
 from blockscale.calibration.block_lane import Lane
 from blockscale.calibration.block_record import record, run_around
-from blockscale.calibration.choose import groups, side_by_side, statistics_bytes, tell_untransformed
+from blockscale.calibration.choose import (
+    groups,
+    side_by_side,
+    statistics_bytes,
+    tell_untransformed,
+    weighs,
+)
 from blockscale.calibration.find_blocks import LayerBlock, NotWalkableError
 from blockscale.calibration.input_stats import watch
 from blockscale.calibration.observers import Spec
@@ -55,7 +61,7 @@ class Walk:
         inside = {plan.name for block in blocks for plan in block.plans}
         self.outside = [plan for plan in session.layers if plan.name not in inside]
         for plans in (self.outside, *(block.plans for block in blocks)):
-            session.deal(plans)
+            session.deal(plans, algorithm)
         self.ranks, self.count = session.ranks, session.ranks.count(len(batches))
         self.stand_ins: dict[str, QLayer] = {}  # for layers outside, once they are chosen
 
@@ -168,7 +174,7 @@ class Walk:
     def _choose_outside(self, plans: Sequence[Plan]) -> None:
         """Layers outside of blocks: the model around the blocks is run for them."""
         for group, statistics in self.looker.statistics(
-            plans, self._fit(plans), lambda: run_around(self.float)
+            plans, self._fit(plans), lambda: run_around(self.float), gram=weighs(self.transform)
         ):
             self.weights.transform_layers(group, statistics)
         for part in self._parts(plans, one_by_one=bool(self.sequential)):
@@ -212,7 +218,7 @@ class Walk:
         plans, model = self.blocks[i].plans, self.session.model
         fit = self._fit(plans)
         for group, statistics in self.looker.statistics(
-            plans, fit, lambda: self._run(self.float, i)
+            plans, fit, lambda: self._run(self.float, i), gram=weighs(self.transform)
         ):
             self.weights.transform_layers(group, statistics)
         if self.weights.by_block and not self.float.keeps(i):

@@ -284,14 +284,14 @@ class Weights:
 
     def choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
         """The codes of layers one by one. A block algorithm leaves them to plain rounding."""
-        if self.algorithm is not None:
-            own = [plan for plan in plans if plan.owns_weight]
-            share(self.session, own, lambda: self._choose(own, grams))
-
-    def _choose(self, plans: Sequence[Plan], grams: Mapping[str, Tensor]) -> None:
         if callable(getattr(self.algorithm, "quantize", None)):
             choose_each(self.session, self.algorithm, plans, grams)
             return
+        if self.algorithm is not None:
+            own = [plan for plan in plans if plan.owns_weight]
+            share(self.session, own, lambda: self._leave(own))
+
+    def _leave(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
             self.session.details[plan.name].append("plain rounding: it is in no block")
 

@@ -42,7 +42,7 @@ def test_runs_are_as_many_as_the_budget_asks_for(budget: float, runs: int) -> No
     assert {name: seen.calls for name, seen in look.counted.layers.items()} == {"0": 1, "1": 1}
     look.look_once(plans, run)
     assert len(count) == runs
-    assert len(list(look.statistics(plans, plans, run))) == (2 if budget < 2 else 1)
+    assert len(list(look.statistics(plans, plans, run, gram=True))) == (2 if budget < 2 else 1)
     assert statistics_bytes(plans[0]) > 1
 
 
