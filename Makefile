@@ -55,11 +55,13 @@ webgpu: ## the WebGPU tests, slow ones too, and benchmark, in the environment at
 	@$(PYTHON) -m benchmarks.webgpu_textures --write
 
 # The programs get environments of their own below .venv/clients, or where BLOCKSCALE_CLIENTS says.
-clients: .venv/.test .venv/.native .venv/.clients ## our files in vLLM, llama.cpp, MLX and OpenVINO, which are installed (gigabytes)
-	@$(BIN)/python -m pytest -n 0 -m clients tests/clients $(ARGS)
+clients: .venv/.test .venv/.native .venv/.clients ## our files in vLLM, llama.cpp, MLX and OpenVINO (gigabytes), into docs/clients.md
+	@$(BIN)/python -m pytest -n 0 -m clients tests/clients --record docs/clients.jsonl $(ARGS); failed=$$?; \
+	$(BIN)/python -m docs.generate; exit $$failed
 
 serve-test: .venv/.test .venv/.native .venv/.clients ## our directories served by vLLM with our plug-in (docs/serving.md)
-	@$(BIN)/python -m pytest -n 0 -m clients tests/clients/test_vllm_plugin.py $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m clients tests/clients/test_vllm_plugin.py --record docs/clients.jsonl $(ARGS); failed=$$?; \
+	$(BIN)/python -m docs.generate; exit $$failed
 
 check: .venv/.dev ## lint, format and types
 	@failed=0; \

