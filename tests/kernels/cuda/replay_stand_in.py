@@ -55,7 +55,8 @@ def flat(result: Any) -> list[Tensor]:
 
 def outcomes(op: Any) -> list[str]:
     """What became of each kind of call: "Recording", or why there is none."""
-    return [each if isinstance(each, str) else type(each).__name__ for each in op.recordings.values()]
+    values = op.recordings.values()
+    return [each if isinstance(each, str) else type(each).__name__ for each in values]
 
 
 def check(op: Any, first: tuple[Any, ...], other: tuple[Any, ...]) -> str:
