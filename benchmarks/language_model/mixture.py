@@ -34,10 +34,11 @@ from benchmarks.language_model.model import LENGTH, Trained
 from benchmarks.language_model.train import SEQUENCES, draw, held_loss, optimizer, rate, save
 from benchmarks.real_models.peers import auto_round
 from blockscale.bench.machine import commit, hardware, versions
+from blockscale.calibration.routers import routers, watched
 
 WEIGHTS = ("int4:group32:fp32", "nvfp4", "mxfp4", "int4:group32:fp16")
 PAIRS = (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("int4:group32:fp32", "int8_token"))
-ALGORITHMS = ("absmax", "gptq", "search")
+ALGORITHMS = ("absmax", "gptq", "search", "signround")  # the last one of pairs alone
 PEER = ("int4:group32:fp16", "AutoRound", None)  # as it quantizes: 4 bits and half a bit of scales
 BALANCE = 0.02  # share of the loss that makes routers use all experts
 
@@ -193,9 +194,20 @@ def against_float(trained: Trained, known: dict[str, Scores], model: nn.Module) 
         if part not in known:
             known[part] = score(trained.model, tokens)
         cell[part] = compared(score(model, tokens), known[part])
+    return cell | {"choices": round(least_choices(trained, model), 5)}
+
+
+def least_choices(trained: Trained, model: nn.Module) -> float:
+    """The least share of its choices that a router keeps, as bs.compare counts them of our layers;
+    another's model has none."""
+    pairs = routers(trained.model, model)
     device = next(model.parameters()).device
-    found = bs.compare(trained.model, model, batches(trained.held[:8].to(device)))
-    return cell | {"choices": round(min(each.choices for each in found.routers), 5)}
+    with torch.inference_mode():
+        for batch in batches(trained.held[:8].to(device)):
+            for each, quantized in ((trained.model, False), (model, True)):
+                with watched(pairs, quantized=quantized):
+                    each(**batch)
+    return min(result.choices for pair in pairs if (result := pair.result()) is not None)
 
 
 def tokens_of_experts(trained: Trained) -> list[list[int]]:
@@ -222,8 +234,8 @@ def table(found: dict[str, Any]) -> str:
     """The figures as a table of docs/experts.md."""
     cells = {key(cell): cell for cell in found["cells"]}
     lines = [
-        "| experts | input | bits | plain | gptq | search | best / plain | choices kept |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| experts | input | bits | plain | gptq | search | signround | best / plain | choices kept |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for weight, given in (*((weight, None) for weight in WEIGHTS), *PAIRS):
         row = [cells.get((weight, given, algorithm)) for algorithm in ALGORITHMS]
@@ -240,8 +252,8 @@ def table(found: dict[str, Any]) -> str:
         )
     peer = cells.get((PEER[0], PEER[2], PEER[1]))
     if peer is not None:
-        figures = f"{peer['held']['added']:.4f} | {100 * peer['choices']:.1f} %"
-        lines.append(f"| the same by AutoRound | float | {peer['bits']:.2f} | | | | {figures} |")
+        loss, kept = f"{peer['held']['added']:.4f}", f"{100 * peer['choices']:.1f} %"
+        lines.append(f"| AutoRound | float | {peer['bits']:.2f} | | | | {loss} | | {kept} |")
     return "\n".join(lines) + "\n"
 
 
@@ -250,6 +262,7 @@ def cells(given: argparse.Namespace) -> list[tuple[str, str, str | None]]:
     some = [*((weight, None) for weight in WEIGHTS), *PAIRS]
     every = [(w, a, i) for w, i in some for a in ALGORITHMS[:2]]
     every += [(w, ALGORITHMS[2], i) for w, i in some]
+    every += [(w, ALGORITHMS[3], i) for w, i in PAIRS]
     every += [PEER] if find_spec("auto_round") else []
     asked = given.only or ["*"]
     found = [each for name in asked for each in every if fnmatch.fnmatch(name_of(each), name)]

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 from transformers import MixtralForCausalLM
 
+import blockscale as bs
 from benchmarks.language_model import mixture
 from benchmarks.language_model.model import Trained
 
@@ -56,17 +57,20 @@ def test_another_s_model_is_measured_as_ours(trained, monkeypatch):
     cell = mixture.measure_peer(trained, known)
     ours = mixture.measure(trained, known, "mxfp4", "absmax", None)
     assert cell["held"] == ours["held"] and cell["choices"] == ours["choices"]
+    model = mixture.quantized(trained, "mxfp4", "absmax", None)[0]
+    compared = bs.compare(trained.model, model, mixture.batches(trained.held[:8]))
+    assert mixture.least_choices(trained, model) == min(each.choices for each in compared.routers)
     assert mixture.key(cell) == ("int4:group32:fp16", None, "AutoRound")
     line = mixture.table({"cells": [cell]}).splitlines()[2]
-    assert line.startswith("| the same by AutoRound | float | 4.50 |")
+    assert line.startswith("| AutoRound | float | 4.50 |")
 
 
 def test_what_is_measured_first(monkeypatch):
     monkeypatch.setattr(mixture, "find_spec", lambda name: None)
     every = mixture.cells(argparse.Namespace(only=None))
-    assert len(every) == len(set(every)) == 21
+    assert len(every) == len(set(every)) == 24
     assert every[:2] == [("int4:group32:fp32", a, None) for a in ("absmax", "gptq")]
-    assert all(each[1] == "search" for each in every[14:])
+    assert all(each[1] == "search" for each in every[14:21])
     monkeypatch.setattr(mixture, "find_spec", lambda name: name)
     assert mixture.cells(argparse.Namespace(only=["*AutoRound"])) == [mixture.PEER]
     some = mixture.cells(argparse.Namespace(only=["mxfp4 x *absmax", "* x int8_token gptq"]))
