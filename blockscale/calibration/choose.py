@@ -97,7 +97,7 @@ def share(
     def own() -> dict[str, bytes]:
         messages = choose() or {}
         places = {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
-        return places | messages
+        return {**places, **messages}
 
     result = ranks.spread(own)
     for plan in plans:

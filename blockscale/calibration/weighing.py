@@ -123,7 +123,8 @@ class GramCollector:
     def __init__(self, features: int, device: torch.device, strips: Sequence[slice] = ()):
         self.strips = strips
         self._size = (size_of(strips, features),) if strips else (features, features)
-        self._device, self._sum = device, None
+        self._device = device
+        self._sum: Tensor | None = None
         self.rows = self.skipped = 0
         self.neighbours: Neighbours | None = None
 
@@ -136,7 +137,7 @@ class GramCollector:
 
     @sum.setter
     def sum(self, value: Tensor) -> None:
-        self._sum: Tensor | None = value
+        self._sum = value
 
     def add(self, product: Gram) -> None:
         """What `product_of` made of further rows."""
@@ -284,6 +285,7 @@ class Weighing:
 
         def add(x: Tensor, size: Size) -> None:
             rows = partial(rows_of, plan, x, before, size)
+            products: Iterable[Gram]
             if of_convolution(plan.layout):
                 products = (product_of(each, into.strips) for each in rows())
             else:

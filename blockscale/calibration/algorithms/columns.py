@@ -84,15 +84,16 @@ class Columns:
         self.values = torch.empty(k, sum(self.rows), device=device)
         self._codes = torch.empty_like(self.values, dtype=fmt.element.code_dtype)
 
-    def of(self, e: int) -> slice:
-        """Where the rows of a matrix are, among those of all."""
-        return self._places[e]
+    def of(self, e: int | range) -> slice:
+        """Where the rows of a matrix are, or of neighbours, among those of all."""
+        first, last = (e, e) if isinstance(e, int) else (e[0], e[-1])
+        return slice(self._places[first].start, self._places[last].stop)
 
     def among(self, live: Sequence[int]) -> list[slice]:
         """Where the rows of each of these matrices are, among those of these alone."""
         return _places([self.rows[e] for e in live])
 
-    def _scales_of(self, e: int) -> slice:
+    def _scales_of(self, e: int | range) -> slice:
         """Where its rows of the scale are."""
         return _EVERY if self.count == 1 else self.of(e)
 
@@ -166,7 +167,7 @@ class Columns:
             return self._at(lambda part: part[:, at].contiguous())
         return self._at(lambda part: torch.cat([part[self.of(e), at] for e in live]))
 
-    def rounding_of(self, e: int, columns: Where) -> Quantizer:
+    def rounding_of(self, e: int | range, columns: Where) -> Quantizer:
         """The scale of each element of these columns, as `round_columns` takes them."""
         blocks, own = self.block_of[columns], self._scales_of(e)
         whole_rows = self.sizes[0] == 1
@@ -179,14 +180,14 @@ class Columns:
 
     def round(
         self,
-        e: int,
+        e: int | range,
         columns: Where,
         tensor: Tensor,
         base: Tensor | None = None,
         coupling: Tensor | None = None,
     ) -> Rounded:
-        """Round columns [c, n] float64 of a matrix as `round_columns` does; codes and values are
-        kept."""
+        """Round columns [c, n] float64 of a matrix, or of neighbours that have one coupling, as
+        `round_columns` does; codes and values are kept."""
         if coupling is None:
             coupling = tensor.new_zeros(len(tensor), len(tensor))
         result = round_columns(tensor, base, coupling, self.rounding_of(e, columns))
@@ -272,6 +273,11 @@ def _indices(n: int, size: int, device: torch.device) -> Tensor:
 def below(parts: Sequence[Tensor]) -> Tensor:
     """Tensors one below another."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def beside(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors [c, n] one beside another."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
 
 
 def _places(rows: Sequence[int]) -> list[slice]:

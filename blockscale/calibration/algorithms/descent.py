@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import Where, nearest_scale, select
-from blockscale.calibration.algorithms.columns import Columns, Graphs, below
+from blockscale.calibration.algorithms.columns import Columns, Graphs, below, beside
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import FLT_MAX
 from blockscale.core.block import WHOLE
@@ -145,12 +145,46 @@ def _parts(columns: Columns) -> Iterator[_Neighbours]:
         yield _Neighbours(slice(start, stop), blocks, sizes, numbers)
 
 
+class _Cluster(NamedTuple):
+    """Neighbours among the matrices that are worked on, which have one h: what is not a product is
+    one call for all of them.
+
+    h: which one; live: their places among those that are worked on; matrices: their numbers; rows:
+    where those of each are among those of the cluster
+    """
+
+    h: int
+    live: range
+    matrices: range
+    rows: list[slice]
+
+    def apart(self, wide: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Of [c, rows of the cluster] what each matrix has, as it would be alone."""
+        for i, rows in zip(self.live, self.rows, strict=True):
+            yield i, wide[:, rows].contiguous()
+
+
+def _runs(columns: Columns, live: Sequence[int], which: Sequence[int]) -> list[_Cluster]:
+    """All of these matrices, in order. which: the h of each of all matrices"""
+    results, first = [], 0
+    for i in range(1, len(live) + 1):
+        goes_on = (
+            i < len(live) and live[i] == live[i - 1] + 1 and which[live[i]] == which[live[first]]
+        )
+        if not goes_on:
+            own = range(live[first], live[i - 1] + 1)
+            results.append(_Cluster(which[live[first]], range(first, i), own, columns.among(own)))
+            first = i
+    return results
+
+
 class _Part:
     """Some columns of some matrices, `live`, that are chosen again before their errors are handed
     on to the others.
 
-    which: the h of each; own: of each h what these columns have among themselves, damped
-    near: h @ (target - values) of these columns, of each matrix; errors: what they changed by
+    own: of each h what these columns have among themselves, damped
+    near: h @ (target - values) of these columns, of each matrix; errors: what they changed by, of
+    each run
     """
 
     def __init__(
@@ -162,7 +196,7 @@ class _Part:
     ):
         self.columns, self.live, self.place = columns, live, place
         self._rests, which, self._hs, self._diagonals, self._couplings = hessians
-        self._which = [which[e] for e in live]
+        self._runs = _runs(columns, live, which)
         self._own: dict[int, Tensor] = {}
         self._near: list[Tensor] = []
         self._errors: list[Tensor] = []
@@ -172,29 +206,34 @@ class _Part:
         last. numbers: where they are, of a place that has them."""
         self.place = self.place.at(*numbers)
         part = self.place.columns
-        for h in self._which:
-            if h not in self._own:
-                self._own[h] = _copy_of(self._hs[h][part][:, part])
-                self._own[h].diagonal().copy_(self._diagonals[h][part])
+        for h in dict.fromkeys(run.h for run in self._runs):
+            self._own[h] = _copy_of(self._hs[h][part][:, part])
+            self._own[h].diagonal().copy_(self._diagonals[h][part])
         self._near = [self._rests[e][part].clone() for e in self.live]
-        self._errors = [torch.zeros_like(near) for near in self._near]
+        size = len(self._near[0])
+        self._errors = [self._near[0].new_zeros(size, run.rows[-1].stop) for run in self._runs]
         first = 0
-        for block, size in zip(self.place.blocks, self.place.sizes, strict=True):
+        for block, count in zip(self.place.blocks, self.place.sizes, strict=True):
             if fits:
-                self._fit(block, slice(first, first + size))
-            first += size
+                self._fit(block, slice(first, first + count))
+            first += count
         for start in range(0, first, _BATCH):
             here = slice(start, min(start + _BATCH, first))
             some = self._columns(here)
             own = {h: self._couplings[h][some][:, some].contiguous() for h in self._own}
-            for i, e in enumerate(self.live):
-                self._round(i, e, here, own[self._which[i]])
-        wide = {h: _copy_of(self._hs[h][:, part]) for h in self._own}
-        for h, own_part in self._own.items():
-            wide[h][part] = own_part
-        for i, e in enumerate(self.live):
-            self._rests[e].addmm_(wide[self._which[i]], self._errors[i])
+            for run, errors in zip(self._runs, self._errors, strict=True):
+                self._round(run, here, own[run.h], errors)
+        self._hand_on(part)
         return ()
+
+    def _hand_on(self, part: Where) -> None:
+        """What these columns changed by, to all columns."""
+        wide = {h: _copy_of(self._hs[h][:, part]) for h in self._own}
+        for h, own in self._own.items():
+            wide[h][part] = own
+        for run, errors in zip(self._runs, self._errors, strict=True):
+            for i, error in run.apart(errors):
+                self._rests[self.live[i]].addmm_(wide[run.h], error)
 
     def _columns(self, here: slice) -> Where:
         """Where some of these columns are in the weights."""
@@ -203,14 +242,16 @@ class _Part:
             return part[here]
         return slice(part.start + here.start, part.start + here.stop)
 
-    def _round(self, i: int, e: int, here: slice, coupling: Tensor) -> None:
-        columns, some, h = self.columns, self._columns(here), self._which[i]
-        base = columns.values[some, columns.of(e)].double()
-        goal = base + self._near[i][here] / self._diagonals[h][some, None]
-        result = columns.round(e, some, goal, base, coupling)
-        self._errors[i][here] += result.errors
-        if here.stop < len(self._near[i]):
-            self._near[i] += self._own[h][:, here] @ result.errors
+    def _round(self, run: _Cluster, here: slice, coupling: Tensor, errors: Tensor) -> None:
+        columns, some = self.columns, self._columns(here)
+        near = beside([self._near[i][here] for i in run.live])
+        base = columns.values[some, columns.of(run.matrices)].double()
+        goal = base + near / self._diagonals[run.h][some, None]
+        result = columns.round(run.matrices, some, goal, base, coupling)
+        errors[here] += result.errors
+        if here.stop < len(errors):
+            for i, error in run.apart(result.errors):
+                self._near[i] += self._own[run.h][:, here] @ error
 
     def _fit(self, block: int | Tensor, here: slice) -> None:
         """The step of each block that is best for its codes, where that lowers the error."""
@@ -231,19 +272,23 @@ class _Part:
         change = less * (2 * of_error + less * of_v)
         columns.put(live, block, select((change < 0)[:, None], new, old))
         moved = values - columns.revalue(live, block, stored)
-        for i, rows in enumerate(columns.among(live)):
-            own = moved[:, rows].contiguous()
-            self._errors[i][here] += own
-            self._near[i].addmm_(self._own[self._which[i]][:, here], own)
+        for run, errors, own in zip(self._runs, self._errors, self._by_run(moved), strict=True):
+            errors[here] += own
+            for i, part in run.apart(own):
+                self._near[i].addmm_(self._own[run.h][:, here], part)
+
+    def _by_run(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Of [c, rows] what each run has."""
+        yield from tensor.split([run.rows[-1].stop for run in self._runs], 1)
 
     def _costs(self, v: Tensor, here: slice) -> tuple[Tensor, Tensor]:
         """Of each block: what its error gains with its step, and with the square of that."""
         of_error, of_v = [], []
-        for i, rows in enumerate(self.columns.among(self.live)):
-            own = v[:, rows].contiguous()
-            of_error.append(_of_blocks((own * self._near[i][here]).sum(0), self.columns))
-            costs = torch.mm(self._own[self._which[i]][here, here], own)
-            of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
+        for run, some in zip(self._runs, self._by_run(v), strict=True):
+            for i, own in run.apart(some):
+                of_error.append(_of_blocks((own * self._near[i][here]).sum(0), self.columns))
+                costs = torch.mm(self._own[run.h][here, here], own)
+                of_v.append(_of_blocks(costs.mul_(own).sum(0), self.columns))
         return below(of_error), below(of_v)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms import hessian as grams
 from blockscale.calibration.algorithms.block_scales import widened
-from blockscale.calibration.algorithms.columns import Columns, below, stands_beside
+from blockscale.calibration.algorithms.columns import Columns, below, beside, stands_beside
 from blockscale.calibration.algorithms.descent import descend
 from blockscale.calibration.algorithms.mse import MSE
 from blockscale.core.format import Format
@@ -280,17 +280,17 @@ def _side_by_side(problems: Sequence[_Problem], count: int) -> Iterator[list[_Pr
 
 
 class _Feeding:
-    """One of the matrices whose columns are rounded in an order of its own.
+    """Neighbouring matrices of one H, whose columns are rounded in an order of its own.
 
     steps: (a block whose scales are chosen first or None, the first column, behind the last one)
     """
 
-    def __init__(self, columns: Columns, e: int, target: Tensor, coupling: Tensor, order: Tensor):
-        """Coupling: what an error costs a later column."""
-        self.columns, self.e, self.order = columns, e, order
-        self.pending = target[order]
-        self._coupling = coupling
-        self._place_of = order.argsort()
+    def __init__(self, columns: Columns, some: range, targets: Sequence[Tensor], by: grams.Factors):
+        self.columns, self.some, self.order = columns, some, by.order
+        self.pending = [target[by.order] for target in targets]
+        self._coupling = by.factor / by.factor.diagonal()[:, None]  # what an error costs others
+        self._place_of = by.order.argsort()
+        self._rows = columns.among(some)
         self.steps: list[tuple[int | None, int, int]] = []
 
     def plan(self, batch: int) -> None:
@@ -298,7 +298,7 @@ class _Feeding:
         chosen yet but the first."""
         blocks, known = (
             self.columns.block_of[self.order].tolist(),
-            list(self.columns.chosen[self.e]),
+            list(self.columns.chosen[self.some[0]]),
         )
         first, k = 0, len(blocks)
         while first < k:
@@ -311,16 +311,19 @@ class _Feeding:
             first = last
 
     def weights_of(self, block: int) -> Tensor:
-        """Its weights as they are now [n, columns] float32."""
+        """Their weights as they are now, one below another [rows, columns] float32."""
         places = self._place_of[self.columns.columns_of(block)]
-        return self.pending[places].T.float().contiguous()
+        return below([each[places].T.float().contiguous() for each in self.pending])
 
     def round(self, first: int, last: int) -> None:
         """Round these columns of the order; all later ones make up for them."""
         some = slice(first, last)
         own = self._coupling[some, some].contiguous()
-        result = self.columns.round(self.e, self.order[some], self.pending[some], None, own)
-        self.pending[last:].addmm_(self._coupling[some, last:].T, result.errors, alpha=-1)
+        now = beside([each[some] for each in self.pending])
+        errors = self.columns.round(self.some, self.order[some], now, None, own).errors
+        for each, rows in zip(self.pending, self._rows, strict=True):
+            error = errors[:, rows].contiguous()
+            each[last:].addmm_(self._coupling[some, last:].T, error, alpha=-1)
 
 
 def feed_back(
@@ -333,13 +336,14 @@ def feed_back(
     first column is reached.
 
     targets: [k, n] float64, what the values should be
-    factors: of the inverse of each H; matrices may have one, which is looked at once then
+    factors: of the inverse of each H; neighbours may have the same one
     batch: columns that are rounded in one call, at most; then all later ones make up for them
     """
-    distinct = {id(each): each.factor for each in factors}
-    own = {key: factor / factor.diagonal()[:, None] for key, factor in distinct.items()}
-    pairs = enumerate(zip(targets, factors, strict=True))
-    every = [_Feeding(columns, e, to, own[id(by)], by.order) for e, (to, by) in pairs]
+    every, first = [], 0
+    for last in range(1, len(factors) + 1):
+        if last == len(factors) or factors[last] is not factors[first]:
+            every.append(_Feeding(columns, range(first, last), targets[first:last], factors[first]))
+            first = last
     for each in every:
         each.plan(batch)
     for i in range(max(len(each.steps) for each in every)):
@@ -352,6 +356,6 @@ def feed_back(
                 chosen.setdefault(stored.stop - stored.start, []).append((each, block))
         for some in chosen.values():
             x = below([each.weights_of(block) for each, block in some])
-            columns.choose([(each.e, block) for each, block in some], x)
+            columns.choose([(e, block) for each, block in some for e in each.some], x)
         for each in now:
             each.round(*each.steps[i][1:])
