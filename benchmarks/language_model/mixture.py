@@ -38,7 +38,7 @@ from blockscale.calibration.routers import routers, watched
 
 WEIGHTS = ("int4:group32:fp32", "nvfp4", "mxfp4", "int4:group32:fp16")
 PAIRS = (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("int4:group32:fp32", "int8_token"))
-ALGORITHMS = ("absmax", "gptq", "search", "signround")  # the last one of pairs alone
+ALGORITHMS = ("absmax", "gptq", "search", "signround")  # the last of pairs alone
 PEER = ("int4:group32:fp16", "AutoRound", None)  # as it quantizes: 4 bits and half a bit of scales
 BALANCE = 0.02  # share of the loss that makes routers use all experts
 
@@ -234,7 +234,8 @@ def table(found: dict[str, Any]) -> str:
     """The figures as a table of docs/experts.md."""
     cells = {key(cell): cell for cell in found["cells"]}
     lines = [
-        "| experts | input | bits | plain | gptq | search | signround | best / plain | choices kept |",
+        "| experts | input | bits | plain | gptq | search | signround | best / plain | choices kept "
+        "|",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for weight, given in (*((weight, None) for weight in WEIGHTS), *PAIRS):
