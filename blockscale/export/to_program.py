@@ -17,10 +17,10 @@ from torch.export import Dim, ExportedProgram
 from blockscale.core.torch_private import pytree
 from blockscale.core.untrusted import kind_of
 from blockscale.files.whole import check_new, check_place, written_whole
-from blockscale.graph.adoption.program import adopted, is_graph_of_ops, quantized_elsewhere
+from blockscale.graph.adoption.program import as_ours, is_graph_of_ops, quantized_elsewhere
 from blockscale.graph.adoption.quantize_fx import from_quantize_fx, is_quantize_fx
 from blockscale.graph.pickled import State
-from blockscale.graph.program import check_evaluation, exported, imported
+from blockscale.graph.program import check_evaluation, exported, import_graph
 from blockscale.qat.layers.layer import QATLayer
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -79,9 +79,9 @@ def _adopt(graph: Any) -> ExportedProgram:
     """A program or graph from elsewhere, whose quantizing nodes are ours; a program that has
     nothing to adopt is given back as it is."""
     check_evaluation(graph)
-    if isinstance(graph, ExportedProgram) and not quantized_elsewhere(imported(graph)):
+    if isinstance(graph, ExportedProgram) and not quantized_elsewhere(import_graph(graph)):
         return graph
-    return exported(adopted(graph, warn=True))
+    return exported(as_ours(graph, warn=True))
 
 
 def _of_quantize_fx(graph: Any, example: Example | None) -> ExportedProgram:

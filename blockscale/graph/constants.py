@@ -29,7 +29,7 @@ def get(graph: fx.GraphModule, node: fx.Node) -> Tensor:
     return value
 
 
-def put(graph: fx.GraphModule, name: str, tensor: Tensor, *, like: fx.Node) -> fx.Node:
+def put_constant(graph: fx.GraphModule, name: str, tensor: Tensor, *, like: fx.Node) -> fx.Node:
     """A node that reads `tensor`, which becomes a buffer of the graph under the dotted name.
 
     Where a node still reads a tensor on the way, or a module is in the place, `_1`, `_2`, … is
@@ -101,23 +101,23 @@ def drop_unused(graph: fx.GraphModule) -> int:
 
     Returns how many nodes and tensors went. Modules that the graph calls keep their tensors.
     """
-    gone = 0
+    count = 0
     for node in list(graph.graph.nodes):
         if is_constant(node) and not node.users:
             graph.graph.erase_node(node)
-            gone += 1
+            count += 1
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
-    named = [n for n, _ in graph.named_parameters(remove_duplicate=False)]
-    named += [n for n, _ in graph.named_buffers(remove_duplicate=False)]
-    names = read | called
-    for name in named:
+    modules = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    tensors = [n for n, _ in graph.named_parameters(remove_duplicate=False)]
+    tensors += [n for n, _ in graph.named_buffers(remove_duplicate=False)]
+    names = read | modules
+    for name in tensors:
         if name not in names and not any(whole in names for whole in _above(name)):
             path, _, last = name.rpartition(".")
             delattr(graph.get_submodule(path), last)
-            gone += 1
+            count += 1
     _drop_empty(graph, "", names)
-    return gone
+    return count
 
 
 def _free(graph: fx.GraphModule, owner: nn.Module, path: str, part: str, last: bool) -> str:

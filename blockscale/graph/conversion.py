@@ -19,7 +19,7 @@ from blockscale.graph.expand import expand
 from blockscale.graph.nodes import source_line
 from blockscale.graph.pickled import set_state, state
 from blockscale.graph.preparation import Prepared, edges_of, preparation, replace_ops
-from blockscale.graph.program import imported, same, traced, written_out
+from blockscale.graph.program import import_graph, same, traced, written_out
 from blockscale.layers.apply import apply
 from blockscale.layers.layer import QLayer
 from blockscale.qat.conversion import convert as convert_trained
@@ -45,7 +45,7 @@ def convert(prepared: Prepared) -> fx.GraphModule:
         raise TypeError(f"expected the result of bs.graph.prepare, found {kind_of(prepared)}")
     model, ledger = _trained(prepared) if preparation(prepared).qat else _calibrated(prepared)
     with _SettledEdges(model), torch.no_grad():
-        result = written_out(model) or imported(traced(model))
+        result = written_out(model) or import_graph(traced(model))
     stage = state(prepared)
     edges = _edge_entries(prepared, stage.ledger)
     info = Ledger([*ledger.entries, *edges], stage.ledger.unmatched, notes=ledger.notes)
@@ -161,14 +161,14 @@ class _SettledEdges:
         self.edges = edges_of(model)
 
     def __enter__(self) -> None:
-        self.before = [(edge.settled, edge.quantizing) for edge in self.edges]
+        self.before = [(edge.is_settled, edge.quantizing) for edge in self.edges]
         for edge in self.edges:
             edge.settle()
             edge.quantizing = True
 
     def __exit__(self, *error: object) -> None:
         for edge, (settled, quantizing) in zip(self.edges, self.before, strict=True):
-            edge.settled, edge.quantizing = settled, quantizing
+            edge.is_settled, edge.quantizing = settled, quantizing
 
 
 def _edge_entries(prepared: Prepared, ledger: Ledger) -> list[Entry]:

@@ -26,25 +26,25 @@ _VALUES = ("device", "slice", "getattr")  # calls in arguments that only make on
 
 
 class DirectCalls:
-    """held: the graph -> the constants that its code reads
+    """constants: the graph -> the constants that its code reads
     body: takes arguments as the graph's `forward`, in the place of `self` the graph and these
     """
 
     def __init__(
-        self, held: Callable[[nn.Module], tuple[Tensor, ...]], body: Callable[..., Any]
+        self, constants: Callable[[nn.Module], tuple[Tensor, ...]], body: Callable[..., Any]
     ) -> None:
-        self.held, self.body = held, body
-        self._seen: tuple[Any, ...] = ()
+        self.constants, self.body = constants, body
+        self._last: tuple[Any, ...] = ()
 
     def takes(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether our kernels take these constants as they are; those of the last call are known
         to be plain tensors."""
-        seen = self._seen
-        if len(seen) == len(tensors) and all(map(is_, tensors, [each() for each in seen])):
+        last = self._last
+        if len(last) == len(tensors) and all(map(is_, tensors, [each() for each in last])):
             return not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
         if not alone(tensors):
             return False
-        self._seen = tuple(map(ref, tensors))
+        self._last = tuple(map(ref, tensors))
         return True
 
 
@@ -59,17 +59,17 @@ def calling(ordinary: Callable[..., Any], source: str, scope: Mapping[str, Any])
         if not calls:
             calls.append(direct(self, source, scope))
         result = calls[0]
-        if result is None or _hooked(self):
+        if result is None or _has_hooks(self):
             return ordinary(self, *args, **kwargs)
-        held = result.held(self)
-        if not (alone((*args, *kwargs.values())) and result.takes(held)):
+        constants = result.constants(self)
+        if not (alone((*args, *kwargs.values())) and result.takes(constants)):
             return ordinary(self, *args, **kwargs)
-        return result.body((self, held), *args, **kwargs)
+        return result.body((self, constants), *args, **kwargs)
 
     return call
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Whether anything is to be called beside the module."""
     return bool(
         module._forward_pre_hooks
@@ -91,10 +91,10 @@ def direct(graph: fx.GraphModule, source: str, scope: Mapping[str, Any]) -> Dire
         body = [line for line in map(writer.line, function.body) if line is not None]
     except _OrdinaryError:
         return None
-    names = ast.Tuple([ast.Name(name, ast.Store()) for name in writer.held], ast.Store())
+    names = ast.Tuple([ast.Name(name, ast.Store()) for name in writer.constants], ast.Store())
     both = ast.Tuple([ast.Name("self", ast.Store()), names], ast.Store())
     function.body = [ast.Assign([both], ast.Name("self", ast.Load())), *body]
-    read = ast.Tuple([*writer.held.values()], ast.Load())
+    read = ast.Tuple([*writer.constants.values()], ast.Load())
     reads = ast.parse(f"lambda self: {ast.unparse(read)}", mode="eval")
     module = ast.fix_missing_locations(ast.Module([function], []))
     exec(compile(module, f"<{function.name} of a graph, direct>", "exec"), writer.scope)
@@ -114,12 +114,12 @@ def _function(source: str) -> ast.FunctionDef | None:
 class _SecondWriter(ast.NodeTransformer):
     """Turns lines of torch's code into those of the second function.
 
-    held: {name: what reads it from the graph} of constants; scope: the names that the code reads
+    constants: {name: what reads it from the graph}; scope: the names that the code reads
     """
 
     def __init__(self, graph: fx.GraphModule, scope: dict[str, Any]):
         self.graph, self.scope = graph, scope
-        self.held: dict[str, ast.expr] = {}
+        self.constants: dict[str, ast.expr] = {}
         self._ops: dict[str, str] = {}
 
     def line(self, line: ast.stmt) -> ast.stmt | None:
@@ -127,7 +127,7 @@ class _SecondWriter(ast.NodeTransformer):
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
             path = list(_path(line.value))
             if path[:1] == ["self"]:
-                self.held[line.targets[0].id] = self._constant(path[1:])
+                self.constants[line.targets[0].id] = self._constant(path[1:])
                 return None
         result: ast.stmt = self.visit(line)
         return result
@@ -181,12 +181,12 @@ class _SecondWriter(ast.NodeTransformer):
         whole, spec = node.args[0], self.graph._in_spec
         if not isinstance(whole, ast.Tuple) or len(whole.elts) != 2:
             raise _OrdinaryError
-        inputs, named = whole.elts
+        inputs, keywords = whole.elts
         leaves = all(each.is_leaf() for half in spec.children() for each in half.children())
-        if not (isinstance(inputs, ast.List) and isinstance(named, ast.Dict) and leaves):
+        if not (isinstance(inputs, ast.List) and isinstance(keywords, ast.Dict) and leaves):
             raise _OrdinaryError
-        keys = [key.value for key in named.keys if isinstance(key, ast.Constant)]
-        by_key = dict(zip(keys, named.values, strict=True))
+        keys = [key.value for key in keywords.keys if isinstance(key, ast.Constant)]
+        by_key = dict(zip(keys, keywords.values, strict=True))
         return ast.Tuple(
             [*inputs.elts, *(by_key[key] for key in spec.child(1).context)], ast.Load()
         )

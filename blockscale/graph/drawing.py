@@ -56,8 +56,8 @@ def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
         return "input"
     schema: Any = getattr(node.target, "_schema", None)
     if schema is None or not str(schema.name).startswith("blockscale::"):
-        shown = [_text(arg, names) for arg in node.args if arg is not None]
-        return f"{_op(node)}({', '.join(shown)})"
+        texts = [_text(arg, names) for arg in node.args if arg is not None]
+        return f"{_op(node)}({', '.join(texts)})"
     arguments = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
     formats = {name: arg for name, arg in arguments.items() if name.endswith("fmt") and arg}
     parts: list[str] = []

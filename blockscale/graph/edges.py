@@ -16,7 +16,7 @@ from blockscale.core.ledger import Entry
 from blockscale.core.recipe import Recipe
 from blockscale.core.rules import OpScheme
 from blockscale.graph import constants
-from blockscale.graph.nodes import described, op_name, scope
+from blockscale.graph.nodes import describe, op_name, scope
 from blockscale.layers.saturation import lost_signs
 from blockscale.layers.store import QInput
 
@@ -34,12 +34,12 @@ class Edge(QInput):
         super().__init__(fmt)
         self.where, self.fake = where, fake
         self.observer = observer
-        self.settled = observer is None and fake
+        self.is_settled = observer is None and fake
         self.observing = self.quantizing = True  # as layers in training have them: bs.qat.switch
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] -> x, or what the format leaves of it."""
-        if self.settled and self.quantizing:
+        if self.is_settled and self.quantizing:
             return super().forward(x)
         if self.observer is not None and self.observing and (self.training or not self.fake):
             self.observer.observe(without_padding(x.detach()))
@@ -47,7 +47,7 @@ class Edge(QInput):
             return x  # without rows there is nothing to scale
         self.settle()
         quantized = super().forward(x)
-        self.settled = False
+        self.is_settled = False
         return quantized
 
     @property
@@ -60,18 +60,22 @@ class Edge(QInput):
         if self.observer is not None:
             parts = self.observer.qparams()._asdict()
             self.restore({k: v for k, v in parts.items() if v is not None})
-        self.settled = True
+        self.is_settled = True
 
     def notes(self) -> list[str]:
         """What a user should know of what was seen."""
-        seen = self.observer
-        if seen is None:
+        observer = self.observer
+        if observer is None:
             return []
-        odd = {"NaN": int(seen.nans), "infinite": int(seen.infinities)}
+        odd = {"NaN": int(observer.nans), "infinite": int(observer.infinities)}
         lines = [
-            f"{n} {kind} of {int(seen.samples)} values, left out" for kind, n in odd.items() if n
+            f"{n} {kind} of {int(observer.samples)} values, left out"
+            for kind, n in odd.items()
+            if n
         ]
-        return lines + (lost_signs(self.where, seen.low, seen.format) if seen.finite else [])
+        return lines + (
+            lost_signs(self.where, observer.low, observer.format) if observer.finite else []
+        )
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Place:
 def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str]]:
     """The ops that the recipe's rules cover, and the patterns for ops that cover none."""
     members: list[Place] = []
-    used: set[str | None] = set()
+    matches: set[str | None] = set()
     names: Counter[str] = Counter()
     for node in graph.graph.nodes:
         if not _is_op(node):
@@ -96,14 +100,14 @@ def places(graph: fx.GraphModule, recipe: Recipe) -> tuple[list[Place], list[str
         is_given = scheme.input is not None and any(True for _ in _float_inputs(node))
         if not is_given and not _float_outputs(node):
             continue  # an op on integers alone
-        used.add(pattern)
+        matches.add(pattern)
         if scheme:
             base = f"{inside}.{op}".lstrip(".")
             names[base] += 1
             name = base if names[base] == 1 else f"{base}_{names[base]}"
             members.append(Place(node, name, scheme))
     patterns = [p for p in (*recipe.op_rules, *recipe.skip) if p.startswith("op:")]
-    return members, [p for p in patterns if p not in used]
+    return members, [p for p in patterns if p not in matches]
 
 
 def put_edges(
@@ -117,16 +121,16 @@ def put_edges(
         for key, source in inputs:
             assert scheme.input is not None
             if shared is None or not scheme.shared:
-                shared = _edge(scheme.input, observer, f"the {key} of {described(node)}", fake)
+                shared = _edge(scheme.input, observer, f"the {key} of {describe(node)}", fake)
             name = f"{place.name}.{'inputs' if scheme.shared else key}"
-            edge = _put(graph, name, shared, source, node)
+            edge = _insert(graph, name, shared, source, node)
             _replace(node, key, edge)
         results = [] if scheme.output is None else _float_outputs(node)
         for key, nodes in results:
             assert scheme.output is not None
-            edge_of = _edge(scheme.output, observer, f"the result of {described(node)}", fake)
+            edge_of = _edge(scheme.output, observer, f"the result of {describe(node)}", fake)
             readers = [(each, user) for each in nodes for user in each.users]
-            after = _put(graph, f"{place.name}.{key}", edge_of, min(nodes), None)
+            after = _insert(graph, f"{place.name}.{key}", edge_of, min(nodes), None)
             for each, user in readers:
                 user.replace_input_with(each, after)
         none = not inputs and not results
@@ -148,7 +152,7 @@ def _edge(fmt: Format, observer: Spec, where: str, fake: bool) -> Edge:
     return Edge(fmt, make(observer, fmt) if fmt.block.static else None, where, fake=fake)
 
 
-def _put(
+def _insert(
     graph: fx.GraphModule, name: str, edge: Edge, source: fx.Node, before: fx.Node | None
 ) -> fx.Node:
     there = next((each for each, module in graph.named_modules() if module is edge), None)
@@ -194,9 +198,13 @@ def _float_inputs(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
     """The node's float tensors by the schema's names; those of a list are numbered. Parameters of
     the op, such as a norm's weight, are none of them."""
     schema: Any = getattr(node.target, "_schema", None)
-    named = [a.name for a in schema.arguments] if schema else []
+    parameters = [a.name for a in schema.arguments] if schema else []
     for i, value in enumerate(node.args):
-        name = {"self": "input"}.get(named[i], named[i]) if i < len(named) else f"input_{i}"
+        name = (
+            {"self": "input"}.get(parameters[i], parameters[i])
+            if i < len(parameters)
+            else f"input_{i}"
+        )
         if isinstance(value, list | tuple):
             for j, each in enumerate(value):
                 if _is_edge(each):
@@ -209,10 +217,14 @@ def _float_inputs(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
 def _replace(node: fx.Node, key: str, edge: fx.Node) -> None:
     """Let the node's input of this name (as `_float_inputs` gives it) come from the edge."""
     schema: Any = getattr(node.target, "_schema", None)
-    named = [a.name for a in schema.arguments] if schema else []
+    parameters = [a.name for a in schema.arguments] if schema else []
     args = list(node.args)
     for i, value in enumerate(args):
-        name = {"self": "input"}.get(named[i], named[i]) if i < len(named) else f"input_{i}"
+        name = (
+            {"self": "input"}.get(parameters[i], parameters[i])
+            if i < len(parameters)
+            else f"input_{i}"
+        )
         if isinstance(value, list | tuple):
             args[i] = [edge if f"{name}_{j}" == key else each for j, each in enumerate(value)]
         elif name == key:

@@ -58,22 +58,22 @@ def quantized(
         count = 1 + len(by.format.parts)
         every: Any = [call(graph, getitem, (choice, index), like=like) for index in range(count)]
         codes: Any = every[0]  # nodes stand for tensors
-        named = dict(zip(by.format.parts, every[1:], strict=True))
-        more = [named[n] for n in by.format.parts if n not in ("scale", "outer", "zero_point")]
-        coded = Operand(
-            codes, named["scale"], named.get("zero_point"), named.get("outer"), by.fmt, size,
+        by_name = dict(zip(by.format.parts, every[1:], strict=True))
+        more = [by_name[n] for n in by.format.parts if n not in ("scale", "outer", "zero_point")]
+        operand = Operand(
+            codes, by_name["scale"], by_name.get("zero_point"), by_name.get("outer"), by.fmt, size,
             more or None,
         )  # fmt: skip
     else:
         by = _of_rank(graph, by, x, like)
         codes = call(graph, ours.quantize.default, primitives.quantize.flatten(x, by), like=like)
         assert by.scale is not None
-        coded = Operand(codes, by.scale, by.zero_point, by.outer, by.fmt, size, by.more)
-    return _dequantized(graph, coded, dtype, like)
+        operand = Operand(codes, by.scale, by.zero_point, by.outer, by.fmt, size, by.more)
+    return _dequantized(graph, operand, dtype, like)
 
 
-def _dequantized(graph: fx.GraphModule, coded: Operand, dtype: torch.dtype, like: fx.Node) -> Any:
-    args = primitives.dequantize.flatten(coded, dtype)
+def _dequantized(graph: fx.GraphModule, operand: Operand, dtype: torch.dtype, like: fx.Node) -> Any:
+    args = primitives.dequantize.flatten(operand, dtype)
     return call(graph, ours.dequantize.default, args, like=like)
 
 
@@ -92,16 +92,16 @@ def _of_rank(graph: fx.GraphModule, by: Quantizer, x: fx.Node, like: fx.Node) ->
     """A given scale with as many dimensions as x has: ones before its own."""
     rank = len(shape(x) or ())
 
-    def seen(part: Any) -> Any:
+    def view(part: Any) -> Any:
         sizes = shape(part)
         if part is None or sizes is None or len(sizes) == rank:
             return part
         full = [1] * (rank - len(sizes)) + list(sizes)[max(len(sizes) - rank, 0) :]
         return call(graph, aten.view.default, (part, full), like=like)
 
-    more = None if by.more is None else [seen(part) for part in by.more]
+    more = None if by.more is None else [view(part) for part in by.more]
     return by._replace(
-        scale=seen(by.scale), zero_point=seen(by.zero_point), outer=seen(by.outer), more=more
+        scale=view(by.scale), zero_point=view(by.zero_point), outer=view(by.outer), more=more
     )
 
 
@@ -124,7 +124,7 @@ def _write_fake_quantize(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.No
     x, by = bound(node, op)
     values = quantized(graph, x, by, value(x).dtype, node)
     strides = value(x).stride()
-    order = sorted(range(len(strides)), key=lambda dim: -_known(strides[dim]))
+    order = sorted(range(len(strides)), key=lambda dim: -_size_of(strides[dim]))
     if order == sorted(order):
         return values
     # the op gives what lies as x does, and float sums behind it depend on that in their last bits
@@ -134,7 +134,7 @@ def _write_fake_quantize(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.No
     return call(graph, aten.permute.default, (values, back), like=node)
 
 
-def _known(size: Any) -> int:
+def _size_of(size: Any) -> int:
     """A stride, of a symbol that of the example."""
     return int(size if isinstance(size, int) else size.node.hint)
 
@@ -167,7 +167,7 @@ def _write_conv(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.Node:
     args = (_channels(graph, x, by, node), dense, _to(graph, bias, F32, node))
     settings = (stride, padding, dilation, groups)
     y = call(graph, _CONVS[rank - 2], (*args, *settings), like=node)
-    return _finished(graph, y, x, node)
+    return _finish(graph, y, x, node)
 
 
 def _write_conv_transpose(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.Node:
@@ -182,7 +182,7 @@ def _write_conv_transpose(graph: fx.GraphModule, node: fx.Node, op: Any) -> fx.N
     args = (_channels(graph, x, by, node), dense, _to(graph, bias, F32, node))
     settings = (stride, padding, more, groups, dilation)
     y = call(graph, _TRANSPOSED[rank - 2], (*args, *settings), like=node)
-    return _finished(graph, y, x, node)
+    return _finish(graph, y, x, node)
 
 
 def _channels(graph: fx.GraphModule, x: fx.Node, by: Quantizer, like: fx.Node) -> fx.Node:
@@ -200,7 +200,7 @@ def _channels_first(rank: int) -> list[int]:
     return [0, rank - 1, *range(1, rank - 1)]
 
 
-def _finished(graph: fx.GraphModule, y: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
+def _finish(graph: fx.GraphModule, y: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
     """A convolution's result in x's dtype and in order, as the op gives it."""
     y = _to(graph, y, value(x).dtype, like)
     return call(graph, aten.contiguous.default, (y,), like=like)

@@ -8,7 +8,7 @@ from operator import getitem
 from torch import fx
 
 from blockscale.graph import passes
-from blockscale.graph.adoption.program import adopted
+from blockscale.graph.adoption.program import as_ours
 from blockscale.graph.constants import is_constant
 from blockscale.graph.expand import expand
 from blockscale.graph.nodes import calls, op_name, quantize_of
@@ -33,7 +33,7 @@ def fuse(converted: Program) -> fx.GraphModule:
     names the layers whose results go on in float, and the ops that read them.
     Raises TypeError for what is no graph, ValueError for a prepared graph.
     """
-    graph = adopted(converted, first=passes.FLOAT)
+    graph = as_ours(converted, first=passes.FLOAT)
     if state(graph).stage == "prepared":
         raise ValueError("a prepared graph cannot be fused: call bs.graph.convert first")
     expand(graph)

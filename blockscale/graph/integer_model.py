@@ -115,7 +115,7 @@ def to_integer(model: nn.Module, *example: Tensor) -> IntegerModel:
         _check_layer(layer, name)
     _check_dropout(model)
     steps, sizes = _of_sizes(model, example)
-    sums = tuple(_named(each, model) for each in steps.meta[SUMS])
+    sums = tuple(_with_name(each, model) for each in steps.meta[SUMS])
     _check_sums(sums)
     return IntegerModel(steps.train(model.training), sums, sizes).train(model.training)
 
@@ -227,13 +227,13 @@ def _lowered(model: nn.Module, example: Sequence[Tensor], free: bool = False) ->
     first = next(iter(inspect.signature(model.forward).parameters.values()), None)
     if sizes and first is not None and first.kind is inspect.Parameter.VAR_POSITIONAL:
         sizes = (sizes,)
-    with _evaluated(model):
+    with _evaluation(model):
         program = torch.export.export(model, tuple(example), dynamic_shapes=sizes)
     return lower(fuse(program), "integer")
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
+def _evaluation(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode in here."""
     training = [module for module in model.modules() if module.training]
     for module in training:
@@ -301,7 +301,7 @@ def _rows(example: Sequence[Tensor]) -> Sequence[Tensor]:
     return [torch.cat([x, x]) for x in example]
 
 
-def _named(each: Sum, model: nn.Module) -> Sum:
+def _with_name(each: Sum, model: nn.Module) -> Sum:
     """The sums of a layer with its class for a kind."""
     if each.kind not in ("linear", "conv"):
         return each

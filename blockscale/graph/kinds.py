@@ -167,8 +167,8 @@ def _each(sizes: Any, dims: int) -> Any:
     """A size for each dimension; torch takes one for all."""
     if isinstance(sizes, str):
         return sizes
-    listed = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,)
-    return listed * dims if len(listed) == 1 else listed
+    items = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,)
+    return items * dims if len(items) == 1 else items
 
 
 def embedding(graph: fx.GraphModule, node: fx.Node) -> LayerNode | None:

@@ -31,13 +31,13 @@ def with_layers(graph: fx.GraphModule, *, training: bool = False) -> tuple[str, 
         if result is not None:
             calls.append((node, result))
     names: dict[str, nn.Module] = {}
-    moved: dict[fx.Node, fx.Node] = {}
+    instead: dict[fx.Node, fx.Node] = {}
     for node, result in calls:
         name = _name(graph, node, result, names)
         if name not in names:
             names[name] = result.module
-            _put(graph, name, result.module)
-        moved[result.last or node] = _call(graph, node, name, result, moved)
+            _set_module(graph, name, result.module)
+        instead[result.last or node] = _call(graph, node, name, result, instead)
     graph.graph.eliminate_dead_code()
     _settle(graph)
     return tuple(names)
@@ -52,13 +52,13 @@ def restore_containers(graph: fx.GraphModule) -> None:
     """
     _order(graph)
     stacks = [node.meta.get("nn_module_stack") or {} for node in graph.graph.nodes]
-    called = {str(name): str(kind) for stack in stacks for name, kind in stack.values()}
+    kinds = {str(name): str(kind) for stack in stacks for name, kind in stack.values()}
     for name, module in list(graph.named_modules()):
         if type(module) is not nn.Module:
             continue
-        if called.get(name, "").endswith("container.Sequential"):
+        if kinds.get(name, "").endswith("container.Sequential"):
             module.__class__ = nn.Sequential
-        elif name not in called and module._modules and all(map(str.isdigit, module._modules)):
+        elif name not in kinds and module._modules and all(map(str.isdigit, module._modules)):
             module.__class__ = nn.ModuleList
 
 
@@ -71,9 +71,9 @@ def _order(graph: fx.GraphModule) -> None:
     for name, module in graph.named_modules():
         inside = f"{name}." if name else ""
         last = len(places)
-        ordered = sorted(module._modules.items(), key=lambda kv: places.get(inside + kv[0], last))
+        children = sorted(module._modules.items(), key=lambda kv: places.get(inside + kv[0], last))
         module._modules.clear()
-        module._modules.update(ordered)
+        module._modules.update(children)
 
 
 def _name(
@@ -111,7 +111,7 @@ def _free(graph: fx.GraphModule, name: str, node: LayerNode, modules: dict[str, 
     return there is None or (type(there) is nn.Module and quantized_class(there) is None)
 
 
-def _put(graph: fx.GraphModule, name: str, module: nn.Module) -> None:
+def _set_module(graph: fx.GraphModule, name: str, module: nn.Module) -> None:
     """The module at its dotted name, in containers that are made as needed."""
     holder: nn.Module = graph
     *above, last = name.split(".")
@@ -132,15 +132,15 @@ def _call(
     node: fx.Node,
     name: str,
     layer_node: LayerNode,
-    moved: dict[fx.Node, fx.Node],
+    instead: dict[fx.Node, fx.Node],
 ) -> fx.Node:
     """A call of the layer in the place of the node (and of the views around it).
 
-    moved: {node that is gone: the call in its place}
+    instead: {node that is gone: the call in its place}
     """
     last = layer_node.last or node
     with graph.graph.inserting_before(last):
-        call = graph.graph.call_module(name, (moved.get(layer_node.x, layer_node.x),))
+        call = graph.graph.call_module(name, (instead.get(layer_node.x, layer_node.x),))
     call.meta = {**node.meta, "val": last.meta.get("val")}
     last.replace_all_uses_with(call)
     if last is not node:

@@ -9,9 +9,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.graph.nodes import described
+from blockscale.graph.nodes import describe
 from blockscale.graph.pickled import State, state
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 
 _PARTS = ("scale", "zero_point", "outer")
 
@@ -25,7 +25,7 @@ def ledger(graph: fx.GraphModule | ExportedProgram) -> Ledger:
     """
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
         return state(graph).ledger
-    return of_nodes(imported(graph))
+    return of_nodes(import_graph(graph))
 
 
 def of_nodes(graph: fx.GraphModule) -> Ledger:
@@ -88,7 +88,7 @@ def _codes(graph: fx.GraphModule, node: fx.Node) -> list[tuple[str, Entry]]:
         layer = str(at.target).removesuffix(".codes").removesuffix(".weight")
         parts = [v for k, v in arguments.items() if k in _beside(prefix) and isinstance(v, fx.Node)]
         size = codes.nbytes + sum(t.nbytes for p in parts if (t := _tensor(graph, p)) is not None)
-        entry = Entry(layer, described(node).split(" ")[0], "quantized", weight=str(fmt),
+        entry = Entry(layer, describe(node).split(" ")[0], "quantized", weight=str(fmt),
                       bytes_after=size, details="as in the program")  # fmt: skip
         results.append((layer, entry))
     return results

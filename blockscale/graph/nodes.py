@@ -51,7 +51,7 @@ def source_line(node: fx.Node) -> str:
     return f"{where}:{number}" + (f": {code}" if code else "")
 
 
-def described(node: fx.Node) -> str:
+def describe(node: fx.Node) -> str:
     """The node as errors and ledgers name it: `softmax of encoder.layer.0 (model.py:12: ...)`."""
     inside, line = scope(node), source_line(node)
     return op_name(node) + (f" of {inside}" if inside else "") + (f" ({line})" if line else "")
@@ -72,7 +72,7 @@ class QuantizeNode(NamedTuple):
 class Dequantize(NamedTuple):
     """A node that makes floats of codes: the codes with all that stands beside them."""
 
-    coded: Operand
+    operand: Operand
     dtype: torch.dtype
 
 
@@ -181,7 +181,7 @@ def shape(node: Any) -> tuple[Any, ...] | None:
     return tuple(result.shape) if isinstance(result, Tensor) else None
 
 
-def known(condition: Any) -> bool:
+def is_known(condition: Any) -> bool:
     """Whether it holds for every size that symbols may have; asks nothing that becomes a guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads sympy
 
@@ -192,16 +192,16 @@ def same_sizes(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> bool:
     """Whether two shapes are equal for every size that symbols may have."""
     if a is None or b is None or len(a) != len(b):
         return False
-    return all(known(x == y) for x, y in zip(a, b, strict=True))
+    return all(is_known(x == y) for x, y in zip(a, b, strict=True))
 
 
 def say(graph: fx.GraphModule, node: fx.Node, text: str) -> None:
     """Note in the ledger why a node was left as it is; nothing where the graph has no ledger."""
     if isinstance(graph.meta.get("blockscale"), State):
-        note(graph, described(node), "node", text)
+        note(graph, describe(node), "node", text)
 
 
-def inlined(
+def inline(
     graph: fx.GraphModule, function: Callable[[Tensor], Tensor], x: fx.Node, like: fx.Node
 ) -> fx.Node:
     """The nodes of function(x), written before `like`."""

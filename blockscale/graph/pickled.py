@@ -110,10 +110,12 @@ class Graph(fx.GraphModule):
         graph = attributes.pop("_graph")
         # beside the nodes: they know sizes as well, and torch warns when it reads folded arguments
         apart = {name: attributes.pop(name) for name in _APART if name in attributes}
-        nodes = [{key: getattr(n, key) for key in _NODE} | {"meta": _kept(n)} for n in graph.nodes]
+        nodes = [
+            {key: getattr(n, key) for key in _NODE} | {"meta": _picklable(n)} for n in graph.nodes
+        ]
         stream = io.BytesIO()
         _Pickler(stream).dump((nodes, graph._codegen, apart))
-        return _restored, (_class_of(self), attributes, stream.getvalue())
+        return _restore, (_class_of(self), attributes, stream.getvalue())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
         with warnings.catch_warnings():
@@ -134,7 +136,7 @@ def _class_of(graph: Graph) -> type[Graph]:
     return result
 
 
-def _kept(node: fx.Node) -> dict[str, Any]:
+def _picklable(node: fx.Node) -> dict[str, Any]:
     """What a node knows that means something elsewhere: plain data, tensors' sizes and dtypes."""
     return {key: value for key, value in node.meta.items() if _is_plain(value)}
 
@@ -211,7 +213,7 @@ class _Reader:
         return result.requires_grad_(grad)
 
 
-class _Named:
+class _NodeRef:
     """A node by its name, until it is there."""
 
     def __init__(self, name: str):
@@ -226,7 +228,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         kind, *note = pid
         if kind == "node":
-            return _Named(*note)
+            return _NodeRef(*note)
         if kind == "op":
             space, name, overload = note
             return getattr(getattr(getattr(torch.ops, space), name), overload or "default")
@@ -248,7 +250,7 @@ def _type(module: str, name: str) -> Any:
     return value
 
 
-def _restored(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> Graph:
+def _restore(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> Graph:
     """What `Graph.__reduce__` took apart."""
     import blockscale.ops.op  # noqa: F401 - the ops have to be known
 
@@ -259,7 +261,7 @@ def _restored(kind: type[Graph], attributes: dict[str, Any], stored: bytes) -> G
     graph = fx.Graph()
     for note in nodes:
         args, kwargs = pytree.tree_map_only(
-            _Named, lambda each: reader.nodes[each.name], (note["args"], note["kwargs"])
+            _NodeRef, lambda each: reader.nodes[each.name], (note["args"], note["kwargs"])
         )
         node = graph.create_node(
             note["op"], note["target"], args, kwargs, note["name"], note["type"]

@@ -26,7 +26,7 @@ from blockscale.graph.adoption.observed import is_foreign
 from blockscale.graph.edges import Edge, places, put_edges
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.pickled import Graph, set_state, state
-from blockscale.graph.program import Program, imported
+from blockscale.graph.program import Program, import_graph
 from blockscale.layers.apply import check, ledger_of
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, plan_layers
@@ -159,21 +159,21 @@ def prepare(
     """
     recipe, notes = Recipe.read(recipe).uncalibrated(_TRAINED) if qat else (Recipe.read(recipe), ())
     own = observer or ("moving_average" if qat else None)
-    recipe, methods, kept = _methods(recipe, own, weight, transform)
+    recipe, methods, more = _methods(recipe, own, weight, transform)
     methods.check_profiles(recipe, PROFILED if qat else "")
     _check_training(qat, plain=weight in (None, "absmax") and transform is None)
     check_rotatable(methods.transform, _EXPORTED)
     graph = _float(program)
-    _layered(graph, qat=qat)
-    result, unmatched = places(graph, recipe)
+    _put_layers(graph, qat=qat)
+    result, unused_rules = places(graph, recipe)
     edges = list(put_edges(graph, result, methods.observer, fake=qat))
     output = _as_prepared(graph, methods, strict=strict, qat=qat)
     if qat:
         ledger = _prepared_for_training(output, recipe, methods, learn, strict=strict)
     else:
-        ledger = _watched(output, recipe, strict=strict)
-    rest = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unmatched)
-    info = Ledger([*ledger.entries, *edges], rest, notes=(*notes, *kept))
+        ledger = _watch(output, recipe, strict=strict)
+    rest = (*(p for p in ledger.unmatched if not p.startswith("op:")), *unused_rules)
+    info = Ledger([*ledger.entries, *edges], rest, notes=(*notes, *more))
     if strict:
         info.raise_if_skipped()
     info.warn()
@@ -191,10 +191,10 @@ def _methods(
     asks for them."""
     if recipe.calibration is None or recipe.calibration.bias != CORRECT:
         return *read_methods(recipe, observer, weight, transform), ()
-    told = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
+    owner = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
     note = (
-        f"{told} corrects biases, which takes a run of the quantized model: a prepared graph keeps "
-        "its own. Call bs.calibrate(model, batches, recipe) on the model, then export it"
+        f"{owner} corrects biases, which takes a run of the quantized model: a prepared graph "
+        "keeps its own. Call bs.calibrate(model, batches, recipe) on the model, then export it"
     )
     recipe = replace(recipe, calibration=replace(recipe.calibration, bias=None))
     return *read_methods(recipe, observer, weight, transform), (note,)
@@ -207,7 +207,7 @@ def _check_training(qat: bool, plain: bool) -> None:
 
 def _float(program: Program) -> fx.GraphModule:
     """The graph of a program, which is a float model's."""
-    graph = imported(program)
+    graph = import_graph(program)
     _check_float(graph)
     return graph
 
@@ -218,7 +218,7 @@ _EXPORTED = (
 )
 
 
-def _layered(graph: fx.GraphModule, *, qat: bool) -> None:
+def _put_layers(graph: fx.GraphModule, *, qat: bool) -> None:
     """Clean the graph and give it layers."""
     if qat:  # before anything is cleaned away that training needs, such as dropout
         _own_tensors(graph)
@@ -231,10 +231,10 @@ def _layered(graph: fx.GraphModule, *, qat: bool) -> None:
 
 def _check_float(graph: fx.GraphModule) -> None:
     stage = state(graph).stage
-    coded = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
-    coded += [n for n in graph.graph.nodes if is_foreign(n)]
-    if stage != "imported" or coded:
-        what = f"a {stage} graph" if stage != "imported" else f"{coded[0].target} in the program"
+    others = [n for n in graph.graph.nodes if str(n.target).startswith("blockscale.")]
+    others += [n for n in graph.graph.nodes if is_foreign(n)]
+    if stage != "imported" or others:
+        what = f"a {stage} graph" if stage != "imported" else f"{others[0].target} in the program"
         raise ValueError(
             f"expected a program of a float model, found {what}: pass a quantized one to "
             "bs.graph.fuse"
@@ -270,7 +270,7 @@ def _as_prepared(graph: fx.GraphModule, methods: Methods, *, strict: bool, qat: 
     return prepared
 
 
-def _watched(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
+def _watch(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
     """Plans for the layers, and hooks that see what batches give them."""
     stage = preparation(graph)
     stage.plans = plan_layers(graph, recipe)

@@ -20,13 +20,13 @@ from blockscale.core.torch_private import (
     pytree,
 )
 from blockscale.core.untrusted import kind_of
-from blockscale.graph.nodes import SCOPE, described, same_sizes, value
+from blockscale.graph.nodes import SCOPE, describe, same_sizes, value
 from blockscale.graph.pickled import Graph, State, set_state, state
 
 Program = ExportedProgram | fx.GraphModule
 
 
-def imported(program: Program) -> fx.GraphModule:
+def import_graph(program: Program) -> fx.GraphModule:
     """A program as a graph module of its own, which shares the program's tensors.
 
     program: of torch.export; or a graph of ours, which is copied; or another graph module, such as
@@ -48,7 +48,7 @@ def imported(program: Program) -> fx.GraphModule:
         )
     result = same(program)
     if isinstance(program.meta.get("blockscale"), State):
-        set_state(result, copied(state(program)))
+        set_state(result, copy_state(state(program)))
     else:
         set_state(result, State("imported"))
     return result
@@ -62,18 +62,18 @@ def check_evaluation(program: Program) -> None:
         schema: Any = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not name.startswith("aten."):
             continue
-        named = [argument.name for argument in schema.arguments]
-        arguments = dict(zip(named, node.args, strict=False)) | dict(node.kwargs)
+        by_name = [argument.name for argument in schema.arguments]
+        arguments = dict(zip(by_name, node.args, strict=False)) | dict(node.kwargs)
         if arguments.get(trains) is True and ("dropout" in name or "norm" in name):
             raise ValueError(
-                f"{described(node)} is in training mode: export the model after model.eval(), or "
+                f"{describe(node)} is in training mode: export the model after model.eval(), or "
                 f"call torchao.quantization.pt2e.move_exported_model_to_eval(graph), which changes "
                 f"such nodes"
             )
 
 
-def copied(state: State) -> State:
-    """A state that can be changed without changing `known`."""
+def copy_state(state: State) -> State:
+    """A state that can be changed without changing `state`."""
     ledger = copy.copy(state.ledger)
     ledger.entries = list(ledger.entries)
     return replace(state, ledger=ledger)
@@ -222,7 +222,7 @@ def written_out(model: fx.GraphModule) -> fx.GraphModule | None:
         bodies = {node: _body(model.get_submodule(str(node.target)), node, mode) for node in calls}
     if not guards() or not all(map(_fits, calls, bodies.values())):
         return None
-    return _written(model, bodies, mode)
+    return _write(model, bodies, mode)
 
 
 def _is_plain_call(node: fx.Node) -> bool:
@@ -242,28 +242,28 @@ def _at(model: nn.Module, name: str) -> Any:
     """What lies under a dotted name; quantized layers give floats for their own `weight`."""
     path, _, last = name.rpartition(".")
     owner = model.get_submodule(path)
-    for held in (owner._parameters, owner._buffers, owner._modules):
-        if last in held:
-            return held[last]
+    for members in (owner._parameters, owner._buffers, owner._modules):
+        if last in members:
+            return members[last]
     return getattr(owner, last, None)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    named = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
-    return named | dict(module.named_buffers(remove_duplicate=False))
+    by_name = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
+    return by_name | dict(module.named_buffers(remove_duplicate=False))
 
 
 def _body(module: nn.Module, node: fx.Node, mode: FakeTensorMode) -> fx.GraphModule:
     """The ops of a module for the node's input; placeholders are the input and the tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx  # loads sympy
 
-    named = _tensors(module)
+    by_name = _tensors(module)
 
     def run(x: Tensor, *tensors: Tensor) -> Any:
-        arguments = dict(zip(named, tensors, strict=True))
+        arguments = dict(zip(by_name, tensors, strict=True))
         return torch.func.functional_call(module, arguments, (x,), tie_weights=False)
 
-    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in named.values()]
+    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in by_name.values()]
     with torch.no_grad(), enable_python_dispatcher(), exporting():
         result = make_fx(run, pre_dispatch=True)(value(node.args[0]), *fakes)
     result.graph.eliminate_dead_code()
@@ -288,16 +288,16 @@ def _same_guards(mode: FakeTensorMode) -> Iterator[Any]:
     """Gives what says whether nothing was decided of symbolic sizes since."""
     sizes: Any = mode.shape_env
 
-    def known() -> tuple[int, ...]:
+    def guards() -> tuple[int, ...]:
         if sizes is None:
             return ()
         return len(sizes.guards), len(sizes.replacements), sizes.num_deferred_runtime_asserts
 
-    before = known()
-    yield lambda: known() == before
+    before = guards()
+    yield lambda: guards() == before
 
 
-def _written(
+def _write(
     model: fx.GraphModule, bodies: dict[fx.Node, fx.GraphModule], mode: FakeTensorMode
 ) -> fx.GraphModule:
     """The graph with the bodies in the place of the calls."""
@@ -323,9 +323,11 @@ class _Writer:
         self.graph = fx.Graph(tracer_cls=model.graph._tracer_cls)
         self.graph._codegen = model.graph._codegen  # as in `same`: nothing changes it
         self._copies: dict[fx.Node, fx.Node] = {}
-        named = _tensors(model)
-        last = {id(tensor): name for name, tensor in named.items()}
-        self._reads = {id(t): self._read(n, t, mode) for n, t in named.items() if last[id(t)] == n}
+        by_name = _tensors(model)
+        last = {id(tensor): name for name, tensor in by_name.items()}
+        self._reads = {
+            id(t): self._read(n, t, mode) for n, t in by_name.items() if last[id(t)] == n
+        }
 
     def _read(self, name: str, tensor: Tensor, mode: FakeTensorMode) -> fx.Node:
         path, _, last = name.rpartition(".")

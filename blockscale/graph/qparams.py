@@ -51,7 +51,7 @@ class QuantParams:
             zero = _shape_of(self.zero_point)
             same = len(zero) == len(scale) and not any(map(_differ, zero, scale))
             if not same and not (self.is_per_tensor and _one(zero)):
-                self._refuse(f"the zero point has shape {_spelled(zero)}")
+                self._refuse(f"the zero point has shape {_spell(zero)}")
         if len(scale) != len(self.shape) and not self.is_per_tensor:
             self._refuse(f"a scale of more than one element has rank {len(self.shape)}")
         if not self._flat and len(scale) == len(self.shape):
@@ -63,7 +63,7 @@ class QuantParams:
         counts = self.scale_shape if scale is None else scale
         for dim, (n, count, size) in enumerate(zip(self.shape, counts, self._sizes, strict=True)):
             if size is None:
-                if _decided(count < 1) or _decided(n % count != 0):
+                if _is_certain(count < 1) or _is_certain(n % count != 0):
                     self._refuse(f"{count} scales do not divide dimension {dim}")
                 continue
             expected = divided((n,), (size,))[0]
@@ -74,8 +74,8 @@ class QuantParams:
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(
-            f"{self.format or 'no format'}: a tensor of shape {_spelled(self.shape)}, a scale of "
-            f"shape {_spelled(self.scale_shape)}: {reason}: give a scale with one element for each "
+            f"{self.format or 'no format'}: a tensor of shape {_spell(self.shape)}, a scale of "
+            f"shape {_spell(self.scale_shape)}: {reason}: give a scale with one element for each "
             f"block, of the tensor's rank (or of one element), and a zero point of its shape"
         )
 
@@ -100,15 +100,15 @@ class QuantParams:
             names = ", ".join(sorted(_PLACE))
             raise ValueError(f"{source.format_node()}: expected a node of blockscale's {names}")
         if op.name == "choose_quantize":
-            return _chosen(cls, source)
+            return _from_node(cls, source)
         own = op.signature.bind(*source.args)[_PLACE[op.name]]
         if own.scale is None:
             raise ValueError(
                 f"{source.format_node()}: its scale is dynamic, so there is no node for it: use a "
                 "static scale (calibrate), or read it from a QTensor of the run"
             )
-        sized = source if op.name == "dequantize" else source.args[0]
-        shape = tuple(_value(sized).shape)
+        tensor = source if op.name == "dequantize" else source.args[0]
+        shape = tuple(_value(tensor).shape)
         return cls(
             own.scale, own.zero_point, own.outer, parse(own.fmt), shape, tuple(own.more or ())
         )
@@ -123,8 +123,8 @@ class QuantParams:
         have no format, for an x of another shape and for parts that the format does not have.
         """
         form, qparams = self._numbers(x, "x")
-        drawn = seed_tensor(seed, x.device) if form.rounding == "stochastic" else None
-        packed = primitives.quantize(x.detach(), quantizer(qparams, form, drawn))
+        seeds = seed_tensor(seed, x.device) if form.rounding == "stochastic" else None
+        packed = primitives.quantize(x.detach(), quantizer(qparams, form, seeds))
         return _unpacked(packed, form, x.shape)
 
     def dequantize(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -162,8 +162,8 @@ class QuantParams:
         form = self._meaning()
         if tuple(x.shape) != tuple(self.shape):
             raise ValueError(
-                f"{form}: these parameters are of a tensor of shape {_spelled(self.shape)}, but "
-                f"{name} has shape {_spelled(x.shape)}: pass a tensor of that shape"
+                f"{form}: these parameters are of a tensor of shape {_spell(self.shape)}, but "
+                f"{name} has shape {_spell(x.shape)}: pass a tensor of that shape"
             )
         scale, outer, zero_point, *more = parts
         result = whole(scale, outer, zero_point, more, form.spelling)._asdict()
@@ -231,10 +231,10 @@ class QuantParams:
     def channel_axis(self) -> int | None:
         """0 if every dimension of the scale is 1; the one that is not, if there is one; else None.
         None for blocks over the flattened tensor, too."""
-        cut = [dim for dim, count in enumerate(self.scale_shape) if not _same(count, 1)]
-        if not cut:
+        split_dims = [dim for dim, count in enumerate(self.scale_shape) if not _same(count, 1)]
+        if not split_dims:
             return 0
-        return cut[0] if len(cut) == 1 and not self._flat else None
+        return split_dims[0] if len(split_dims) == 1 and not self._flat else None
 
     @property
     def block_size(self) -> tuple[Any, ...]:
@@ -280,7 +280,7 @@ def op_of(node: fx.Node) -> Op | None:
     return _OF_OVERLOAD.get(node.target)
 
 
-def _chosen(cls: type[QuantParams], node: fx.Node) -> QuantParams:
+def _from_node(cls: type[QuantParams], node: fx.Node) -> QuantParams:
     """Of a choose_quantize: the nodes that take its parts."""
     x, fmt = node.args[0], parse(str(node.args[1]))
     by_number = {user.args[1]: user for user in node.users if user.target is operator.getitem}
@@ -326,15 +326,15 @@ def _shape_of(part: Part) -> tuple[Any, ...]:
 
 def _differ(a: Any, b: Any) -> bool:
     """Whether two sizes are certain to differ; symbolic ones may be equal for some inputs."""
-    return _decided(a != b)
+    return _is_certain(a != b)
 
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two sizes are certain to be equal."""
-    return _decided(a == b)
+    return _is_certain(a == b)
 
 
-def _decided(fact: Any) -> bool:
+def _is_certain(fact: Any) -> bool:
     """Whether a fact about sizes holds whatever the symbolic ones are; leaves no guard behind."""
     if isinstance(fact, bool):
         return fact
@@ -347,5 +347,5 @@ def _one(shape: Sequence[Any]) -> bool:
     return all(_same(n, 1) for n in shape)
 
 
-def _spelled(shape: Sequence[Any]) -> str:
+def _spell(shape: Sequence[Any]) -> str:
     return f"[{', '.join(map(str, shape))}]"

@@ -7,7 +7,7 @@ import torch
 
 import blockscale as bs
 from blockscale.graph import passes
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from docs.pages import DOCS
 
 DRAWN = re.compile(r"(?P<head><!-- drawn: (?P<name>\w+) -->\n\n```text\n).*?(?=```\n)", re.DOTALL)
@@ -55,7 +55,7 @@ def by_pass() -> str:
     program = torch.export.export(Block().eval(), (x,), dynamic_shapes=({0: rows},))
     prepared = bs.graph.prepare(program, bs.Recipe("int8_channel", "int8:tensor:fp32"))
     prepared(x)
-    graph = imported(bs.graph.convert(prepared))
+    graph = import_graph(bs.graph.convert(prepared))
     text = f"converted\n{bs.graph.draw(graph)}"
     for each in passes.FUSE:
         if count := each.run(graph):

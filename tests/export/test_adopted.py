@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.graph.adoption.program import adopted
+from blockscale.graph.adoption.program import as_ours
 from tests.export.to_onnx.running import session
 from tests.support import adopt_producers as producers
 
@@ -72,7 +72,7 @@ def test_executorch(form, tmp_path):
     bs.export.executorch(made, tmp_path / "m.pte", X)
     content = (tmp_path / "m.pte").read_bytes()
     program = producers.program(made, X) if form == "pt2e" else made
-    last = next(t for n, t in adopted(program).state_dict().items() if n == "last.weight.codes")
+    last = next(t for n, t in as_ours(program).state_dict().items() if n == "last.weight.codes")
     assert last.numpy().tobytes() in content
     assert producers.Small().last.weight.detach().numpy().tobytes() not in content
 
@@ -113,5 +113,5 @@ def test_powers_of_two_stay(kind, tmp_path):
     lowered = bs.graph.lower(program, "integer")
     assert torch.equal(lowered(*X), expected)
     bs.export.c(program, tmp_path / "m.c")
-    scales = [t for n, t in adopted(program).state_dict().items() if n.endswith("scale")]
+    scales = [t for n, t in as_ours(program).state_dict().items() if n.endswith("scale")]
     assert scales and all(torch.equal(bs.round_to_power_of_2(t), t) for t in scales)

@@ -7,7 +7,7 @@ import torch
 import blockscale as bs
 from blockscale.calibration.observers import make
 from blockscale.graph.edges import Edge, places
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from tests.support import graph_models as models
 
 INT8 = bs.parse("int8:tensor:fp32")
@@ -52,7 +52,7 @@ def test_what_it_notes():
 
 
 def test_places_have_the_names_of_modules():
-    graph = imported(models.bert()[1])
+    graph = import_graph(models.bert()[1])
     recipe = bs.Recipe(
         rules={"op:add@*.attention.*": {"output": "int8"}, "op:gel?": {"input": "int8"}}
     )

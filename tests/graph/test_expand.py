@@ -10,7 +10,7 @@ from torch.export import Dim
 
 import blockscale as bs
 from blockscale.graph.expand import expand
-from blockscale.graph.program import exported, imported
+from blockscale.graph.program import exported, import_graph
 from tests.support import graph_models as models
 
 FORMATS = ["int8:tensor:fp32", "uint8:tensor:fp32:asym", "int8_token", "mxfp8", "nvfp4",
@@ -27,7 +27,7 @@ def quantized(model, fmt, weight="int8_channel"):
 def assert_same(model, *shapes, free=True):
     x, other = (torch.randn(shape) for shape in shapes)
     sizes = ({0: Dim("rows")},) if free else None
-    graph = imported(torch.export.export(model, (x,), dynamic_shapes=sizes))
+    graph = import_graph(torch.export.export(model, (x,), dynamic_shapes=sizes))
     assert expand(graph) > 0
     targets = {str(n.target) for n in graph.graph.nodes}
     allowed = ("quantize", "choose_quantize", "dequantize", "embedding")
@@ -45,7 +45,7 @@ def assert_same(model, *shapes, free=True):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear(fmt, dtype):
     model = quantized(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4, bias=False)), fmt)
-    graph = imported(torch.export.export(model.to(dtype), (torch.randn(3, 8, dtype=dtype),)))
+    graph = import_graph(torch.export.export(model.to(dtype), (torch.randn(3, 8, dtype=dtype),)))
     expand(graph)
     x = torch.randn(3, 8).to(dtype)
     with bs.use("reference"), torch.no_grad():
@@ -88,7 +88,7 @@ def test_a_row_of_a_free_size():
             return bs.fake_quantize(x, "int8_token")
 
     program = torch.export.export(Rows(), (torch.randn(2, 6),), dynamic_shapes=({1: Dim("k")},))
-    graph = imported(program)
+    graph = import_graph(program)
     assert expand(graph) == 1
     x = torch.randn(2, 11)
     assert torch.equal(graph(x), bs.fake_quantize(x, "int8_token"))

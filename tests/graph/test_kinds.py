@@ -7,7 +7,7 @@ from torch import nn
 
 from blockscale.graph.kinds import equal
 from blockscale.graph.layers import with_layers
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from blockscale.layers.kinds import Conv1D
 
 IMAGE = {1: (2, 4, 9), 2: (2, 4, 9, 9), 3: (2, 4, 5, 5, 5)}
@@ -27,7 +27,7 @@ def test_convolutions(dims, turned, bias, decomposed):
     model = nn.Sequential((TURNED if turned else CONVS)[dims](4, 6, 3, **settings)).eval()
     x = torch.randn(IMAGE[dims])
     program = torch.export.export(model, (x,))
-    graph = imported(program.run_decompositions() if decomposed else program)
+    graph = import_graph(program.run_decompositions() if decomposed else program)
     assert with_layers(graph) == ("0",)
     assert graph.get_submodule("0").extra_repr() == model[0].extra_repr()
     assert torch.equal(graph(x), model(x))
@@ -38,7 +38,7 @@ def test_convolutions(dims, turned, bias, decomposed):
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (4,)])
 def test_linear_decomposed(bias, shape):
     model, x = nn.Sequential(nn.Linear(4, 6, bias)).eval(), torch.randn(shape)
-    graph = imported(torch.export.export(model, (x,)).run_decompositions())
+    graph = import_graph(torch.export.export(model, (x,)).run_decompositions())
     with_layers(graph)
     torch.testing.assert_close(graph(x), model(x))
 
@@ -50,7 +50,7 @@ def test_conv1d_of_gpt2():
     expected = x @ layer.weight + layer.bias
     torch.testing.assert_close(layer(x), expected)
     program = torch.export.export(nn.Sequential(layer), (x,))
-    graph = imported(program)
+    graph = import_graph(program)
     assert with_layers(graph) == ("0",)
     node = next(iter(graph.graph.find_nodes(op="call_module")))
     assert node.args[0].op == "placeholder"  # the views around the product are the layer's own
@@ -78,6 +78,6 @@ def test_settings_that_no_layer_has_are_left():
             return torch.addmm(self.bias, x, self.weight, beta=2)
 
     model, x = Scaled(), torch.randn(3, 4)
-    graph = imported(torch.export.export(model, (x,)))
+    graph = import_graph(torch.export.export(model, (x,)))
     assert with_layers(graph) == ()
     assert torch.equal(graph(x), model(x))

@@ -7,7 +7,7 @@ from torch import nn
 
 from blockscale.graph.layers import restore_containers, with_layers
 from blockscale.graph.nodes import scope
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from blockscale.layers.kinds import Conv1D
 from tests.support import graph_models as models
 from tests.support.graph_models import run
@@ -15,7 +15,7 @@ from tests.support.graph_models import run
 
 def layered(model, *args, training=False, **options):
     program = torch.export.export(model.eval(), args, **options)
-    graph = imported(program)
+    graph = import_graph(program)
     return graph, with_layers(graph, training=training)
 
 
@@ -23,7 +23,7 @@ def layered(model, *args, training=False, **options):
 @pytest.mark.parametrize("made", [models.bert, models.gpt2, models.net])
 def test_the_graph_computes_the_same(made):
     model, program, batches = made()
-    graph = imported(program)
+    graph = import_graph(program)
     names = with_layers(graph)
     assert torch.equal(run(graph, batches[1]), run(model, batches[1]))
     for name in names:
@@ -36,7 +36,7 @@ def test_the_graph_computes_the_same(made):
 @pytest.mark.slow
 def test_every_layer_has_its_name():
     model, program, _ = models.gpt2()
-    graph = imported(program)
+    graph = import_graph(program)
     kinds = (nn.Linear, nn.Embedding)
     expected = {
         n for n, m in model.named_modules() if isinstance(m, kinds) or type(m).__name__ == "Conv1D"
@@ -112,7 +112,7 @@ def test_functional_and_decomposed_programs():
     model, args = Functional().eval(), (torch.randn(2, 4), torch.randn(2, 3, 5, 5))
     program = torch.export.export(model, args)
     for each in (program, program.run_decompositions()):
-        graph = imported(each)
+        graph = import_graph(each)
         assert set(with_layers(graph)) == {"inner.in_proj", "conv"}
         for ours, theirs in zip(graph(*args), model(*args), strict=True):
             torch.testing.assert_close(ours, theirs)
@@ -153,7 +153,7 @@ def test_for_training_batch_norms_and_dropouts_are_layers():
 
 
 def test_nodes_keep_where_they_came_from():
-    graph = imported(models.bert()[1])
+    graph = import_graph(models.bert()[1])
     with_layers(graph)
     for node in graph.graph.find_nodes(op="call_module"):
         assert scope(node) == node.target and node.meta["val"] is not None

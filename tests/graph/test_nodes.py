@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.graph import nodes
-from blockscale.graph.nodes import aten, described, op_name, ours, scope, source_line
-from blockscale.graph.program import imported
+from blockscale.graph.nodes import aten, describe, op_name, ours, scope, source_line
+from blockscale.graph.program import import_graph
 from tests.graph.passes.nets import exported
 from tests.support import graph_models as models
 
@@ -58,9 +58,9 @@ def test_primitives_are_read_back() -> None:
     read = nodes.quantize_of(q)
     assert read is not None and read.x.op == "placeholder" and read.by.fmt == "int8:tensor:fp32"
     back = nodes.dequantize_of(dq)
-    assert back is not None and back.coded.codes is q and back.coded.size == 64
+    assert back is not None and back.operand.codes is q and back.operand.size == 64
     assert back.dtype == torch.float32
-    assert back.coded.scale is read.by.scale
+    assert back.operand.scale is read.by.scale
     assert nodes.quantize_of(dq) is None and nodes.dequantize_of(q) is None
     assert nodes.dequantize_of(None) is None
 
@@ -76,14 +76,14 @@ def test_sizes_are_equal_for_every_batch_or_not() -> None:
     assert nodes.same_sizes(nodes.shape(x), nodes.shape(x))
     assert not nodes.same_sizes(nodes.shape(x), nodes.shape(y))
     assert not nodes.same_sizes(None, nodes.shape(y))
-    assert nodes.known(nodes.shape(y)[0] == 2 * nodes.shape(x)[0])
+    assert nodes.is_known(nodes.shape(y)[0] == 2 * nodes.shape(x)[0])
 
 
 # What nodes are called: the module they came from, the op, and the line of the model's source.
 
 
 def nodes_of(program, word):
-    graph = imported(program)
+    graph = import_graph(program)
     return [n for n in graph.graph.nodes if n.op == "call_function" and word in str(n.target)]
 
 
@@ -92,7 +92,7 @@ def test_scope_op_and_line():
     assert scope(node) == "encoder.layer.0.intermediate.intermediate_act_fn"
     assert op_name(node) == "gelu"
     assert "activations.py:" in source_line(node) and "self.act(input)" in source_line(node)
-    assert described(node).startswith("gelu of encoder.layer.0.intermediate.intermediate_act_fn (")
+    assert describe(node).startswith("gelu of encoder.layer.0.intermediate.intermediate_act_fn (")
 
 
 def test_the_line_is_the_models_own_and_not_torchs():
@@ -106,7 +106,7 @@ def test_ops_of_the_model_itself_and_in_place():
             return (x + 1).relu_().sum()
 
     program = torch.export.export(Model(), (torch.ones(3),))
-    names = [op_name(n) for n in imported(program).graph.nodes if n.op == "call_function"]
+    names = [op_name(n) for n in import_graph(program).graph.nodes if n.op == "call_function"]
     assert names == ["add", "relu", "sum"]
     assert scope(nodes_of(program, "add")[0]) == ""
 
@@ -115,5 +115,5 @@ def test_a_node_that_nothing_is_known_of():
     graph = torch.fx.symbolic_trace(lambda x: torch.relu(x))
     node = next(n for n in graph.graph.nodes if n.op == "call_function")
     assert (scope(node), op_name(node), source_line(node)) == ("", "relu", "")
-    assert described(node) == "relu"
+    assert describe(node) == "relu"
     assert op_name(next(iter(graph.graph.nodes))) == "placeholder"

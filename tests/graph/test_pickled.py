@@ -17,7 +17,7 @@ from torch.export import Dim
 
 import blockscale as bs
 from blockscale.graph.pickled import Graph, note, state
-from blockscale.graph.program import exported, imported
+from blockscale.graph.program import exported, import_graph
 from tests.support import fresh
 from tests.support import graph_models as models
 
@@ -198,7 +198,7 @@ def test_it_stays_with_copies():
 def test_a_step_does_not_change_the_state_of_its_input():
     graph = bs.graph.convert(bs.graph.prepare(models.net()[1], "int8_channel"))
     before = [(e.name, e.notes) for e in bs.graph.ledger(graph)]
-    other = imported(graph)
+    other = import_graph(graph)
     note(other, "c1", "Conv2d", "something")
     note(other, "new", "node", "something")
     assert [(e.name, e.notes) for e in bs.graph.ledger(graph)] == before
@@ -206,7 +206,7 @@ def test_a_step_does_not_change_the_state_of_its_input():
 
 
 def test_notes_are_said_once():
-    graph = imported(models.net()[1])
+    graph = import_graph(models.net()[1])
     for _ in range(2):
         note(graph, "c1", "Conv2d", "first")
     note(graph, "c1", "Conv2d", "second")

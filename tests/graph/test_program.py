@@ -8,14 +8,14 @@ from torch.export import Dim
 
 import blockscale as bs
 from blockscale.graph.pickled import state
-from blockscale.graph.program import example_of, exported, imported, same
+from blockscale.graph.program import example_of, exported, import_graph, same
 from tests.support import graph_models as models
 from tests.support.graph_models import run
 
 
 def test_a_program_becomes_a_graph_over_the_same_tensors():
     model, program, batches = models.bert()
-    graph = imported(program)
+    graph = import_graph(program)
     assert torch.equal(run(graph, batches[1]), run(model, batches[1]))
     name = "encoder.layer.0.output.dense.weight"
     assert graph.get_parameter(name).data_ptr() == model.get_parameter(name).data_ptr()
@@ -28,7 +28,7 @@ def test_a_program_becomes_a_graph_over_the_same_tensors():
 @pytest.mark.slow
 def test_sizes_and_their_ranges_come_back():
     _, program, _ = models.gpt2()
-    again = exported(imported(program))
+    again = exported(import_graph(program))
     bounds = {str(r.upper) for r in again.range_constraints.values()}
     assert "32" in bounds
     many = (torch.randint(0, 50, (5, 31)),)
@@ -47,14 +47,14 @@ def test_one_symbol_of_two_inputs_stays_one():
         Two(), (torch.ones(3, 2),), {"b": torch.ones(3, 2)},
         dynamic_shapes={"a": {0: rows}, "b": {0: rows}},
     )  # fmt: skip
-    again = exported(imported(program))
+    again = exported(import_graph(program))
     shapes = [n.meta["val"].shape[0] for n in again.graph.find_nodes(op="placeholder")]
     assert str(shapes[0]) == str(shapes[1]) and not isinstance(shapes[0], int)
     assert again.module()(torch.ones(7, 2), b=torch.ones(7, 2)).shape == (7, 2)
 
 
 def test_an_example_is_made_from_the_inputs_where_there_is_none():
-    graph = imported(models.bert()[1])
+    graph = import_graph(models.bert()[1])
     state(graph).example = None
     args, kwargs = example_of(graph)
     assert args == () and {n: (t.shape, t.dtype) for n, t in kwargs.items()} == {
@@ -62,11 +62,11 @@ def test_an_example_is_made_from_the_inputs_where_there_is_none():
     }
     plain = fx.symbolic_trace(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="not known"):
-        example_of(imported(plain))
+        example_of(import_graph(plain))
 
 
 def test_copies_do_not_change_what_they_are_of():
-    graph = imported(models.net()[1])
+    graph = import_graph(models.net()[1])
     other = same(graph)
     for node in list(other.graph.nodes):
         if node.op == "call_function" and not node.users:

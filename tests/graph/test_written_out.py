@@ -13,7 +13,7 @@ from blockscale.graph import conversion
 from blockscale.graph.nodes import scope, source_line, value
 from blockscale.graph.pickled import state
 from blockscale.graph.preparation import preparation
-from blockscale.graph.program import imported, same, traced, written_out
+from blockscale.graph.program import import_graph, same, traced, written_out
 from tests.support import graph_models as models
 from tests.support.graph_models import run
 
@@ -98,7 +98,7 @@ def test_it_is_what_a_whole_export_gives(name: str, recipe: Any, options: dict[s
         run(prepared.train() if options else prepared, batch)
     model, edges = with_layers(prepared)
     with edges, torch.no_grad():
-        ours, whole = written_out(model), imported(traced(model))
+        ours, whole = written_out(model), import_graph(traced(model))
     assert ours is not None
     for graph in (ours, whole):
         conversion.passes.apply(graph, (conversion.passes.clean,))
@@ -119,8 +119,8 @@ def calling(module: nn.Module, like: torch.Tensor) -> fx.GraphModule:
             return torch.relu(x * 2)
 
     program = torch.export.export(Double(), (like,), dynamic_shapes=({0: Dim("rows")},))
-    graph = same(imported(program))
-    graph.meta["blockscale"] = state(imported(program))
+    graph = same(import_graph(program))
+    graph.meta["blockscale"] = state(import_graph(program))
     node = next(each for each in graph.graph.nodes if str(each.target).startswith("aten.mul"))
     graph.add_module("layer", module)
     with graph.graph.inserting_before(node):

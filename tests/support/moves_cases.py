@@ -73,4 +73,4 @@ def block_after(move: str, fmt: str) -> str:
     same_after(graph, (moving,), X)
     node = list(graph.graph.nodes)[-2].args[0]
     found = dequantize_of(node)
-    return found.coded.fmt.split(":")[1] if found else ""
+    return found.operand.fmt.split(":")[1] if found else ""

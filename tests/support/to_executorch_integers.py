@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 
 
 def converted(recipe, *layers, x=None):
@@ -16,4 +16,4 @@ def converted(recipe, *layers, x=None):
     x = torch.randn(4, 64) if x is None else x
     graph = bs.graph.prepare(torch.export.export(model, (x,)), recipe, observer="min_max")
     bs.calibrate(graph, [(x,)], progress=False)
-    return imported(bs.graph.convert(graph)), x
+    return import_graph(bs.graph.convert(graph)), x

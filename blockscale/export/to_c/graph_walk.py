@@ -14,7 +14,7 @@ from blockscale.export.to_c.text import C_TYPES, Access, Array, loops, number, s
 from blockscale.export.to_c.writer import CWriter
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
 from blockscale.graph.lowering.integers.moves import MOVES
-from blockscale.graph.nodes import aten, calls, described
+from blockscale.graph.nodes import aten, calls, describe
 from blockscale.ops.integer import INTEGER_OPS
 
 _PADS = (aten.constant_pad_nd, aten.pad)
@@ -118,7 +118,7 @@ class _Walk:
         name = f"in_{source.name}"
         while name in names:
             name += "_again"
-        array = self.writer.array(name, "input", dtype, self.values[node].numel(), described(node))
+        array = self.writer.array(name, "input", dtype, self.values[node].numel(), describe(node))
         self.writer.places[node] = array.places(shape)
         zero, exponent = (node.args[2], node.args[1]) if node is not source else (None, None)
         self.inputs.append(Door(array, shape, source.name, zero, exponent))  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ class _Walk:
     def _constant(self, node: fx.Node, value: Any) -> None:
         self.constants.add(node)
         if isinstance(value, Tensor) and not value.is_floating_point():
-            rest = self.writer.constant(node.name, value, described(node))
+            rest = self.writer.constant(node.name, value, describe(node))
             self.writer.places[node] = rest.places(value.shape)
 
     def _op(self, node: fx.Node, name: str) -> None:
@@ -138,7 +138,7 @@ class _Walk:
         for each in node.all_input_nodes:
             if each not in self.writer.places and each not in self.constants:
                 raise NotIntegerError(
-                    f"{described(node)} ({node.name}) reads floats ({each}), and C files "
+                    f"{describe(node)} ({node.name}) reads floats ({each}), and C files "
                     "compute with integers only"
                 )
         access: Access = emit(self.writer, node, arguments)
@@ -170,7 +170,7 @@ class _Walk:
             self.writer.places[node] = target(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
             raise NotIntegerError(
-                f"{described(node)} ({node.name}) has no C form: {error}"
+                f"{describe(node)} ({node.name}) has no C form: {error}"
             ) from error
 
     def _place(self, node: fx.Node) -> Any:
@@ -179,7 +179,7 @@ class _Walk:
     def _constant_indices(self, node: fx.Node, index: Any) -> Tensor:
         """Indices that do not depend on inputs."""
         if index not in self.constants:
-            raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its indices are "
+            raise NotIntegerError(f"{describe(node)} ({node.name}) has no C form: its indices are "
                                   f"computed from inputs")  # fmt: skip
         return self.values[index]
 
@@ -193,7 +193,7 @@ class _Walk:
                 if node in self.constants or node.op == "placeholder":
                     continue
                 raise NotIntegerError(
-                    f"{described(node)} ({node.name}) is a float output, and C files compute "
+                    f"{describe(node)} ({node.name}) is a float output, and C files compute "
                     "with integers only"
                 )
             self._copy_out(node, source, places, door)
@@ -241,7 +241,7 @@ def mask(w: CWriter, node: fx.Node, tensor: Tensor) -> None:
     reads = {f"x{i}": each for i, each in enumerate(members) if isinstance(each, fx.Node)}
     if any(each not in w.places for each in reads.values()):
         raise NotIntegerError(
-            f"{described(node)} ({node.name}) has no C form: it does not read integers"
+            f"{describe(node)} ({node.name}) has no C form: it does not read integers"
         )
     data = {k: w.access(w.places[v].expand(tensor.shape), v) for k, v in reads.items()}
     names, heads, ends = loops(tensor.shape)
@@ -270,12 +270,12 @@ def _value(node: fx.Node, words: list[str], dtypes: list[torch.dtype], dtype: to
         return f"{words[0]} != 0"
     if calls(node, *_CAST) and dtype in C_TYPES and (truths or dtype == torch.int64):
         return f"({C_TYPES[dtype]}){words[0]}"
-    raise NotIntegerError(f"{described(node)} ({node.name}) has no C form: its mask is not bool")
+    raise NotIntegerError(f"{describe(node)} ({node.name}) has no C form: its mask is not bool")
 
 
 def _no_form(node: fx.Node) -> str:
     """Why a node that computes something else cannot be written."""
     return (
-        f"{described(node)} ({node.name}) has no C form: replace it by an op that has one "
+        f"{describe(node)} ({node.name}) has no C form: replace it by an op that has one "
         "(docs/integers.md), or write another target"
     )

@@ -24,7 +24,7 @@ from blockscale.export.to_c.text import (
     strides_of,
 )
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.nodes import described
+from blockscale.graph.nodes import describe
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class CWriter:
         entries = [self.arrays[n].dtype for n in tensor.unique().tolist() if n]
         if not entries:
             raise NotIntegerError(
-                f"{described(node)} reads nothing but padding, which has no C form"
+                f"{describe(node)} reads nothing but padding, which has no C form"
             )
         return entries[0]
 
     def result(self, dtype: torch.dtype, shape: Sequence[int], node: fx.Node) -> Access:
         """Room in the arena for what the next step makes."""
         size = prod(shape)
-        output = self.array(f"a{len(self.arrays) + 1}", "arena", dtype, size, described(node))
+        output = self.array(f"a{len(self.arrays) + 1}", "arena", dtype, size, describe(node))
         output.first = output.last = len(self.steps)
         return Access(output, 0, tuple(shape), strides_of(shape))
 
@@ -153,7 +153,7 @@ class CWriter:
             takes[name] = self.arrays[n]
         result = nested(both)
         if result is None:
-            takes[f"m{n}"] = self.constant("map", both.to(torch.int32), described(node))
+            takes[f"m{n}"] = self.constant("map", both.to(torch.int32), describe(node))
             text = f"m{n}[2 * i + 1]"
             line = f"y[m{n}[2 * i]] = {f'{name}[{text}]' if n else text};"
             return [head("i", len(both)), line, "}"]

@@ -18,12 +18,12 @@ from blockscale.export.to_executorch.integers import product, products, to_integ
 from blockscale.export.to_executorch.plain import write_out
 from blockscale.export.to_program import Example, program_of
 from blockscale.files.whole import check_new, check_place, written_whole
-from blockscale.graph.adoption.program import adopted
+from blockscale.graph.adoption.program import as_ours
 from blockscale.graph.constants import get
 from blockscale.graph.expand import expand
-from blockscale.graph.nodes import dequantize_of, described, quantize_of
+from blockscale.graph.nodes import dequantize_of, describe, quantize_of
 from blockscale.graph.pickled import State
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 
 
 def executorch(
@@ -54,7 +54,7 @@ def executorch(
     if reason := unavailable():
         raise ImportError(reason)
     _check_stage(graph)
-    source = adopted(program_of(graph, example, dynamic_batch))
+    source = as_ours(program_of(graph, example, dynamic_batch))
     expand(source)
     _check_inputs(source)
     _check_weights(source)
@@ -82,7 +82,7 @@ def _check_inputs(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         result = quantize_of(node)
         if result is not None and not runs(result.by.format):
-            examples.setdefault(str(result.by.format), described(node))
+            examples.setdefault(str(result.by.format), describe(node))
     if examples:
         text = "".join(f"\n  {fmt}, for instance {where}" for fmt, where in examples.items())
         raise ValueError(
@@ -99,7 +99,7 @@ def _check_weights(graph: fx.GraphModule) -> None:
         is_ours = str(node.target).startswith("blockscale.") and fmt
         if is_ours and parse(fmt).bits > 8 and not parse(fmt).element.signed:
             raise ValueError(
-                f"{described(node)}: ExecuTorch's kernels do not support unsigned integers of "
+                f"{describe(node)}: ExecuTorch's kernels do not support unsigned integers of "
                 f"16 bits, in which {fmt} is stored: use int16"
             )
 
@@ -114,7 +114,7 @@ def runs(fmt: Format) -> bool:
 
 def _file_bytes(source: fx.GraphModule) -> bytes:
     """The file's bytes, with XNNPACK's integers where it takes them."""
-    graph = imported(source)
+    graph = import_graph(source)
     rounded = _rounded(graph)
     if to_integers(graph):
         try:
@@ -146,8 +146,8 @@ def _rounded(graph: fx.GraphModule) -> list[str]:
         source = None if result is None else dequantize_of(result.weight)
         if source is None:
             continue
-        codes: Any = source.coded.codes
-        scale = get(graph, source.coded.scale)  # type: ignore[arg-type]
+        codes: Any = source.operand.codes
+        scale = get(graph, source.operand.scale)  # type: ignore[arg-type]
         if scale.shape[-1] > 1 and not torch.equal(scale.float(), scale.bfloat16().float()):
             names.append(str(codes.target).removesuffix(".codes"))
     return names

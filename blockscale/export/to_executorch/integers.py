@@ -20,7 +20,7 @@ from blockscale.core.operand import Operand
 from blockscale.core.pack import unpack
 from blockscale.core.torch_private import register_decomposed
 from blockscale.export.to_executorch.plain import drop_copies, integer, per_tensor
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.nodes import (
     aten,
     call,
@@ -71,16 +71,16 @@ def product(node: fx.Node) -> XnnpackProduct | None:
     """What XNNPACK can compute of this linear or convolution node, or None."""
     x, weight, *rest = node.args
     operand, source = dequantize_of(x), dequantize_of(_weight_of(weight))
-    if operand is None or source is None or not is_constant(source.coded.codes):
+    if operand is None or source is None or not is_constant(source.operand.codes):
         return None
     if any(bias is not None and not is_constant(bias) for bias in rest[:1]):
         return None
-    fmt, inputs = source.coded.format, operand.coded.format
+    fmt, inputs = source.operand.format, operand.operand.format
     linear = calls(node, aten.linear)
-    item: Any = operand.coded.codes
+    item: Any = operand.operand.codes
     assert isinstance(x, fx.Node)
     weight_node: Any = _weight_of(weight)
-    if per_tensor(inputs) and quantize_of(item) and is_constant(_origin(operand.coded.scale)):
+    if per_tensor(inputs) and quantize_of(item) and is_constant(_origin(operand.operand.scale)):
         ok = _per_channel(fmt, 8) and _quantized_output(node)
         return XnnpackProduct(node, x, weight_node, False) if ok else None
     dynamic = calls(item, getitem) and calls(item.args[0], ours.choose_quantize)
@@ -127,7 +127,7 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     """A dequantize_per_channel(_group) node of codes one a byte, laid out as they are used."""
     source = dequantize_of(each.weight)
     assert source is not None
-    operand, fmt = source.coded, source.coded.format
+    operand, fmt = source.operand, source.operand.format
     view: Any = each.node.args[1]
     bits, name = fmt.bits, str(operand.codes.target).rpartition(".")[0]  # type: ignore[attr-defined]
     codes = _laid_out(graph, operand, view, each.weight)
@@ -137,10 +137,10 @@ def _rewrite_weight(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     if grouped:
         scale = scale.to(torch.bfloat16).to(torch.float32)
     like = each.node
-    integers = put(graph, f"{name}.integers", codes, like=like)
-    steps = put(graph, f"{name}.steps", scale, like=like)
+    integers = put_constant(graph, f"{name}.integers", codes, like=like)
+    steps = put_constant(graph, f"{name}.steps", scale, like=like)
     zeros = torch.zeros(scale.shape, dtype=torch.int32 if grouped else torch.int64)
-    zero = put(graph, f"{name}.zeros", zeros, like=like)
+    zero = put_constant(graph, f"{name}.zeros", zeros, like=like)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     theirs: Any = torch.ops.quantized_decomposed
     if grouped:
@@ -170,7 +170,7 @@ def _laid_out(graph: fx.GraphModule, operand: Operand, view: fx.Node, source: fx
 def _rewrite_dynamic(graph: fx.GraphModule, each: XnnpackProduct) -> None:
     operand = dequantize_of(each.x)
     assert operand is not None
-    value: Any = operand.coded.codes
+    value: Any = operand.operand.codes
     source = quantize_of(value.args[0])
     assert source is not None
     theirs: Any = torch.ops.quantized_decomposed

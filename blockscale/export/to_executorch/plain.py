@@ -64,10 +64,10 @@ def _drop_permute(node: fx.Node) -> bool:
         replace(node, source.args[0])
         return True
     inner = dequantize_of(source)
-    quantized = None if inner is None else quantize_of(inner.coded.codes)
-    if inner is None or quantized is None or not per_tensor(inner.coded.format):
+    quantized = None if inner is None else quantize_of(inner.operand.codes)
+    if inner is None or quantized is None or not per_tensor(inner.operand.format):
         return False
-    codes: Any = inner.coded.codes
+    codes: Any = inner.operand.codes
     before: Any = quantized.x
     alone = len(codes.users) == len(source.users) == 1
     if not (alone and calls(before, aten.permute) and _undo(before.args[1], node.args[1])):

@@ -27,11 +27,11 @@ from blockscale.export.to_onnx.widen import pieces_widened, widened
 from blockscale.export.to_program import Example, arguments, program_of, run_example
 from blockscale.files.whole import check_new, check_place
 from blockscale.graph import passes
-from blockscale.graph.adoption.program import adopted
+from blockscale.graph.adoption.program import as_ours
 from blockscale.graph.expand import expand
 from blockscale.graph.passes import clean, constants, duplicates
 from blockscale.graph.pickled import State, state
-from blockscale.graph.program import exported, imported
+from blockscale.graph.program import exported, import_graph
 
 _WIDE = (
     "blockscale: the model computes in {}, which runtimes on CPUs do not: {} computes in float32, "
@@ -193,7 +193,7 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
     if isinstance(graph, fx.GraphModule) and isinstance(graph.meta.get("blockscale"), State):
         stage = state(graph).stage
         if is_integers(graph):
-            return imported(graph)
+            return import_graph(graph)
         if stage in ("prepared", "fused", "lowered"):
             raise ValueError(
                 f"a {stage} graph has no separate quantize and dequantize ops, which an ONNX "
@@ -201,11 +201,11 @@ def _graph(graph: Any, example: Example | None, dynamic_batch: bool) -> fx.Graph
             )
     else:
         graph = program_of(graph, example, dynamic_batch)
-    result = imported(graph)
+    result = import_graph(graph)
     if is_integers(result):  # a program of an integer graph, or of a model of integers
         passes.apply(result, (clean,))
         return result
-    result = adopted(graph)
+    result = as_ours(graph)
     expand(result)
     passes.apply(result, (clean, constants, duplicates))
     return result

@@ -27,7 +27,7 @@ from blockscale.graph.nodes import (
     call,
     calls,
     dequantize_of,
-    described,
+    describe,
     each_call,
     ours,
     quantize_of,
@@ -130,7 +130,7 @@ def take(graph: fx.GraphModule) -> list[Piece]:
         name = str(node.target)
         if node.op == "call_function" and name.startswith("blockscale."):
             raise ValueError(
-                f"{described(node)}: an ONNX file cannot hold {name}: pass the result of "
+                f"{describe(node)}: an ONNX file cannot hold {name}: pass the result of "
                 "bs.graph.convert, before bs.graph.fuse and bs.graph.lower"
             )
     return pieces
@@ -139,17 +139,17 @@ def take(graph: fx.GraphModule) -> list[Piece]:
 def _take_dequantize(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> None:
     dequantize = dequantize_of(node)
     assert dequantize is not None
-    stored = _constants(graph, dequantize.coded)
+    stored = _constants(graph, dequantize.operand)
     if stored is not None:
         _take_weight(graph, node, stored, dequantize.dtype, pieces)
         return
-    source: Any = dequantize.coded.codes
+    source: Any = dequantize.operand.codes
     if calls(source, operator.getitem):
         source = source.args[0]
     by = quantize_of(source)
     if by is None:
         raise ValueError(
-            f"{described(node)}: its codes come from {getattr(source, 'name', source)}, and "
+            f"{describe(node)}: its codes come from {getattr(source, 'name', source)}, and "
             "not from a weight or a quantize: pass the result of bs.graph.convert"
         )
     _take_activation(graph, node, by.x, by.by, dequantize.dtype, pieces)
@@ -228,7 +228,7 @@ def _take_rows(graph: fx.GraphModule, node: fx.Node, pieces: list[Piece]) -> Non
     stored = _constants(graph, table)
     if stored is None:
         raise ValueError(
-            f"{described(node)}: its table is computed in the graph; only a stored table can "
+            f"{describe(node)}: its table is computed in the graph; only a stored table can "
             "be written"
         )
     name = str(table.codes.target).removesuffix(".codes")
@@ -259,12 +259,12 @@ def _take_activation(
         parts = _constants(graph, scales)
         if parts is None:
             raise ValueError(
-                f"{described(node)}: its scale is computed in the graph: use a static scale"
+                f"{describe(node)}: its scale is computed in the graph: use a static scale"
             )
         qparams = parts.qparams
     sizes = tuple(n if isinstance(n, int) else None for n in shape(x) or ())
     if reason := activation.refusal(fmt, qparams, sizes):
-        raise ValueError(f"{described(node)}: an ONNX file cannot quantize to {fmt}: {reason}")
+        raise ValueError(f"{describe(node)}: an ONNX file cannot quantize to {fmt}: {reason}")
     name = _name(node, by)
     pieces.append(Activation(name, fmt, qparams, sizes, value(x).dtype, dtype))
     per_tensor = fmt.block.name == "tensor" or (qparams is not None and qparams.scale.numel() == 1)
@@ -316,7 +316,7 @@ def take_integer_ops(graph: fx.GraphModule) -> list[Piece]:
             continue
         if not is_written(op):
             raise ValueError(
-                f"{described(node)}: ONNX has no integer operators for {name_of(node)}: leave it "
+                f"{describe(node)}: ONNX has no integer operators for {name_of(node)}: leave it "
                 f"in float (bs.graph.convert), or write a C file (bs.export.c)"
             )
         computed_nodes: list[fx.Node] = []

@@ -51,7 +51,7 @@ def _float32(graph: fx.GraphModule, node: fx.Node, like: fx.Node) -> fx.Node:
         return node
     result = dequantize_of(node)
     if result is not None:
-        args = primitives.dequantize.flatten(result.coded, torch.float32)
+        args = primitives.dequantize.flatten(result.operand, torch.float32)
         return call(graph, ours.dequantize.default, args, like=like)
     if calls(node, *_MOVING):
         first, *rest = node.args

@@ -79,17 +79,17 @@ def quantize_weights(model: fx.GraphModule) -> None:
     """
     state = model.meta[_STATE]
     names: list[str] = []
-    done: set[str] = set()
+    with_weights: set[str] = set()
     for node in model.graph.find_nodes(op="call_module"):
         name = str(node.target)
         layer = model.get_submodule(name)
-        result = quantizers.weight_quantizer(layer) if name not in done else None
+        result = quantizers.weight_quantizer(layer) if name not in with_weights else None
         if result is None:
             continue
         if not quantizers.is_trained(layer) and node.name not in state.observed_node_names:
             names.append(f"{name} ({type(layer).__name__})")
             continue
-        done.add(name)
+        with_weights.add(name)
         quantizers.replace_layer(model, name, _with_values(name, layer, result))
     if names:
         warnings.warn(

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from blockscale.core.block import WHOLE, read_block
 from blockscale.graph import constants
 from blockscale.graph.adoption.weights import WANTED, reader_of
-from blockscale.graph.nodes import aten, call, known, shape
+from blockscale.graph.nodes import aten, call, is_known, shape
 
 # What a quantizing node of another library says, in one form whatever its library is.
 
@@ -64,13 +64,13 @@ def rank_of(x: fx.Node) -> int:
 
 def block_name(sizes: Sequence[int]) -> str:
     """The spelling of the block with these sizes (WHOLE: all of a dimension)."""
-    cut = [dim for dim, size in enumerate(sizes) if size != WHOLE]
-    if not cut:
+    split_dims = [dim for dim, size in enumerate(sizes) if size != WHOLE]
+    if not split_dims:
         return "tensor"
-    if len(cut) == 1 and sizes[cut[0]] == 1:
-        return f"channel{cut[0]}"
-    named = "x".join("*" if size == WHOLE else str(size) for size in sizes)
-    return str(read_block(f"block{named}"))
+    if len(split_dims) == 1 and sizes[split_dims[0]] == 1:
+        return f"channel{split_dims[0]}"
+    sides = "x".join("*" if size == WHOLE else str(size) for size in sizes)
+    return str(read_block(f"block{sides}"))
 
 
 def in_whole(sizes: Sequence[Any], of: Sequence[Any]) -> tuple[int, ...]:
@@ -82,9 +82,9 @@ def in_whole(sizes: Sequence[Any], of: Sequence[Any]) -> tuple[int, ...]:
     for size, n in zip(sizes, of, strict=True):
         if isinstance(size, fx.Node):
             size = size.meta.get("val", size)  # noqa: PLW2901 - a symbolic size
-        if isinstance(size, int) and size == 1 and not known(n == 1):
+        if isinstance(size, int) and size == 1 and not is_known(n == 1):
             results.append(1)
-        elif not isinstance(size, fx.Node) and (known(size == n) or size == -1):
+        elif not isinstance(size, fx.Node) and (is_known(size == n) or size == -1):
             results.append(WHOLE)
         elif isinstance(size, int):
             results.append(size)
@@ -144,19 +144,19 @@ def _scale(
     value = constant(graph, scale)
     if not isinstance(scale, fx.Node):
         assert value is not None
-        return _held(
+        return _hold(
             graph, _rounded(quantizer_call, float(scale or 0.0)), name, quantizer_call, node
         )
     dtype = _dtype(scale) if value is None else value.dtype
     if value is not None:
         if item:  # it is read as a Python number
-            return _held(graph, _rounded(quantizer_call, value.item()), name, quantizer_call, node)
+            return _hold(graph, _rounded(quantizer_call, value.item()), name, quantizer_call, node)
         if dtype == torch.float64 and quantizer_call.kind == "dequantize":
             value, dtype = value.to(torch.float32), torch.float32
             if not torch.equal(value.to(torch.float64), constant(graph, scale)):  # type: ignore[arg-type]
                 raise NoFormatError("its scale has more bits than float32")
         _only_float32(dtype)
-        return _held(graph, value, name, quantizer_call, node)
+        return _hold(graph, value, name, quantizer_call, node)
     exact = item or (quantizer_call.kind == "dequantize" and _from_torch(scale))
     if dtype == torch.float64 and exact:  # these numbers are float32, kept in float64
         scale = call(graph, aten._to_copy.default, (scale,), {"dtype": torch.float32}, like=node)
@@ -203,7 +203,7 @@ def _zero_point(
     if value is not None:
         if dtype.is_floating_point and kind == "int32" and bool((value != value.round()).any()):
             raise NoFormatError("its zero points are not integers")
-        return _held(graph, value.to(target), name, quantizer_call, node), kind
+        return _hold(graph, value.to(target), name, quantizer_call, node), kind
     if dtype.is_floating_point and kind == "int32":
         raise NoFormatError("its zero points are floats that are known only at run time")
     assert isinstance(zero, fx.Node)
@@ -263,7 +263,7 @@ def _counts(call: QuantizerCall) -> list[Any]:
     return [1 if size == WHOLE else n // size if isinstance(n, int) else None for n, size in pairs]
 
 
-def _held(
+def _hold(
     graph: fx.GraphModule, part: Tensor, name: str, call: QuantizerCall, node: fx.Node
 ) -> fx.Node:
     """A constant part as a buffer of the tensor's rank."""
@@ -275,7 +275,9 @@ def _held(
     total = torch.Size(counts).numel()
     if part.numel() != total:
         raise NoFormatError(f"it has {part.numel()} scales for {total} blocks")
-    constant = constants.put(graph, "_adopted", part.reshape(counts).contiguous(), like=node)
+    constant = constants.put_constant(
+        graph, "_adopted", part.reshape(counts).contiguous(), like=node
+    )
     constant.meta[WANTED] = name
     return constant
 
@@ -288,13 +290,13 @@ def _of_rank(
     sizes = shape(part)
     if sizes is None:
         raise NoFormatError(f"the shape of {part.name} is not known")
-    if len(sizes) == len(quantizer_call.sizes) or all(known(n == 1) for n in sizes):
+    if len(sizes) == len(quantizer_call.sizes) or all(is_known(n == 1) for n in sizes):
         return part
-    covered = [dim for dim, size in enumerate(quantizer_call.sizes) if size == WHOLE]
-    if len(sizes) + len(covered) != len(quantizer_call.sizes):
+    whole = [dim for dim, size in enumerate(quantizer_call.sizes) if size == WHOLE]
+    if len(sizes) + len(whole) != len(quantizer_call.sizes):
         raise NoFormatError(
             f"its scale has shape {list(sizes)} for blocks of {quantizer_call.sizes}"
         )
-    for dim in covered:
+    for dim in whole:
         part = call(graph, aten.unsqueeze.default, (part, dim), like=node)
     return part

@@ -19,19 +19,19 @@ from blockscale.graph.constants import is_constant
 from blockscale.graph.ledgers import of_nodes
 from blockscale.graph.nodes import calls, ours
 from blockscale.graph.pickled import State, set_state, state
-from blockscale.graph.program import Program, imported
+from blockscale.graph.program import Program, import_graph
 
 
-def adopted(
+def as_ours(
     program: Program, *, first: Sequence[passes.Pass] = (), warn: bool = False
 ) -> fx.GraphModule:
-    """`imported`, and what quantizes is ours: a program from elsewhere is adopted.
+    """`import_graph`, and what quantizes is ours: a program from elsewhere is adopted.
 
     first: passes that a program from elsewhere goes through before
     warn: say in one warning which nodes no format has the bits of; the ledger says it in any case
     Raises TypeError for what is no program, ValueError for graphs of layers, not of ops.
     """
-    graph = imported(program)
+    graph = import_graph(program)
     stage = state(graph)
     if stage.stage != "imported":
         return graph

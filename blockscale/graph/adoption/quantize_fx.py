@@ -51,7 +51,7 @@ def from_quantize_fx(
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use quant_min and quant_max")
-        result = _decomposed(copy.deepcopy(model), backend_config)
+        result = _decompose(copy.deepcopy(model), backend_config)
         args = example if isinstance(example, tuple) else (example,)
         with torch.no_grad():
             return torch.export.export(result.eval(), args, dynamic_shapes=dynamic_shapes)
@@ -63,9 +63,9 @@ def is_quantize_fx(model: object) -> bool:
     if not isinstance(model, fx.GraphModule):
         return False
     kinds = [type(module).__module__ for module in model.modules()]
-    observed = "_observed_graph_module_attrs" in model.meta
+    observes = "_observed_graph_module_attrs" in model.meta
     quantizes = any(node.target is torch.quantize_per_tensor for node in model.graph.nodes)
-    return observed or quantizes or any(_is_quantized(kind) for kind in kinds)
+    return observes or quantizes or any(_is_quantized(kind) for kind in kinds)
 
 
 def _is_quantized(module: str) -> bool:
@@ -83,7 +83,7 @@ def _check(model: fx.GraphModule) -> None:
             )
 
 
-def _decomposed(model: fx.GraphModule, backend_config: Any = None) -> fx.GraphModule:
+def _decompose(model: fx.GraphModule, backend_config: Any = None) -> fx.GraphModule:
     """The model in ops of quantized_decomposed."""
     if "_observed_graph_module_attrs" in model.meta:  # what prepare_fx leaves
         quantize_weights(model)

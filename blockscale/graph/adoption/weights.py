@@ -21,7 +21,7 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
-    inlined,
+    inline,
     ours,
     replace,
     scope,
@@ -51,11 +51,11 @@ def store(graph: fx.GraphModule) -> int:
     count = 0
     for node in each_call(graph, *_CONVS, *_TRANSPOSED, *_PRODUCTS):
         own = arguments(node)
-        turned = calls(node, *_TRANSPOSED) or bool(own.get("transposed"))
+        transposes = calls(node, *_TRANSPOSED) or bool(own.get("transposed"))
         layout, weight = "transposed", own.get("mat2")
         if weight is None:
             weight = own["weight"]
-            layout = grouped_layout(own["groups"]) if turned else "channels_last"
+            layout = grouped_layout(own["groups"]) if transposes else "channels_last"
         if (weight, layout) not in there:
             result = _stored(graph, weight, layout, own.get("groups", 1))
             if result is None:
@@ -69,20 +69,20 @@ def store(graph: fx.GraphModule) -> int:
 def _stored(graph: fx.GraphModule, weight: Any, layout: str, groups: int) -> fx.Node | None:
     """The weight made of a stored matrix; None where its scales are not those of outputs."""
     result, sizes = dequantize_of(weight), shape(weight)
-    if result is None or sizes is None or len(sizes) < 2 or not _whole(result.coded):
+    if result is None or sizes is None or len(sizes) < 2 or not _whole(result.operand):
         return None
-    fmt = parse(result.coded.fmt)
+    fmt = parse(result.operand.fmt)
     outputs = 0 if layout == "channels_last" else 1
     blocks = fmt.block.sizes_for(len(sizes))
     one = all(block == WHOLE for block in blocks)
     by_output = all((block == WHOLE) != (i == outputs) for i, block in enumerate(blocks))
     if not (one or (by_output and blocks[outputs] == 1)):
         return None
-    spelled = result.coded.fmt if one else of_block(fmt, read_block("channel0"))
-    read: Any = result.coded
+    spelling = result.operand.fmt if one else of_block(fmt, read_block("channel0"))
+    read: Any = result.operand
     dense = ours.unpack(constants.get(graph, read.codes), read.fmt, sizes[-1])
     matrix = to_stored(dense, layout).contiguous()
-    codes = ours.pack(matrix, spelled)
+    codes = ours.pack(matrix, spelling)
 
     def part(node: Any) -> Any:
         if node is None:
@@ -93,21 +93,23 @@ def _stored(graph: fx.GraphModule, weight: Any, layout: str, groups: int) -> fx.
 
     scale, zero = part(read.scale), part(read.zero_point)
     value: Any = _stored_kept(graph, read.codes, codes)
-    coded = Operand(value, scale, zero, None, spelled, matrix.shape[-1])
-    args = primitives.dequantize.flatten(coded, result.dtype)
+    operand = Operand(value, scale, zero, None, spelling, matrix.shape[-1])
+    args = primitives.dequantize.flatten(operand, result.dtype)
     values = call(graph, ours.dequantize.default, args, like=weight)
-    output = inlined(graph, lambda y: from_stored(y, layout, sizes), values, weight)
+    output = inline(graph, lambda y: from_stored(y, layout, sizes), values, weight)
     return call(graph, aten.contiguous.default, (output,), like=weight)
 
 
-def _whole(coded: Operand) -> bool:
+def _whole(operand: Operand) -> bool:
     """Whether all that the codes need are constants: a scale, and perhaps a zero point."""
-    parts = [each for each in (coded.codes, coded.scale, coded.zero_point) if each is not None]
-    return all(map(constants.is_constant, parts)) and coded.outer is None and not coded.more
+    parts = [
+        each for each in (operand.codes, operand.scale, operand.zero_point) if each is not None
+    ]
+    return all(map(constants.is_constant, parts)) and operand.outer is None and not operand.more
 
 
 def _stored_kept(graph: fx.GraphModule, like: fx.Node, tensor: Tensor) -> fx.Node:
-    node = constants.put(graph, "_stored", tensor.contiguous(), like=like)
+    node = constants.put_constant(graph, "_stored", tensor.contiguous(), like=like)
     node.meta[WANTED] = like.meta.get(WANTED, str(like.target))
     return node
 
@@ -137,15 +139,15 @@ def _quantized_constants(graph: fx.GraphModule) -> int:
     for node in results:
         if node not in constant:
             continue
-        result = _computed(graph, node, values)
+        result = _compute(graph, node, values)
         base = _root(node)
         if isinstance(result, Tensor):
-            replace(node, _kept(graph, result, f"{base}.codes", node))
+            replace(node, _keep(graph, result, f"{base}.codes", node))
         else:
             names = ("codes", *parse(str(node.args[1])).parts)
             for user in list(node.users):
                 place: Any = user.args[1]
-                replace(user, _kept(graph, result[place], f"{base}.{names[place]}", node))
+                replace(user, _keep(graph, result[place], f"{base}.{names[place]}", node))
         count += 1
     return count
 
@@ -155,12 +157,12 @@ def _plain(graph: fx.GraphModule) -> None:
     are: kernels know the format that is left."""
     for node in each_call(graph, ours.dequantize):
         result = dequantize_of(node)
-        if result is None or not constants.is_constant(result.coded.codes):
+        if result is None or not constants.is_constant(result.operand.codes):
             continue
-        fmt = parse(result.coded.fmt)
+        fmt = parse(result.operand.fmt)
         if fmt.recip:
-            coded = result.coded._replace(fmt=replace_fields(fmt, recip=False).spelling)
-            node.args = tuple(primitives.dequantize.flatten(coded, result.dtype))
+            operand = result.operand._replace(fmt=replace_fields(fmt, recip=False).spelling)
+            node.args = tuple(primitives.dequantize.flatten(operand, result.dtype))
 
 
 def _random(node: fx.Node) -> bool:
@@ -168,22 +170,22 @@ def _random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def _computed(graph: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _compute(graph: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """What a node of constants gives."""
     if node not in values:
         if node.op == "get_attr":
             values[node] = constants.get(graph, node).detach()
         else:
             args, kwargs = fx.node.map_arg(
-                (node.args, dict(node.kwargs)), lambda n: _computed(graph, n, values)
+                (node.args, dict(node.kwargs)), lambda n: _compute(graph, n, values)
             )
             with torch.no_grad():
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     return values[node]
 
 
-def _kept(graph: fx.GraphModule, tensor: Tensor, name: str, like: fx.Node) -> fx.Node:
-    node = constants.put(graph, "_adopted", tensor.contiguous(), like=like)
+def _keep(graph: fx.GraphModule, tensor: Tensor, name: str, like: fx.Node) -> fx.Node:
+    node = constants.put_constant(graph, "_adopted", tensor.contiguous(), like=like)
     node.meta[WANTED] = name
     return node
 
@@ -234,9 +236,9 @@ def _embeddings(graph: fx.GraphModule) -> int:
     count = 0
     for node in each_call(graph, aten.embedding):
         result = dequantize_of(node.args[0])
-        if result is None or not constants.is_constant(result.coded.codes):
+        if result is None or not constants.is_constant(result.operand.codes):
             continue
-        args = embedding.flatten(result.coded, node.args[1], result.dtype)
+        args = embedding.flatten(result.operand, node.args[1], result.dtype)
         replace(node, call(graph, embedding.overload, args, like=node))
         count += 1
     return count
@@ -244,21 +246,21 @@ def _embeddings(graph: fx.GraphModule) -> int:
 
 def _name(graph: fx.GraphModule) -> None:
     """Give buffers the names that they are to have, one buffer to equal ones of one name."""
-    named: dict[str, fx.Node] = {}
+    by_name: dict[str, fx.Node] = {}
     for node in [n for n in graph.graph.nodes if n.op == "get_attr" and WANTED in n.meta]:
         name = node.meta.pop(WANTED)
-        if _taken(graph, name):
+        if _is_taken(graph, name):
             name = name.replace(".", "_")
-        there = named.get(name)
+        there = by_name.get(name)
         if there is None or not constants.same(graph, there, node):
             tensor = constants.get(graph, node)
-            result = constants.put(graph, name, tensor, like=node)
+            result = constants.put_constant(graph, name, tensor, like=node)
             result.meta["val"] = node.meta.get("val", result.meta.get("val"))
-            there = named.setdefault(name, result) if name not in named else result
+            there = by_name.setdefault(name, result) if name not in by_name else result
         replace(node, there)
 
 
-def _taken(graph: fx.GraphModule, name: str) -> bool:
+def _is_taken(graph: fx.GraphModule, name: str) -> bool:
     """Whether a tensor lies where the name would need a module."""
     *above, _ = name.split(".")
     value: Any = graph

@@ -197,8 +197,8 @@ def dequantize(
             quantizer_call.x.meta.setdefault(WANTED, f"{reader_of(node)}.codes")
         codes = _packed(graph, node, quantizer_call, fmt)
     size = _size(graph, quantizer_call.x, node)
-    coded = Operand(codes, parts.scale, parts.zero_point, None, fmt, size)  # type: ignore[arg-type]
-    args = primitives.dequantize.flatten(coded, quantizer_call.out)
+    operand = Operand(codes, parts.scale, parts.zero_point, None, fmt, size)  # type: ignore[arg-type]
+    args = primitives.dequantize.flatten(operand, quantizer_call.out)
     replace(node, call(graph, ours.dequantize.default, args, like=node))
     return None
 

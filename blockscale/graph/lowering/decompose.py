@@ -20,7 +20,7 @@ from blockscale.core.torch_private import (
     enable_python_dispatcher,
     pytree,
 )
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.lowering.kernels import REFERENCE
 from blockscale.graph.lowering.way import by_overload
 from blockscale.kernels.registry import as_chosen
@@ -147,7 +147,7 @@ def _inline(
                 continue
             if is_constant(each):  # a table that the function made
                 name = f"tables.{each.target}"
-                copies[each] = put(graph, name, get(body, each), like=node)
+                copies[each] = put_constant(graph, name, get(body, each), like=node)
                 continue
             copy = graph.graph.node_copy(each, lambda n: copies[n])
             copy.meta.update(_origin(node.meta))

@@ -9,7 +9,7 @@ from torch import fx
 
 from blockscale.core import import_all
 from blockscale.core.ledger import SkippedError
-from blockscale.graph.adoption.program import adopted
+from blockscale.graph.adoption.program import as_ours
 from blockscale.graph.lowering import target as _targets
 from blockscale.graph.lowering.way import Way, set_ways
 from blockscale.graph.passes import tidy
@@ -37,7 +37,7 @@ def lower(
     that the target cannot run.
     """
     runner = _module(target)
-    lowered = adopted(graph)
+    lowered = as_ours(graph)
     info = state(lowered)
     if info.stage == "prepared":
         raise ValueError("a prepared graph cannot be lowered: call bs.graph.convert first")

@@ -11,7 +11,7 @@ from torch import fx
 from blockscale.core.operand import Quantizer, Value
 from blockscale.graph.lowering.kernels import has_kernel
 from blockscale.graph.nodes import call, calls, quantize_of, same_sizes, shape
-from blockscale.graph.passes.fused import Call, dtype_of, matched, only_user, read, result
+from blockscale.graph.passes.fused import Call, dtype_of, match_fused, only_user, read, result
 from blockscale.ops.fused.plan import RESIDUAL_LAYER_NORM, RESIDUAL_RMS_NORM
 
 # Attention of floats by our own kernel, which is faster than torch's.
@@ -24,7 +24,7 @@ def lower_attention(graph: fx.GraphModule, backend: str) -> int:
     """
     count = 0
     for node in list(graph.graph.nodes):
-        attention = None if node._erased else matched(node)
+        attention = None if node._erased else match_fused(node)
         if attention is None or attention.fused.name != "sdpa":
             continue
         dtype = dtype_of(node)
@@ -76,7 +76,7 @@ def lower_residual_norms(graph: fx.GraphModule, backend: str) -> int:
 
 def _behind(node: fx.Node) -> _End | None:
     """A norm behind a sum that no other node reads, which is quantized and read as floats too."""
-    norm = matched(node)
+    norm = match_fused(node)
     if norm is None or norm.fused.name not in _OPS or len(node.users) < 2:
         return None
     total = norm.operands[0]
@@ -106,7 +106,7 @@ def _before(node: fx.Node) -> _End | None:
 
 def _sides(total: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The two float32 tensors of one shape whose sum a node is; None if it is none."""
-    addition = matched(total)
+    addition = match_fused(total)
     if addition is None or addition.fused.name != "add" or addition.settings["alpha"] != 1:
         return None
     a, b = addition.operands

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from blockscale.graph.nodes import described, op_name, scope
+from blockscale.graph.nodes import describe, op_name, scope
 from blockscale.graph.passes.merge_products import layer_of
 from blockscale.ops.fused import FUSED
 from blockscale.ops.fused.plan import RESIDUAL
@@ -44,7 +44,7 @@ class Way:
 
 def way(node: fx.Node, name: str, why: str = "", *, on_reference: bool = False) -> Way:
     """What became of a node that still stands in the graph."""
-    return Way(node.name, described(node), layer_name(node), op_name(node), name, why, on_reference)
+    return Way(node.name, describe(node), layer_name(node), op_name(node), name, why, on_reference)
 
 
 def layer_name(node: fx.Node) -> str:

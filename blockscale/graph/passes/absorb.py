@@ -13,7 +13,7 @@ from torch import fx
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
 from blockscale.graph.nodes import aten, call, calls, ours, quantize_of, shape
-from blockscale.graph.passes.fused import matched, only_user, taken_out
+from blockscale.graph.passes.fused import match_fused, only_user, taken_out
 from blockscale.graph.passes.moved_blocks import of_rank
 from blockscale.graph.passes.moving import BEFORE, move_codes
 
@@ -79,4 +79,4 @@ def ends_in_op(source: Any) -> bool:
         source = source.args[0]
     if not isinstance(source, fx.Node) or len(source.users) != 1:
         return False
-    return taken_out(source) is not None or matched(source) is not None
+    return taken_out(source) is not None or match_fused(source) is not None

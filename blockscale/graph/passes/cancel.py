@@ -41,10 +41,10 @@ def run(graph: fx.GraphModule) -> int:
     for node in each_call(graph, ours.quantize):
         result = quantize_of(node)
         before = dequantize_of(result.x) if result is not None else None
-        if result is None or before is None or not _alike(graph, before.coded, result.by):
+        if result is None or before is None or not _alike(graph, before.operand, result.by):
             continue
-        if _quantized(before.coded.codes) and stable(graph, before.coded, before.dtype):
-            replace(node, before.coded.codes)  # type: ignore[arg-type]
+        if _quantized(before.operand.codes) and stable(graph, before.operand, before.dtype):
+            replace(node, before.operand.codes)  # type: ignore[arg-type]
             count += 1
     return count
 

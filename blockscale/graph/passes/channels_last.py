@@ -22,14 +22,14 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
-    known,
+    is_known,
     quantize_of,
     replace,
     same_sizes,
     shape,
     value,
 )
-from blockscale.graph.passes.fused import matched, taken_out
+from blockscale.graph.passes.fused import match_fused, taken_out
 from blockscale.ops import primitives
 
 _PERMUTES = (aten.permute, aten.transpose, aten.t)
@@ -49,44 +49,44 @@ def run(graph: fx.GraphModule) -> int:
             continue
         order = permutation(node)
         pull = None if order is None else _Pull(graph, order)
-        pulled = None if pull is None else pull.of(node.args[0])
-        if pull is not None and pulled is not None:
-            node.replace_all_uses_with(pulled)
+        result = None if pull is None else pull.of(node.args[0])
+        if pull is not None and result is not None:
+            node.replace_all_uses_with(result)
             graph.graph.erase_node(node)
             pull.give_back()
             count += 1
         elif pull is not None:
-            count += _hoisted(graph, node)
-    return count + sum(_pushed(graph, node) for node in list(graph.graph.nodes))
+            count += _hoist(graph, node)
+    return count + sum(_push(graph, node) for node in list(graph.graph.nodes))
 
 
-def _pushed(graph: fx.GraphModule, node: fx.Node) -> bool:
+def _push(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Compute before a product's result is permuted, where nothing else reads it."""
-    result = matched(node)
+    result = match_fused(node)
     if result is None or result.fused.name not in ELEMENTWISE or len(result.operands) != 1:
         return False
-    ordered: Any = result.operands[0]
-    permute = ordered.args[0] if calls(ordered, aten.contiguous) else ordered
+    contiguous: Any = result.operands[0]
+    permute = contiguous.args[0] if calls(contiguous, aten.contiguous) else contiguous
     order = permutation(permute)
     if order is None or taken_out(permute.args[0]) is None:
         return False
-    if any(len(each.users) != 1 for each in (ordered, permute, permute.args[0])):
+    if any(len(each.users) != 1 for each in (contiguous, permute, permute.args[0])):
         return False
-    swap = {ordered: permute.args[0]}
+    swap = {contiguous: permute.args[0]}
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: swap.get(n, n))
     y = call(graph, node.target, args, kwargs, like=node)  # type: ignore[arg-type]
     y = call(graph, permute.target, (y, *permute.args[1:]), like=node)
-    if ordered is not permute:
+    if contiguous is not permute:
         y = call(graph, aten.contiguous.default, (y,), like=node)
     replace(node, y)
     return True
 
 
-def _hoisted(graph: fx.GraphModule, node: fx.Node) -> bool:
+def _hoist(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Permute before a round trip whose codes cannot be permuted, several of them lie in a byte."""
     source: Any = node.args[0]
     x = _round_trip(source)
-    if x is None or parse(dequantize_of(source).coded.fmt).bits in (8, 16):  # type: ignore[union-attr]
+    if x is None or parse(dequantize_of(source).operand.fmt).bits in (8, 16):  # type: ignore[union-attr]
         return False
     permuted = call(graph, node.target, (x, *node.args[1:]), like=node)  # type: ignore[arg-type]
     replace(node, _through(graph, source, permuted, node))
@@ -112,60 +112,60 @@ class _Pull:
 
     def __init__(self, graph: fx.GraphModule, order: list[int]):
         self.graph, self.order = graph, order
-        self.done: dict[fx.Node, fx.Node | None] = {}
+        self.results: dict[fx.Node, fx.Node | None] = {}
 
     def of(self, node: Any) -> fx.Node | None:
         """`node` permuted; None if some of what it is made of is not permuted already."""
         if not self._can(node, set()):
             return None
-        return self._made(node)
+        return self._make(node)
 
-    def _can(self, node: Any, seen: set[fx.Node]) -> bool:
-        if node in seen:
+    def _can(self, node: Any, visits: set[fx.Node]) -> bool:
+        if node in visits:
             return True
         if (before := permutation(node)) is not None:
             return [before[i] for i in self.order] == list(range(len(self.order)))
         if calls(node, aten.contiguous):
-            return self._can(node.args[0], seen)
+            return self._can(node.args[0], visits)
         if (x := _round_trip(node)) is not None:
-            seen.add(node)
-            return self._can(x, seen)
-        result = matched(node) if isinstance(node, fx.Node) else None
+            visits.add(node)
+            return self._can(x, visits)
+        result = match_fused(node) if isinstance(node, fx.Node) else None
         if result is None or result.fused.name not in ELEMENTWISE:
             return False
         sizes = shape(node)
-        seen.add(node)
+        visits.add(node)
         return all(
-            same_sizes(shape(each), sizes) and self._can(each, seen) for each in result.operands
+            same_sizes(shape(each), sizes) and self._can(each, visits) for each in result.operands
         )
 
-    def _made(self, node: Any) -> fx.Node:
+    def _make(self, node: Any) -> fx.Node:
         if permutation(node) is not None:
             return node.args[0]
         if calls(node, aten.contiguous):
-            return self._made(node.args[0])
-        if (value := self.done.get(node)) is None:
+            return self._make(node.args[0])
+        if (value := self.results.get(node)) is None:
             x = _round_trip(node)
             value = (
-                self._computed(node)
+                self._compute(node)
                 if x is None
-                else _through(self.graph, node, self._made(x), node)
+                else _through(self.graph, node, self._make(x), node)
             )
-            self.done[node] = value
+            self.results[node] = value
         return value
 
-    def _computed(self, node: fx.Node) -> fx.Node:
-        result = matched(node)
+    def _compute(self, node: fx.Node) -> fx.Node:
+        result = match_fused(node)
         assert result is not None
-        inside = {each: self._made(each) for each in result.operands}
+        inside = {each: self._make(each) for each in result.operands}
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: inside.get(n, n))
         return call(self.graph, node.target, args, kwargs, like=node)  # type: ignore[arg-type]
 
     def give_back(self) -> None:
         """Let all others that read what was pulled read it from there, as it lay."""
         back = [self.order.index(dim) for dim in range(len(self.order))]
-        for node, result in self.done.items():
-            rest = [user for user in node.users if user not in self.done]
+        for node, result in self.results.items():
+            rest = [user for user in node.users if user not in self.results]
             if not rest:
                 continue
             at = call(self.graph, aten.permute.default, (result, back), like=node)
@@ -179,26 +179,28 @@ def _through(graph: fx.GraphModule, node: fx.Node, x: fx.Node, like: fx.Node) ->
     """x through the format that a round trip which ends in `node` has, written before `like`."""
     result = dequantize_of(node)
     assert result is not None
-    source: Any = result.coded.codes
+    source: Any = result.operand.codes
     by = quantize_of(source)
     assert by is not None
     codes: Any = call(graph, source.target, primitives.quantize.flatten(x, by.by), like=like)
     size = (shape(x) or (1,))[-1]
     if not isinstance(size, int):
         size = call(graph, aten.sym_size.int, (x, -1), like=like)
-    coded = result.coded._replace(codes=codes, size=size)
-    return call(graph, node.target, primitives.dequantize.flatten(coded, result.dtype), like=like)  # type: ignore[arg-type]
+    operand = result.operand._replace(codes=codes, size=size)
+    return call(graph, node.target, primitives.dequantize.flatten(operand, result.dtype), like=like)  # type: ignore[arg-type]
 
 
 def _round_trip(node: Any) -> fx.Node | None:
     """What goes through a format of one known scale here, quantized and dequantized."""
     result = dequantize_of(node)
-    output = None if result is None else quantize_of(result.coded.codes)
+    output = None if result is None else quantize_of(result.operand.codes)
     if result is None or output is None or output.by.scale is None or output.by.seed is not None:
         return None
-    coded, by = result.coded, output.by
+    operand, by = result.operand, output.by
     parts = [by.scale, by.zero_point]
-    alike = (coded.scale, coded.zero_point, coded.fmt) == (*parts, by.fmt)
+    alike = (operand.scale, operand.zero_point, operand.fmt) == (*parts, by.fmt)
     plain = parse(by.fmt).block.name == "tensor" and by.outer is None and not by.more
-    numbers = all(part is None or all(known(n == 1) for n in shape(part) or ()) for part in parts)
+    numbers = all(
+        part is None or all(is_known(n == 1) for n in shape(part) or ()) for part in parts
+    )
     return output.x if alike and plain and numbers else None

@@ -15,7 +15,7 @@ from blockscale.graph.nodes import (
     aten,
     calls,
     each_call,
-    known,
+    is_known,
     replace,
     same_sizes,
     shape,
@@ -32,7 +32,7 @@ def run(graph: fx.GraphModule) -> int:
     """Drop checks, dropout in evaluation, detach, copies and conversions that change nothing, and
     dead code."""
     count = _without_checks(graph) + _without_writes(graph)
-    writes = any(_written(node) for node in graph.graph.nodes)
+    writes = any(_writes(node) for node in graph.graph.nodes)
     for node in list(graph.graph.nodes):
         if _idle(node) or (not writes and _idle_copy(node)):
             replace(node, _input(node))
@@ -121,19 +121,19 @@ def _contiguous(x: Any) -> bool:
         return False
     expected: Any = 1
     for size, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
-        if not (known(size == 1) or known(stride == expected)):
+        if not (is_known(size == 1) or is_known(stride == expected)):
             return False
         expected = expected * size
     return True
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def _writes(node: fx.Node) -> list[fx.Node]:
     """The arguments that an op writes into."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
-    named = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-    results = [a for name, a in arguments(node).items() if name in named]
+    names = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
+    results = [a for name, a in arguments(node).items() if name in names]
     return [a for a in results if isinstance(a, fx.Node)]
 
 
@@ -163,7 +163,7 @@ def _without_writes(graph: fx.GraphModule) -> int:
 
 def _plain(node: fx.Node) -> Any:
     """The op that gives what `node` writes: `aten.relu.default` of `aten.relu_.default`."""
-    if len(_written(node)) != 1:
+    if len(_writes(node)) != 1:
         return None
     target: Any = node.target
     name, overload = target._schema.name.rpartition("::")[2], target._overloadname

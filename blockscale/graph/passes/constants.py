@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from blockscale.core.parse import parse
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.nodes import aten, calls, ours, quantize_of, replace, scope
 from blockscale.kernels.registry import use
 
@@ -24,7 +24,7 @@ _GROWS = 1 << 20  # bytes: more than this and more than it was made of stays an 
 
 def run(graph: fx.GraphModule) -> int:
     """Fold each op of constants whose readers are others. Equal to the bit."""
-    constants = _Known(graph)
+    constants = _Constants(graph)
     folded = [node for node in list(graph.graph.nodes) if constants.is_last(node)]
     results = [(_constant(graph, node, constants), constants.names[node]) for node in folded]
     graph.graph.eliminate_dead_code()
@@ -34,22 +34,24 @@ def run(graph: fx.GraphModule) -> int:
     values = {str(node.target) for node in graph.graph.nodes if is_constant(node)}
     for node, name in results:
         if name not in values:  # nobody reads what had the name any more
-            replace(node, put(graph, name, get(graph, node), like=node))
+            replace(node, put_constant(graph, name, get(graph, node), like=node))
     return len(results)
 
 
-def _constant(graph: fx.GraphModule, node: fx.Node, constants: "_Known") -> fx.Node:
+def _constant(graph: fx.GraphModule, node: fx.Node, constants: "_Constants") -> fx.Node:
     """A constant for those readers of the node whose result is not known."""
     result = constants.values[node]
     whole = result.untyped_storage().nbytes() == result.numel() * result.element_size()
-    constant = put(graph, constants.names[node], result if whole else result.clone(), like=node)
+    constant = put_constant(
+        graph, constants.names[node], result if whole else result.clone(), like=node
+    )
     for user in list(node.users):
         if user not in constants.values:
             user.replace_input_with(node, constant)
     return constant
 
 
-class _Known:
+class _Constants:
     """What nodes give that depend on constants alone."""
 
     def __init__(self, graph: fx.GraphModule):

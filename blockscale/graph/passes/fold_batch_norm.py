@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.nodes import arguments, aten, calls, each_call, say, shape
 
 _CONVS = (aten.conv1d, aten.conv2d, aten.conv3d)
@@ -127,7 +127,8 @@ def _give(
         if own[part] is not None and not own[part].users:
             graph.graph.erase_node(own[part])
     results = [
-        put(graph, names[p], t, like=layer) for p, t in zip(_PARTS[:2], tensors, strict=True)
+        put_constant(graph, names[p], t, like=layer)
+        for p, t in zip(_PARTS[:2], tensors, strict=True)
     ]
     layer.args = (own["input"], *results, *list(own.values())[3:])
 

@@ -19,7 +19,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scale import FloatScale, PowerOfTwo
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.nodes import (
     Dequantize,
     arguments,
@@ -101,7 +101,7 @@ def _factor(graph: fx.GraphModule, c: Any, product: _Product) -> Tensor | None:
     if value.numel() == 1:
         return value.detach().reshape(1, 1)
     full = [1] * (product.rank - value.ndim) + list(value.shape)
-    outputs = (shape(product.weight.coded.codes) or (0,))[0]
+    outputs = (shape(product.weight.operand.codes) or (0,))[0]
     others = [n for dim, n in enumerate(full) if dim != product.channel]
     if full[product.channel] != outputs or any(n != 1 for n in others):
         return None
@@ -121,7 +121,7 @@ def scaled(scale: Tensor, factor: Tensor, fmt: Format) -> Tensor | None:
     mantissa, exponent = torch.frexp(factor.abs())
     exact = bool((mantissa == 0.5).all())
     if isinstance(fmt.scale, PowerOfTwo):
-        return _moved(scale, exponent - 1) if exact and not fmt.offset else None
+        return _move_exponent(scale, exponent - 1) if exact and not fmt.offset else None
     if not isinstance(fmt.scale, FloatScale) or fmt.offset is not None:
         return None
     if fmt.scale.dtype != torch.float32 and not exact:
@@ -133,7 +133,7 @@ def scaled(scale: Tensor, factor: Tensor, fmt: Format) -> Tensor | None:
     return result if bool((fits | (scale == 0)).all()) else None
 
 
-def _moved(scale: Tensor, exponent: Tensor) -> Tensor | None:
+def _move_exponent(scale: Tensor, exponent: Tensor) -> Tensor | None:
     """A power of two as it is stored, times 2^exponent, if that is one that can be stored."""
     if scale.dtype == torch.uint8:
         result = scale.to(torch.int32) + exponent.to(torch.int32)
@@ -148,10 +148,10 @@ def _moved(scale: Tensor, exponent: Tensor) -> Tensor | None:
 def _fold(
     graph: fx.GraphModule, node: fx.Node, x: fx.Node, product: _Product, factor: Tensor
 ) -> bool:
-    coded, bias = product.weight.coded, product.bias
-    fmt, part = parse(coded.fmt), "outer" if coded.outer is not None else "scale"
-    old: Any = getattr(coded, part)
-    if not is_constant(old) or (bias is not None and not is_constant(bias)) or coded.more:
+    operand, bias = product.weight.operand, product.bias
+    fmt, part = parse(operand.fmt), "outer" if operand.outer is not None else "scale"
+    old: Any = getattr(operand, part)
+    if not is_constant(old) or (bias is not None and not is_constant(bias)) or operand.more:
         return False
     if part == "outer":
         result = _outer(get(graph, old), factor)
@@ -159,13 +159,13 @@ def _fold(
         result = scaled(get(graph, old), factor, fmt)
     if result is None:
         return False
-    new: Any = put(graph, str(old.target), result, like=product.node)
-    settled = {part: new}
-    dense = _dense(graph, product, coded._replace(**settled))
+    new: Any = put_constant(graph, str(old.target), result, like=product.node)
+    changes = {part: new}
+    dense = _dense(graph, product, operand._replace(**changes))
     product.node.update_arg(1, dense)
     if bias is not None:
         times = get(graph, bias) * factor.reshape(-1).to(get(graph, bias).dtype)
-        product.node.update_arg(2, put(graph, str(bias.target), times, like=product.node))
+        product.node.update_arg(2, put_constant(graph, str(bias.target), times, like=product.node))
     node.replace_all_uses_with(x)
     graph.graph.erase_node(node)
     return True
@@ -183,9 +183,9 @@ def _outer(outer: Tensor, factor: Tensor) -> Tensor | None:
     )
 
 
-def _dense(graph: fx.GraphModule, product: _Product, coded: Operand) -> fx.Node:
+def _dense(graph: fx.GraphModule, product: _Product, operand: Operand) -> fx.Node:
     """The float weight of other scales, laid out as it was."""
-    args = primitives.dequantize.flatten(coded, product.weight.dtype)
+    args = primitives.dequantize.flatten(operand, product.weight.dtype)
     result = call(graph, ours.dequantize.default, args, like=product.node)
     for each in reversed(product.chain):
         result = call(graph, each.target, (result, *each.args[1:]), each.kwargs, like=product.node)  # type: ignore[arg-type]

@@ -18,8 +18,8 @@ from blockscale.graph.passes.fused import (
     Call,
     as_value,
     dtype_of,
-    matched,
-    narrowed,
+    match_fused,
+    narrow_end,
     put_back,
     quantized_by,
     read,
@@ -32,7 +32,7 @@ def run(graph: fx.GraphModule) -> int:
     """Write a fused op for each op that reads or gives codes. Equal to the bit."""
     count = 0
     for node in list(graph.graph.nodes):
-        if not node._erased and (result := matched(node)) is not None:
+        if not node._erased and (result := match_fused(node)) is not None:
             count += fuse(graph, node, result)
         elif not node._erased and (output := read(node)) is not None:
             count += _read_codes(graph, node, output)
@@ -45,9 +45,9 @@ def _requantized(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Let codes that are dequantized for one quantize alone become its codes in one step."""
     quantizes, by = quantized_by(node) or (None, None)
     result = dequantize_of(node)
-    if quantizes is None or by is None or result is None or is_constant(result.coded.codes):
+    if quantizes is None or by is None or result is None or is_constant(result.operand.codes):
         return False
-    call = Call(FUSED["requantize"], [Value(*result.coded)], {}, result.dtype, Quantizer(*by))
+    call = Call(FUSED["requantize"], [Value(*result.operand)], {}, result.dtype, Quantizer(*by))
     put_back(graph, call, node, quantizes)
     return True
 
@@ -66,7 +66,7 @@ def _read_codes(graph: fx.GraphModule, node: fx.Node, call: Call) -> bool:
 
 def fuse(graph: fx.GraphModule, node: fx.Node, match: Match) -> bool:
     """Write `found` in the place of the op that ends in `node`; whether it could be done."""
-    last, dtype = narrowed(node) if match.fused.wide else (node, dtype_of(node))
+    last, dtype = narrow_end(node) if match.fused.wide else (node, dtype_of(node))
     quantizes, by = quantized_by(last) or (None, None)
     if match.fused.indices:
         quantizes = None

@@ -10,7 +10,7 @@ from blockscale.core.operand import Value
 from blockscale.graph.passes.fused import (
     Call,
     dtype_of,
-    matched,
+    match_fused,
     only_user,
     put_back,
     quantized_by,
@@ -50,7 +50,7 @@ def _behind(user: fx.Node, node: fx.Node) -> Call | None:
     if fused is not None:
         plain = len(fused.operands) == 1 and fused.operands[0] == Value(node)  # type: ignore[arg-type]
         return fused if plain else None
-    result, dtype = matched(user), dtype_of(user)
+    result, dtype = match_fused(user), dtype_of(user)
     if result is None or dtype is None or result.operands != (node,):
         return None
     return Call(result.fused, [Value(node)], result.settings, dtype)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from blockscale.graph.passes.fused import (
     Call,
     as_value,
     dtype_of,
-    narrowed,
+    narrow_end,
     only_user,
     result,
     widened,
@@ -65,7 +65,7 @@ def run(graph: fx.GraphModule) -> int:
             continue
         if len(shape(own["input"]) or ()) != len(settings["shape"]):
             continue  # an image without a batch
-        _write(graph, node, own["input"], Value(*weight.coded), settings)
+        _write(graph, node, own["input"], Value(*weight.operand), settings)
         count += 1
     return count
 
@@ -96,8 +96,8 @@ def _settings(own: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
 
     def each(name: str) -> list[int]:
         value = own.get(name)
-        listed = [0] if value is None else list(value)
-        return listed * count if len(listed) == 1 else listed
+        items = [0] if value is None else list(value)
+        return items * count if len(items) == 1 else items
 
     if isinstance(own["padding"], str):
         padding = _padding(own["padding"], sizes[2:], each("dilation"))
@@ -129,8 +129,8 @@ def _write(
         values = Value(_before(graph, x, first, channels_last, node))  # type: ignore[arg-type]
     if not values.fmt:
         values = Value(widened(values.data))  # type: ignore[arg-type]
-    end, dtype = narrowed(node)
-    last, settings["activation"] = _activated(end)
+    end, dtype = narrow_end(node)
+    last, settings["activation"] = _activation(end)
     output = Call(FUSED["conv"], [values, weight], settings, dtype or torch.float32)
     y = result(graph, output.write(graph, node), node)
     permuted = call(graph, aten.permute.default, (y, first), like=node)
@@ -139,7 +139,7 @@ def _write(
     views_to_reshapes(permuted)
 
 
-def _activated(end: fx.Node) -> tuple[fx.Node, str]:
+def _activation(end: fx.Node) -> tuple[fx.Node, str]:
     """The node of the activation that a convolution ends in, and its name; the convolution's own
     end, and "", where there is none, or none that depends on places in memory."""
     before = only_user(end)

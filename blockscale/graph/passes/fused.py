@@ -93,7 +93,7 @@ def as_value(node: fx.Node, dtype: torch.dtype) -> Value | None:
     result = dequantize_of(node)
     if result is None:
         return Value(node)  # type: ignore[arg-type]  # nodes stand for tensors
-    return Value(*result.coded) if result.dtype == dtype else None
+    return Value(*result.operand) if result.dtype == dtype else None
 
 
 def widened(node: fx.Node) -> fx.Node:
@@ -105,7 +105,7 @@ def widened(node: fx.Node) -> fx.Node:
     return node
 
 
-def narrowed(node: fx.Node) -> tuple[fx.Node, torch.dtype | None]:
+def narrow_end(node: fx.Node) -> tuple[fx.Node, torch.dtype | None]:
     """Where a wide op ends, and the dtype there: it includes the conversion of its result."""
     user = only_user(node)
     if user is not None and calls(user, aten.to):
@@ -122,7 +122,7 @@ def quantized_by(node: fx.Node) -> tuple[fx.Node, Quantizer] | None:
     return (user, result.by) if user is not None and result and result.x is node else None
 
 
-def matched(node: fx.Node) -> Match | None:
+def match_fused(node: fx.Node) -> Match | None:
     """The fused op that computes what the node does, if floats of one dtype go in and come out as
     the fused op would have them."""
     result = match(node)

@@ -30,7 +30,7 @@ def run(graph: fx.GraphModule) -> int:
     count = 0
     for node in each_call(graph, aten.addmm, aten.mm):
         own = arguments(node)
-        weight = _turned(own["mat2"])
+        weight = _transpose_of(own["mat2"])
         x, bias = (own["mat1"], own["self"]) if "mat1" in own else (own["self"], None)
         plain = own.get("beta", 1) == 1 and own.get("alpha", 1) == 1
         if weight is None or not plain or (bias is not None and len(shape(bias) or ()) != 1):
@@ -42,12 +42,12 @@ def run(graph: fx.GraphModule) -> int:
     return count
 
 
-def _turned(node: Any) -> fx.Node | None:
+def _transpose_of(node: Any) -> fx.Node | None:
     """The dequantized constant that the node transposes; None if it is something else."""
-    turned = False
+    flips = False
     while permutation(node) is not None or calls(node, aten.contiguous, aten.clone):
-        turned ^= permutation(node) == [1, 0]
+        flips ^= permutation(node) == [1, 0]
         node = node.args[0]
     result = dequantize_of(node)
-    constant = result is not None and is_constant(result.coded.codes)
-    return node if turned and constant else None
+    constant = result is not None and is_constant(result.operand.codes)
+    return node if flips and constant else None

@@ -18,7 +18,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.operand import Operand
 from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
-from blockscale.graph.constants import equal_bits, get, is_constant, put
+from blockscale.graph.constants import equal_bits, get, is_constant, put_constant
 from blockscale.graph.nodes import (
     Dequantize,
     arguments,
@@ -49,13 +49,13 @@ def run(graph: fx.GraphModule) -> int:
         bias = inputs["bias"]
         if weight is None or not (bias is None or is_constant(bias)) or _ends_in_more(node):
             continue
-        key = (inputs["input"], weight.coded.fmt, weight.coded.size, weight.dtype, bias is None)
+        key = (inputs["input"], weight.operand.fmt, weight.operand.size, weight.dtype, bias is None)
         families.setdefault(key, []).append(node)
     count = 0
     for nodes in families.values():
-        joined = _joined(graph, nodes) if len(nodes) > 1 else None
-        if joined is not None:
-            _write(graph, nodes, joined)
+        parts = _join(graph, nodes) if len(nodes) > 1 else None
+        if parts is not None:
+            _write(graph, nodes, parts)
             count += 1
     return count
 
@@ -63,9 +63,9 @@ def run(graph: fx.GraphModule) -> int:
 def _weight(graph: fx.GraphModule, node: Any) -> Dequantize | None:
     """A weight of constants that nothing else reads."""
     result = dequantize_of(node)
-    if result is None or len(node.users) != 1 or result.coded.more or len(shape(node) or ()) != 2:
+    if result is None or len(node.users) != 1 or result.operand.more or len(shape(node) or ()) != 2:
         return None
-    parts = [getattr(result.coded, name) for name in _PARTS]
+    parts = [getattr(result.operand, name) for name in _PARTS]
     there = [part for part in parts if part is not None]
     own = all(is_constant(part) for part in there) and len(parts[0].users) == 1
     return result if own and all(get(graph, part).ndim == 2 for part in there) else None
@@ -75,10 +75,10 @@ def _ends_in_more(node: fx.Node) -> bool:
     return any(quantize_of(user) is not None or activation_of(user, node) for user in node.users)
 
 
-def _joined(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, Tensor] | None:
+def _join(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, Tensor] | None:
     """The constants of one weight of all rows; None if blocks or scales of blocks do not allow."""
-    coded = [_coded(node) for node in nodes]
-    fmt = parse(coded[0].fmt)
+    operands = [_operand(node) for node in nodes]
+    fmt = parse(operands[0].fmt)
     if fmt.block.flat or fmt.offset is not None or fmt.element.learned:
         return None
     heights = {"codes": 1, "scale": fmt.block.sizes_for(2)[0]}
@@ -91,14 +91,14 @@ def _joined(graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[str, Tensor
             return None
     by_name = {}
     for name, height in heights.items():
-        if getattr(coded[0], name) is None:
+        if getattr(operands[0], name) is None:
             continue
-        each = [get(graph, getattr(one, name)) for one in coded]
-        rows = [get(graph, one.codes).shape[0] for one in coded]  # type: ignore[arg-type]
-        joined = _together(each, rows, height)
-        if joined is None:
+        each = [get(graph, getattr(one, name)) for one in operands]
+        rows = [get(graph, one.codes).shape[0] for one in operands]  # type: ignore[arg-type]
+        whole = _together(each, rows, height)
+        if whole is None:
             return None
-        by_name[name] = joined
+        by_name[name] = whole
     return by_name
 
 
@@ -111,28 +111,30 @@ def _together(each: Sequence[Tensor], rows: Sequence[int], height: int) -> Tenso
     return torch.cat(list(each))
 
 
-def _coded(node: fx.Node) -> Operand:
+def _operand(node: fx.Node) -> Operand:
     result = dequantize_of(arguments(node)["weight"])
     assert result is not None
-    return result.coded
+    return result.operand
 
 
-def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], joined: dict[str, Tensor]) -> None:
+def _write(graph: fx.GraphModule, nodes: Sequence[fx.Node], tensors: dict[str, Tensor]) -> None:
     first, inputs = nodes[0], arguments(nodes[0])
-    layers = [layer_of(str(_coded(n).codes.target)) for n in nodes]  # type: ignore[attr-defined]
-    coded, name = _coded(first), _name(layers)
+    layers = [layer_of(str(_operand(n).codes.target)) for n in nodes]  # type: ignore[attr-defined]
+    operand, name = _operand(first), _name(layers)
     parts: Any = {
-        part: put(graph, f"{name}.weight.{part}", tensor, like=first)
-        for part, tensor in joined.items()
+        part: put_constant(graph, f"{name}.weight.{part}", tensor, like=first)
+        for part, tensor in tensors.items()
     }
     graph.meta.setdefault(MERGED, {})[str(parts["codes"].target)] = layers
     dtype = dequantize_of(inputs["weight"]).dtype  # type: ignore[union-attr]
-    args = primitives.dequantize.flatten(coded._replace(**parts), dtype)
+    args = primitives.dequantize.flatten(operand._replace(**parts), dtype)
     dense = call(graph, ours.dequantize.default, args, like=first)
     bias = None
     if inputs["bias"] is not None:
         each = [get(graph, arguments(node)["bias"]) for node in nodes]
-        bias = put(graph, f"{name}.bias", torch.cat([one.detach() for one in each]), like=first)
+        bias = put_constant(
+            graph, f"{name}.bias", torch.cat([one.detach() for one in each]), like=first
+        )
     whole = call(graph, aten.linear.default, (inputs["input"], dense, bias), like=first)
     end, pieces = 0, []
     for node in nodes:

@@ -23,7 +23,7 @@ from blockscale.graph.nodes import call, dequantize_of, each_call, ours, quantiz
 from blockscale.graph.passes.absorb import ends_in_op
 from blockscale.graph.passes.cancel import one_row, stable
 from blockscale.graph.passes.fuse_activation import activation_of
-from blockscale.graph.passes.fused import dtype_of, matched, only_user, taken_out
+from blockscale.graph.passes.fused import dtype_of, match_fused, only_user, taken_out
 from blockscale.graph.passes.moved_cuts import join_codes
 from blockscale.ops import primitives
 from blockscale.ops.fused import Match
@@ -49,7 +49,7 @@ def run(graph: fx.GraphModule) -> int:
 def _before(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> list[fx.Node]:
     """Quantize what goes into the op that gives x, if an op makes it that can give codes: the nodes
     that quantize now, none where nothing was changed."""
-    result, dtype = matched(x), dtype_of(x)
+    result, dtype = match_fused(x), dtype_of(x)
     if result is None or dtype is None or only_user(x) is not node or not _plain(graph, by, dtype):
         return []
     if result.fused.name == "cat":
@@ -63,7 +63,7 @@ def _before(graph: fx.GraphModule, node: fx.Node, x: fx.Node, by: Quantizer) -> 
         return _through(graph, node, x, source)
     if _is_taken(x, source):
         return []
-    code = _Clamped(graph, by, result, dtype)
+    code = _Clamp(graph, by, result, dtype)
     if code.changes_none:
         node.replace_input_with(x, source)
         graph.graph.erase_node(x)
@@ -83,7 +83,7 @@ def _plain(graph: fx.GraphModule, by: Quantizer, dtype: torch.dtype) -> bool:
 
 def _is_taken(x: fx.Node, source: fx.Node) -> bool:
     """Whether x becomes the activation of the product that gives `source`."""
-    product = taken_out(source) or matched(source)
+    product = taken_out(source) or match_fused(source)
     ends = product is not None and product.settings.get("activation") == ""
     return ends and bool(activation_of(x, source))
 
@@ -130,7 +130,7 @@ def _into_parts(graph: fx.GraphModule, node: fx.Node, x: fx.Node, match: Match) 
     return [each.codes for each in operand]  # type: ignore[misc]
 
 
-class _Clamped:
+class _Clamp:
     """What a clamp makes of each code: found by trying all.
 
     changes_none: whether each code that quantizing gives stays as it is, that of NaN too

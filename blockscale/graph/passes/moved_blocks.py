@@ -13,7 +13,7 @@ from torch import fx
 from blockscale.core.block import WHOLE, Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
-from blockscale.graph.nodes import arguments, aten, call, calls, known, shape
+from blockscale.graph.nodes import arguments, aten, call, calls, is_known, shape
 from blockscale.graph.nodes import replace as nodes_replace
 
 # Codes and what stands beside them, changed together.
@@ -64,7 +64,7 @@ def row_of(node: fx.Node, old: Sequence[Any], size: Any) -> Any:
     last = (shape(node) or ())[-1]
     if isinstance(last, int):
         return last
-    return size if known(last == old[-1]) else None
+    return size if is_known(last == old[-1]) else None
 
 
 # Ops that cut a tensor into several, as one slice or selection a piece, which codes can follow.
@@ -158,13 +158,13 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[Group] | None:
     i, j = len(old), len(new)
     while i and j:
         lengths = sorted(product(range(1, i + 1), range(1, j + 1)), key=sum)
-        fits = (n for n in lengths if known(prod(old[i - n[0] : i]) == prod(new[j - n[1] : j])))
+        fits = (n for n in lengths if is_known(prod(old[i - n[0] : i]) == prod(new[j - n[1] : j])))
         names = next(fits, None)
         if names is None:
             return None
         i, j = i - names[0], j - names[1]
         members.insert(0, ([*range(i, i + names[0])], [*range(j, j + names[1])]))
-    if not known(prod(old[:i]) == 1) or not known(prod(new[:j]) == 1):
+    if not is_known(prod(old[:i]) == 1) or not is_known(prod(new[:j]) == 1):
         return None
     return [([*range(i)], [*range(j)]), *members] if i or j else members
 
@@ -181,8 +181,8 @@ def through_view(
         return None
     result = [rest] * len(new)
     for left, right in parts:
-        whole = [(i, sizes[i]) for i in left if not known(old[i] == 1)]
-        there = [j for j in right if not known(new[j] == 1)]
+        whole = [(i, sizes[i]) for i in left if not is_known(old[i] == 1)]
+        there = [j for j in right if not is_known(new[j] == 1)]
         new_sizes = _through(
             [s for _, s in whole], [old[i] for i, _ in whole], [new[j] for j in there]
         )
@@ -207,13 +207,13 @@ def _run(sizes: list[int], old: list[Any]) -> int | None:
     """How many neighbours in memory share a scale; None if blocks are no such runs."""
     run, open_ = 1, True
     for size, n in zip(reversed(sizes), reversed(old), strict=True):
-        full = size == WHOLE or known(n == size)
+        full = size == WHOLE or is_known(n == size)
         if not open_:
             if size != 1:
                 return None
         elif full and isinstance(n, int):
             run *= n
-        elif not full and size >= 1 and known(n % size == 0):
+        elif not full and size >= 1 and is_known(n % size == 0):
             run, open_ = run * size, False
         else:
             return None
@@ -226,7 +226,7 @@ def _split(run: int, new: list[Any]) -> list[int] | None:
     for n in reversed(new):
         if run == 1:
             numbers.insert(0, 1)
-        elif known(n % run == 0):
+        elif is_known(n % run == 0):
             numbers.insert(0, run)
             run = 1
         elif isinstance(n, int) and run % n == 0:

@@ -12,7 +12,7 @@ from blockscale.core.operand import Operand
 from blockscale.core.pack import packed_size
 from blockscale.core.parse import parse
 from blockscale.graph.constants import get, is_constant, same
-from blockscale.graph.nodes import arguments, aten, call, known, shape
+from blockscale.graph.nodes import arguments, aten, call, is_known, shape
 from blockscale.graph.passes.moved_blocks import (
     block_of,
     change_parts,
@@ -40,7 +40,7 @@ def join_codes(graph: fx.GraphModule, node: fx.Node, each: Sequence[Operand]) ->
         rows = [own[-1] for own in inputs[:-1]]
         if not all(isinstance(n, int) and n * fmt.bits % 8 == 0 for n in rows):
             return None
-    if along not in (1, WHOLE) and not all(known(own[dim] % along == 0) for own in inputs[:-1]):
+    if along not in (1, WHOLE) and not all(is_known(own[dim] % along == 0) for own in inputs[:-1]):
         return None
     if not all(same(graph, one.outer, first.outer) for one in each):  # type: ignore[arg-type]
         return None
@@ -200,10 +200,10 @@ def expand_codes(
     """Dimensions of one element, seen as if they had more. None where blocks do not allow."""
     old, new, fmt = shape(node.args[0]), shape(node), parse(operand.fmt)
     assert old is not None and new is not None
-    if not known(old[-1] == new[-1]) or len(old) != len(new):
+    if not is_known(old[-1] == new[-1]) or len(old) != len(new):
         return None
-    grows = [not known(a == b) for a, b in zip(old, new, strict=True)]
-    if any(g and not known(n == 1) for g, n in zip(grows, old, strict=True)):
+    grows = [not is_known(a == b) for a, b in zip(old, new, strict=True)]
+    if any(g and not is_known(n == 1) for g, n in zip(grows, old, strict=True)):
         return None
     after = [WHOLE if g else size for g, size in zip(grows, sizes, strict=True)]
     to = list(arguments(node)["size"])

@@ -95,7 +95,7 @@ def _upsample(graph: fx.GraphModule, node: fx.Node, codes: Any) -> fx.Node | Non
     codes = call(graph, aten.permute.default, (codes, [0, *range(2, rank), 1]), like=node)
     for i, places in enumerate(_places(node, old[2:])):
         name = f"{node.name}.places{i}"
-        at = constants.put(graph, name, places, like=node)
+        at = constants.put_constant(graph, name, places, like=node)
         codes = call(graph, aten.index_select.default, (codes, i + 1, at), like=node)
     return call(graph, aten.permute.default, (codes, [0, rank - 1, *range(1, rank - 1)]), like=node)
 

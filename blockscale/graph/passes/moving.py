@@ -27,14 +27,14 @@ from blockscale.graph.nodes import (
     calls,
     dequantize_of,
     each_call,
-    known,
+    is_known,
     ours,
     quantize_of,
     replace,
     shape,
 )
 from blockscale.graph.passes.channels_last import permutation
-from blockscale.graph.passes.fused import matched
+from blockscale.graph.passes.fused import match_fused
 from blockscale.graph.passes.moved_blocks import (
     PIECES,
     block_of,
@@ -139,7 +139,7 @@ def target_sizes(graph: fx.GraphModule, node: fx.Node) -> list[Any] | None:
     old = shape(node.args[0]) or ()
     members: list[Any] = []
     for n in new:
-        same = [i for i, m in enumerate(old) if not isinstance(n, int) and known(n == m)]
+        same = [i for i, m in enumerate(old) if not isinstance(n, int) and is_known(n == m)]
         if isinstance(n, int):
             members.append(n)
         elif same:
@@ -197,7 +197,7 @@ def _simple(fmt: Format, operand: Operand) -> bool:
     if fmt.block.flat or operand.more or fmt.offset is not None or fmt.element.learned:
         return False
     outer = shape(operand.outer)
-    one = outer is not None and all(known(n == 1) for n in outer)
+    one = outer is not None and all(is_known(n == 1) for n in outer)
     return not isinstance(fmt.scale, TwoLevel) or (one and fmt.scale.inner.block.name == "tensor")
 
 
@@ -209,7 +209,7 @@ def _rows_stay(fmt: Format, node: fx.Node, old: Sequence[Any], new: Sequence[Any
         order = permutation(node)
         return order is not None and order[-1] == len(order) - 1
     if calls(node, *VIEWS):
-        if known(old[-1] == new[-1]) and len(old) > 1 and len(new) > 1:
+        if is_known(old[-1] == new[-1]) and len(old) > 1 and len(new) > 1:
             return True
         return all(isinstance(n, int) and n * fmt.bits % 8 == 0 for n in (old[-1], new[-1]))
     dim = dim_of(node, old)
@@ -239,7 +239,7 @@ def run(graph: fx.GraphModule) -> int:
         whole = [each for each in results if each is not None]
         if len({each.dtype for each in whole}) > 1:
             continue
-        operand = _after(graph, node, [each.coded for each in whole])
+        operand = _after(graph, node, [each.operand for each in whole])
         if operand is not None:
             args = primitives.dequantize.flatten(operand, whole[0].dtype)
             replace(node, call(graph, ours.dequantize.default, args, like=node))
@@ -250,7 +250,7 @@ def run(graph: fx.GraphModule) -> int:
 def _movable(node: object) -> Dequantize | None:
     """Codes that are computed, dequantized by the node."""
     result = dequantize_of(node)
-    return None if result is None or is_constant(result.coded.codes) else result
+    return None if result is None or is_constant(result.operand.codes) else result
 
 
 def _after(graph: fx.GraphModule, node: fx.Node, each: list[Operand]) -> Operand | None:
@@ -264,4 +264,4 @@ def _after(graph: fx.GraphModule, node: fx.Node, each: list[Operand]) -> Operand
 
 
 def _reads_codes(user: fx.Node) -> bool:
-    return matched(user) is not None or quantize_of(user) is not None or calls(user, *MOVES)
+    return match_fused(user) is not None or quantize_of(user) is not None or calls(user, *MOVES)

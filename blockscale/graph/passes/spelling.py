@@ -32,8 +32,8 @@ def _permute(node: fx.Node) -> bool:
     if not isinstance(before, Tensor) or before.is_complex():  # mH and adjoint conjugate
         return False
     probe = torch.empty(tuple(range(before.dim())), device="meta")  # a size tells its dimension
-    turned: Any = node.target(probe, *node.args[1:], **node.kwargs)  # type: ignore[operator]
-    return _write(node, aten.permute.default, (x, list(turned.shape)))
+    meta: Any = node.target(probe, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return _write(node, aten.permute.default, (x, list(meta.shape)))
 
 
 def _reshape(node: fx.Node) -> bool:

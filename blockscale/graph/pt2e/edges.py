@@ -27,7 +27,7 @@ from blockscale.core.reference import QParams, step_of
 from blockscale.graph import constants
 from blockscale.graph.adoption.affine import LAYER
 from blockscale.graph.expand import quantized
-from blockscale.graph.nodes import SCOPE, aten, call, inlined
+from blockscale.graph.nodes import SCOPE, aten, call, inline
 from blockscale.layers.store import QInput, steps_of_outputs
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
@@ -61,9 +61,9 @@ def weight(graph: fx.GraphModule, w: fx.Node, fmt: str, layout: str, *, like: fx
     shape, dtype = tuple(w.meta["val"].shape), w.meta["val"].dtype
     if layout == "plain":
         return quantized(graph, w, Quantizer(None, None, None, fmt), dtype, like)
-    stored = inlined(graph, lambda dense: to_stored(dense, layout), w, like)
+    stored = inline(graph, lambda dense: to_stored(dense, layout), w, like)
     y = quantized(graph, stored, Quantizer(None, None, None, fmt), dtype, like)
-    return inlined(graph, lambda values: from_stored(values, layout, shape), y, like)
+    return inline(graph, lambda values: from_stored(values, layout, shape), y, like)
 
 
 def static(
@@ -84,7 +84,7 @@ def _buffer(graph: fx.GraphModule, name: str, part: Tensor, like: fx.Node) -> fx
     for node in graph.graph.find_nodes(op="get_attr"):
         if node.target == name and constants.equal_bits(constants.get(graph, node), part):
             return node
-    return constants.put(graph, name, part, like=like)
+    return constants.put_constant(graph, name, part, like=like)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class _Edge:
     def see(self, x: Tensor) -> None:
         """Let the observer see x [...], if the scale is to be static."""
         if self.observer is not None:
-            seen = features_last(x.detach(), self.place.layout, self.place.rank)
-            self.observer.to(x.device).observe(seen)
+            features = features_last(x.detach(), self.place.layout, self.place.rank)
+            self.observer.to(x.device).observe(features)
 
     @property
     def missing(self) -> bool:
@@ -188,7 +188,7 @@ class _Edge:
         codes = self.kind.encode(constants.get(model, bias).detach(), steps)
         # the float bias lies at the place of their names as yet: `adopt` gives them those
         at = f"{self.place.name}_{{}}"
-        constants_ = [constants.put(model, at.format(n), t, like=node) for n, t in
+        constants_ = [constants.put_constant(model, at.format(n), t, like=node) for n, t in
                 (("codes", codes), ("scale", steps))]  # fmt: skip
         for each, part in zip(constants_, ("codes", "scale"), strict=True):
             each.meta["blockscale_name"] = f"{self.place.name}.{part}"
@@ -258,5 +258,5 @@ class Fake(_Edge, FakeQuantizeBase):
         if not of_convolution(place.layout):
             return by(x)
         channel = x.ndim - place.rank + 1
-        turned: Tensor = by(x.movedim(channel, -1))
-        return turned.movedim(-1, channel)
+        result: Tensor = by(x.movedim(channel, -1))
+        return result.movedim(-1, channel)

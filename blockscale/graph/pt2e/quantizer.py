@@ -28,7 +28,7 @@ from blockscale.graph import kinds
 from blockscale.graph.edges import Place as OpPlace
 from blockscale.graph.edges import _float_inputs, places
 from blockscale.graph.layers import with_layers
-from blockscale.graph.nodes import arguments, described, op_name
+from blockscale.graph.nodes import arguments, describe, op_name
 from blockscale.graph.pt2e.edges import Fake, Place, Watch
 from blockscale.layers.assembly import supplied, without_dynamic
 from blockscale.layers.parameters import plan_others
@@ -90,12 +90,12 @@ class Annotations:
             if first is not None and scheme.shared:
                 self._inputs[node][x] = SharedQuantizationSpec(first)
                 continue
-            where = f"the {key} of {described(node)}"
+            where = f"the {key} of {describe(node)}"
             name = f"{place.name}.{'inputs' if scheme.shared else key}"
             self._edge((x, node), Place("input", str(scheme.input), name, where))
             first = first or (x, node)
         if scheme.output is not None:
-            where = f"the result of {described(node)}"
+            where = f"the result of {describe(node)}"
             spec = Place("output", str(scheme.output), f"{place.name}.output", where)
             self._outputs[node] = self._spec(spec)
         return Entry(
@@ -186,7 +186,7 @@ class RecipeQuantizer(Quantizer):
     def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
         """Say on every node what the recipe says. Raises ValueError for formats that do not fit a
         layer, before anything is said."""
-        twin, plans = self._planned(model)
+        twin, plans = self._plan(model)
         supplied(plans)  # raises for formats that cannot choose a scale
         calls = {n.meta[_ORIGIN]: n for n in twin.graph.nodes if n.op == "call_module"}
         by_layer = {name: plan for plan in plans for name in plan.names}
@@ -201,15 +201,15 @@ class RecipeQuantizer(Quantizer):
         for place in result:
             entries.append(annotations.op(place))
         names = [e.name for e in entries] + [name for plan in plans for name in plan.names]
-        unmatched = [p for p in self.recipe.unmatched(names) if not p.startswith("op:")] + unused
+        unused_rules = [p for p in self.recipe.unmatched(names) if not p.startswith("op:")] + unused
         notes = self.recipe.uncalibrated(_OBSERVED)[1]
-        self.ledger = Ledger(entries, tuple(unmatched), notes=notes)
+        self.ledger = Ledger(entries, tuple(unused_rules), notes=notes)
         self._biases = annotations.biases
         annotations.write()
         self.ledger.warn()
         return model
 
-    def _planned(self, model: fx.GraphModule) -> tuple[fx.GraphModule, list[Decision]]:
+    def _plan(self, model: fx.GraphModule) -> tuple[fx.GraphModule, list[Decision]]:
         """A copy of the program that calls layers, and what is to become of each."""
         for node in model.graph.nodes:
             node.meta[_ORIGIN] = node.name
@@ -235,7 +235,7 @@ class RecipeQuantizer(Quantizer):
                 before = node.args[0]
                 if isinstance(before, fx.Node) and "conv" in str(before.target):
                     raise ValueError(
-                        f"{described(node)}: prepare_qat_pt2e cannot train a batch norm after "
+                        f"{describe(node)}: prepare_qat_pt2e cannot train a batch norm after "
                         "a convolution with blockscale's formats: use bs.prepare_qat, or "
                         "fold it first"
                     )

@@ -10,7 +10,7 @@ from torch import nn
 
 from blockscale.export.to_executorch import core_ops
 from blockscale.export.to_executorch import core_ops as lowering
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 
 
 def floats():
@@ -101,4 +101,4 @@ def test_nodes_that_are_left_are_named():
     program = torch.export.export(Lonely(), (torch.randn(2),))
     with pytest.raises(lowering.LeftError, match="XNNPACK did not take quantize_per_tensor"):
         lowering._check(program)
-    assert imported(program) is not None
+    assert import_graph(program) is not None

@@ -8,7 +8,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.export.to_executorch import core_ops
 from blockscale.export.to_executorch.plain import drop_copies, integer, per_tensor, write_out
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from tests.support.to_executorch_integers import converted
 
 IDS = torch.arange(6).reshape(2, 3)
@@ -25,7 +25,7 @@ def written(fmt, given=None):
     converted = bs.graph.convert(graph)
     with bs.use("reference"), torch.no_grad():
         expected = converted(IDS)
-    made = imported(converted)
+    made = import_graph(converted)
     write_out(made)
     return made, expected
 

@@ -22,7 +22,7 @@ from blockscale.export.to_onnx.take import (
 from blockscale.graph import passes
 from blockscale.graph.expand import expand
 from blockscale.graph.passes import clean, constants, duplicates
-from blockscale.graph.program import exported, imported
+from blockscale.graph.program import exported, import_graph
 from tests.export.to_onnx.running import exported as file
 from tests.graph.lowering.integers.flows import BOTH, fused
 from tests.support.integer_models import INT8, PER_CHANNEL, quantized
@@ -75,7 +75,7 @@ def graph(weight="int8_channel", inputs="uint8:tensor:fp32:asym", model=None, gi
     program = torch.export.export((model or Block()).eval(), (given,))
     prepared = bs.graph.prepare(program, bs.Recipe(weight, input=inputs), observer="min_max")
     bs.calibrate(prepared, [given], progress=False)
-    made = imported(bs.graph.convert(prepared))
+    made = import_graph(bs.graph.convert(prepared))
     expand(made)
     passes.apply(made, (clean, constants, duplicates))
     return made
@@ -118,7 +118,7 @@ def test_a_fused_graph_is_refused():
         program, bs.Recipe("int8_channel", input="int8"), observer="min_max"
     )
     bs.calibrate(prepared, [IDS], progress=False)
-    fused = imported(bs.graph.fuse(bs.graph.convert(prepared)))
+    fused = import_graph(bs.graph.fuse(bs.graph.convert(prepared)))
     with pytest.raises(ValueError, match=r"cannot hold blockscale\..*bs\.graph\.convert"):
         take(fused)
 
@@ -143,7 +143,7 @@ def integer():
 def test_marks():
     model, x = integer()
     before = model(x)
-    graph = imported(model.steps)
+    graph = import_graph(model.steps)
     assert is_integers(graph)
     pieces = take_integer_ops(graph)
     program = without_dead(exported(graph))

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from blockscale.graph.adoption import adopt
 from blockscale.graph.pickled import state
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -39,7 +39,7 @@ def graph_of(function: Callable, x: Tensor, free: bool = True, **tensors: Tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         program = torch.export.export(Calls(function, **tensors), (x,), dynamic_shapes=sizes)
-    return imported(program)
+    return import_graph(program)
 
 
 def adopted(graph: fx.GraphModule) -> fx.GraphModule:

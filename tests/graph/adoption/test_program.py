@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import blockscale as bs
-from blockscale.graph.adoption.program import adopted, is_graph_of_ops, quantized_elsewhere
-from blockscale.graph.program import imported
+from blockscale.graph.adoption.program import as_ours, is_graph_of_ops, quantized_elsewhere
+from blockscale.graph.program import import_graph
 from tests.graph.adoption.cases import A, Calls, left
 from tests.support import adopt_producers as producers
 from tests.support.op_samples import bits
@@ -23,8 +23,8 @@ X = producers.example()
 @pytest.mark.parametrize("kind", producers.MADE)
 def test_a_program_has_codes_for_weights(kind):
     program = producers.program(producers.MADE[kind](producers.Small(), X), X)
-    assert quantized_elsewhere(imported(program))
-    graph = adopted(program)
+    assert quantized_elsewhere(import_graph(program))
+    graph = as_ours(program)
     assert not left(graph) and not quantized_elsewhere(graph)
     with torch.no_grad():
         assert bits(graph(*X)) == bits(program.module()(*X))
@@ -83,7 +83,7 @@ def test_what_has_no_format_stands_in_the_ledger_and_in_a_warning():
     with pytest.warns(
         UserWarning, match=r"no equal format here.*\n.*dequantize_affine.*-100 … 100"
     ):
-        graph = adopted(program, warn=True)
+        graph = as_ours(program, warn=True)
     assert len(left(graph)) == 1
     for made in (graph, bs.graph.fuse(program)):
         kept = [entry.reason for entry in bs.graph.ledger(made) if entry.kind == "node"]

@@ -15,7 +15,7 @@ from blockscale.compat.torch_ao import QConfig, to_recipe
 from blockscale.compat.torch_ao import convert as convert_modules
 from blockscale.compat.torch_ao import prepare as prepare_modules
 from blockscale.graph.adoption.quantize_fx import from_quantize_fx
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from tests.compat.torch_ao.prepared import with_quantized_weights
 from tests.graph.adoption.cases import adopted, left
 from tests.support.op_samples import bits
@@ -68,7 +68,7 @@ def test_prepared_models(name: str) -> None:
     sizes = FREE if name != "dynamic" else None
     program = from_quantize_fx(observed, X, dynamic_shapes=sizes)
     with bs.use("reference"), torch.no_grad():
-        graph = adopted(imported(program))
+        graph = adopted(import_graph(program))
         expected = bits(theirs(*X))
         assert bits(graph(*X)) == expected
         assert bits(bs.graph.fuse(program)(*X)) == expected
@@ -86,7 +86,7 @@ def test_trained_models() -> None:
     theirs = quantize_fx._convert_to_reference_decomposed_fx(copy.deepcopy(observed))
     program = from_quantize_fx(observed, X)
     with bs.use("reference"), torch.no_grad():
-        graph = adopted(imported(program))
+        graph = adopted(import_graph(program))
         assert bits(graph(*X)) == bits(theirs(*X))
     assert not left(graph)
 
@@ -102,7 +102,7 @@ def test_reference_models() -> None:
     program = from_quantize_fx(reference, X)
     assert str(reference.graph) == before
     with bs.use("reference"), torch.no_grad():
-        graph = adopted(imported(program))
+        graph = adopted(import_graph(program))
         assert not left(graph)
         same_codes = mapping.global_qconfig.activation().quant_max == 255
         assert same_codes

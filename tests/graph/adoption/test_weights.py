@@ -9,7 +9,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.core.pack import from_stored
 from blockscale.graph.adoption.weights import fold, reader_of
-from blockscale.graph.program import imported
+from blockscale.graph.program import import_graph
 from tests.graph.adoption.cases import A, D, adopted, graph_of, left
 from tests.support import adopt_producers as producers
 from tests.support.op_samples import bits
@@ -33,7 +33,7 @@ class Quantizes(nn.Module):
 
 
 def folded(model: nn.Module, x):
-    graph = imported(torch.export.export(model, (x,)))
+    graph = import_graph(torch.export.export(model, (x,)))
     count = fold(graph)
     return graph, count
 
@@ -99,7 +99,7 @@ class Inner(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_readers() -> None:
-    graph = imported(torch.export.export(Inner(), (torch.randn(2, 8),)))
+    graph = import_graph(torch.export.export(Inner(), (torch.randn(2, 8),)))
     named = {node.name: reader_of(node) for node in graph.graph.nodes if node.op != "output"}
     assert named["relu"] == "fc.input"
     assert "fc.weight" in named.values() and "fc.bias" in named.values()
@@ -158,9 +158,9 @@ def test_the_matrix_is_a_layers() -> None:
 
 
 def adopted_program(graph):
-    from blockscale.graph.adoption.program import adopted
+    from blockscale.graph.adoption.program import as_ours
 
-    return adopted(graph)
+    return as_ours(graph)
 
 
 @pytest.mark.slow

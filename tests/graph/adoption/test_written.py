@@ -35,10 +35,12 @@ def test_a_free_row_size_is_a_node() -> None:
         return D.dequantize_per_tensor(q, 0.5, 0, -8, 7, torch.int8)
 
     sizes = {"x": {1: torch.export.Dim("n", min=2)}}
-    from blockscale.graph.program import imported
+    from blockscale.graph.program import import_graph
     from tests.graph.adoption.cases import Calls
 
-    graph = imported(torch.export.export(Calls(both), (torch.randn(4, 12),), dynamic_shapes=sizes))
+    graph = import_graph(
+        torch.export.export(Calls(both), (torch.randn(4, 12),), dynamic_shapes=sizes)
+    )
     made = adopted(graph)
     for n in (12, 7, 2):
         x = torch.randn(4, n)

@@ -45,7 +45,7 @@ def folded(function, fmt: str, c: Tensor, bias: Tensor | None = None, x: Tensor 
 def test_a_factor_of_each_output(fmt: str, bias: Tensor | None, shape: tuple[int, ...]) -> None:
     count, graph = folded(linear, fmt, torch.rand(shape) + 0.5, bias)
     assert count == 1
-    scale = next(dequantize_of(n) for n in graph.graph.nodes if dequantize_of(n)).coded.scale
+    scale = next(dequantize_of(n) for n in graph.graph.nodes if dequantize_of(n)).operand.scale
     assert tuple(scale.meta["val"].shape) == tuple(bs.quantize(torch.zeros(N, 32), fmt).scale.shape)
 
 

@@ -9,7 +9,7 @@ from blockscale.graph.nodes import aten, each_call, ours
 from blockscale.graph.passes.fused import (
     Call,
     as_value,
-    matched,
+    match_fused,
     only_user,
     quantized_by,
     read,
@@ -79,6 +79,6 @@ def test_wide_ops_match_float32_only() -> None:
 
     graph = graph_of(net, X)
     narrow, wide = each_call(graph, aten.linear)
-    assert matched(narrow) is None and matched(wide).fused.name == "linear"
+    assert match_fused(narrow) is None and match_fused(wide).fused.name == "linear"
     assert widened(wide.args[0]).meta["val"].dtype == torch.bfloat16
     assert widened(wide.args[1]) is wide.args[1]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from blockscale.graph.constants import get, is_constant
 from blockscale.graph.lowering.integers.builder import Sum
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.nodes import aten, calls, described, value
+from blockscale.graph.nodes import aten, calls, describe, value
 from blockscale.ops.integer import INTEGER_OPS
 
 SUMS = "blockscale sums"  # of the graph's meta
@@ -109,7 +109,7 @@ def _audit_ops(graph: fx.GraphModule) -> IntegerAudit:
                     edges[dtype] = edges.get(dtype, 0) + 1
         else:
             floats.append(
-                described(node) if node.op == "call_function" else f"{node.op} {node.target}"
+                describe(node) if node.op == "call_function" else f"{node.op} {node.target}"
             )
     return IntegerAudit(ops, tuple(floats), edges, graph.meta.get(SUMS, ()))
 
@@ -184,17 +184,17 @@ def terms(weight: Tensor) -> Tensor:
     if weight.dtype in (torch.int8, torch.int16):  # far fewer numbers than weights
         least = torch.iinfo(weight.dtype).min
         return _of_every(weight.dtype)[weight.to(torch.int64) - least]
-    return _counted(weight)
+    return _count_terms(weight)
 
 
 @cache
 def _of_every(dtype: torch.dtype) -> Tensor:
     """The terms of each number of a dtype, from the least on."""
     info = torch.iinfo(dtype)
-    return _counted(torch.arange(info.min, info.max + 1))
+    return _count_terms(torch.arange(info.min, info.max + 1))
 
 
-def _counted(weight: Tensor) -> Tensor:
+def _count_terms(weight: Tensor) -> Tensor:
     count = torch.zeros(weight.shape, dtype=torch.int64)
     for digit, _ in digits(weight):
         count += digit.abs()

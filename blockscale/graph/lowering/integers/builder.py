@@ -13,7 +13,7 @@ from blockscale.core.operand import Quantizer
 from blockscale.core.operand import Value as FusedOperand
 from blockscale.core.parse import parse
 from blockscale.core.rounding import DETERMINISTIC
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.lowering.integers.fixed import (
     FLOAT32_EXACT,
     Fixed,
@@ -123,7 +123,7 @@ class Builder:
         exponent = math.frexp(top)[1] - 15 if top else 0
         codes = torch.ldexp(values, torch.tensor(-exponent)).round().clamp(-32767, 32767)
         name = f"integers.{node.target}"
-        constant = put(self.graph, name, codes.to(torch.int16), like=task.node)
+        constant = put_constant(self.graph, name, codes.to(torch.int16), like=task.node)
         return Value(constant, Fixed(exponent, 0, -32767, 32767))
 
     def constant(self, node: Any, what: str) -> Tensor | None:
@@ -162,7 +162,7 @@ class Builder:
             return value
         op_of = INTEGER_OPS[f"integer_{op}"]
         name = f"integers.{like.name}.{op_of.signature.names[place]}"
-        return put(self.graph, name, value.contiguous(), like=like)
+        return put_constant(self.graph, name, value.contiguous(), like=like)
 
     def add_sums(self, task: Task, fixed: Fixed, steps: int | None = None) -> Fixed:
         """Remember how large the sums of a task get.

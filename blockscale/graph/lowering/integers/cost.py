@@ -19,7 +19,7 @@ from blockscale.core.arithmetic.sums import INT32_MAX
 from blockscale.graph.constants import get
 from blockscale.graph.lowering.integers.audit import LAYERS, name_of, terms
 from blockscale.graph.lowering.integers.fixed import NotIntegerError
-from blockscale.graph.nodes import described, shape, value
+from blockscale.graph.nodes import describe, shape, value
 from blockscale.ops.integer import INTEGER_OPS
 
 TABLES = {  # pJ
@@ -188,7 +188,7 @@ def _size(node: Any) -> list[int]:
     numbers = [int(n) for n in sizes or () if isinstance(n, int)]
     if sizes is None or len(numbers) != len(sizes):
         raise NotIntegerError(
-            f"{described(node)} has unknown sizes: export with the sizes to count for"
+            f"{describe(node)} has unknown sizes: export with the sizes to count for"
         )
     return numbers
 

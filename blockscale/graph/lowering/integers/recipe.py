@@ -8,7 +8,7 @@ import torch
 
 from blockscale.core.recipe import Recipe
 from blockscale.graph.nodes import aten, calls, op_name
-from blockscale.graph.program import Program, imported
+from blockscale.graph.program import Program, import_graph
 
 _WIDE = ("add", "sub", "layer_norm", "rms_norm")  # residuals, which go through the whole network
 _SAME = (  # ops whose inputs and results get the formats of layers' inputs
@@ -61,7 +61,7 @@ def integer_recipe(
 
 def _float_calls(program: Program) -> Iterator[Any]:
     """The nodes that call what gives a tensor of floats."""
-    for node in imported(program).graph.nodes:
+    for node in import_graph(program).graph.nodes:
         if node.op == "call_function" and _is_float(node.meta.get("val")):
             yield node
 

@@ -22,7 +22,7 @@ from blockscale.graph.nodes import (
     call,
     calls,
     dequantize_of,
-    described,
+    describe,
     ours,
     quantize_of,
     shape,
@@ -81,12 +81,12 @@ def _floats(values: Any) -> bool:
 
 def _integers(builder: Builder, node: fx.Node) -> Value:
     """The integers that stand for a node."""
-    what = described(node)
+    what = describe(node)
     quantizes, decoded = quantize_of(node), dequantize_of(node)
     if quantizes is not None:
         return _quantized(builder, node, what)
     if decoded is not None:
-        integers = builder.value(decoded.coded.codes)
+        integers = builder.value(decoded.operand.codes)
         if integers is None:
             raise NotIntegerError(f"{what} dequantizes a constant that no integer op reads")
         return integers
@@ -106,7 +106,7 @@ def _integers(builder: Builder, node: fx.Node) -> Value:
 
 def _takes_first(node: fx.Node) -> bool:
     if calls(node, aten.dropout) and arguments(node)["train"] and arguments(node)["p"]:
-        raise NotIntegerError(f"{described(node)} drops values: call model.eval() before exporting")
+        raise NotIntegerError(f"{describe(node)} drops values: call model.eval() before exporting")
     return node.target in (aten.dropout.default, aten.to.dtype, aten.to.device)
 
 
@@ -128,12 +128,12 @@ def _from_input(builder: Builder, like: fx.Node, x: fx.Node, y: Fixed) -> Value:
         return builder.emit(like, "quantize", [x, y.exponent, y.zero, y.fmt], y)
     if not _moves_input(x):
         raise NotIntegerError(
-            f"{described(x)} computes in float before anything is quantized: only inputs of "
+            f"{describe(x)} computes in float before anything is quantized: only inputs of "
             f"the model are floats"
         )
     source: Any = x.args[0]
     before = _from_input(builder, like, source, y)
-    return before if _takes_first(x) else _again(builder, x, before, described(x), like)
+    return before if _takes_first(x) else _again(builder, x, before, describe(x), like)
 
 
 def _moves_input(node: Any) -> bool:
@@ -229,7 +229,7 @@ def _to_float(builder: Builder, node: fx.Node, output: fx.Node) -> fx.Node:
     if integers is None:
         if node.op != "placeholder" and not is_constant(node) and _floats(value(node)):
             raise NotIntegerError(
-                f"{described(node)} returns floats that were never quantized: set a format for them"
+                f"{describe(node)} returns floats that were never quantized: set a format for them"
             )
         return node
     if not _floats(value(node)) and value(node) is not None:

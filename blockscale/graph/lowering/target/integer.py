@@ -9,7 +9,7 @@ from blockscale.graph.lowering.integers.audit import SUMS, check
 from blockscale.graph.lowering.integers.moves import MOVES
 from blockscale.graph.lowering.integers.walk import translate
 from blockscale.graph.lowering.way import Way, layer_name
-from blockscale.graph.nodes import calls, described
+from blockscale.graph.nodes import calls, describe
 from blockscale.graph.pickled import note, state
 from blockscale.ops.integer import INTEGER_OPS
 
@@ -38,7 +38,7 @@ def run(graph: fx.GraphModule) -> list[Way]:
     for each in builder.sums:
         note(graph, each.name, each.kind, f"sums reach {each.largest}, {each.accumulator}")
     return [
-        Way(like.name, described(like), layer, f"integer_{op}", "integers", _doors(node, op))
+        Way(like.name, describe(like), layer, f"integer_{op}", "integers", _doors(node, op))
         for (like, node, op), layer in zip(builder.nodes, layers, strict=True)
         if not node._erased
     ]

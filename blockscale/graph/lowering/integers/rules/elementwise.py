@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.graph.constants import get, is_constant, put
+from blockscale.graph.constants import get, is_constant, put_constant
 from blockscale.graph.lowering.integers.builder import OF_ANY_STEP, Builder, Task, Value
 from blockscale.graph.lowering.integers.fixed import Fixed, NotIntegerError, Own, sums
 from blockscale.graph.nodes import aten, call
@@ -86,7 +86,7 @@ def div(builder: Builder, task: Task) -> Value:
         settings = {"other": float(numbers)}
         return table(builder, task._replace(name="div_scalar", operands=[a], settings=settings))
     name = f"integers.{divisor.target}.reciprocal"
-    reciprocal: Any = put(builder.graph, name, 1.0 / numbers, like=task.node)
+    reciprocal: Any = put_constant(builder.graph, name, 1.0 / numbers, like=task.node)
     return mul(builder, task._replace(operands=[a, by._replace(data=reciprocal)]))
 
 
