@@ -242,29 +242,35 @@ def of_stack(fmt: Format, shape: Sequence[int], parts: int = 1) -> Format:
         )
     if parts < 1 or shape[-2] % parts:
         raise ValueError(f"{shape[-2]} rows cannot be divided into {parts} equal parts")
-    return _changed(fmt, shape, lambda block, of: _stacked(block, of, parts, fmt), _of_matrices)
+    return _change_blocks(
+        fmt, shape, lambda block, of: _stacked(block, of, parts, fmt), _of_matrices
+    )
 
 
 def of_matrix(fmt: Format, shape: Sequence[int]) -> Format:
     """The format of a stack -> that of one of its matrices [n, k], by its usual name."""
-    return _changed(fmt, shape, _alone, Block.scale_shape)
+    return _change_blocks(fmt, shape, _alone, Block.scale_shape)
 
 
-def _changed(fmt: Format, shape: Sequence[int], change: Change, divided: Shape) -> Format:
+def _change_blocks(
+    fmt: Format, shape: Sequence[int], change: Change, shape_of_scales: Shape
+) -> Format:
     """The format with every block of it changed; the blocks of scales are over their own shape.
 
-    divided: gives the shape of the scales that a block has in a tensor of a shape
+    shape_of_scales: gives the shape of the scales that a block has in a tensor of a shape
     """
     shape = tuple(shape)
-    scales = divided(fmt.block, shape)
+    scales = shape_of_scales(fmt.block, shape)
     scale, offset = fmt.scale, fmt.offset
     if isinstance(scale, TwoLevel):
-        scale = replace(scale, inner=_changed(scale.inner, scales, change, divided))
+        scale = replace(scale, inner=_change_blocks(scale.inner, scales, change, shape_of_scales))
     if offset is not None:
         own = offset.block
         kind = offset.type
         if isinstance(kind, Format):
-            kind = _changed(kind, divided(own or fmt.block, shape), change, divided)
+            kind = _change_blocks(
+                kind, shape_of_scales(own or fmt.block, shape), change, shape_of_scales
+            )
         offset = Offset(kind, None if own is None else change(own, shape))
     return replace(fmt, block=change(fmt.block, shape), scale=scale, offset=offset)
 
@@ -334,8 +340,8 @@ def sharing(
         if not shares(each.format, each.shape, each.parts)
     }
     together, alone = partners(names, kinds, fused)
-    parted = [name for name in kinds if weights[name].parts > 1 and fused is not False]
-    return {name: (name,) for name in parted} | together, alone
+    in_parts = [name for name in kinds if weights[name].parts > 1 and fused is not False]
+    return {name: (name,) for name in in_parts} | together, alone
 
 
 def told_sharing(name: str, group: Sequence[str], alone: str = "") -> str:

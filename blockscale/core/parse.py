@@ -37,10 +37,10 @@ def nearest_spellings(text: str) -> list[str]:
     """What a spelling may have been meant to be, likeliest first; none of it need be a format."""
     plain = re.sub(r"\s", "", text).lower()
     whole = re.sub(r"[a-z][a-z_0-9]*", lambda word: _nearest(word[0], ""), plain)
-    parted = re.sub(
+    with_colons = re.sub(
         r"([a-z][a-z_0-9]*?)([0-9]*)(?![a-z_0-9])", lambda w: _nearest(*w.groups()), plain
     )
-    return [each for each in (plain, whole, parted) if each != text]
+    return [each for each in (plain, whole, with_colons) if each != text]
 
 
 def _nearest(word: str, number: str) -> str:
@@ -163,8 +163,8 @@ def _parse(text: str) -> Format:
     except ValueError as error:
         reason = str(error).removeprefix(f"{text}: ")
         near = nearest_spellings(text) if len(text) <= _HINTED else []
-        meant = next(filter(is_spelling, near), "")
-        hint = f"did you mean {meant}? " if meant else ""
+        nearest = next(filter(is_spelling, near), "")
+        hint = f"did you mean {nearest}? " if nearest else ""
         raise ValueError(f"{quoted(text)}: {hint}{reason}") from None
 
 
@@ -182,10 +182,10 @@ def spell(text: str) -> Format:
     if len(parts) < 3 or not all(map(_well_formed, parts)):
         raise ValueError(f"a format is spelled {_GRAMMAR}")
     element, block, scale, *options = parts
-    named = dict(_option(option) for option in options)
-    spans = [option for option in named if option in SPANS]
-    roundings = [option for option in named if option in ROUNDINGS]
-    if len(named) < len(options) or len(spans) > 1 or len(roundings) > 1:
+    by_name = dict(_option(option) for option in options)
+    spans = [option for option in by_name if option in SPANS]
+    roundings = [option for option in by_name if option in ROUNDINGS]
+    if len(by_name) < len(options) or len(spans) > 1 or len(roundings) > 1:
         raise ValueError(
             f"options {shown(':'.join(options), QUOTED)} repeat or contradict each other"
         )
@@ -193,15 +193,15 @@ def spell(text: str) -> Format:
         read_element(element),
         read_block(block),
         _read_scale(scale),
-        "asym" in named,
+        "asym" in by_name,
         spans[0] if spans else "",
-        "recip" in named,
+        "recip" in by_name,
         roundings[0] if roundings else "nearest_even",
-        _float_type(named["asym"]) if named.get("asym") else None,
+        _float_type(by_name["asym"]) if by_name.get("asym") else None,
     )
-    if "offset" not in named:
+    if "offset" not in by_name:
         return without
-    return replace(without, offset=_read_offset(named["offset"], without))
+    return replace(without, offset=_read_offset(by_name["offset"], without))
 
 
 def _split(text: str) -> list[str]:
@@ -229,10 +229,12 @@ def _well_formed(part: str) -> bool:
 
 def _option(text: str) -> tuple[str, str]:
     """An option, and what stands in parentheses behind it."""
-    name, opened, inside = text.partition("(")
-    if name not in _OPTIONS or (opened and (name not in ("asym", "offset") or inside[-1:] != ")")):
+    name, parenthesis, inside = text.partition("(")
+    if name not in _OPTIONS or (
+        parenthesis and (name not in ("asym", "offset") or inside[-1:] != ")")
+    ):
         raise ValueError(f"unknown option {quoted(text)}; choose from {', '.join(_OPTIONS)}")
-    if opened and inside == ")":
+    if parenthesis and inside == ")":
         raise ValueError(f"option {quoted(text)}: a type is missing between the parentheses")
     return name, inside[:-1]
 
@@ -256,9 +258,9 @@ def _read_scale(text: str) -> Scale:
     if text in FLOAT_SCALES:
         return FLOAT_SCALES[text]
     levels = text.removesuffix(f"/{GIVEN}")
-    is_given, ruled = levels != text, levels.removesuffix(f"/{FOUR_SIX}")
-    rule, levels = FOUR_SIX if ruled != levels else "", ruled.removesuffix("/inv")
-    inverse = levels != ruled
+    is_given, without_rule = levels != text, levels.removesuffix(f"/{FOUR_SIX}")
+    rule, levels = FOUR_SIX if without_rule != levels else "", without_rule.removesuffix("/inv")
+    inverse = levels != without_rule
     if levels in SHORT_INNER:
         return TwoLevel(spell(f"{levels}:tensor:fp32"), inverse, is_given, rule)
     if levels.startswith("(") and levels.endswith(")"):

@@ -65,10 +65,10 @@ def read_calibration(calibration: "Calibration | Mapping[str, Any] | None") -> C
             f"calibration must be an object with weight, transform, observer, bias, got "
             f"{calibration!r}"
         )
-    known = [each.name for each in fields(Calibration)]
-    if unknown := sorted(set(calibration) - set(known)):
+    names = [each.name for each in fields(Calibration)]
+    if unknown := sorted(set(calibration) - set(names)):
         raise ValueError(
-            f"calibration: unknown key {quoted(unknown[0])}; choose from {', '.join(known)}"
+            f"calibration: unknown key {quoted(unknown[0])}; choose from {', '.join(names)}"
         )
     return Calibration(**calibration) or None
 
@@ -95,14 +95,14 @@ class Reached:
     cosine: float | None = None
 
     def __str__(self) -> str:
-        told = {
-            "loss added": _told(self.added, ".4f"), "KL": _told(self.kl, ".4f"),
-            "agreement": _told(self.agreement, ".1%"), "cosine": _told(self.cosine, ".4f"),
+        figures = {
+            "loss added": _text_of(self.added, ".4f"), "KL": _text_of(self.kl, ".4f"),
+            "agreement": _text_of(self.agreement, ".1%"), "cosine": _text_of(self.cosine, ".4f"),
         }  # fmt: skip
-        return ", ".join(f"{name} {figure}" for name, figure in told.items() if figure)
+        return ", ".join(f"{name} {figure}" for name, figure in figures.items() if figure)
 
 
-def _told(figure: float | None, how: str) -> str:
+def _text_of(figure: float | None, how: str) -> str:
     return "" if figure is None else format(figure, how)
 
 
@@ -141,13 +141,13 @@ class Preset:
         """In a few words, what is done besides rounding."""
         if self.of == "recipe":
             return str(self.calibration or "rounded")
-        turned = f", keys by {self.data['rotate']}" if self.data.get("rotate") else ""
-        return f"window of {self.data['window']} tokens{turned}"
+        rotation = f", keys by {self.data['rotate']}" if self.data.get("rotate") else ""
+        return f"window of {self.data['window']} tokens{rotation}"
 
     @property
     def figures(self) -> tuple[Reached, ...]:
         """What it reached, a family of models each; empty where it was not measured."""
-        return tuple(Reached(**each) for each in _measured().get(self.name, ()))
+        return tuple(Reached(**each) for each in _figures().get(self.name, ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: name, what, its recipe or cache, and figures."""
@@ -188,7 +188,7 @@ def cache_preset(name: str) -> dict[str, Any]:
     if name not in _TABLE:
         return {"values": name}
     if _TABLE[name].of != "cache":
-        caches = ", ".join(each for each, found in _TABLE.items() if found.of == "cache")
+        caches = ", ".join(each for each, preset in _TABLE.items() if preset.of == "cache")
         raise ValueError(f"preset {name!r} is of weights; those of keys and values are {caches}")
     return dict(_TABLE[name].data)
 
@@ -210,19 +210,23 @@ def closest_preset(pairs: Iterable[Pair]) -> str | None:
     Returns None where rounding serves as well, nothing was measured, or the weight algorithms of
     presets cannot choose one of the weights.
     """
-    known = list(pairs)
-    if not all(_chosen_by_columns(weight) for weight, _ in known):
+    formats = list(pairs)
+    if not all(_chosen_by_columns(weight) for weight, _ in formats):
         return None
-    names = (_closest(*pair) for pair in sorted(known, key=lambda pair: pair[0].bits))
+    names = (_closest(*pair) for pair in sorted(formats, key=lambda pair: pair[0].bits))
     return next((name for name in names if name is not None), None)
 
 
-def _closest(weight: Format, taken: Format | None) -> str | None:
+def _closest(weight: Format, input_format: Format | None) -> str | None:
     if weight.bits > _FEW:
-        integers = taken is not None and weight.element.integer and taken.element.integer
-        powers = taken is not None and isinstance(taken.scale, PowerOfTwo)  # integers throughout
+        integers = (
+            input_format is not None and weight.element.integer and input_format.element.integer
+        )
+        powers = input_format is not None and isinstance(
+            input_format.scale, PowerOfTwo
+        )  # integers throughout
         return "w8a8" if integers and not powers and weight.bits <= _MANY else None
-    if taken is None or taken.bits > _FEW:  # beside 8 bits the weight loses most
+    if input_format is None or input_format.bits > _FEW:  # beside 8 bits the weight loses most
         return "w4a16-nvfp4" if isinstance(weight.scale, TwoLevel | CodeScale) else "w4a16"
     return "w4a4-mxfp4" if isinstance(weight.scale, PowerOfTwo) else "w4a4-nvfp4"
 
@@ -232,15 +236,15 @@ _FEW, _MANY = 4, 8  # bits: most of what presets call w4, and of w8
 
 def _chosen_by_columns(fmt: Format) -> bool:
     """Whether the weight algorithms of presets can choose its codes (`gptq` refuses others)."""
-    coded = fmt.offset is not None and fmt.offset.inner is not None
-    chosen = fmt.element.ranged and not fmt.element.learned and fmt.unchosen is None
-    return chosen and not coded and fmt.rounding != "stochastic"
+    offset_codes = fmt.offset is not None and fmt.offset.inner is not None
+    has_range = fmt.element.ranged and not fmt.element.learned and fmt.unchosen is None
+    return has_range and not offset_codes and fmt.rounding != "stochastic"
 
 
 @cache
-def _measured() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = json.loads(MEASURED.read_text())
-    return found
+def _figures() -> dict[str, list[dict[str, Any]]]:
+    figures: dict[str, list[dict[str, Any]]] = json.loads(MEASURED.read_text())
+    return figures
 
 
 # What there is. Heads and tables stay in float, as in what was measured: those of decoders are

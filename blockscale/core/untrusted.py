@@ -29,13 +29,13 @@ def shown(name: object, longest: int = SHOWN) -> str:
         return text
     if len(text) > longest:
         rest = longest // 2
-        return f"{_escaped(text[:rest])} … ({len(text):,} characters) … {_escaped(text[-rest:])}"
-    return _escaped(text)
+        return f"{_escape(text[:rest])} … ({len(text):,} characters) … {_escape(text[-rest:])}"
+    return _escape(text)
 
 
 def shown_lines(text: str) -> str:
     """A message of our own, which may have several lines of any length, likewise."""
-    return text if text.isprintable() else "\n".join(map(_escaped, text.split("\n")))
+    return text if text.isprintable() else "\n".join(map(_escape, text.split("\n")))
 
 
 def quoted(value: object) -> str:
@@ -54,12 +54,12 @@ def kind_of(value: object) -> str:
 
 def with_article(noun: str) -> str:
     """A noun after "a" or "an", as it is spoken: letters that are spelled out begin as they do."""
-    spelled = noun[:2].isupper() or len(noun) == 1
-    vowels = "AEFHILMNORSXaefhilmnorsx" if spelled else "AEIOaeio"
+    by_letters = noun[:2].isupper() or len(noun) == 1
+    vowels = "AEFHILMNORSXaefhilmnorsx" if by_letters else "AEIOaeio"
     return f"{'an' if noun[:1] in vowels else 'a'} {noun}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
@@ -157,7 +157,7 @@ def parse_json(
         decoded = text.decode() if isinstance(text, bytes) else text
         data = json.loads(
             decoded,
-            object_pairs_hook=_once if once else None,
+            object_pairs_hook=_refuse_twins if once else None,
             parse_constant=_refuse if finite else None,
             parse_float=_finite if finite else None,
             parse_int=integer,
@@ -190,11 +190,11 @@ def set_aside(path: Path) -> Path:
     )
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     by_name = dict(pairs)
     if len(by_name) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {quoted(twice)} appears twice")
     return by_name
 

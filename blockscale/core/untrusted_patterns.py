@@ -97,16 +97,16 @@ def full_match(pattern: str, name: str) -> bool:
     move, quick = compiled(pattern)
     if quick is not None and len(name) <= SHORT:
         return quick.fullmatch(name) is not None
-    called = quoted(f"re:{pattern}")
+    name_of_pattern = quoted(f"re:{pattern}")
     if len(name) > NAME:
         raise ValueError(f"{quoted(name)} is too long for patterns: at most {NAME:,} characters")
     try:
         return bool(move(_Name(name), 1) >> len(name) & 1)
     except RecursionError:
-        raise ValueError(f"pattern {called} has too many nested groups") from None
+        raise ValueError(f"pattern {name_of_pattern} has too many nested groups") from None
     except ValueError as error:
         raise ValueError(
-            f"pattern {called} takes {error}: write it without nested repeats"
+            f"pattern {name_of_pattern} takes {error}: write it without nested repeats"
         ) from None
 
 
@@ -133,10 +133,10 @@ def _part(kind: Any, value: Any, flags: int) -> Move:
         place = re.compile(_PLACES[value], flags)
         return lambda name, at: at & name.where(place, True)
     if kind is kinds.SUBPATTERN:
-        _, added, dropped, inside = value
-        if added & _TYPES:
+        _, on, off, inside = value
+        if on & _TYPES:
             flags &= ~_TYPES
-        return _sequence(inside, (flags | added) & ~dropped & _FLAGS)
+        return _sequence(inside, (flags | on) & ~off & _FLAGS)
     if kind is kinds.BRANCH:
         return _any_of([_sequence(each, flags) for each in value[1]])
     if kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT):
@@ -200,12 +200,12 @@ def _repeat(least: int, most: int, parts: Any, flags: int) -> Move:
                 break
         if more is not None:
             return more(name, at)
-        reached, count = at, least
+        positions, count = at, least
         while at and (endless or count < most):
             name.count()
-            at, count = inside(name, at) & ~reached, count + 1
-            reached |= at
-        return reached
+            at, count = inside(name, at) & ~positions, count + 1
+            positions |= at
+        return positions
 
     return move
 

@@ -142,9 +142,9 @@ def read_bias(text: str | Format | SumInteger) -> BiasFormat:
     if isinstance(text, SumInteger):
         return text
     if isinstance(text, str):
-        spelled = re.fullmatch(r"int([1-9][0-9]{0,8}):sums", text.strip())
-        if spelled or text.strip() == "int32":
-            return SumInteger(int(spelled[1]) if spelled else 32)
+        match = re.fullmatch(r"int([1-9][0-9]{0,8}):sums", text.strip())
+        if match or text.strip() == "int32":
+            return SumInteger(int(match[1]) if match else 32)
     try:
         return parse(text)
     except ValueError as error:

@@ -169,21 +169,21 @@ def _layers(
     plans: Sequence[Decision],
     places: Mapping[str, Supplied],
     seed: int | None,
-    built: Mapping[str, tuple[QLayer, Entry]],
+    ready: Mapping[str, tuple[QLayer, Entry]],
 ) -> tuple[dict[str, nn.Module], dict[str, Entry]]:
-    """{name: quantized layer} and {first name: its entry}, those that are built included."""
+    """{name: quantized layer} and {first name: its entry}, those of `ready` included."""
     weights: dict[int, QWeight] = {}
     layers: dict[str, nn.Module] = {}
     entries: dict[str, Entry] = {}
-    named = {plan.name: plan for plan in plans if isinstance(plan, Plan)}
+    by_name = {plan.name: plan for plan in plans if isinstance(plan, Plan)}
     for plan in plans:
         if isinstance(plan, Plan):
-            if plan.name not in built:
-                settle_top(plan, named, places)
-            result = built.get(plan.name) or build(plan, weights, places[plan.name], seed)
+            if plan.name not in ready:
+                settle_top(plan, by_name, places)
+            result = ready.get(plan.name) or build(plan, weights, places[plan.name], seed)
             layer, entries[plan.name] = result
             weights.setdefault(id(plan.parameter), layer.qweight)
-            if plan.name in built:  # they were built in evaluation mode
+            if plan.name in ready:  # they were built in evaluation mode
                 layer.train(plan.module.training)
             layers |= dict.fromkeys(plan.names, layer)
     return layers, _agreeing(plans, layers, entries)
@@ -193,8 +193,8 @@ def _agreeing(
     plans: Sequence[Decision], layers: Mapping[str, Any], entries: dict[str, Entry]
 ) -> dict[str, Entry]:
     """The entries, with a note where layers that share an outer scale do not have the same."""
-    for joined in {plan.joined: None for plan in plans if isinstance(plan, Plan) and plan.joined}:
-        outers = {name: layers[name].qweight.qparams.outer for name in joined}
+    for group in {plan.joined: None for plan in plans if isinstance(plan, Plan) and plan.joined}:
+        outers = {name: layers[name].qweight.qparams.outer for name in group}
         for name, note in disagreeing(outers).items():
             entries[name] = replace(entries[name], notes=(*entries[name].notes, note))
     return entries
@@ -300,25 +300,25 @@ def profiled(model: nn.Module, profile: Profile) -> tuple[Recipe, dict[str, QTen
     with unwrapped(model) as plain:
         plans = plan_layers(plain, Recipe(weight=profile.format))
         layers = [plan for plan in plans if isinstance(plan, Plan)]
-        owned = {id(parameter) for plan in plans for parameter in plan.owned}
-        by_name = {plan.name: _chosen(plan, profile) for plan in layers}
-        weights = {p.name: _coded(p, by_name[p.name]) for p in layers if p.owns_weight}
+        own = {id(parameter) for plan in plans for parameter in plan.owned}
+        by_name = {plan.name: _choose(plan, profile) for plan in layers}
+        weights = {p.name: _quantize(p, by_name[p.name]) for p in layers if p.owns_weight}
         others = [
             name
             for name, parameter in plain.named_parameters()
-            if id(parameter) not in owned and parameter.ndim > 1
+            if id(parameter) not in own and parameter.ndim > 1
         ]
     formats = {plan.name: by_name[plan.name].result(plan.parameter.dtype) for plan in layers}
     rules = {name: fmt for name, fmt in formats.items() if fmt != profile.format}
     return Recipe(weight=profile.format, rules=rules, skip=others), weights
 
 
-def _chosen(plan: Plan, profile: Profile) -> Profile:
+def _choose(plan: Plan, profile: Profile) -> Profile:
     """The profile, or what its producer takes for rows that it does not fit."""
     return for_rows(profile, stored_shape(tuple(plan.parameter.shape), plan.layout))
 
 
-def _coded(plan: Plan, profile: Profile) -> QTensor:
+def _quantize(plan: Plan, profile: Profile) -> QTensor:
     try:
         return quantize(to_stored(plan.parameter.detach(), plan.layout), profile)
     except ValueError as error:

@@ -71,7 +71,7 @@ def supplied(
     """
     layers = [plan for plan in plans if isinstance(plan, Plan)]
     places = {plan.name: Supplied() for plan in layers}
-    named: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for option, inputs in (
         ("input_scales", input_scales),
         ("output_scales", output_scales),
@@ -80,11 +80,11 @@ def supplied(
     ):
         for name, value in (inputs or {}).items():
             plan = _taker(layers, option, name)
-            if (option, plan.name) in named:
+            if (option, plan.name) in pairs:
                 raise ValueError(
                     f"{option} names {name!r} and {plan.name!r}, which are the same layer: pass one"
                 )
-            named.add((option, plan.name))
+            pairs.add((option, plan.name))
             try:
                 _supply(places[plan.name], plan, option, value)
             except ValueError as error:
@@ -100,8 +100,8 @@ def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> N
     options = {"weight": "weights", "input": "input_scales", "output": "output_scales"}
     for part, option in options.items():
         fmt = formats[part]
-        owned = part != "weight" or (plan.owns_weight and plan.scheme.profile is None)
-        if fmt is None or not fmt.unchosen or not owned or getattr(place, part) is not None:
+        is_own = part != "weight" or (plan.owns_weight and plan.scheme.profile is None)
+        if fmt is None or not fmt.unchosen or not is_own or getattr(place, part) is not None:
             continue
         calibrated = fmt.gives_outer and not fmt.choosing.unchosen and part != "weight"
         if calibrated and observed:
@@ -239,10 +239,10 @@ def parameter_tops(
 ) -> dict[str, Tensor]:
     """{name: its top} of parameters that share their outer scale, but for those that are `made`."""
     tops: dict[str, Tensor] = {}
-    left = {each.name: each for each in plans if each.joined and each.name not in (data or {})}
-    for plan in left.values():
+    rest = {each.name: each for each in plans if each.joined and each.name not in (data or {})}
+    for plan in rest.values():
         if plan.name not in tops:
-            group = [left[name] for name in plan.joined if name in left]
+            group = [rest[name] for name in plan.joined if name in rest]
             top = largest([top_of(each) for each in group])
             tops |= {each.name: top.to(each.parameter.device) for each in group}
     return tops
@@ -344,8 +344,8 @@ def beside_rows(
         return q
     count = q.format.block.scale_shape(tuple(stored.shape))[0]
     of_blocks = (name for name in ("scale", "zero_point", "offset") if name in q.format.parts)
-    cut = {name: getattr(q.qparams, name)[:count] for name in of_blocks}
-    return replace(q, packed=q.packed[: len(stored)], qparams=q.qparams._replace(**cut))
+    parts = {name: getattr(q.qparams, name)[:count] for name in of_blocks}
+    return replace(q, packed=q.packed[: len(stored)], qparams=q.qparams._replace(**parts))
 
 
 def with_rows(stored: Tensor, fmt: Format, top: Tensor | None) -> Tensor:

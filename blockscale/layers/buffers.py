@@ -38,7 +38,7 @@ class Buffers(nn.Module):
     frozen = False  # whether the tensors are parameters without gradients (`freeze`)
     _is_hf_initialized = True  # transformers' init_weights leaves alone what says this
     _keeper: Any = None  # accelerate's hook that has the buffers, while they are on "meta" here
-    _asked: list[tuple[Any, bool]]  # hooks that offload, and their offload_buffers as it was
+    _hooks: list[tuple[Any, bool]]  # hooks that offload, and their offload_buffers as it was
 
     @property
     def own(self) -> dict[str, Any]:
@@ -58,10 +58,10 @@ class Buffers(nn.Module):
     def get_extra_state(self) -> Tensor:
         """The spelling as bytes, zeros after it: a tensor, so that every file format of states can
         hold it."""
-        spelled, sizes = self.fmt.encode(), _sizes(self.fmt)
-        return torch.tensor([*spelled, *bytes(prod(sizes) - len(spelled))], dtype=torch.uint8).view(
-            sizes
-        )
+        spelling, sizes = self.fmt.encode(), _sizes(self.fmt)
+        return torch.tensor(
+            [*spelling, *bytes(prod(sizes) - len(spelling))], dtype=torch.uint8
+        ).view(sizes)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing to set: `_load_from_state_dict` has compared it."""
@@ -84,7 +84,7 @@ class Buffers(nn.Module):
                 "quantize the result"
             )
             return
-        fmt = self.fmt if state is None else _spelled(state)
+        fmt = self.fmt if state is None else _spelling_in(state)
         if fmt != self.fmt:
             error_msgs.append(
                 f"{prefix[:-1]} has the format {self.fmt}, and the state was saved with "
@@ -108,9 +108,9 @@ class Buffers(nn.Module):
             self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
         for name, buffer in own.items():
             if buffer is not None:
-                moved = fn(buffer)
-                moved = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
-                own[name] = nn.Parameter(moved, False) if self.frozen else moved
+                result = fn(buffer)
+                result = result if result.dtype == buffer.dtype else buffer.to(result.device)
+                own[name] = nn.Parameter(result, False) if self.frozen else result
         return self
 
     # --- accelerate: add_hook_to_module sets `_hf_hook` after the hook's init_hook has run
@@ -124,21 +124,21 @@ class Buffers(nn.Module):
 
     @_hf_hook.setter
     def _hf_hook(self, hook: Any) -> None:
-        self.__dict__["_hf_hook"], self._asked = hook, []
+        self.__dict__["_hf_hook"], self._hooks = hook, []
         for each in getattr(hook, "hooks", (hook,)):  # a SequentialHook has several
             if getattr(each, "offload", False):
                 self._leave_to(each)
 
     @_hf_hook.deleter
     def _hf_hook(self) -> None:
-        for hook, offload_buffers in self._asked:
+        for hook, offload_buffers in self._hooks:
             hook.offload_buffers = offload_buffers
         self._keeper = None
         del self.__dict__["_hf_hook"], self.__dict__["_asked"]
 
     def _leave_to(self, hook: Any) -> None:
         """Let an AlignDevicesHook that offloads parameters keep the buffers, too, or none."""
-        self._asked.append((hook, hook.offload_buffers))
+        self._hooks.append((hook, hook.offload_buffers))
         if self.frozen:
             raise ValueError(
                 f"a weight in {self.fmt} is held as parameters (bs.parallel.as_parameters_), which "
@@ -194,13 +194,13 @@ _DIMENSIONS, _TWOS = 30, 8  # of which any 8 of 30: 5,852,925 ways, and 256 byte
 @cache
 def _sizes(spelling: str) -> tuple[int, ...]:
     """The sizes of a spelling's tensor: 1 or 2, and which are 2 depends on all of its bytes."""
-    hashed = [sha256(f"{i} {spelling}".encode()).digest() for i in range(_DIMENSIONS)]
-    twos = sorted(range(_DIMENSIONS), key=hashed.__getitem__)[:_TWOS]
+    digests = [sha256(f"{i} {spelling}".encode()).digest() for i in range(_DIMENSIONS)]
+    twos = sorted(range(_DIMENSIONS), key=digests.__getitem__)[:_TWOS]
     sizes = (2 if i in twos else 1 for i in range(_DIMENSIONS))
     return (ceil(len(spelling.encode()) / 2**_TWOS), *sizes)
 
 
-def _spelled(state: Tensor) -> str:
+def _spelling_in(state: Tensor) -> str:
     """What `get_extra_state` gave, or that of release 0.1, which is [bytes]."""
     return bytes(state.flatten().tolist()).rstrip(b"\0").decode(errors="replace")
 

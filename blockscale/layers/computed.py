@@ -43,7 +43,7 @@ class Computed(NamedTuple):
 def computed_in(module: nn.Module) -> list[Computed]:
     """The tensors that a module computes before each call, with the values that they have in
     evaluation; none for other modules, and none where two evaluations differ."""
-    results = [*_parametrized(module), *_hooked(module)]
+    results = [*_of_parametrizations(module), *_of_hooks(module)]
     return results if _steady(results, module) else []
 
 
@@ -96,7 +96,7 @@ def _forget_norms(module: nn.Module) -> None:
                 del hooks[key]
 
 
-def _parametrized(module: nn.Module) -> Iterator[Computed]:
+def _of_parametrizations(module: nn.Module) -> Iterator[Computed]:
     if not parametrize.is_parametrized(module):
         return
     lists: Any = module.parametrizations
@@ -107,7 +107,7 @@ def _parametrized(module: nn.Module) -> Iterator[Computed]:
         yield Computed(name, ", ".join(how), (), None, value, tuple(steps.parameters()))
 
 
-def _hooked(module: nn.Module) -> Iterator[Computed]:
+def _of_hooks(module: nn.Module) -> Iterator[Computed]:
     for key, hook in module._forward_pre_hooks.items():
         with torch.no_grad():
             if isinstance(hook, WeightNorm):
@@ -134,7 +134,7 @@ def _pruning(hook: BasePruningMethod) -> str:
 
 def _steady(computed_tensors: list[Computed], module: nn.Module) -> bool:
     """Whether computing them again gives the same: a random one must go on being computed."""
-    again = [*_parametrized(module), *_hooked(module)] if computed_tensors else []
+    again = [*_of_parametrizations(module), *_of_hooks(module)] if computed_tensors else []
     return all(
         a.value.device.type == "meta" or torch.equal(a.value.nan_to_num(), b.value.nan_to_num())
         for a, b in zip(computed_tensors, again, strict=True)
@@ -227,18 +227,18 @@ def folded(
         target = _quantized_by(target)
     folding = Folding(list(_folds(model, target)))
     for fold in folding.folds:
-        _put(model, fold.names, fold.stand_in)
+        _set_module(model, fold.names, fold.stand_in)
     try:
         yield folding
     except BaseException:
         for fold in folding.folds:
-            _put(model, fold.names, fold.module)
+            _set_module(model, fold.names, fold.module)
         raise
     for fold in folding.folds:
         if stay or fold.quantized_in(model):
             _keep_handles(fold, model.get_submodule(fold.names[0]))
         else:
-            _put(model, fold.names, fold.module)
+            _set_module(model, fold.names, fold.module)
 
 
 def folded_for(model: nn.Module, names: Iterable[str]) -> AbstractContextManager[Folding]:
@@ -274,7 +274,7 @@ def _keep_handles(fold: Fold, layer: nn.Module) -> None:
     object.__setattr__(layer, "_forward_pre_hooks", hooks)
 
 
-def _put(model: nn.Module, names: tuple[str, ...], module: nn.Module) -> None:
+def _set_module(model: nn.Module, names: tuple[str, ...], module: nn.Module) -> None:
     for name in names:
         parent, _, child = name.rpartition(".")
         model.get_submodule(parent)._modules[child] = module

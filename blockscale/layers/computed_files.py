@@ -80,7 +80,10 @@ def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, StoredComputed]:
     for name, match in inside.items():
         lists.setdefault(match[0], set()).add(name)
     computed_tensors: dict[str, StoredComputed] = {}
-    for name, how, parts in [*_parametrized(lists), *_hooked(shapes.keys() - inside.keys())]:
+    for name, how, parts in [
+        *_of_parametrizations(lists),
+        *_of_hooks(shapes.keys() - inside.keys()),
+    ]:
         if dims := _dims(how, *(shapes[part] for part in parts)):
             computed_tensors[name] = StoredComputed(name, how, parts, dims)
     values = {part for each in computed_tensors.values() for part in each.parts}
@@ -90,7 +93,9 @@ def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, StoredComputed]:
     }
 
 
-def _parametrized(lists: Mapping[str, set[str]]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _of_parametrizations(
+    lists: Mapping[str, set[str]],
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for prefix, names in lists.items():
         for how, (ends, _) in _KINDS.items():
             parts = tuple(prefix.removesuffix(".") + end for end in ends)
@@ -99,7 +104,7 @@ def _parametrized(lists: Mapping[str, set[str]]) -> Iterator[tuple[str, str, tup
                 yield owner + name, how, parts
 
 
-def _hooked(names: Set[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _of_hooks(names: Set[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for how, (_, ends) in _KINDS.items():
         for whole in (name.removesuffix(ends[0]) for name in names if name.endswith(ends[0])):
             parts = tuple(whole + end for end in ends)

@@ -179,11 +179,11 @@ class QConvTranspose(Convolution):
             that a stride leaves open; without it `output_padding` decides. Raises ValueError for
             others.
         """
-        added = added_sizes(self, x, output_size)
+        extra = added_sizes(self, x, output_size)
         inputs, single = x, x.ndim == len(self.kernel_size) + 1
         x = self.prepared(self.batched(x))
         weight, bias = self.qweight, self.added_bias()
-        settings = (list(self.stride), list(self.padding), added, list(self.dilation), self.groups)
+        settings = (list(self.stride), list(self.padding), extra, list(self.dilation), self.groups)
         y = conv_transpose(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
         return self.laid_out(self.finished(y)[0] if single else self.finished(y), inputs)
 

@@ -100,7 +100,7 @@ def decide(weight: Weight, recipe: Recipe) -> Outcome:
     if not scheme:
         why = "the recipe has no format for its weight"
         return Outcome("kept", f"pattern {pattern!r} of the recipe" if pattern else why)
-    if pattern is None and (rest := weight.unless_named or _kept(weight)):
+    if pattern is None and (rest := weight.unless_named or _reason_to_keep(weight)):
         return Outcome("kept", rest)
     try:
         return _quantized(weight, scheme)
@@ -193,7 +193,7 @@ _NAMED = (
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), why) for pattern, why in _NAMED)
 
 
-def _kept(weight: Weight) -> str:
+def _reason_to_keep(weight: Weight) -> str:
     """Why a tensor stays in float unless a rule names it; empty if it does not."""
     if weight.role == "part":
         return ""
@@ -363,9 +363,9 @@ def why_not_bias(bias: Tensor | None, scheme: Scheme, stored: Sequence[int]) -> 
     return reason or _why_not_tensor(bias, "bias")
 
 
-def _why_not_tensor(tensor: Tensor, called: str) -> str:
+def _why_not_tensor(tensor: Tensor, name: str) -> str:
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
-        return f"its {called} is sparse ({kind}): make it dense first, with to_dense()"
+        return f"its {name} is sparse ({kind}): make it dense first, with to_dense()"
     reason = why_not_dtype(tensor.dtype)
-    return reason and f"its {called} is {reason}"
+    return reason and f"its {name} is {reason}"

@@ -37,11 +37,11 @@ def check_model(model: object, called: str) -> None:
     if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
         return
     raise TypeError(
-        f"{called}: expected a model (an nn.Module), found {_found(model)}: {_advice(model)}"
+        f"{called}: expected a model (an nn.Module), found {_what_it_is(model)}: {_advice(model)}"
     )
 
 
-def _found(item: object) -> str:
+def _what_it_is(item: object) -> str:
     """What it is, in words."""
     if item is None or isinstance(item, str):
         return repr(item)
@@ -122,12 +122,12 @@ def check_whole(model: nn.Module, called: str) -> None:
     """
     check_model(model, called)
     check_unsharded(model, called)
-    hooked = [name for name, each in model.named_modules() if _is_dispatched(each)]
-    if hooked:
+    hooks = [name for name, each in model.named_modules() if _is_dispatched(each)]
+    if hooks:
         raise ValueError(
-            f"{called}: accelerate moves {len(hooked)} of the model's layers to their device when "
+            f"{called}: accelerate moves {len(hooks)} of the model's layers to their device when "
             f"they run (dispatch_model, cpu_offload, disk_offload or a device_map), such as "
-            f"{hooked[0]!r}: call accelerate.hooks.remove_hook_from_submodules(model) first and "
+            f"{hooks[0]!r}: call accelerate.hooks.remove_hook_from_submodules(model) first and "
             f"dispatch the quantized model again, or let from_pretrained do all of it "
             f"(quantization_config=BlockscaleConfig(recipe), device_map=…)"
         )
@@ -136,26 +136,26 @@ def check_whole(model: nn.Module, called: str) -> None:
 def check_unsharded(model: nn.Module, called: str) -> None:
     """Raise ValueError for a model whose tensors are parts of others (DTensor: FSDP2, tensor
     parallel)."""
-    named = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     parts = [n for n, each in model.named_modules() if getattr(each, "part", "")]
     if parts:
         raise ValueError(
             f"{called}: each process has a part of {len(parts)} of the model's weights, such as "
             f"{parts[0]!r} (bs.parallel.shard_): call it before that, on the whole model"
         )
-    sharded = [(name, tensor) for name, tensor in named if hasattr(tensor, "full_tensor")]
+    sharded = [(name, tensor) for name, tensor in tensors if hasattr(tensor, "full_tensor")]
     if sharded:
         name, tensor = sharded[0]
         raise ValueError(
-            f"{called}: {len(sharded)} of the model's {len(named)} tensors are shards, such "
-            f"as {name!r} ({_placed(tensor)}): call it before fully_shard, parallelize_module "
+            f"{called}: {len(sharded)} of the model's {len(tensors)} tensors are shards, such "
+            f"as {name!r} ({_placement(tensor)}): call it before fully_shard, parallelize_module "
             "or a tp_plan, or gather the state "
             "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
             "full_state_dict=True) into a model that is whole"
         )
 
 
-def _placed(tensor: Any) -> str:
+def _placement(tensor: Any) -> str:
     """How a DTensor lies, in words."""
     places = getattr(tensor, "placements", ())
     return f"{kind_of(tensor)}: {', '.join(map(str, places))}"
@@ -212,10 +212,10 @@ def replacing(model: nn.Module, called: str) -> Iterator[None]:
     ]
     yield
     values = {id(parameter) for parameter in model.parameters()}
-    gone = [each for each in before if id(each[2]) not in values]
-    for name, module, parameter in gone:
+    old = [each for each in before if id(each[2]) not in values]
+    for name, module, parameter in old:
         _replaced[parameter] = (name, weakref.ref(module), called)
-    if gone:
+    if old:
         if not _times[0]:
             register_optimizer_step_pre_hook(_look)
         _times[0] += 1
@@ -227,12 +227,12 @@ def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling() or _looked_at.get(optimizer) == _times[0]:
         return
     _looked_at[optimizer] = _times[0]
-    stepped = [p for group in optimizer.param_groups for p in group["params"]]
-    dead = [_replaced[p] for p in stepped if p in _replaced and not _is_held(p)]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    dead = [_replaced[p] for p in parameters if p in _replaced and not _is_held(p)]
     if not dead:
         return
     name, _, called = dead[0]
-    count = f"{len(dead)} of its {len(stepped)} parameters are"
+    count = f"{len(dead)} of its {len(parameters)} parameters are"
     warnings.warn(
         f"blockscale: this {type(optimizer).__name__} was made before {called}: {count} not "
         f"in the model any more ({name!r} is one), so its steps change nothing. Make the "
@@ -294,8 +294,8 @@ def is_group(group: object) -> bool:
 
 def launched() -> bool:
     """Whether torchrun, or what sets the same variables, started several of this process."""
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return all(name in os.environ for name in needed) and int(os.environ["WORLD_SIZE"]) > 1
+    variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in variables) and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def is_first() -> bool:
@@ -369,17 +369,17 @@ def call(model: nn.Module, batch: Any, device: torch.device | None = None) -> An
 def arguments(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `call` calls a model with for a batch, positional and by name."""
     if isinstance(batch, Mapping):
-        return (), {name: _moved(value, device) for name, value in batch.items()}
+        return (), {name: _move(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(_moved(value, device) for value in batch), {}
-    return (_moved(batch, device),), {}
+        return tuple(_move(value, device) for value in batch), {}
+    return (_move(batch, device),), {}
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: _moved(each, device) for name, each in value.items()}
+        return {name: _move(each, device) for name, each in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_moved(each, device) for each in value)
+        return type(value)(_move(each, device) for each in value)
     return value

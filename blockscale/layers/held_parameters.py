@@ -17,7 +17,7 @@ from blockscale.layers.weight_source import ReadTensor, shared
 # reads each weight as anybody does.
 
 
-class _Checked:
+class _InputShape:
     """What nn.RNNBase.check_input asks a layer for."""
 
     def __init__(self, first: Tensor, input_size: int):
@@ -53,7 +53,7 @@ class Recurrent:
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """As torch's, which asks the first of the weights for its dtype, without all of them."""
         first = getattr(self, self._flat_weights_names[0])  # type: ignore[attr-defined]
-        like: Any = _Checked(first, self.input_size)  # type: ignore[attr-defined]
+        like: Any = _InputShape(first, self.input_size)  # type: ignore[attr-defined]
         nn.RNNBase.check_input(like, input, batch_sizes)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class CodesHolder(Holder):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = self.__dict__.copy()
-        return _restored, (self.float_class, self.held_names), state
+        return _restore, (self.float_class, self.held_names), state
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.held_names and (
@@ -155,7 +155,7 @@ def _class_of(of: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     return _classes.setdefault((of, names), result)
 
 
-def _restored(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+def _restore(of: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """A module of that class without state, for pickle and copies."""
     module: nn.Module = of.__new__(_class_of(of, names))
     return module

@@ -121,8 +121,8 @@ class Conv1D(nn.Module):
 
 def _is_conv1d(kind: type) -> bool:
     """Transformers' Conv1D, without importing transformers, or the one of programs."""
-    named = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
-    return named or kind is Conv1D
+    is_transformers = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return is_transformers or kind is Conv1D
 
 
 # Rows of a matrix, which is a table.

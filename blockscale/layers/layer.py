@@ -133,8 +133,8 @@ class QLayer(nn.Module):
             return plain
         if "bias" not in modules:
             raise AttributeError(f"this {type(self).__name__} has no bias yet")
-        held: QBias | QWeight = modules["bias"]
-        return held.read()
+        holder: QBias | QWeight = modules["bias"]
+        return holder.read()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight", "bias") and isinstance(value, Tensor):
@@ -146,8 +146,8 @@ class QLayer(nn.Module):
     def _shared(self, item: Any, value: Any) -> Any:
         """`shared`; raises RuntimeError as well where a transform changed the weight."""
         owner = shared(item, value)
-        transformed = self.before is not None or value.source.operand is None
-        if owner is not item and item is self.qweight and transformed:
+        transforms = self.before is not None or value.source.operand is None
+        if owner is not item and item is self.qweight and transforms:
             text = "an assignment of a weight that a transform changed"
             raise written(text, self.qweight.source())
         return owner

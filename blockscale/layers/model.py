@@ -80,9 +80,9 @@ def tell_names(model: nn.Module) -> None:
     """Tell each quantized weight and bias of a model its first name, unless it has one."""
     for name, layer in model.named_modules():
         if isinstance(layer, QLayer):
-            for part, held in (("weight", layer.qweight), ("bias", layer.quantized_bias)):
-                if held is not None:
-                    held.name = held.name or f"{name}.{part}"
+            for part, tensor in (("weight", layer.qweight), ("bias", layer.quantized_bias)):
+                if tensor is not None:
+                    tensor.name = tensor.name or f"{name}.{part}"
     for name, weight in all_held(model):
         weight.name = weight.name or name
 
@@ -135,7 +135,7 @@ def inner_model(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Wrapped(NamedTuple):
+class _Wrapper(NamedTuple):
     """A module of a model that is in wrappers: `wrapper` is the child `name` of `parent`."""
 
     parent: nn.Module
@@ -152,31 +152,31 @@ def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
     """
     plain = inner_model(model)
     with ExitStack() as afterwards:
-        for place in list(_wrapped(plain)):
+        for place in list(_wrappers(plain)):
             inside = inner_model(place.wrapper)
             afterwards.callback(_put_back, place, inside)
             place.parent._modules[place.name] = inside
         yield plain
 
 
-def _wrapped(model: nn.Module) -> Iterator[_Wrapped]:
+def _wrappers(model: nn.Module) -> Iterator[_Wrapper]:
     """The outermost wrappers in a model, and those inside of what they wrap."""
-    seen: set[nn.Module] = set()
+    parents: set[nn.Module] = set()
     waiting = [model]
     while waiting:
         parent = waiting.pop()
-        if parent in seen or not isinstance(parent, nn.Module):
+        if parent in parents or not isinstance(parent, nn.Module):
             continue
-        seen.add(parent)
+        parents.add(parent)
         for name, child in parent._modules.items():
             if child is None:
                 continue
             if _inside(child) is not None:
-                yield _Wrapped(parent, name, child)
+                yield _Wrapper(parent, name, child)
             waiting.append(inner_model(child))
 
 
-def _put_back(place: _Wrapped, inside: nn.Module) -> None:
+def _put_back(place: _Wrapper, inside: nn.Module) -> None:
     """The wrapper again, around `inside` or what has replaced it."""
     now = place.parent._modules.get(place.name)
     if now is not None and now is not inside:
@@ -284,8 +284,8 @@ def _ends(model: Any) -> dict[str, QLayer]:
     ends = [result() for get in _ENDS if inspect.ismethod(result := getattr(model, get, None))]
     kinds = QEmbedding | QLinear
     layers = [e for e in ends if isinstance(e, kinds) and e.qweight.layout == "plain"]
-    named = model.named_modules(remove_duplicate=False)
-    return {name: module for name, module in named if any(module is each for each in layers)}
+    modules = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in modules if any(module is each for each in layers)}
 
 
 def _floats(quantized: dict[str, QLayer]) -> dict[str, nn.Module]:

@@ -77,15 +77,15 @@ def plan_parameters(
 
     Raises ValueError for a recipe that names single experts of a stack.
     """
-    planned = list(_planned(model, decisions, recipe))
+    results = list(_plans(model, decisions, recipe))
     members = {
         each.name: Member(
             each.format, stored_shape(each.parameter.shape, each.layout), parts=each.parts
         )
-        for each in planned
+        for each in results
         if isinstance(each, ParameterPlan)
     }
-    groups, alone = sharing([each.name for each in planned], members, recipe.fused)
+    groups, alone = sharing([each.name for each in results], members, recipe.fused)
 
     def one(plan: ParameterPlan | Entry) -> ParameterPlan | Entry:
         if not isinstance(plan, ParameterPlan):
@@ -95,21 +95,21 @@ def plan_parameters(
         details = "; ".join(filter(None, [plan.entry.details, note]))
         return replace(plan, joined=joined, entry=replace(plan.entry, details=details))
 
-    return [one(each) for each in planned]
+    return [one(each) for each in results]
 
 
-def _planned(
+def _plans(
     model: nn.Module, decisions: Iterable[Decision], recipe: Recipe
 ) -> Iterator[ParameterPlan | Entry]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    known = stacks(model)
+    stacks_by_name = stacks(model)
     for name, parameter, entry in _others(model, decisions):
-        every, stack = tuple(names[id(parameter)]), known.get(name, PLAIN)
+        every, stack = tuple(names[id(parameter)]), stacks_by_name.get(name, PLAIN)
         owner = model.get_submodule(name.rpartition(".")[0])
-        refused = _why_not(owner, parameter)
-        weight = described(model, every, parameter, refused)._replace(
+        refusal = _why_not(owner, parameter)
+        weight = described(model, every, parameter, refusal)._replace(
             layout=stack.layout, parts=stack.parts
         )
         outcome = decide(weight, recipe)
@@ -117,11 +117,11 @@ def _planned(
             yield replace(entry, status=outcome.status, reason=outcome.reason)
             continue
         scheme, _ = recipe.decide(name)
-        if name in known and len(parameter.shape) == 3:
+        if name in stacks_by_name and len(parameter.shape) == 3:
             _check_one_format(name, parameter.shape[0], recipe)
-        experts = name in known and of_experts(name, type(owner).__name__)
+        experts = name in stacks_by_name and of_experts(name, type(owner).__name__)
         by = scheme.input if experts else None
-        done = replace(
+        result = replace(
             entry,
             status="quantized",
             weight=str(outcome.format),
@@ -129,7 +129,7 @@ def _planned(
             **_left_in_float(owner, scheme, experts=experts),
         )
         yield ParameterPlan(
-            every, parameter, outcome.format, stack.layout, done, stack.parts_that_share, input=by
+            every, parameter, outcome.format, stack.layout, result, stack.parts_that_share, input=by
         )
 
 
@@ -180,17 +180,17 @@ def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> 
     training."""
     for name, parameter, entry in _others(model, plans):
         owner = entry.kind.removeprefix("parameter of ")
-        refused = f"{owner} uses it directly, not through a layer that can hold codes"
-        outcome = decide(described(model, (name,), parameter, refused), recipe)
+        refusal = f"{owner} uses it directly, not through a layer that can hold codes"
+        outcome = decide(described(model, (name,), parameter, refusal), recipe)
         yield replace(entry, status=outcome.status, reason=outcome.reason)
 
 
 def _others(
     model: nn.Module, plans: Iterable[Decision]
 ) -> Iterator[tuple[str, nn.Parameter, Entry]]:
-    counted = {id(p) for plan in plans for p in plan.owned}
+    ids = {id(p) for plan in plans for p in plan.owned}
     for name, parameter in model.named_parameters():
-        if id(parameter) in counted or nn.parameter.is_lazy(parameter):
+        if id(parameter) in ids or nn.parameter.is_lazy(parameter):
             continue
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
         size = stored_bytes(parameter)
@@ -214,13 +214,13 @@ def quantized(
 
     top: the largest numerator of all that share its outer scale (layers.assembly)
     """
-    weight, entry = (qweight, plan.entry) if qweight is not None else _coded(plan, seed, top)
+    weight, entry = (qweight, plan.entry) if qweight is not None else _quantize(plan, seed, top)
     if plan.input is not None:
         weight.set_input(StackInput(plan.input))
     return weight, replace(entry, bytes_after=weight.nbytes)
 
 
-def _coded(plan: ParameterPlan, seed: int | None, top: Tensor | None) -> tuple[QWeight, Entry]:
+def _quantize(plan: ParameterPlan, seed: int | None, top: Tensor | None) -> tuple[QWeight, Entry]:
     fmt, parameter = plan.format, plan.parameter
     stored = to_stored(parameter.detach(), plan.layout)
     notes = [odd] if (odd := told_of_odd(stored)) else []
@@ -239,10 +239,10 @@ def coded(
     """
     notes = list(lost_signs("weight", stored, fmt))
     draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
-    if (done := by_kernel(stored, fmt, draws, top)) is not None:
-        outside, scales = clipped(stored, done.qparams, fmt), done.qparams.scale.numel()
+    if (result := by_kernel(stored, fmt, draws, top)) is not None:
+        outside, scales = clipped(stored, result.qparams, fmt), result.qparams.scale.numel()
         notes += told_of_clipped(outside, scales, fmt)
-        return QTensor(*done, fmt, stored.shape[-1] if stored.ndim else 1), notes
+        return QTensor(*result, fmt, stored.shape[-1] if stored.ndim else 1), notes
     ranges = block_ranges(stored, fmt)
     outer = None if top is None else outer_of(top, fmt, stored.shape)
     outside = int(saturates(ranges.low, ranges.high, fmt, outer).sum())
@@ -327,7 +327,7 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
 
     These are its parameters of three dimensions, and of two where a matrix is a joined stack.
     """
-    joined = joined_rows(model)
+    joints = joined_rows(model)
     data = {}
     for prefix, module in model.named_modules():
         for own, parameter in module._parameters.items():
@@ -337,7 +337,7 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
                 continue
             if parameter.ndim == 3:
                 rows = 2 if layout == "transposed" else 1
-                parts = next((n for end, dim, n in joined if _ends(name, end) and dim == rows), 1)
+                parts = next((n for end, dim, n in joints if _ends(name, end) and dim == rows), 1)
                 data[name] = Stack(layout, parts, parts > 1)
             elif parameter.ndim == 2 and (experts := _JOINED.get(type(module).__name__)):
                 data[name] = joined_stack(own, int(getattr(module, experts)))

@@ -165,14 +165,14 @@ def plan_layers(model: nn.Module, recipe: Recipe) -> list[Decision]:
     shared = shared_weights(layers)
     settle_ties(model, layers, shared, verdicts)
     tied = {module for users in shared.values() if len(users) > 1 for module in users}
-    decisions = _joined(list(_with_parameters(layers, verdicts, tied)), recipe)
+    decisions = _join(list(_with_parameters(layers, verdicts, tied)), recipe)
     for plan in decisions:
         if isinstance(plan, Plan):
             check_axes(plan.name, plan.scheme, plan.layout, plan.parameter.ndim)
     return decisions
 
 
-def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
+def _join(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
     """The plans of layers that share their outer scale know each other.
 
     A weight that several layers have shares it with all that any of them is joined with.
@@ -207,8 +207,8 @@ def _joined(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
 
 def weight_of(module: nn.Module) -> Tensor | None:
     """The parameter `weight` of a float layer that could be replaced."""
-    replaced = not isinstance(module, QLayer) and quantized_class(module) is not None
-    return module._parameters.get("weight") if replaced else None
+    is_float = not isinstance(module, QLayer) and quantized_class(module) is not None
+    return module._parameters.get("weight") if is_float else None
 
 
 def shared_weights(layers: Names) -> dict[int, list[nn.Module]]:
@@ -248,7 +248,7 @@ def _decide(
 ) -> QuantizableLayer | Outcome:
     """What becomes of one layer, whatever it shares with others."""
     weight, kind = weight_of(module), quantized_class(module)
-    outcome = decide(_described(model, module, names, kind, weight), recipe)
+    outcome = decide(_describe(model, module, names, kind, weight), recipe)
     if outcome.format is None:
         return outcome
     assert kind is not None and weight is not None  # or there would be a reason
@@ -259,7 +259,7 @@ def _decide(
     return QuantizableLayer(scheme, outcome.format, kind, weight, kind.layout_of(module), note)
 
 
-def _described(
+def _describe(
     model: nn.Module,
     module: nn.Module,
     names: tuple[str, ...],
@@ -288,21 +288,21 @@ def _computed_by(model: nn.Module, name: str) -> str:
 
     transformers' models name what they leave out of their files, such as tables of sines.
     """
-    computed = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    if any(re.search(each, name) for each in computed):
+    patterns = getattr(model, "_keys_to_ignore_on_save", None) or ()
+    if any(re.search(each, name) for each in patterns):
         return "the model computes it, so it stays in float: name it in a rule to quantize it"
     return ""
 
 
 def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) -> Iterator[Decision]:
     """The decisions, each parameter counted for the first layer that has it."""
-    counted: set[int] = set()
+    ids: set[int] = set()
     for module, names in layers.items():
-        owned = [p for p in module.parameters(recurse=False) if id(p) not in counted]
-        counted |= {id(parameter) for parameter in owned}
-        size, elements = sum(map(stored_bytes, owned)), sum(_numel(p) for p in owned)
-        if isinstance(module, QLayer) and id(module.qweight) not in counted:
-            counted.add(id(module.qweight))
+        own = [p for p in module.parameters(recurse=False) if id(p) not in ids]
+        ids |= {id(parameter) for parameter in own}
+        size, elements = sum(map(stored_bytes, own)), sum(_numel(p) for p in own)
+        if isinstance(module, QLayer) and id(module.qweight) not in ids:
+            ids.add(id(module.qweight))
             size, elements = size + module.qweight.nbytes, elements + module.qweight.shape.numel()
         entry = Entry(names[0], type(module).__name__, "quantized", elements=elements)
         entry = replace(entry, bytes_before=size, bytes_after=size)
@@ -311,10 +311,10 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
             stored = stored_shape(verdict.parameter.shape, verdict.layout)
             rest = why_not_bias(module._parameters.get("bias"), verdict.scheme, stored)
             entry = replace(entry, notes=(verdict.note,) if verdict.note else ())
-            yield Plan(names, module, tuple(owned), entry, *verdict[:5], module in tied, rest)
+            yield Plan(names, module, tuple(own), entry, *verdict[:5], module in tied, rest)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
-            yield Left(names, module, tuple(owned), entry)
+            yield Left(names, module, tuple(own), entry)
 
 
 def _numel(parameter: Tensor) -> int:
@@ -336,13 +336,13 @@ def check_axes(name: str, scheme: Scheme, layout: str, rank: int) -> None:
         return
     for part in ("input", "output"):
         fmt = getattr(scheme, part)
-        named = fmt and re.fullmatch(r"(channel|group\d+@)(-?\d+)", fmt.block.name)
-        if not named:
+        match = fmt and re.fullmatch(r"(channel|group\d+@)(-?\d+)", fmt.block.name)
+        if not match:
             continue
-        dim = int(named[2]) if named[2].startswith("-") else int(named[2]) - rank
+        dim = int(match[2]) if match[2].startswith("-") else int(match[2]) - rank
         if -rank < dim < -1:
             sizes = ("depth", "height", "width")[5 - rank :]
-            instead = "channel-1" if named[1] == "channel" else named[1].removesuffix("@")
+            instead = "channel-1" if match[1] == "channel" else match[1].removesuffix("@")
             raise ValueError(
                 f"{name}: its {part} in {fmt} would have scales along the image's "
                 f"{sizes[dim + len(sizes) + 1]}, as a convolution's {part} is quantized with its "

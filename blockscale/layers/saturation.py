@@ -36,8 +36,8 @@ def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = Non
         return (a > 0) & ((raw > scale.high) | (raw < scale.low))
     if isinstance(scale, PowerOfTwo):
         power = scale.power(torch.where(a > 0, a, 1.0), fmt.levels) + fmt.fraction_bits
-        vanished = (divide(a, fmt.levels.value) == 0) & (scale.rule == "nearest")
-        return (a > 0) & (vanished | (power > 127) | (power < (-127 if scale.byte else -126)))
+        underflows = (divide(a, fmt.levels.value) == 0) & (scale.rule == "nearest")
+        return (a > 0) & (underflows | (power > 127) | (power < (-127 if scale.byte else -126)))
     ratio, _ = scale.ratio(a, fmt.levels, torch.zeros_like(a, dtype=torch.bool), outer)
     return (a > 0) & (ratio < scale.inner.element.smallest_normal)
 

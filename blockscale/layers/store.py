@@ -125,13 +125,13 @@ class QWeight(Scaled):
         """What FSDP sets on each module below the one that it was given."""
         if "_is_fsdp_managed_module" not in self.__dict__:
             raise AttributeError(f"no FSDP manages this {type(self).__name__}")
-        managed: bool = self.__dict__["_is_fsdp_managed_module"]
-        return managed
+        is_managed: bool = self.__dict__["_is_fsdp_managed_module"]
+        return is_managed
 
     @_is_fsdp_managed_module.setter
-    def _is_fsdp_managed_module(self, managed: bool) -> None:
-        self.__dict__["_is_fsdp_managed_module"] = managed
-        if managed and not self.frozen:
+    def _is_fsdp_managed_module(self, is_managed: bool) -> None:
+        self.__dict__["_is_fsdp_managed_module"] = is_managed
+        if is_managed and not self.frozen:
             warnings.warn(
                 "blockscale: FSDP shards parameters, and the codes of this model's quantized "
                 "layers are buffers: every process keeps all of them. Call "
@@ -177,8 +177,8 @@ class QWeight(Scaled):
         return from_stored(stored, self.layout, self.shape).to(dtype or self.dtype)
 
     def extra_repr(self) -> str:
-        told = f", {self.part}" if self.part else ""
-        return f"'{self.fmt}', shape={tuple(self.shape)}{told}"
+        part = f", {self.part}" if self.part else ""
+        return f"'{self.fmt}', shape={tuple(self.shape)}{part}"
 
 
 def _traced(name: str, fmt: str) -> RuntimeError:
@@ -275,9 +275,9 @@ class QInput(Scaled):
         if self._buffers["scale"] is not None or outer is None:
             return self.for_rank(x.ndim)
         outer = _of_rank(outer, x.ndim)
-        found = primitives.choose_beside(x.detach(), outer, self._text)
+        tensors = primitives.choose_beside(x.detach(), outer, self._text)
         names = [name for name in self.format.parts if name != "outer"]
-        return QParams(outer=outer, **dict(zip(names, found, strict=True)))
+        return QParams(outer=outer, **dict(zip(names, tensors, strict=True)))
 
     def for_rank(self, rank: int) -> QParams | None:
         """All parts that are given, shaped for a tensor of `rank`; None without a given scale."""
@@ -335,8 +335,8 @@ class StackInput(QInput):
 
     def _some(self, which: int | slice) -> QParams | None:
         """The given parts of some of the matrices."""
-        held = {name: part for name, part in self.present().items() if part is not None}
-        some = {name: part[which] for name, part in held.items()}
+        parts = {name: part for name, part in self.present().items() if part is not None}
+        some = {name: part[which] for name, part in parts.items()}
         return QParams(**{"scale": None} | some) if some else None
 
 

@@ -74,28 +74,30 @@ class KeptSubclass:
     inner: ClassVar[type[QLayer]]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _restored, (self.float_class, self.inner), self.__dict__.copy()
+        return _restore, (self.float_class, self.inner), self.__dict__.copy()
 
     @classmethod
     def usable(cls, scheme: Scheme) -> tuple[Scheme, str]:
         """What of a scheme it can follow, and a note on what it cannot."""
         parts = ("input", "output") if cls.inner.takes_input else ("output",)
-        lost = [part for part in parts if getattr(scheme, part) is not None]
-        if not cls.own_forward or not lost:
+        without = [part for part in parts if getattr(scheme, part) is not None]
+        if not cls.own_forward or not without:
             return scheme, ""
-        text = f"{' and '.join(lost)} left in float: {cls.float_class.__name__} has its own forward"
+        text = (
+            f"{' and '.join(without)} left in float: {cls.float_class.__name__} has its own forward"
+        )
         if cls.inner.takes_input:
             text += (
                 "; bs.graph.prepare(torch.export.export(model, ...), recipe) quantizes the "
                 "input of the product in it, if that is a product with the weight itself"
             )
-        floats: dict[str, Any] = dict.fromkeys(lost)
+        floats: dict[str, Any] = dict.fromkeys(without)
         return replace(scheme, **floats), text
 
     @classmethod
     def refuses(cls, module: Any) -> str | None:
         """Why this float layer cannot be replaced, or None."""
-        if names := _taken(cls, module):
+        if names := _name_clashes(cls, module):
             return (
                 f"{cls.float_class.__name__} is a subclass with attributes that quantized "
                 f"layers need for themselves: {', '.join(names)}"
@@ -161,7 +163,7 @@ def _class_of(kind: type[nn.Module], inner: type[QLayer]) -> type[QLayer]:
     return _classes.setdefault((kind, inner), result)
 
 
-def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
+def _name_clashes(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
     """Names that the quantized layer uses and that a subclass uses for something else."""
     parent = parent_of(cls.float_class)
     ours = set(dir(cls.inner)) - set(dir(parent)) | {"input", "output", "before"}
@@ -174,7 +176,7 @@ def _taken(cls: type[KeptSubclass], module: nn.Module) -> list[str]:
     return sorted(name for name in ours & theirs if not name.startswith("__"))
 
 
-def _restored(kind: type[nn.Module], inner: type[QLayer]) -> nn.Module:
+def _restore(kind: type[nn.Module], inner: type[QLayer]) -> nn.Module:
     """A module of that class without state, for pickle and copies."""
     result = _class_of(kind, inner)
     return result.__new__(result)

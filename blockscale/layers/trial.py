@@ -30,7 +30,7 @@ def tried(model: nn.Module, sample: Any) -> Iterator[None]:
     error = _run(model, sample)
     if error is None:
         return
-    message = _told(model, error)
+    message = _explain(model, error)
     before.restore()
     if (same := _run(model, sample)) is not None:
         message = (
@@ -75,7 +75,7 @@ def _run(model: nn.Module, sample: Any) -> Exception | None:
     return None
 
 
-def _told(model: nn.Module, error: Exception) -> str:
+def _explain(model: nn.Module, error: Exception) -> str:
     """Where it was raised, and what to leave in float so that it is not."""
     names = {id(module): name for name, module in model.named_modules()}
     inside = [each for each in _forwards(error.__traceback__) if id(each) in names]
@@ -85,13 +85,13 @@ def _told(model: nn.Module, error: Exception) -> str:
         weights = _quantized_in(module, names.get(id(module), ""))
         if weights:
             break
-    called = names.get(id(place), "") or "the model itself"
+    name = names.get(id(place), "") or "the model itself"
     kind = type(place).__name__
     if not weights:
-        return f"raised in {called} ({kind}), which has no quantized weight"
+        return f"raised in {name} ({kind}), which has no quantized weight"
     skip = [name.removesuffix(".weight") for name in weights]
     return (
-        f"raised in {called} ({kind}), whose quantized weight is {' or '.join(weights)}: leave it "
+        f"raised in {name} ({kind}), whose quantized weight is {' or '.join(weights)}: leave it "
         f"in float with skip={skip} in the recipe"
     )
 

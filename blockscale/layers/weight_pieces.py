@@ -65,14 +65,14 @@ def sorted_product(x: Tensor, whole: Operand, ends: Any, rows: RowFormat | None)
     return y
 
 
-def _captured(x: Tensor) -> bool:
+def _is_captured(x: Tensor) -> bool:
     """Whether a CUDA graph records this call: then what `offs` says must stay on the device."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _cannot_wait(x: Tensor, whole: Operand) -> bool:
     """Whether a CUDA graph records this call, and no kernel takes the stack as a whole."""
-    return _captured(x) and waits(x, whole)
+    return _is_captured(x) and waits(x, whole)
 
 
 def chosen_of(weight: Any, tensor: Tensor) -> Any:
@@ -92,7 +92,7 @@ def chosen_of(weight: Any, tensor: Tensor) -> Any:
         return None
 
     def floats() -> Tensor:
-        if _captured(tensor):
+        if _is_captured(tensor):
             return source.floats()[tensor]
         values = grouped_linear.values(whole, tensor, source.dtype)
         assert values is not None  # of the same format as matrix 0
@@ -107,10 +107,10 @@ def chosen_of(weight: Any, tensor: Tensor) -> Any:
 def _bmm(a: Any, b: Any) -> Any:
     """A product for each matrix: x @ weight, or weight @ x of chosen matrices."""
     if isinstance(a, ReadTensor):
-        choice = _chosen(a, b, transposed=False)
+        choice = _choice(a, b, transposed=False)
         y = None if choice is None else grouped_linear.each(b.mT, *choice, _by_rows(a))
         return None if y is None else y.mT
-    choice = _chosen(b, a, transposed=True)
+    choice = _choice(b, a, transposed=True)
     if choice is not None:
         return grouped_linear.each(a, *choice, _by_rows(b))
     whole = _stack(b, a)
@@ -127,13 +127,13 @@ def _by_rows(weight: Any) -> Callable[[Tensor, Operand, Tensor], Tensor | None]:
     return lambda x, whole, ends: sorted_product(x, whole, ends, rows)
 
 
-def _chosen(weight: Any, x: Any, *, transposed: bool) -> tuple[Operand, Tensor] | None:
+def _choice(weight: Any, x: Any, *, transposed: bool) -> tuple[Operand, Tensor] | None:
     """What `chosen_of` knew of a tensor that it gave, if x can be multiplied by its matrices."""
     choice = getattr(weight, "chosen", None) if isinstance(weight, ReadTensor) else None
     if choice is None or isinstance(x, ReadTensor) or x.dtype != weight.dtype:
         return None
-    whole, chosen, turned = choice
-    return (whole, chosen) if turned == transposed and chosen.ndim == 1 else None
+    whole, numbers, transposes = choice
+    return (whole, numbers) if transposes == transposed and numbers.ndim == 1 else None
 
 
 STACKS: dict[str, Callable[..., Any]] = {
@@ -160,7 +160,7 @@ def _view(weight: Any, size: Sequence[int]) -> Any:
     if not joined or source.operand is None or source.transposed or source.layout != "plain":
         return None
     whole = stacks.stacked(source.operand, shape[0])  # as DBRX has its experts
-    return None if whole is None else _cut(weight, whole, shape)
+    return None if whole is None else _piece(weight, whole, shape)
 
 
 def _transpose(weight: Any, first: int = 0, second: int = 1) -> Any:
@@ -170,8 +170,8 @@ def _transpose(weight: Any, first: int = 0, second: int = 1) -> Any:
     if source.layout not in ("plain", "transposed"):
         return None
     shape = torch.Size((*source.shape[:-2], source.shape[-1], source.shape[-2]))
-    turned = not source.transposed
-    return weight.view_of(shape, source.operand, lambda: source.floats().mT, transposed=turned)
+    transposes = not source.transposed
+    return weight.view_of(shape, source.operand, lambda: source.floats().mT, transposed=transposes)
 
 
 def _t(weight: Any) -> Any:
@@ -180,8 +180,8 @@ def _t(weight: Any) -> Any:
 
 def _permute(weight: Any, dims: Sequence[int]) -> Any:
     rank = weight.ndim
-    turned = [*range(rank - 2), rank - 1, rank - 2]
-    return _transpose(weight, -2, -1) if [d % rank for d in dims] == turned else None
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    return _transpose(weight, -2, -1) if [d % rank for d in dims] == order else None
 
 
 def _slice(
@@ -203,7 +203,7 @@ def _slice(
     shape = list(source.shape)
     shape[dim] = max(last - first, 0)
     some = range(first, max(first, last)) if rank == 3 else None
-    return _cut(weight, rows, torch.Size(shape), some)
+    return _piece(weight, rows, torch.Size(shape), some)
 
 
 def _select(weight: Any, dim: int, index: int) -> Any:
@@ -216,10 +216,10 @@ def _select(weight: Any, dim: int, index: int) -> Any:
     choice = stacks.matrix(source.operand, index)
     if choice is None:
         return None
-    return _cut(weight, choice, source.shape[1:], range(index, index + 1))
+    return _piece(weight, choice, source.shape[1:], range(index, index + 1))
 
 
-def _cut(weight: Any, operand: Any, shape: torch.Size, numbers: range | None = None) -> Tensor:
+def _piece(weight: Any, operand: Any, shape: torch.Size, numbers: range | None = None) -> Tensor:
     """A piece with codes of its own, which alone is dequantized where its floats are wanted.
 
     numbers: which matrices of a stack it is

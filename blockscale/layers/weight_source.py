@@ -129,10 +129,10 @@ class ReadTensor(Tensor):
 def written(func: str, source: Source) -> RuntimeError:
     """What is raised where somebody writes to a quantized weight."""
     layer, _, last = source.name.rpartition(".")
-    called = source.name or "this weight"
+    name = source.name or "this weight"
     pattern = layer if last == "weight" and layer else source.name or "the layer"
     return RuntimeError(
-        f"{func} writes to {called}, which is quantized: its codes are fixed. Leave it in "
+        f"{func} writes to {name}, which is quantized: its codes are fixed. Leave it in "
         f"float with skip=[{pattern!r}] in the recipe, or write to it before quantizing"
     )
 

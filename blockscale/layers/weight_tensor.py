@@ -302,8 +302,10 @@ class WeightTensor(ReadTensor):
     def _is_param(self) -> bool:  # type: ignore[override]
         """Whether torch should take it for a Parameter: where its owner is asked for one by name,
         as transformers' tie_weights does. Elsewhere parameters can be written to."""
-        asked = sys._getframe(2).f_code.co_name == "get_parameter"  # 1 is isinstance's own
-        return asked and self.source.owner is not None
+        is_get_parameter = (
+            sys._getframe(2).f_code.co_name == "get_parameter"
+        )  # 1 is isinstance's own
+        return is_get_parameter and self.source.owner is not None
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -386,9 +388,9 @@ def one_read(owner: Any, source: Source) -> WeightTensor:
     give one tensor, as `a.weight is b.weight` asks."""
     tensor, codes = _reads.get(owner, (None, None))
     read = None if tensor is None else tensor()
-    moved = codes is None or codes() is not owner.codes
-    moved |= read is not None and read.is_inference() != torch.is_inference_mode_enabled()
-    if read is None or moved or read.dtype != source.dtype:
+    has_changed = codes is None or codes() is not owner.codes
+    has_changed |= read is not None and read.is_inference() != torch.is_inference_mode_enabled()
+    if read is None or has_changed or read.dtype != source.dtype:
         read = WeightTensor(source)
         _reads[owner] = (ref(read), ref(owner.codes))
     return read

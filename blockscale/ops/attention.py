@@ -28,13 +28,13 @@ def with_sinks(
     shape: of the query, [batch, heads, new, ..]
     """
     batch, heads, new, _ = shape
-    added = torch.zeros((batch, heads, new, key.shape[2]), device=sinks.device)
+    floats = torch.zeros((batch, heads, new, key.shape[2]), device=sinks.device)
     if mask is not None and mask.dtype == torch.bool:
-        added = added.masked_fill(~mask, -torch.inf)
+        floats = floats.masked_fill(~mask, -torch.inf)
     elif mask is not None:
-        added = added + mask
+        floats = floats + mask
     first = sinks.to(torch.float32)[None, :, None, None].expand(batch, heads, new, 1)
-    return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0)), torch.cat([first, added], -1)
+    return F.pad(key, (0, 0, 1, 0)), F.pad(value, (0, 0, 1, 0)), torch.cat([first, floats], -1)
 
 
 @op(ulps=64, shape=_shape, composed=True)

@@ -63,19 +63,19 @@ def batching_rule(name: str, names: Sequence[str], overload: Callable[[], Any]) 
     def rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
         op = overload()
         first = 2 if name == "straight_through" else 1  # tensors that may be batched at once
-        moved = [_first(arg, dim) for arg, dim in zip(flat, in_dims, strict=True)]
+        batches = [_first(arg, dim) for arg, dim in zip(flat, in_dims, strict=True)]
         batched = [i for i, dim in enumerate(in_dims) if _is_batched(dim)]
         alone = batched[-1] < first
         if alone and name in _OF_ROWS and _rows_apart(names, flat, in_dims):
             size = info.batch_size
-            wide = [_wide(*each, size) for each in zip(moved[:first], in_dims, strict=False)]
+            wide = [_wide(*each, size) for each in zip(batches[:first], in_dims, strict=False)]
             return op(*wide, *_of_rank(names, flat)[first:]), 0
         if alone and name in _OF_IMAGES and _images_apart(names, flat):
-            y = op(moved[0].flatten(0, 1), *flat[1:])
-            return y.unflatten(0, moved[0].shape[:2]), 0
+            y = op(batches[0].flatten(0, 1), *flat[1:])
+            return y.unflatten(0, batches[0].shape[:2]), 0
         if name == "embedding" and batched == [names.index("indices")]:
-            return op(*moved), 0
-        return _one_by_one(op, name, info.batch_size, moved, in_dims)
+            return op(*batches), 0
+        return _one_by_one(op, name, info.batch_size, batches, in_dims)
 
     return rule
 
@@ -96,7 +96,7 @@ def _wide(arg: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def _one_by_one(
-    op: Any, name: str, size: int, moved: list[Any], in_dims: Sequence[Any]
+    op: Any, name: str, size: int, batches: list[Any], in_dims: Sequence[Any]
 ) -> tuple[Any, Any]:
     """The op on each slice, what it gives stacked."""
     if not size:
@@ -104,7 +104,7 @@ def _one_by_one(
             f"blockscale::{name}: torch.vmap over 0 slices cannot know the shape of the result"
         )
     results = [
-        op(*(_slice(a, d, i) for a, d in zip(moved, in_dims, strict=True))) for i in range(size)
+        op(*(_slice(a, d, i) for a, d in zip(batches, in_dims, strict=True))) for i in range(size)
     ]
     if isinstance(results[0], Tensor):
         return torch.stack(results), 0
@@ -121,8 +121,10 @@ def _slice(arg: Any, dim: Any, index: int) -> Any:
 def _input(names: Sequence[str], flat: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     """The spelling of the format of an op's input, and what is given of it."""
     prefix = "input_" if "input_fmt" in names else ""
-    named = dict(zip(names, flat, strict=False))
-    return named[f"{prefix}fmt"], {part: named.get(f"{prefix}{part}") for part in (*_PARTS, "more")}
+    by_name = dict(zip(names, flat, strict=False))
+    return by_name[f"{prefix}fmt"], {
+        part: by_name.get(f"{prefix}{part}") for part in (*_PARTS, "more")
+    }
 
 
 def _rows_apart(names: Sequence[str], flat: Sequence[Any], in_dims: Sequence[Any]) -> bool:

@@ -58,7 +58,7 @@ def plain_parts(
 def _fitting(fmt: str, shape: tuple[int, ...]) -> "Stored | None":
     """As `_known`; None for a block that does not fit the shape."""
     try:
-        return _known(fmt, shape)
+        return _stored(fmt, shape)
     except ValueError:
         return None
 
@@ -78,12 +78,12 @@ def checked_parts(
         what = "a zero_point" if zero_point is not None else "an offset"
         raise ValueError(f"{fmt}: {what} was passed without its scale")
     parts: dict[str, Tensor | None] = {}
-    parts["scale"], inner = _opened(fmt, "scale", scale)
+    parts["scale"], inner = _open_codes(fmt, "scale", scale)
     if inner is not None:
         parts["outer"], parts["scale_offset"] = inner.scale, inner.offset
     parts["zero_point"] = zero_point
     if offset is not None and fmt.offset is not None:
-        parts["offset"], inner = _opened(fmt, "offset", offset)
+        parts["offset"], inner = _open_codes(fmt, "offset", offset)
         parts["offset_outer"] = None if inner is None else inner.scale
     elif offset is not None:
         raise ValueError(f"{fmt}: has no offset: leave it out")
@@ -103,7 +103,7 @@ def _a(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _opened(
+def _open_codes(
     fmt: Format, name: str, part: "Tensor | QTensor"
 ) -> tuple[Tensor | None, QParams | None]:
     """A scale or an offset -> what is stored of it, and the parts of its own format."""
@@ -154,7 +154,7 @@ Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
     if not torch.compiler.is_compiling() and {*map(type, shape)} == {int}:  # symbols have no hash
-        return _known(fmt, shape)
+        return _stored(fmt, shape)
     stored: Stored = {}
     for name in part_names(fmt):
         if name == "book":  # no blocks share it out
@@ -167,7 +167,7 @@ def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
 
 
 @lru_cache(1024)
-def _known(fmt: str, shape: tuple[int, ...]) -> Stored:
+def _stored(fmt: str, shape: tuple[int, ...]) -> Stored:
     return parse(fmt).stored(shape)
 
 

@@ -123,8 +123,8 @@ def _through_channels(values: Tensor, x: Tensor, by: Quantizer) -> Tensor:
     """Gradients or tangents of x through what quantizes it, its channels last."""
     if not by.fmt:
         return values
-    kept: Tensor = straight_through(values.movedim(1, -1), x.movedim(1, -1), by)
-    return kept.movedim(-1, 1)
+    y: Tensor = straight_through(values.movedim(1, -1), x.movedim(1, -1), by)
+    return y.movedim(-1, 1)
 
 
 def forward_rule(run: Callable[..., Tensor]) -> Callable[..., Tensor]:

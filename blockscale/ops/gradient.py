@@ -124,8 +124,8 @@ def differentiable(target: Op, backward: Backward, forward: Forward | None = Non
     names = target.signature.names
 
     def backward_of_all(ctx: Any, *gradients: Any) -> Any:
-        saved = iter(ctx.saved_tensors)
-        flat = tuple(next(saved) if each is None else each[0] for each in ctx.others)
+        tensors = iter(ctx.saved_tensors)
+        flat = tuple(next(tensors) if each is None else each[0] for each in ctx.others)
         needs = zip(names, ctx.needs_input_grad, strict=False)
         values = {name for name, need in needs if need is True}  # lists of parts have a list
         with as_chosen(ctx.choice):
@@ -152,7 +152,7 @@ def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -
 
     @cache
     def watched(transformed: bool) -> Callable[..., Any]:
-        return one_level(target, _save, backward) if transformed else _watched(target, backward)
+        return one_level(target, _save, backward) if transformed else _watch(target, backward)
 
     def kernel(keys: Any, *flat: Any) -> Any:
         if nothing_asked(keys, flat):
@@ -165,7 +165,7 @@ def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -
     return kernel
 
 
-def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
+def _watch(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
     """The op for autograd's eyes. It takes torch a millisecond to make: only when it is wanted."""
     result: Callable[..., Any] = autograd_of_op(target.overload, backward, _save)
     return result
@@ -175,7 +175,7 @@ def _watched(target: Op, backward: Callable[..., Any]) -> Callable[..., Any]:
 def _watches() -> bool:
     """Whether this torch can make it."""
     try:
-        _watched(next(iter(OPS.values())), _save)
+        _watch(next(iter(OPS.values())), _save)
     except (ImportError, AttributeError, TypeError):
         return False
     return True

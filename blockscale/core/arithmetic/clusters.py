@@ -30,14 +30,14 @@ def learn(y: Tensor, count: int) -> Tensor:
         return torch.linspace(-1, 1, count, dtype=torch.float64).to(torch.float32)
     units = (flat * 2.0**FRACTION).round().long().sort().values.numpy()
     starts = _distinct(units)
-    binned = len(starts) > POINTS
-    if binned:
+    bins = len(starts) > POINTS
+    if bins:
         width = (int(units[-1]) - int(units[0])) // POINTS + 1
         starts = _distinct((units - units[0]) // width)
     sums = np.concatenate([[0], np.cumsum(units)])
     places = np.append(starts, len(units))
     cuts = places[_optimal(places, sums[places], min(count, len(starts)))]
-    if binned:
+    if bins:
         cuts = _lloyd(units, sums, cuts)
     centres = _centres(sums, cuts) / 2.0**FRACTION
     centres = np.append(centres, np.repeat(centres[-1:], count - len(centres)))
@@ -85,13 +85,15 @@ def _layer(
     points = len(size) - 1
     gain = np.full(points + 1, -np.inf)
     best = np.zeros(points + 1, dtype=np.int64)
-    done = np.array([cluster - 1, points + 1])  # sentinels: before the first and after the last
+    solutions = np.array(
+        [cluster - 1, points + 1]
+    )  # sentinels: before the first and after the last
     limits = np.array([cluster - 1, points])
     while True:
-        gaps = np.flatnonzero(np.diff(done) > 1)
+        gaps = np.flatnonzero(np.diff(solutions) > 1)
         if len(gaps) == 0:
             return gain, best
-        middle = (done[gaps] + done[gaps + 1]) // 2
+        middle = (solutions[gaps] + solutions[gaps + 1]) // 2
         low = limits[gaps]
         high = np.maximum(np.minimum(limits[gaps + 1], middle - 1), low)
         lengths = high - low + 1
@@ -104,9 +106,9 @@ def _layer(
         equal = np.flatnonzero(gains == np.repeat(top, lengths))
         place = equal[np.searchsorted(equal, first)]  # the first of the largest
         gain[middle], best[middle] = top, start[place]
-        order = np.argsort(np.append(done, middle), kind="stable")
+        order = np.argsort(np.append(solutions, middle), kind="stable")
         limits = np.append(limits, start[place])[order]
-        done = np.append(done, middle)[order]
+        solutions = np.append(solutions, middle)[order]
 
 
 def _lloyd(units: np.ndarray, sums: np.ndarray, cuts: np.ndarray) -> np.ndarray:
@@ -116,8 +118,8 @@ def _lloyd(units: np.ndarray, sums: np.ndarray, cuts: np.ndarray) -> np.ndarray:
         centres = _centres(sums, cuts)
         middles = (centres[1:] + centres[:-1]) / 2
         inside = np.searchsorted(numbers, middles, side="right")
-        moved = np.concatenate([[0], inside, [len(units)]])
-        if np.array_equal(moved, cuts) or np.any(np.diff(moved) == 0):
+        borders = np.concatenate([[0], inside, [len(units)]])
+        if np.array_equal(borders, cuts) or np.any(np.diff(borders) == 0):
             return cuts
-        cuts = moved
+        cuts = borders
     return cuts

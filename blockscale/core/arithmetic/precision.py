@@ -72,8 +72,8 @@ def subnormals_kept(elements: int = _GRAIN + 1) -> Iterator[None]:
 
     Where other threads would flush, which cannot be told to stop, torch computes on this one.
     """
-    flushed = flushes()
-    if flushed:
+    flush = flushes()
+    if flush:
         torch.set_flush_denormal(False)
     try:
         threads = torch.get_num_threads()
@@ -86,7 +86,7 @@ def subnormals_kept(elements: int = _GRAIN + 1) -> Iterator[None]:
             if alone:
                 torch.set_num_threads(threads)
     finally:
-        if flushed:
+        if flush:
             torch.set_flush_denormal(True)
 
 

@@ -54,7 +54,7 @@ def _element(bits: int, signed: bool) -> Codebook:
 
 def read(name: str) -> Element | None:
     """`apot3` ... `apot8`, `uapot2` ... `uapot8`."""
-    spelled = re.fullmatch(r"(u?)apot([2-8])", name)
-    if spelled is None or name == "apot2":  # -1, 0, 1: that is ternary
+    match = re.fullmatch(r"(u?)apot([2-8])", name)
+    if match is None or name == "apot2":  # -1, 0, 1: that is ternary
         return None
-    return _element(int(spelled[2]), not spelled[1])
+    return _element(int(match[2]), not match[1])

@@ -147,7 +147,7 @@ class Codebook(Element):
         thresholds = table(self.thresholds, torch.float32, y)
         order = table(self.order, torch.uint8, y)
         y = torch.where(y.isnan(), 0.0, y).contiguous()
-        return order[torch.searchsorted(_ordered(thresholds), _ordered(y))]
+        return order[torch.searchsorted(_in_order(thresholds), _in_order(y))]
 
     def decode(self, codes: Tensor) -> Tensor:
         return table(self.values, torch.float32, codes)[codes.to(torch.int32)]
@@ -173,7 +173,7 @@ class Codebook(Element):
         )
 
 
-def _ordered(x: Tensor) -> Tensor:
+def _in_order(x: Tensor) -> Tensor:
     """x [...] float32 -> int32 in the same order, in which -0 is below 0."""
     bits = x.view(torch.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -258,11 +258,11 @@ def read(name: str) -> Element | None:
     """A codebook with a name of its own, or `book(…)`."""
     if name in named():
         return named()[name]
-    listed = re.fullmatch(r"book\(([^()]*)\)", name)
-    if listed is None:
+    match = re.fullmatch(r"book\(([^()]*)\)", name)
+    if match is None:
         return None
     try:
-        values = [float(text) for text in listed[1].split(",")]
+        values = [float(text) for text in match[1].split(",")]
     except ValueError:
         raise ValueError(
             f"{quoted(name)}: a codebook is written as numbers with commas between them, e.g. "

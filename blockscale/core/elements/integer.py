@@ -92,8 +92,8 @@ class Integer(Element):
 
 def read(name: str) -> Element | None:
     """`int2` ... `int16`, `uint1` ... `uint16`."""
-    spelled = re.fullmatch(r"(u?)int([1-9][0-9]?)", name)
-    if spelled is None:
+    match = re.fullmatch(r"(u?)int([1-9][0-9]?)", name)
+    if match is None:
         return None
-    signed, bits = not spelled[1], int(spelled[2])
+    signed, bits = not match[1], int(match[2])
     return Integer(bits, signed) if 1 + signed <= bits <= 16 else None

@@ -70,10 +70,10 @@ def _element(bits: int, fraction_bits: int) -> Codebook:
 
 def read(name: str) -> Element | None:
     """`log2` ... `log8`, `log4f1` ... `log8f6`."""
-    spelled = re.fullmatch(r"log([2-8])(?:f([1-6]))?", name)
-    if spelled is None:
+    match = re.fullmatch(r"log([2-8])(?:f([1-6]))?", name)
+    if match is None:
         return None
-    bits, fraction_bits = int(spelled[1]), int(spelled[2] or 0)
+    bits, fraction_bits = int(match[1]), int(match[2] or 0)
     if not fraction_bits:
         return Logarithmic(bits - 1)
     return _element(bits, fraction_bits) if bits >= 4 and fraction_bits <= bits - 2 else None

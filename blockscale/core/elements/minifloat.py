@@ -226,11 +226,11 @@ def read(name: str) -> Element | None:
     """`eXmY` with OCP's reserved codes, or `eXmYrN` with N of them; `ueXmY` and `ueXmYrN`."""
     if name.startswith("u"):
         return _read_unsigned(name)
-    spelled = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]{1,9}))?", name)
-    if spelled is None:
+    match = re.fullmatch(r"e([1-7])m([0-6])(?:r([0-9]{1,9}))?", name)
+    if match is None:
         return None
-    plain = Minifloat(int(spelled[1]), int(spelled[2]))
-    reserved = _default_reserved(plain) if spelled[3] is None else int(spelled[3])
+    plain = Minifloat(int(match[1]), int(match[2]))
+    reserved = _default_reserved(plain) if match[3] is None else int(match[3])
     element = Minifloat(plain.exponent_bits, plain.mantissa_bits, reserved)
     one_normal = element.max_code >= 2**plain.mantissa_bits
     return element if 3 <= plain.bits <= 8 and one_normal else None
@@ -238,10 +238,10 @@ def read(name: str) -> Element | None:
 
 def _read_unsigned(name: str) -> Element | None:
     """`ueXmY`, in which all ones are NaN, or `ueXmYrN` with the N largest codes reserved."""
-    spelled = re.fullmatch(r"ue([1-7])m([0-7])(?:r([0-9]{1,9}))?", name)
-    if spelled is None:
+    match = re.fullmatch(r"ue([1-7])m([0-7])(?:r([0-9]{1,9}))?", name)
+    if match is None:
         return None
-    reserved = _RESERVED_UNSIGNED if spelled[3] is None else int(spelled[3])
-    element = UnsignedMinifloat(int(spelled[1]), int(spelled[2]), reserved)
+    reserved = _RESERVED_UNSIGNED if match[3] is None else int(match[3])
+    element = UnsignedMinifloat(int(match[1]), int(match[2]), reserved)
     one_normal = element.magnitudes.max_code >= 2**element.mantissa_bits
     return element if 3 <= element.bits <= 8 and one_normal else None

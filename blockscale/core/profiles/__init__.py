@@ -19,7 +19,7 @@ def profile(name: str, version: str | None = None) -> Profile:
     if not isinstance(name, str):
         raise TypeError(f"expected the name of a profile, found {kind_of(name)}")
     plain, colon, block = name.partition(":")
-    by_name = _known()
+    by_name = _by_name()
     if plain not in by_name:
         close = difflib.get_close_matches(plain, by_name, 3, 0.6)
         hint = f"did you mean {', '.join(close)}? " if close else ""
@@ -33,7 +33,7 @@ def profile(name: str, version: str | None = None) -> Profile:
 
 def names() -> tuple[str, ...]:
     """The names of all profiles, in the order of producers."""
-    return tuple(_known())
+    return tuple(_by_name())
 
 
 def _is(version: str, text: str) -> bool:
@@ -41,7 +41,7 @@ def _is(version: str, text: str) -> bool:
 
 
 @cache
-def _known() -> dict[str, list[Profile]]:
+def _by_name() -> dict[str, list[Profile]]:
     profiles: dict[str, list[Profile]] = {}
     for module in import_all(producers.__name__, producers.__path__):
         own = module.__name__.rpartition(".")[2]

@@ -156,8 +156,8 @@ def _by_logarithm(a: Tensor, fmt: Format) -> Tensor:
     n = exponent(value)
     above = n.abs() - (n < 0).to(n.dtype)  # the binade on the side of larger numbers
     e = exponent(above.clamp(min=1).to(torch.float32))
-    lost = torch.full_like(n, 22) >> (6 - e)  # floor(ln 2 * 2^(e-1)), e = 0 ... 6
-    byte = (n + (mantissa(value) > lost) + fmt.fraction_bits).clamp(-127, 127) + 127
+    threshold = torch.full_like(n, 22) >> (6 - e)  # floor(ln 2 * 2^(e-1)), e = 0 ... 6
+    byte = (n + (mantissa(value) > threshold) + fmt.fraction_bits).clamp(-127, 127) + 127
     return torch.where(quotient > 0, byte, 0).to(torch.uint8)
 
 

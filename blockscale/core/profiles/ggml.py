@@ -127,7 +127,7 @@ def search_with_minimum(
         steps = delta * k + trials.first + trials.levels
         codes = nearest_int((steps / (high - now.low)) * (x - now.low))
         codes = codes.clamp(0, trials.levels).float()
-        new = _fitted(x, weights, codes, (total_w, total_x))
+        new = _fit(x, weights, codes, (total_w, total_x))
         new = new._replace(error=_error(x, weights, new, trials))
         better = new.error < now.error  # NaN, where nothing can be fitted, is not
         now = Range(*(torch.where(better, a, b) for a, b in zip(new, now, strict=True)))
@@ -138,7 +138,7 @@ def search_with_minimum(
     )
 
 
-def _fitted(x: Tensor, weights: Tensor, codes: Tensor, totals: tuple[Tensor, Tensor]) -> Range:
+def _fit(x: Tensor, weights: Tensor, codes: Tensor, totals: tuple[Tensor, Tensor]) -> Range:
     """Weighted least squares of x = scale * code + minimum, of which the minimum is at most 0."""
     total_w, total_x = totals
     weighted = weights * codes
@@ -248,7 +248,7 @@ def _blocks(x: Tensor, fmt: Format) -> Tensor:
     return in_blocks(widen(x), fmt).T.contiguous()
 
 
-def _made(x: Tensor, fmt: Format, codes: Tensor, **parts: Tensor) -> tuple[Tensor, QParams]:
+def _result(x: Tensor, fmt: Format, codes: Tensor, **parts: Tensor) -> tuple[Tensor, QParams]:
     return put_back(x, fmt, codes.T, **parts)
 
 
@@ -267,7 +267,7 @@ def with_minimum(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     levels = torch.full_like(low, fmt.levels.value)
     scale = (high - low) / levels
     codes = ((blocks - low) * _inverse(scale) + 0.5).trunc().clamp(max=fmt.levels.value)
-    return _made(x, fmt, codes, scale=scale, offset=_first_of_zeros(blocks, low))
+    return _result(x, fmt, codes, scale=scale, offset=_first_of_zeros(blocks, low))
 
 
 def _first_of_zeros(blocks: Tensor, low: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def signs(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     blocks = _blocks(x, fmt)
     total = ordered_sum(blocks.abs())
     codes = torch.where(blocks >= 0, 1, -1)
-    return _made(x, fmt, codes, scale=total / torch.full_like(total, blocks.shape[0]))
+    return _result(x, fmt, codes, scale=total / torch.full_like(total, blocks.shape[0]))
 
 
 def ternary(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
@@ -291,9 +291,9 @@ def ternary(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     scale = _largest(blocks)
     codes = nearest_away(blocks * _inverse(scale))
     if not fmt.asym:
-        return _made(x, fmt, codes, scale=scale)
+        return _result(x, fmt, codes, scale=scale)
     zero = torch.ones_like(scale)  # codes are -1 ... 2, of which 2 stays unused
-    return _made(x, fmt, codes.clamp(-1, 2) + 1, scale=scale, zero_point=zero)
+    return _result(x, fmt, codes.clamp(-1, 2) + 1, scale=scale, zero_point=zero)
 
 
 def mxfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
@@ -303,7 +303,7 @@ def mxfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     logarithm = size.double().log2().to(torch.float32).floor()
     byte = torch.where(size > 0, logarithm - 2 + 127, 0.0).clamp(min=0.0)
     step = torch.ldexp(torch.ones_like(size), (byte - 127).int())
-    return _made(x, fmt, _nearest(blocks, step, fmt), scale=byte)
+    return _result(x, fmt, _nearest(blocks, step, fmt), scale=byte)
 
 
 def nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
@@ -317,7 +317,7 @@ def nvfp4(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     code = torch.where(bits < 121 << 23, small, normal)
     step = fmt.scale.values(code.to(torch.uint8))  # type: ignore[union-attr]
     shape = fmt.stored(x.shape)["outer"][1]
-    codes, qparams = _made(x, fmt, _nearest(blocks, step, fmt), scale=code)
+    codes, qparams = _result(x, fmt, _nearest(blocks, step, fmt), scale=code)
     return codes, qparams._replace(outer=torch.ones(shape, device=x.device))
 
 

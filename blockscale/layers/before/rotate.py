@@ -106,5 +106,5 @@ def random_signs(features: int, seed: int) -> Tensor:
     Raises TypeError for a seed that is no int.
     """
     cpu = torch.device("cpu")
-    drawn = philox.uniform(torch.Size([features]), seed_tensor(seed, cpu), cpu)
-    return torch.where(drawn < 0.5, -1, 1).to(torch.int8)
+    numbers = philox.uniform(torch.Size([features]), seed_tensor(seed, cpu), cpu)
+    return torch.where(numbers < 0.5, -1, 1).to(torch.int8)

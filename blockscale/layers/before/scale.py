@@ -25,8 +25,8 @@ class Scale(Before):
 
     def __init__(self, factor: Tensor):
         super().__init__()
-        wanted = factor.ndim == 1 and factor.numel() and factor.dtype == torch.float32
-        if not wanted or not bool(((factor > 0) & factor.isfinite()).all()):
+        fits = factor.ndim == 1 and factor.numel() and factor.dtype == torch.float32
+        if not fits or not bool(((factor > 0) & factor.isfinite()).all()):
             raise ValueError(
                 f"expected a factor [features] of finite float32 numbers above 0, found "
                 f"{str(factor.dtype).removeprefix('torch.')} {tuple(factor.shape)}: {factor}"

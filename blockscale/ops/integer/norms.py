@@ -32,8 +32,8 @@ def square_root(x: Tensor) -> Tensor:
     """x [...] int64 below 2^62 -> floor(sqrt(x)) [...] int64, bit by bit."""
     root = torch.zeros_like(x)
     for bit in range(_ROOT // 2 - 1, -1, -1):
-        tried = root + (1 << bit)
-        root = torch.where(tried * tried <= x, tried, root)
+        trial = root + (1 << bit)
+        root = torch.where(trial * trial <= x, trial, root)
     return root
 
 

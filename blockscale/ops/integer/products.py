@@ -105,17 +105,17 @@ def _conv_sums(
         dense = from_stored(stored, "channels_last", shape)
         run = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 3]
         # torch has no dilated convolution of integers: zeros between the weights are the same sum
-        acc = run(wide, _spread(dense, dilation), offset, stride, padding, 1, groups)
+        acc = run(wide, _dilate(dense, dilation), offset, stride, padding, 1, groups)
     return acc.movedim(1, -1).contiguous()
 
 
-def _spread(x: Tensor, apart: list[int]) -> Tensor:
+def _dilate(x: Tensor, apart: list[int]) -> Tensor:
     """x [n, c, *size] with apart - 1 zeros between its cells."""
     size = [d * (n - 1) + 1 for n, d in zip(x.shape[2:], apart, strict=True)]
-    spread = x.new_zeros((*x.shape[:2], *size))
+    wide = x.new_zeros((*x.shape[:2], *size))
     cells: list[slice] = [slice(None, None, d) for d in (1, 1, *apart)]
-    spread[tuple(cells)] = x
-    return spread
+    wide[tuple(cells)] = x
+    return wide
 
 
 def _transposed(
@@ -132,16 +132,16 @@ def _transposed(
     Visin 2016, sec. 4.6), as torch has none of integers."""
     c, each = weight.shape[:2]
     kernel = weight.shape[2:]
-    turned = weight.reshape(groups, c // groups, each, *kernel).transpose(1, 2)
-    turned = turned.reshape(groups * each, c // groups, *kernel).flip([*range(2, weight.ndim)])
+    kernels = weight.reshape(groups, c // groups, each, *kernel).transpose(1, 2)
+    kernels = kernels.reshape(groups * each, c // groups, *kernel).flip([*range(2, weight.ndim)])
     more = [*output_padding] or [0] * len(kernel)
     around: list[int] = []
     for d, k, p, extra in zip(dilation, kernel, padding, more, strict=True):
         edge = d * (k - 1) - p
         around = [edge, edge + extra, *around]
-    wide = F.pad(_spread(x, stride), around)  # negative: what lies beyond is cut off
+    wide = F.pad(_dilate(x, stride), around)  # negative: what lies beyond is cut off
     run = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
-    return run(wide, _spread(turned, dilation), bias, 1, 0, 1, groups)
+    return run(wide, _dilate(kernels, dilation), bias, 1, 0, 1, groups)
 
 
 def _matmul_shape(a: Tensor, b: Tensor, *others: Any) -> Tensor:
