@@ -51,7 +51,7 @@ from blockscale.layers.guards import (
     ordinary_tensors,
     replacing,
 )
-from blockscale.layers.model import unwrapped
+from blockscale.layers.model import without_wrappers
 from blockscale.layers.parameters import ParameterPlan, plan_parameters
 from blockscale.layers.plan import Plan
 
@@ -146,7 +146,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     corrects = _corrects(recipe, bias) and correctable(batches, source, group, algorithm)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
-    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
+    with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
         with (
             subnormals_kept(),  # also in what is learned outside ops
             folded(plain, recipe) as folding,
@@ -258,7 +258,7 @@ def _quantized(
         told |= streamed_stacks(model, planned)
     ledger = apply(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
-        qweights=session.made, built=session.built,
+        qweights=session.made, ready=session.built,
     )  # fmt: skip
     if corrects:
         correct_biases(model, session, data.batches, data.padding)
@@ -374,7 +374,7 @@ def model_facts(model: nn.Module) -> dict[str, str]:
         "version of blockscale": str(sys.modules["blockscale"].__version__),
         "version of torch": str(torch.__version__),
     }
-    with unwrapped(model) as plain:
+    with without_wrappers(model) as plain:
         for name, tensor in plain.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 facts[f"tensor {name!r} in its model"] = _checksum(tensor.detach())

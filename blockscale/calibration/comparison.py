@@ -35,7 +35,7 @@ from blockscale.core.torch_private import pytree
 from blockscale.core.work import Progress
 from blockscale.layers.guards import check_model
 from blockscale.layers.layer import QLayer
-from blockscale.layers.model import unwrapped
+from blockscale.layers.model import without_wrappers
 from blockscale.layers.store import all_held
 
 ORDERS = ("isolated", "accumulated", "weight", "input", "name")
@@ -208,7 +208,7 @@ def compare(
         check_model(model, "bs.compare")
     watcher, count = listener(progress), 0
     try:
-        with unwrapped(model_float) as first, unwrapped(model_quantized) as second:
+        with without_wrappers(model_float) as first, without_wrappers(model_quantized) as second:
             differences = LayerDifferences(first, second, budget)
             with inference(first, second):
                 for batch in Batches(batches, 1, "", watcher):
@@ -291,7 +291,7 @@ class _Layer:
         layer, quantizer = self.layer, self.layer.input
         assert quantizer is not None
         x = features_last(x, layer.qweight.layout, len(layer.qweight.shape))
-        x = reference.widen(layer.prepared(x)).contiguous()
+        x = reference.widen(layer.prepare_input(x)).contiguous()
         qparams = quantizer.parts_for(x)
         if qparams is None:
             qparams = reference.choose_qparams(x, quantizer.format.choosing)

@@ -68,7 +68,7 @@ class Session:
         self.alike: dict[str, float] = {}  # the part of them that are like the row before
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
         self.named = {plan.name: plan for plan in self.layers}
-        self.places = supplied(plans, observed=observed)
+        self.places = supplied(plans, by_observers=observed)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {
             plan.name: list(plan.choice_notes) for plan in self.layers

@@ -28,7 +28,7 @@ from blockscale.files.directory.output import absolute, check_apart, check_names
 from blockscale.files.directory.quantize_directory import as_json
 from blockscale.files.directory.swap import restore, whole_folder
 from blockscale.files.metadata import VERSION
-from blockscale.layers.guards import launched
+from blockscale.layers.guards import is_launched
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".index.json")
 _PATIENCE = timedelta(days=1)  # for the slowest process: torchrun ends all if one dies
@@ -92,7 +92,7 @@ def calibrated_directory(
 def process_group() -> Iterator[Ranks]:
     """The processes that torchrun has started, which are in a group as long as this lasts; without
     torchrun there is one."""
-    if not launched():
+    if not is_launched():
         yield ALONE
         return
     dist.init_process_group("gloo", timeout=_PATIENCE)  # models are calibrated on the CPU here

@@ -18,7 +18,7 @@ from blockscale.evaluation.journal import BatchJournal, batch_digest, fingerprin
 from blockscale.evaluation.kinds import KINDS, Measurement, given_of, kind_of, measure
 from blockscale.evaluation.stored import ReferenceFile, StoredReference, beside
 from blockscale.layers.guards import check_model
-from blockscale.layers.model import unwrapped
+from blockscale.layers.model import without_wrappers
 
 # A user's function of a model and a batch: {name: a value for each sequence, or (sums, weights)}.
 Figures = Callable[[nn.Module, Any], Mapping[str, Any]]
@@ -84,8 +84,8 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
         journal = BatchJournal(resume, f"{fingerprint(model, other)} {what}{beside_it}")
     with ExitStack() as ends:
         ends.callback(heard.close)
-        first = ends.enter_context(unwrapped(model))
-        second = None if other is None else ends.enter_context(unwrapped(other))
+        first = ends.enter_context(without_wrappers(model))
+        second = None if other is None else ends.enter_context(without_wrappers(other))
         batches, recording = keep.begun(batches, ends)
         run = _Run(first, second, kind, figures, (stored, recording))
         if layers and second is not None:

@@ -41,7 +41,7 @@ from blockscale.layers.model import (
     sent_by_no_forward,
     stands_for_norm,
     tell_names,
-    unwrapped,
+    without_wrappers,
 )
 from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops.tensor import QTensor, from_parts
@@ -55,7 +55,7 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
 def load_opened(model: nn.Module, open_for: Callable[[nn.Module], StoredModel]) -> nn.Module:
     """`load` of what `open_for` gives for the model itself; whatever is raised, it is unchanged."""
     check_whole(model, "bs.load")
-    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
+    with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.load"):
         refuse_quantized(plain)
         with OpenFiles() as open_files:
             fill(plain, view_for(plain, replace(open_for(plain), held=open_files)))

@@ -18,7 +18,7 @@ from blockscale.graph.pickled import State
 from blockscale.graph.preparation import Prepared
 from blockscale.layers.guards import check_model, check_unsharded
 from blockscale.layers.layer import QBias, QLayer
-from blockscale.layers.model import folded_norms, unwrapped
+from blockscale.layers.model import folded_norms, without_wrappers
 from blockscale.layers.store import QWeight, all_held
 from blockscale.qat.layers import QATLayer
 
@@ -34,7 +34,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     check_model(model, "bs.save")
     check_unsharded(model, "bs.save")
     path = check_place(path, "model.safetensors")
-    with unwrapped(model) as plain:
+    with without_wrappers(model) as plain:
         if isinstance(plain, QLayer):
             raise ValueError(
                 f"{kind_of(plain)} by itself has no name for its weight: save the model it "

@@ -36,7 +36,7 @@ from blockscale.layers.model import (
     let_embeddings_be_resized,
     sent_by_no_forward,
     tell_names,
-    unwrapped,
+    without_wrappers,
 )
 from blockscale.layers.model import swap as swap
 from blockscale.layers.parameters import (
@@ -44,12 +44,12 @@ from blockscale.layers.parameters import (
     entries_of,
     plan_others,
     plan_parameters,
-    put,
+    put_weights,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers, without_slow
 from blockscale.layers.saturation import told_of_odd
 from blockscale.layers.store import QWeight
-from blockscale.layers.trial import tried
+from blockscale.layers.trial import trial
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
 
@@ -101,10 +101,10 @@ def quantize_(
     recipe, weights = read_recipe(model, recipe, weights, before)
     recipe, notes = without_data(recipe, strict=strict)
     with (
-        unwrapped(model) as plain,
+        without_wrappers(model) as plain,
         ordinary_tensors(),
         replacing(plain, "bs.quantize_"),
-        nullcontext() if sample is None else tried(plain, sample),
+        nullcontext() if sample is None else trial(plain, sample),
         folded(plain, recipe) as folding,
     ):
         plans = plans_for(plain, recipe)
@@ -136,7 +136,7 @@ def apply(
     seed: int | None = None,
     parameters: bool = True,
     qweights: Mapping[str, QWeight] | None = None,
-    built: Mapping[str, tuple[QLayer, Entry]] | None = None,
+    ready: Mapping[str, tuple[QLayer, Entry]] | None = None,
 ) -> Ledger:
     """Do what the plans say, all of it or nothing; the ledger has not warned yet.
 
@@ -144,14 +144,14 @@ def apply(
         experts that have static inputs.
     parameters: quantize those of no layer as well, where they are; a program's stay as they are.
     made: {first name of such a parameter: its codes}, where they are there already.
-    built: {first name of a layer: what `build` gave}, where that is there already.
+    ready: {first name of a layer: what `build` gave}, where that is there already.
 
     Raises SkippedError, before anything is changed, if strict asks for it.
     """
     plans = without_dynamic(plans, lambda plan: places[plan.name].input is not None)
     planned = list((plan_parameters if parameters else plan_others)(model, plans, recipe))
     check(plans, planned, recipe, strict=strict, places=places)
-    layers, entries = _layers(plans, places, seed, built or {})
+    layers, entries = _layers(plans, places, seed, ready or {})
     ours = [each for each in planned if isinstance(each, ParameterPlan)]
     own_parts = parameters_in_codes(ours, places, qweights or {}, seed)
     _change(model, layers, ours, [weight for weight, _ in own_parts.values()])
@@ -209,7 +209,7 @@ def _change(
     """Put in layers and parameters, all or none."""
     old = swap(model, layers)
     try:
-        put(model, plans, weights)
+        put_weights(model, plans, weights)
     except BaseException:
         swap(model, old)
         raise
@@ -230,7 +230,7 @@ def check(
     """
     if strict:
         names = {name for name, place in (places or {}).items() if place.weight is not None}
-        odd = {entry.name: entry for entry in broken(plans, planned, names)}
+        odd = {entry.name: entry for entry in mismatches(plans, planned, names)}
         others = [odd.get(entry.name, entry) for entry in entries_of(planned)]
         ledger_of(plans, others, recipe, odd).raise_if_skipped()
 
@@ -238,7 +238,7 @@ def check(
 # Weights that are NaN or infinite: formats hide most of them, so `strict` refuses them.
 
 
-def broken(
+def mismatches(
     decisions: Sequence[Decision],
     planned: Sequence[ParameterPlan | Entry] = (),
     supplied: Container[str] = (),
@@ -285,19 +285,19 @@ def read_recipe(
             f"profile {source}: it quantizes the original float weights, so weights and "
             "before cannot be passed: make them with bs.quantize, and pass a recipe"
         )
-    return profiled(model, source)
+    return read_profile(model, source)
 
 
 # A model's weights as a producer quantizes them: what bs.quantize_ makes of a profile.
 
 
-def profiled(model: nn.Module, profile: Profile) -> tuple[Recipe, dict[str, QTensor]]:
+def read_profile(model: nn.Module, profile: Profile) -> tuple[Recipe, dict[str, QTensor]]:
     """The recipe that a profile stands for, and {layer: its weight's codes}, every layer.
 
     Parameters of no layer are left in float: nothing but a layer is given codes.
     Raises ValueError, with the layer's name, for a weight that the producer refuses.
     """
-    with unwrapped(model) as plain:
+    with without_wrappers(model) as plain:
         plans = plan_layers(plain, Recipe(weight=profile.format))
         layers = [plan for plan in plans if isinstance(plan, Plan)]
         own = {id(parameter) for plan in plans for parameter in plan.owned}
@@ -346,17 +346,17 @@ def ledger_of(
     decisions: Sequence[Decision],
     others: Sequence[Entry],
     recipe: Recipe,
-    done: Mapping[str, Entry] | None = None,
+    results: Mapping[str, Entry] | None = None,
 ) -> Ledger:
     """What becomes of every layer, and of the parameters that belong to none (`others`).
 
-    done: {first name of a layer: its entry}, for the layers of which there is more to say than
+    results: {first name of a layer: its entry}, for the layers of which there is more to say than
         their decision knew.
     """
     entries = [
         entry
         for decision in decisions
-        for entry in _of_every_name(decision, (done or {}).get(decision.name, decision.entry))
+        for entry in _of_every_name(decision, (results or {}).get(decision.name, decision.entry))
     ]
     names = [name for decision in decisions for name in decision.names]
     names += [entry.name for entry in others]

@@ -16,7 +16,7 @@ from blockscale.core.ledger import Entry
 from blockscale.core.pack import stored_shape, to_stored
 from blockscale.layers.before import Before
 from blockscale.layers.layer import DYNAMIC, QLayer, notes_on_bias, quantize_bias
-from blockscale.layers.parameters import ParameterPlan, coded, quantized
+from blockscale.layers.parameters import ParameterPlan, quantize_parameter, quantized
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.saturation import lost_signs, told_of_odd, tops_of
 from blockscale.layers.store import (
@@ -61,11 +61,11 @@ def supplied(
     weights: Mapping[str, QTensor] | None = None,
     before: Mapping[str, Before] | None = None,
     *,
-    observed: bool = False,
+    by_observers: bool = False,
 ) -> dict[str, Supplied]:
     """{first name of a layer: what is supplied for it}, every layer that is quantized.
 
-    observed: outer scales of inputs that have to be given are found by observers, later
+    by_observers: outer scales of inputs that have to be given are found by observers, later
     Raises ValueError for a layer that takes no such thing, for what does not fit it, and for a
     layer with a format whose scales are given and not chosen (Format.unchosen), if they are not.
     """
@@ -90,11 +90,11 @@ def supplied(
             except ValueError as error:
                 raise ValueError(f"{option}[{name!r}]: {error}") from None
     for plan in layers:
-        refuse_unchosen(plan, places[plan.name], observed=observed)
+        refuse_unchosen(plan, places[plan.name], by_observers=by_observers)
     return places
 
 
-def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> None:
+def refuse_unchosen(plan: Plan, place: Supplied, *, by_observers: bool = False) -> None:
     """Raise ValueError if a format of this layer has scales that nothing here can choose."""
     formats = plan.scheme.formats | {"input": plan.scheme.input if plan.kind.takes_input else None}
     options = {"weight": "weights", "input": "input_scales", "output": "output_scales"}
@@ -104,7 +104,7 @@ def refuse_unchosen(plan: Plan, place: Supplied, *, observed: bool = False) -> N
         if fmt is None or not fmt.unchosen or not is_own or getattr(place, part) is not None:
             continue
         calibrated = fmt.gives_outer and not fmt.choosing.unchosen and part != "weight"
-        if calibrated and observed:
+        if calibrated and by_observers:
             continue
         raise ValueError(
             f"{plan.name}: its {part} cannot be quantized in {fmt}: {fmt.unchosen}: use a "
@@ -379,5 +379,5 @@ def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWei
         return QWeight(q, shape, parameter.dtype, layout), notes
     if place.before is not None:
         stored = place.before.to(parameter.device).to_weight(stored.to(torch.float32))
-    q, more = coded(stored, fmt, seed, place.top)
+    q, more = quantize_parameter(stored, fmt, seed, place.top)
     return QWeight(q, shape, parameter.dtype, layout), notes + more

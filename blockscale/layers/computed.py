@@ -29,7 +29,7 @@ _METHODS = {"_WeightNorm": "weight_norm", "_SpectralNorm": "spectral_norm",
             "_Orthogonal": "orthogonal"}  # fmt: skip
 
 
-class Computed(NamedTuple):
+class ComputedTensor(NamedTuple):
     """A tensor that a module computes: what says how, where its parts are, and its value."""
 
     name: str  # of the tensor, "weight"
@@ -40,7 +40,7 @@ class Computed(NamedTuple):
     trained: tuple[Tensor, ...]  # the parameters that it is computed from
 
 
-def computed_in(module: nn.Module) -> list[Computed]:
+def computed_in(module: nn.Module) -> list[ComputedTensor]:
     """The tensors that a module computes before each call, with the values that they have in
     evaluation; none for other modules, and none where two evaluations differ."""
     results = [*_of_parametrizations(module), *_of_hooks(module)]
@@ -55,7 +55,7 @@ def computes(module: nn.Module) -> bool:
     return any(isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod) for hook in hooks)
 
 
-def plain(module: nn.Module, computed_tensors: list[Computed]) -> nn.Module:
+def plain(module: nn.Module, computed_tensors: list[ComputedTensor]) -> nn.Module:
     """The same module with these tensors as parameters; `module` stays as it is.
 
     Its other tensors, children and hooks are the module's own.
@@ -96,7 +96,7 @@ def _forget_norms(module: nn.Module) -> None:
                 del hooks[key]
 
 
-def _of_parametrizations(module: nn.Module) -> Iterator[Computed]:
+def _of_parametrizations(module: nn.Module) -> Iterator[ComputedTensor]:
     if not parametrize.is_parametrized(module):
         return
     lists: Any = module.parametrizations
@@ -104,10 +104,10 @@ def _of_parametrizations(module: nn.Module) -> Iterator[Computed]:
         how = [_METHODS.get(type(step).__name__, type(step).__name__) for step in steps]
         with evaluating(lists), torch.no_grad():
             value = getattr(module, name).detach().clone()
-        yield Computed(name, ", ".join(how), (), None, value, tuple(steps.parameters()))
+        yield ComputedTensor(name, ", ".join(how), (), None, value, tuple(steps.parameters()))
 
 
-def _of_hooks(module: nn.Module) -> Iterator[Computed]:
+def _of_hooks(module: nn.Module) -> Iterator[ComputedTensor]:
     for key, hook in module._forward_pre_hooks.items():
         with torch.no_grad():
             if isinstance(hook, WeightNorm):
@@ -123,7 +123,7 @@ def _of_hooks(module: nn.Module) -> Iterator[Computed]:
                 continue
         parts = tuple(name + end for end in ends)
         trained = tuple(p for n, p in module._parameters.items() if n in parts and p is not None)
-        yield Computed(name, how, parts, key, value.detach().clone(), trained)
+        yield ComputedTensor(name, how, parts, key, value.detach().clone(), trained)
 
 
 def _pruning(hook: BasePruningMethod) -> str:
@@ -132,7 +132,7 @@ def _pruning(hook: BasePruningMethod) -> str:
     return f"pruning ({', '.join(names)})"
 
 
-def _steady(computed_tensors: list[Computed], module: nn.Module) -> bool:
+def _steady(computed_tensors: list[ComputedTensor], module: nn.Module) -> bool:
     """Whether computing them again gives the same: a random one must go on being computed."""
     again = [*_of_parametrizations(module), *_of_hooks(module)] if computed_tensors else []
     return all(
@@ -165,9 +165,9 @@ class Fold:
     module: nn.Module
     stand_in: nn.Module
     kind: type[nn.Module]
-    tensors: list[Computed]
+    tensors: list[ComputedTensor]
 
-    def named(self, name: str) -> list[Computed]:
+    def of_layer(self, name: str) -> list[ComputedTensor]:
         """What was computed of the layer, or of its parameter, that a ledger calls so."""
         own = self.names[0]
         return [each for each in self.tensors if name in (own, f"{own}.{each.name}")]
@@ -190,7 +190,7 @@ class Folding:
 
     def _with_note(self, entry: Entry) -> Entry:
         for fold in self.folds:
-            if entry.status == "quantized" and (tensors := fold.named(entry.name)):
+            if entry.status == "quantized" and (tensors := fold.of_layer(entry.name)):
                 how = [f"{each.how} folded into the {each.name}" for each in tensors]
                 parts = [part for each in tensors for part in each.trained]
                 values = [each.value for each in tensors]

@@ -28,7 +28,7 @@ _KINDS = {  # {how: the ends of its parts' names, parametrized and hooked; the l
 _INSIDE = re.compile(r"^(?:(.*)\.)?parametrizations\.([^.]+)\.")
 
 
-class StoredComputed(NamedTuple):
+class ComputedInFile(NamedTuple):
     """A computed tensor of a file.
 
     name:  the model's, once it is folded: "encoder.conv.weight"
@@ -69,7 +69,7 @@ class StoredComputed(NamedTuple):
             return original / torch.dot(u, torch.mv(matrix, v))
 
 
-def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, StoredComputed]:
+def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, ComputedInFile]:
     """{name: a tensor that the layers of these tensors compute}, of those that are known.
 
     shapes: {name of a stored tensor: its shape}. A layer that computes one more in a way that is
@@ -79,13 +79,13 @@ def stored_computed(shapes: Mapping[str, Shape]) -> dict[str, StoredComputed]:
     lists: dict[str, set[str]] = {}
     for name, match in inside.items():
         lists.setdefault(match[0], set()).add(name)
-    computed_tensors: dict[str, StoredComputed] = {}
+    computed_tensors: dict[str, ComputedInFile] = {}
     for name, how, parts in [
         *_of_parametrizations(lists),
         *_of_hooks(shapes.keys() - inside.keys()),
     ]:
         if dims := _dims(how, *(shapes[part] for part in parts)):
-            computed_tensors[name] = StoredComputed(name, how, parts, dims)
+            computed_tensors[name] = ComputedInFile(name, how, parts, dims)
     values = {part for each in computed_tensors.values() for part in each.parts}
     unknown = {match[1] or "" for name, match in inside.items() if name not in values}
     return {

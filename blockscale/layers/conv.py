@@ -49,7 +49,7 @@ class Convolution(QLayer):
             )
         return super().refuses_before(module, before)
 
-    def prepared(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """x through what stands before the layer; it transforms the channels of each position."""
         return x if self.before is None else self.before(x.movedim(1, -1)).movedim(-1, 1)
 
@@ -70,11 +70,11 @@ class Convolution(QLayer):
             )
         return batch
 
-    def finished(self, y: Tensor) -> Tensor:
+    def finish_output(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, whose blocks run over the channels."""
         if self.output is None:
             return y
-        return super().finished(y.movedim(1, -1)).movedim(-1, 1).contiguous()
+        return super().finish_output(y.movedim(1, -1)).movedim(-1, 1).contiguous()
 
     def laid_out(self, y: Tensor, x: Tensor) -> Tensor:
         """y with its channels last in memory where those of the input x of the call are; else as it
@@ -109,14 +109,14 @@ class QConv(Convolution):
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, in_channels, *size] or without batch -> [batch, out_channels, *size]."""
         inputs, single = x, x.ndim == len(self.kernel_size) + 1
-        x = self.prepared(self.batched(x))
+        x = self.prepare_input(self.batched(x))
         if self._around:
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             x = F.pad(x, self._around, mode)
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), self._inside, list(self.dilation), self.groups)
         y = conv(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        return self.laid_out(self.finished(y)[0] if single else self.finished(y), inputs)
+        return self.laid_out(self.finish_output(y)[0] if single else self.finish_output(y), inputs)
 
 
 def _slow(place: Tensor, shape: Sequence[int], groups: int, input_fmt: str, weight_fmt: str) -> str:
@@ -181,11 +181,11 @@ class QConvTranspose(Convolution):
         """
         extra = added_sizes(self, x, output_size)
         inputs, single = x, x.ndim == len(self.kernel_size) + 1
-        x = self.prepared(self.batched(x))
+        x = self.prepare_input(self.batched(x))
         weight, bias = self.qweight, self.added_bias()
         settings = (list(self.stride), list(self.padding), extra, list(self.dilation), self.groups)
         y = conv_transpose(x, weight.operand, bias, list(weight.shape), *settings, self.of_input(x))
-        return self.laid_out(self.finished(y)[0] if single else self.finished(y), inputs)
+        return self.laid_out(self.finish_output(y)[0] if single else self.finish_output(y), inputs)
 
     def like(self, x: Tensor, y: Tensor) -> Tensor:
         """As QLayer's, with y's size, which the call may have asked for."""

@@ -59,7 +59,7 @@ class Weight(NamedTuple):
     stays: why it stays in float whatever the recipe says; perhaps empty
     unless_named: why it stays in float unless a rule names it, beside the reasons that its name and
         shape give; perhaps empty
-    refused: why no format can hold it; perhaps empty
+    refusal: why no format can hold it; perhaps empty
     """
 
     name: str
@@ -71,7 +71,7 @@ class Weight(NamedTuple):
     parts: int = 1
     stays: str = ""
     unless_named: str = ""
-    refused: str = ""
+    refusal: str = ""
 
 
 class Outcome(NamedTuple):
@@ -121,8 +121,8 @@ def _quantized(weight: Weight, scheme: Scheme) -> Outcome:
     """Raises ValueError that says why the tensor cannot be quantized so."""
     if scheme.weight is None:
         raise ValueError("its input, output and bias are quantized only along with its weight")
-    if weight.refused:
-        raise ValueError(weight.refused)
+    if weight.refusal:
+        raise ValueError(weight.refusal)
     if scheme.profile is not None and weight.role != "layer":
         raise ValueError(f"profile {scheme.profile} is only for the weights of layers")
     assert isinstance(weight.dtype, torch.dtype)  # or it would be refused

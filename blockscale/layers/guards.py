@@ -29,15 +29,15 @@ Group: TypeAlias = "Literal['same', 'local'] | dist.ProcessGroup | None"
 _STATE = "build the model, model.load_state_dict(state), and pass the model"
 
 
-def check_model(model: object, called: str) -> None:
+def check_model(model: object, caller: str) -> None:
     """Raise TypeError, which says what to pass instead, unless `model` is a module of Python's.
 
-    called: the function that it was given to, e.g. "bs.quantize_"
+    caller: the function that it was given to, e.g. "bs.quantize_"
     """
     if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
         return
     raise TypeError(
-        f"{called}: expected a model (an nn.Module), found {_what_it_is(model)}: {_advice(model)}"
+        f"{caller}: expected a model (an nn.Module), found {_what_it_is(model)}: {_advice(model)}"
     )
 
 
@@ -104,28 +104,28 @@ def _of_text(text: str) -> str:
     return "build the model first, e.g. AutoModel.from_pretrained(name), and pass that"
 
 
-def check_flag(called: str, name: str, value: object) -> None:
+def check_flag(caller: str, name: str, value: object) -> None:
     """Raise TypeError for anything but True and False: any text but "" would count as True."""
     if not isinstance(value, bool):
-        raise TypeError(f"{called}: {name} must be True or False, got {value!r}")
+        raise TypeError(f"{caller}: {name} must be True or False, got {value!r}")
 
 
 # Quantizing looks at whole weights: models that are sharded, or moved to their device by hooks, are
 # refused.
 
 
-def check_whole(model: nn.Module, called: str) -> None:
+def check_whole(model: nn.Module, caller: str) -> None:
     """Raise TypeError for what is no model, and ValueError for one that is sharded,
     or whose layers run under accelerate's hooks.
 
-    called: the function that it was given to, e.g. "bs.quantize_"
+    caller: the function that it was given to, e.g. "bs.quantize_"
     """
-    check_model(model, called)
-    check_unsharded(model, called)
+    check_model(model, caller)
+    check_unsharded(model, caller)
     hooks = [name for name, each in model.named_modules() if _is_dispatched(each)]
     if hooks:
         raise ValueError(
-            f"{called}: accelerate moves {len(hooks)} of the model's layers to their device when "
+            f"{caller}: accelerate moves {len(hooks)} of the model's layers to their device when "
             f"they run (dispatch_model, cpu_offload, disk_offload or a device_map), such as "
             f"{hooks[0]!r}: call accelerate.hooks.remove_hook_from_submodules(model) first and "
             f"dispatch the quantized model again, or let from_pretrained do all of it "
@@ -133,21 +133,21 @@ def check_whole(model: nn.Module, called: str) -> None:
         )
 
 
-def check_unsharded(model: nn.Module, called: str) -> None:
+def check_unsharded(model: nn.Module, caller: str) -> None:
     """Raise ValueError for a model whose tensors are parts of others (DTensor: FSDP2, tensor
     parallel)."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     parts = [n for n, each in model.named_modules() if getattr(each, "part", "")]
     if parts:
         raise ValueError(
-            f"{called}: each process has a part of {len(parts)} of the model's weights, such as "
+            f"{caller}: each process has a part of {len(parts)} of the model's weights, such as "
             f"{parts[0]!r} (bs.parallel.shard_): call it before that, on the whole model"
         )
     sharded = [(name, tensor) for name, tensor in tensors if hasattr(tensor, "full_tensor")]
     if sharded:
         name, tensor = sharded[0]
         raise ValueError(
-            f"{called}: {len(sharded)} of the model's {len(tensors)} tensors are shards, such "
+            f"{caller}: {len(sharded)} of the model's {len(tensors)} tensors are shards, such "
             f"as {name!r} ({_placement(tensor)}): call it before fully_shard, parallelize_module "
             "or a tp_plan, or gather the state "
             "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
@@ -199,10 +199,10 @@ _times = [0]  # how often parameters were replaced
 
 
 @contextmanager
-def replacing(model: nn.Module, called: str) -> Iterator[None]:
+def replacing(model: nn.Module, caller: str) -> Iterator[None]:
     """Remember the parameters that a model has before and not afterwards, unless this raises.
 
-    called: what replaces them, e.g. "bs.quantize_"
+    caller: what replaces them, e.g. "bs.quantize_"
     """
     before = [
         (f"{name}.{attribute}" if name else attribute, module, parameter)
@@ -214,7 +214,7 @@ def replacing(model: nn.Module, called: str) -> Iterator[None]:
     values = {id(parameter) for parameter in model.parameters()}
     old = [each for each in before if id(each[2]) not in values]
     for name, module, parameter in old:
-        _replaced[parameter] = (name, weakref.ref(module), called)
+        _replaced[parameter] = (name, weakref.ref(module), caller)
     if old:
         if not _times[0]:
             register_optimizer_step_pre_hook(_look)
@@ -231,10 +231,10 @@ def _look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     dead = [_replaced[p] for p in parameters if p in _replaced and not _is_held(p)]
     if not dead:
         return
-    name, _, called = dead[0]
+    name, _, caller = dead[0]
     count = f"{len(dead)} of its {len(parameters)} parameters are"
     warnings.warn(
-        f"blockscale: this {type(optimizer).__name__} was made before {called}: {count} not "
+        f"blockscale: this {type(optimizer).__name__} was made before {caller}: {count} not "
         f"in the model any more ({name!r} is one), so its steps change nothing. Make the "
         "optimizer afterwards, from model.parameters() or the parameters of an adapter; to "
         "train the weights themselves, bs.prepare_qat keeps them",
@@ -253,7 +253,7 @@ def _is_held(parameter: Tensor) -> bool:
 # refused unless the caller says what is right.
 
 
-def check_group(group: Group, called: str, *, compared: bool = True) -> None:
+def check_group(group: Group, caller: str, *, compared: bool = True) -> None:
     """Raise ValueError in a torch.distributed group of several processes, unless the caller has
     said what each of them sees; and for anything but "same", "local" and None.
 
@@ -261,24 +261,24 @@ def check_group(group: Group, called: str, *, compared: bool = True) -> None:
     """
     if group not in ("same", "local", None) and not is_group(group):
         raise ValueError(
-            f"{called}: group must be a process group, such as torch.distributed.group.WORLD "
+            f"{caller}: group must be a process group, such as torch.distributed.group.WORLD "
             "(batch i is that of process i mod N, and all get one model), 'same' (every process "
             f"has the same batches), 'local' (each gets a model of its own) or None, got {group!r}"
         )
     if is_group(group) and not compared:
         raise ValueError(
-            f"{called}: a prepared graph does not merge over a group what its processes see: "
+            f"{caller}: a prepared graph does not merge over a group what its processes see: "
             "calibrate and convert it in one process and share it with bs.export.program, or pass "
             "group='local'"
         )
     if group == "same" and not compared and processes() > 1:
         raise ValueError(
-            f"{called}: a prepared graph has no codes yet to compare: calibrate and convert "
+            f"{caller}: a prepared graph has no codes yet to compare: calibrate and convert "
             "it in one process and share it with bs.export.program, or pass group='local'"
         )
     if group is None and processes() > 1:
         raise ValueError(
-            f"{called} was called in a group of {processes()} processes: each would choose scales "
+            f"{caller} was called in a group of {processes()} processes: each would choose scales "
             f"and codes from the batches that it sees, and they would end with different models. "
             f"Say what is right here: group=torch.distributed.group.WORLD if batch i of all is "
             f"that of process i mod {processes()}, for one model made from all; group='same' if "
@@ -292,7 +292,7 @@ def is_group(group: object) -> bool:
     return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether torchrun, or what sets the same variables, started several of this process."""
     variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return all(name in os.environ for name in variables) and int(os.environ["WORLD_SIZE"]) > 1
@@ -300,7 +300,7 @@ def launched() -> bool:
 
 def is_first() -> bool:
     """Whether this process is the one that writes and prints for all that torchrun started."""
-    return not launched() or int(os.environ["RANK"]) == 0
+    return not is_launched() or int(os.environ["RANK"]) == 0
 
 
 def processes() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.layers.store import Holder, QWeight, held
+from blockscale.layers.store import Holder, QWeight, weights_of
 from blockscale.layers.weight_source import ReadTensor, shared
 
 # nn.LSTM, nn.GRU and nn.RNN whose weights are held in codes.
@@ -113,15 +113,15 @@ def hold(module: nn.Module, name: str, weight: QWeight) -> None:
         )
     del module._parameters[name]
     parameters_gone(module)
-    of, names = _base(module), (*held(module), name)
+    of, names = _base(module), (*weights_of(module), name)
     module.__class__ = _class_of(of, tuple(sorted(names)))
     module._modules[name] = weight
 
 
 def release(module: nn.Module, name: str) -> None:
     """Make a held weight a float parameter again, dequantized."""
-    weight = held(module)[name]
-    names = tuple(sorted(set(held(module)) - {name}))
+    weight = weights_of(module)[name]
+    names = tuple(sorted(set(weights_of(module)) - {name}))
     del module._modules[name]
     module.__class__ = _class_of(_base(module), names) if names else _base(module)
     module.register_parameter(name, nn.Parameter(weight.dequantize(), requires_grad=False))

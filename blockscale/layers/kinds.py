@@ -73,10 +73,10 @@ class QLinear(QLayer):
         """x [..., in_features] -> [..., out_features]."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"expected an input [..., {self.in_features}], found {tuple(x.shape)}")
-        x = self.prepared(x)
+        x = self.prepare_input(x)
         weight: Any = self._modules["weight"]  # as an attribute it is looked for in four places
         y = linear(x, weight.operand, self.added_bias(), self.of_input(x))
-        return self.finished(y)
+        return self.finish_output(y)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
@@ -155,7 +155,7 @@ class QEmbedding(QLayer):
     def forward(self, indices: Tensor) -> Tensor:
         """indices [...] of rows -> [..., embedding_dim] in the dtype the weight had."""
         weight = self.qweight
-        return self.finished(embedding(weight.operand, indices, weight.dtype))
+        return self.finish_output(embedding(weight.operand, indices, weight.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -196,7 +196,7 @@ class QEmbeddingBag(QLayer):
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
         )  # fmt: skip
-        return self.finished(y)
+        return self.finish_output(y)
 
     def _rows(self, indices: Tensor) -> tuple[Tensor, Tensor, int | None]:
         """A table of the rows that are asked for, or of all if those are fewer, the indices of rows

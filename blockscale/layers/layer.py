@@ -17,7 +17,7 @@ from blockscale.kernels.registry import batch_invariant
 from blockscale.layers.before import Before
 from blockscale.layers.buffers import Buffers
 from blockscale.layers.store import QInput, QWeight, step_of_input, steps_of_outputs
-from blockscale.layers.weight_source import Source, shared, traced, written
+from blockscale.layers.weight_source import Source, shared, traced, write_error
 from blockscale.layers.weight_tensor import one_read
 from blockscale.ops.batch_rows import check_rows
 
@@ -149,7 +149,7 @@ class QLayer(nn.Module):
         transforms = self.before is not None or value.source.operand is None
         if owner is not item and item is self.qweight and transforms:
             text = "an assignment of a weight that a transform changed"
-            raise written(text, self.qweight.source())
+            raise write_error(text, self.qweight.source())
         return owner
 
     @classmethod
@@ -217,7 +217,7 @@ class QLayer(nn.Module):
             raise ValueError(f"{type(self).__name__}: {reason}")
         self.before = deepcopy(before).to(self.qweight.device)  # layers may be on several devices
 
-    def prepared(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """x through what stands before the layer, if anything does."""
         return x if self.before is None else self.before(x)
 
@@ -249,7 +249,7 @@ class QLayer(nn.Module):
         tensor: Tensor = self.forward(x)
         return tensor
 
-    def finished(self, y: Tensor) -> Tensor:
+    def finish_output(self, y: Tensor) -> Tensor:
         """y through the output's quantizer, if there is one."""
         if self.output is None:
             return y

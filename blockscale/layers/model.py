@@ -144,7 +144,7 @@ class _Wrapper(NamedTuple):
 
 
 @contextmanager
-def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
+def without_wrappers(model: nn.Module) -> Iterator[nn.Module]:
     """The plain model; while the context lasts, without the wrappers inside of it, too.
 
     They are put back afterwards, around what then is in their place. Raises ValueError for a model

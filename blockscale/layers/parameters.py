@@ -109,7 +109,7 @@ def _plans(
         every, stack = tuple(names[id(parameter)]), stacks_by_name.get(name, PLAIN)
         owner = model.get_submodule(name.rpartition(".")[0])
         refusal = _why_not(owner, parameter)
-        weight = described(model, every, parameter, refusal)._replace(
+        weight = describe_weight(model, every, parameter, refusal)._replace(
             layout=stack.layout, parts=stack.parts
         )
         outcome = decide(weight, recipe)
@@ -159,13 +159,13 @@ def _left_in_float(owner: nn.Module, scheme: Scheme, *, experts: bool) -> dict[s
     }
 
 
-def described(
-    model: nn.Module, names: tuple[str, ...], parameter: Tensor, refused: str = ""
+def describe_weight(
+    model: nn.Module, names: tuple[str, ...], parameter: Tensor, refusal: str = ""
 ) -> Weight:
-    """A parameter of no layer, as decisions know it; refused: why it cannot be held in codes."""
+    """A parameter of no layer, as decisions know it; refusal: why it cannot be held in codes."""
     shape, dtype = tuple(parameter.shape), parameter.dtype
     adapter = why_adapter(model, names[0])
-    return Weight(names[0], names, "parameter", shape, dtype, stays=adapter, refused=refused)
+    return Weight(names[0], names, "parameter", shape, dtype, stays=adapter, refusal=refusal)
 
 
 def _why_not(owner: nn.Module, parameter: Tensor) -> str:
@@ -181,7 +181,7 @@ def plan_others(model: nn.Module, plans: Iterable[Decision], recipe: Recipe) -> 
     for name, parameter, entry in _others(model, plans):
         owner = entry.kind.removeprefix("parameter of ")
         refusal = f"{owner} uses it directly, not through a layer that can hold codes"
-        outcome = decide(described(model, (name,), parameter, refusal), recipe)
+        outcome = decide(describe_weight(model, (name,), parameter, refusal), recipe)
         yield replace(entry, status=outcome.status, reason=outcome.reason)
 
 
@@ -198,9 +198,9 @@ def _others(
         yield name, parameter, replace(entry, bytes_before=size, bytes_after=size)
 
 
-def entries_of(planned: Iterable[ParameterPlan | Entry]) -> list[Entry]:
+def entries_of(plans: Iterable[ParameterPlan | Entry]) -> list[Entry]:
     """What the ledger says of them before anything is done."""
-    return [each.entry if isinstance(each, ParameterPlan) else each for each in planned]
+    return [each.entry if isinstance(each, ParameterPlan) else each for each in plans]
 
 
 def quantized(
@@ -224,13 +224,15 @@ def _quantize(plan: ParameterPlan, seed: int | None, top: Tensor | None) -> tupl
     fmt, parameter = plan.format, plan.parameter
     stored = to_stored(parameter.detach(), plan.layout)
     notes = [odd] if (odd := told_of_odd(stored)) else []
-    q, more = coded(stored, fmt, None if seed is None else named_seed(seed, plan.name), top)
+    q, more = quantize_parameter(
+        stored, fmt, None if seed is None else named_seed(seed, plan.name), top
+    )
     weight = QWeight(q, tuple(parameter.shape), parameter.dtype, plan.layout)
     weight.name = plan.name
     return weight, replace(plan.entry, notes=(*notes, *more))
 
 
-def coded(
+def quantize_parameter(
     stored: Tensor, fmt: Format, seed: int | None, top: Tensor | None = None
 ) -> tuple[QTensor, list[str]]:
     """A weight as it is stored, in codes, and what a user should know about it in this format.
@@ -256,7 +258,9 @@ def coded(
     return QTensor(packed, qparams, fmt, stored.shape[-1]), notes
 
 
-def put(model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWeight]) -> None:
+def put_weights(
+    model: nn.Module, plans: Sequence[ParameterPlan], weights: Sequence[QWeight]
+) -> None:
     """Hold the weights where their parameters are; all of them, or the model is as it was."""
     before = [(module, module.__class__, dict(module._parameters), dict(module._modules))
               for plan in plans for name in plan.names

@@ -43,7 +43,7 @@ from blockscale.layers.layer import QLayer
 
 
 @dataclass(frozen=True, eq=False)
-class Left:
+class Exemption:
     """A layer that stays as it is. `entry` says why.
 
     names: the layer's names in the model, of which it may have several
@@ -62,7 +62,7 @@ class Left:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Left):
+class Plan(Exemption):
     """A layer that is to be quantized, and into what.
 
     scheme: the formats of its weight, input, output and bias; format: the weight's
@@ -126,13 +126,13 @@ class Plan(Left):
             return self.kind.features(self.module)
         return self.stored[0]
 
-    def left(self, status: Status, reason: str) -> Left:
+    def exempt(self, status: Status, reason: str) -> Exemption:
         """The same layer, left as it is for this reason."""
         entry = replace(self.entry, status=status, reason=reason)
-        return Left(self.names, self.module, self.owned, entry)
+        return Exemption(self.names, self.module, self.owned, entry)
 
 
-Decision: TypeAlias = Plan | Left
+Decision: TypeAlias = Plan | Exemption
 
 
 class QuantizableLayer(NamedTuple):
@@ -279,7 +279,7 @@ def _describe(
         layout="plain" if kind is None else kind.layout_of(module),
         stays=next(filter(None, adapters), ""),
         unless_named="" if weight is None else _computed_by(model, f"{names[0]}.weight"),
-        refused=why_not_layer(module, kind) or why_not_weight(weight),
+        refusal=why_not_layer(module, kind) or why_not_weight(weight),
     )
 
 
@@ -314,7 +314,7 @@ def _with_parameters(layers: Names, verdicts: Verdicts, tied: set[nn.Module]) ->
             yield Plan(names, module, tuple(own), entry, *verdict[:5], module in tied, rest)
         else:
             entry = replace(entry, status=verdict.status, reason=verdict.reason)
-            yield Left(names, module, tuple(own), entry)
+            yield Exemption(names, module, tuple(own), entry)
 
 
 def _numel(parameter: Tensor) -> int:
@@ -360,7 +360,7 @@ def without_slow(plans: Sequence[Decision]) -> list[Decision]:
             read = "" if plan.scheme.input is None else str(plan.scheme.input)
             slow = plan.kind.slow_once(plan.module, read, str(plan.format))
         if isinstance(plan, Plan) and slow:
-            decisions.append(plan.left("kept", f"it would not be sure to be faster: {slow}"))
+            decisions.append(plan.exempt("kept", f"it would not be sure to be faster: {slow}"))
         else:
             decisions.append(plan)
     return decisions

@@ -165,14 +165,16 @@ def has_kernel(fmt: Format, x: Tensor | None = None) -> bool:
     return kernel is not None
 
 
-class Coded(NamedTuple):
+class CodesOfKernel(NamedTuple):
     """Packed codes, and what stands beside them."""
 
     packed: Tensor
     qparams: QParams
 
 
-def by_kernel(x: Tensor, fmt: Format, seed: Tensor | None, top: Tensor | None) -> Coded | None:
+def by_kernel(
+    x: Tensor, fmt: Format, seed: Tensor | None, top: Tensor | None
+) -> CodesOfKernel | None:
     """x [...] -> its codes and scales by the fused kernel; None where there is none for this.
 
     top: the largest numerator of all that share x's outer scale, [1, outer scales in a row], which
@@ -182,14 +184,14 @@ def by_kernel(x: Tensor, fmt: Format, seed: Tensor | None, top: Tensor | None) -
         return None
     if top is None:
         packed, *parts = primitives.choose_quantize(x, fmt.spelling, seed)
-        return Coded(packed, primitives.from_list(parts, fmt))
+        return CodesOfKernel(packed, primitives.from_list(parts, fmt))
     rows = _rows_for(x, fmt, top)
     if rows is None:
         return None
     packed, *parts = primitives.choose_quantize(torch.cat([x, rows]), fmt.spelling, seed)
     qparams = primitives.from_list(parts, fmt)
     count = fmt.block.scale_shape(tuple(x.shape))[0]
-    return Coded(packed[: len(x)], qparams._replace(scale=qparams.scale[:count]))
+    return CodesOfKernel(packed[: len(x)], qparams._replace(scale=qparams.scale[:count]))
 
 
 def _rows_for(x: Tensor, fmt: Format, top: Tensor) -> Tensor | None:
@@ -252,7 +254,7 @@ def _inside(scale: Tensor, fmt: Format) -> bool:
 def _bounds(fmt: Format) -> tuple[float, float]:
     """Stored scales between these were chosen as they are stored: numbers, or codes in a byte.
 
-    Codes of scales ascend with what they mean, those of NaN last.
+    CodesOfKernel of scales ascend with what they mean, those of NaN last.
     """
     scale = fmt.scale
     if isinstance(scale, FloatScale):

@@ -358,7 +358,7 @@ class Holder:
     float_class: type[nn.Module]
 
 
-def held(module: nn.Module) -> dict[str, QWeight]:
+def weights_of(module: nn.Module) -> dict[str, QWeight]:
     """{name: quantized parameter} of a module itself, not of those in it."""
     names = module.held_names if isinstance(module, Holder) else ()
     return {name: module._modules[name] for name in names}  # type: ignore[misc]
@@ -367,7 +367,7 @@ def held(module: nn.Module) -> dict[str, QWeight]:
 def all_held(model: nn.Module) -> Iterator[tuple[str, QWeight]]:
     """(dotted name, quantized parameter) of all modules of a model, every name of each."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, weight in held(module).items():
+        for name, weight in weights_of(module).items():
             yield (f"{prefix}.{name}" if prefix else name), weight
 
 

@@ -14,11 +14,11 @@ from blockscale.layers.buffers import Buffers
 from blockscale.layers.guards import call
 from blockscale.layers.layer import QLayer
 from blockscale.layers.model import Snapshot
-from blockscale.layers.store import held
+from blockscale.layers.store import weights_of
 
 
 @contextmanager
-def tried(model: nn.Module, sample: Any) -> Iterator[None]:
+def trial(model: nn.Module, sample: Any) -> Iterator[None]:
     """Run the model on `sample` when what is inside has quantized it.
 
     It runs without gradients and in the mode it is in; buffers and torch's random numbers are as
@@ -109,7 +109,7 @@ def _quantized_in(module: nn.Module, name: str) -> list[str]:
     """The names of the codes that a module has itself, or else those right below it."""
     if isinstance(module, QLayer):
         return [f"{name}.weight" if name else "weight"]
-    own = [f"{name}.{each}" if name else each for each in held(module)]
+    own = [f"{name}.{each}" if name else each for each in weights_of(module)]
     for child, layer in module.named_children():
         if isinstance(layer, QLayer):
             own.append(f"{name}.{child}.weight" if name else f"{child}.weight")

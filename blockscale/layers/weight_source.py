@@ -126,7 +126,7 @@ class ReadTensor(Tensor):
             return type(self)(source)
 
 
-def written(func: str, source: Source) -> RuntimeError:
+def write_error(func: str, source: Source) -> RuntimeError:
     """What is raised where somebody writes to a quantized weight."""
     layer, _, last = source.name.rpartition(".")
     name = source.name or "this weight"
@@ -143,7 +143,7 @@ def shared(item: Any, value: object) -> Any:
     owner = value.source.owner if isinstance(value, ReadTensor) else None
     kind = type(item), item.shape, item.layout
     if owner is None or kind != (type(owner), owner.shape, owner.layout):
-        raise written("an assignment", item.read().source)
+        raise write_error("an assignment", item.read().source)
     return owner
 
 

@@ -23,7 +23,7 @@ from blockscale.core.pack import grouped_layout
 from blockscale.core.scales import CodeScale, TwoLevel
 from blockscale.core.torch_private import DispatchKey, WithoutTorchFunction, has_kernel
 from blockscale.layers.weight_pieces import STACKS, VIEWS, chosen_of
-from blockscale.layers.weight_source import ReadTensor, Source, dense, written
+from blockscale.layers.weight_source import ReadTensor, Source, dense, write_error
 from blockscale.ops.conv import conv
 from blockscale.ops.conv_transpose import conv_transpose
 from blockscale.ops.embedding import embedding
@@ -35,7 +35,7 @@ from blockscale.ops.grouped_linear import product
 # evaluation.
 
 
-def multiplied(weight: Any, factor: Any, *, inverse: bool = False) -> Any:
+def multiply(weight: Any, factor: Any, *, inverse: bool = False) -> Any:
     """The weight after `mul_(factor)`, or `div_` with `inverse`: its scales have changed in place.
 
     None, and nothing done, unless that is exact: the factor is a power of two, and each dequantized
@@ -163,7 +163,7 @@ def _refuse_writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> No
     for argument in func._schema.arguments:
         value = arguments.get(argument.name)
         if argument.is_write and isinstance(value, ReadTensor):
-            raise written(f"{func._schema.name.removeprefix('aten::')}", value.source)
+            raise write_error(f"{func._schema.name.removeprefix('aten::')}", value.source)
 
 
 def _as_views(func: Any, args: Sequence[Any], result: Any) -> Any:
@@ -258,10 +258,10 @@ def _rows_of(weight: Any, indices: Tensor) -> Any:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.div_.Scalar: partial(multiplied, inverse=True),
-    aten.div_.Tensor: partial(multiplied, inverse=True),
-    aten.mul_.Scalar: multiplied,
-    aten.mul_.Tensor: multiplied,
+    aten.div_.Scalar: partial(multiply, inverse=True),
+    aten.div_.Tensor: partial(multiply, inverse=True),
+    aten.mul_.Scalar: multiply,
+    aten.mul_.Tensor: multiply,
     aten.mm.default: _mm,
     aten.matmul.default: _mm,
     aten.addmm.default: _addmm,
@@ -322,10 +322,10 @@ class WeightTensor(ReadTensor):
         if owner is not None and name in owner.own:
             old = owner.own[name]
             if type(value) is not Tensor or (value.dtype, value.shape) != (old.dtype, old.shape):
-                raise written(f"an assignment of another {name}", self.source)
+                raise write_error(f"an assignment of another {name}", self.source)
             setattr(owner, name, value)
         elif name == "data":
-            raise written("an assignment to .data", self.source)
+            raise write_error("an assignment to .data", self.source)
         else:
             super().__setattr__(name, value)
 
@@ -355,7 +355,7 @@ class WeightTensor(ReadTensor):
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Itself. Raises RuntimeError where a gradient is asked for: codes are fixed."""
         if requires_grad:
-            raise written("requires_grad_", self.source)
+            raise write_error("requires_grad_", self.source)
         return self
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -153,11 +153,11 @@ class ColwiseLinear(_Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., own outputs], or all where they are gathered."""
         self.check(x, self.in_features)
-        x = self.prepared(shared(x, self.at.group))
+        x = self.prepare_input(shared(x, self.at.group))
         y = self.product(x, self.added_bias(), self.of_input(x))
         if not self.at.whole_io:
-            return self.finished(y)
-        return self.finished(join_parts(y, self.at.places, self.at.rank, self.at.group))
+            return self.finish_output(y)
+        return self.finish_output(join_parts(y, self.at.places, self.at.rank, self.at.group))
 
 
 class RowwiseLinear(_Linear):
@@ -172,12 +172,12 @@ class RowwiseLinear(_Linear):
         self.check(x, self.in_features if self.at.whole_io else self.at.length)
         if self.at.whole_io:
             x = self.at.of(shared(x, self.at.group), -1)
-        x = self.prepared(x)
+        x = self.prepare_input(x)
         y = summed(self.product(x, None, self._of_part(x)), self.at.group)
         bias = self.added_bias()
         if bias is not None:
             y = (y.to(torch.float32) + bias.to(torch.float32)).to(y.dtype)
-        return self.finished(y)
+        return self.finish_output(y)
 
     def _of_part(self, x: Tensor) -> Quantizer:
         """How this part of the input is quantized."""

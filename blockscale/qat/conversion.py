@@ -14,7 +14,7 @@ from blockscale.layers.model import (
     sent_by_no_forward,
     stands_for_norm,
     tell_names,
-    unwrapped,
+    without_wrappers,
 )
 from blockscale.layers.store import QWeight
 from blockscale.qat.layers import QATLayer
@@ -36,7 +36,7 @@ def convert(model: nn.Module) -> nn.Module:
     check_model(model, "bs.convert")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("found a DistributedDataParallel: convert the model inside, ddp.module")
-    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
+    with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.convert"):
         entries = _convert(plain)
     Ledger(entries).warn()
     return model

@@ -19,7 +19,7 @@ from blockscale.layers.apply import check, ledger_of
 from blockscale.layers.assembly import Supplied, refuse_unchosen
 from blockscale.layers.guards import check_whole, ordinary_tensors, replacing
 from blockscale.layers.kinds import quantized_class
-from blockscale.layers.model import inner_model, unwrapped
+from blockscale.layers.model import inner_model, without_wrappers
 from blockscale.layers.parameters import plan_others
 from blockscale.layers.plan import Decision, Plan, plan_layers
 from blockscale.layers.saturation import lost_signs
@@ -169,7 +169,7 @@ def prepare_qat(
     recipe, learning = Recipe.read(recipe).refuse_profiles(PROFILED), read_learning(learn)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("found a DistributedDataParallel: prepare the model before wrapping it")
-    with unwrapped(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
+    with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.prepare_qat"):
         _prepare(plain, recipe, learning, strict=strict, fuse=fuse, observer=observer)
         info = ledger(plain)
     info.warn()
@@ -261,10 +261,10 @@ def _trainable(decisions: list[Decision]) -> Iterator[Decision]:
         if not isinstance(each, Plan):
             yield each
         elif reason := reasons[each.name]:
-            yield each.left("skipped", reason)
+            yield each.exempt("skipped", reason)
         elif id(each.parameter) in untrainable:
             text = "its weight is tied to a layer that cannot be trained with fake quantization"
-            yield each.left("skipped", text)
+            yield each.exempt("skipped", text)
         else:
             yield each
 

@@ -17,7 +17,7 @@ from blockscale.core.work import Progress
 from blockscale.kernels.hardware import Hardware
 from blockscale.kernels.hardware import hardware as this_machine
 from blockscale.layers.guards import check_whole, ordinary_tensors
-from blockscale.layers.model import unwrapped
+from blockscale.layers.model import without_wrappers
 from blockscale.selection.allocation import Budget
 from blockscale.selection.candidates import MXFP4, Candidate, WeightOptions, choices, read
 from blockscale.selection.choose import LayerChoice, LayerError
@@ -70,7 +70,7 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
         )
     every = read(TIMED if candidates is None and bound.name == "latency" else candidates)
     own = None if batches is None else Batches(batches, 1, "", Progress()).whole()
-    with unwrapped(model) as plain, ordinary_tensors():
+    with without_wrappers(model) as plain, ordinary_tensors():
         result, _ = choices(plain, every, skip)
         bits = _bits(plain, bound, result, every)
         if own is None:

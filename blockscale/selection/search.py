@@ -18,7 +18,7 @@ from blockscale.calibration.walk.resume import digests_of, told_apart
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware
 from blockscale.layers.guards import check_whole, ordinary_tensors
-from blockscale.layers.model import unwrapped
+from blockscale.layers.model import without_wrappers
 from blockscale.selection.candidates import Candidate, WeightOptions, choices, read
 from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
@@ -85,7 +85,7 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     what = named_objective(objective, output)
     info = listener(progress, "searching", "runs")
     try:
-        with unwrapped(model) as plain, ordinary_tensors():
+        with without_wrappers(model) as plain, ordinary_tensors():
             result, rest = choices(plain, every, skip)
             lab = Laboratory(plain, own, held, what, info)
             search_state = SearchState(state, _identity(result, request, what, (own, held)))

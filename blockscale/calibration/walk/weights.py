@@ -30,7 +30,7 @@ from blockscale.layers.apply import swap
 from blockscale.layers.assembly import build, fitting, parameter_tops, settle_top, without_dynamic
 from blockscale.layers.decisions import weights_to_come
 from blockscale.layers.layer import QLayer
-from blockscale.layers.parameters import ParameterPlan, coded, quantized
+from blockscale.layers.parameters import ParameterPlan, quantize_parameter, quantized
 from blockscale.layers.plan import Plan
 from blockscale.layers.store import QWeight
 from blockscale.ops.tensor import QTensor
@@ -214,7 +214,7 @@ def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
             stored = weight_of(plan)
             stored = stored if place.before is None else place.before.to_weight(stored)
             settle_top(plan, session.named, session.places)
-            q = coded(stored, by_nearest(plan.format), None, place.top)[0]
+            q = quantize_parameter(stored, by_nearest(plan.format), None, place.top)[0]
         formats = {
             part: fmt
             for part in ("input", "output")

@@ -25,7 +25,7 @@ from blockscale.files.directory.quantize_directory import (
 )
 from blockscale.files.directory.ranks import ranks_of_launcher
 from blockscale.files.directory.shared_run import quantize_over_ranks
-from blockscale.layers.guards import is_first, launched
+from blockscale.layers.guards import is_first, is_launched
 from blockscale.reporting.ledger import ledger_notes, ledger_table
 from blockscale.reporting.table import size
 
@@ -167,7 +167,7 @@ def _run(
     model: Path, out: Path, recipe: Recipe, options: RunOptions, bar: Bar
 ) -> DirectoryLedger | None:
     """Quantize alone, or with all that torchrun started; None where this process only helps."""
-    if not launched():
+    if not is_launched():
         return quantize_directory(model, out, recipe, **options, progress=bar)
     return quantize_over_ranks(model, out, recipe, ranks_of_launcher(), **options, progress=bar)
 

@@ -38,7 +38,7 @@ from blockscale.export.conversion.source import (
 from blockscale.export.writers import PlannedTensor, Writer, layer_of
 from blockscale.export.writers.gguf_files.architectures import of_config
 from blockscale.files.slabs.pool import Pool
-from blockscale.layers.parameters import coded
+from blockscale.layers.parameters import quantize_parameter
 from blockscale.ops.tensor import QTensor
 
 _GRIDS = {name for name, _, _ in GRIDS.values()}
@@ -85,7 +85,7 @@ class Step:
         if self.target_format is None:
             return value.dequantize()
         if (top := self.more.get("top")) is not None:  # it shares its outer scale
-            return coded(value.dequantize(), self.target_format, None, top)[0]
+            return quantize_parameter(value.dequantize(), self.target_format, None, top)[0]
         if self.how == REQUANTIZED:
             return requantized(value, self.target_format)
         return carry(value, self.target_format)

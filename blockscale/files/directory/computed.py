@@ -13,7 +13,7 @@ from blockscale.core.reference import FLOATS
 from blockscale.files.directory.model_files import ModelFiles
 from blockscale.files.header import StoredTensor
 from blockscale.files.stream import Reader, bytes_of
-from blockscale.layers.computed_files import StoredComputed, stored_computed
+from blockscale.layers.computed_files import ComputedInFile, stored_computed
 
 _ROWS = 1 << 22  # elements of a weight that is copied, computed at a time
 
@@ -27,7 +27,7 @@ class ComputedWeight(NamedTuple):
     nbytes: of all parts
     """
 
-    computed: StoredComputed
+    computed: ComputedInFile
     tensor: StoredTensor
     shard: str
     files: tuple[str, ...]
@@ -63,7 +63,7 @@ def _one_dtype(parts: list[StoredTensor]) -> bool:
 
 
 def _weight(
-    each: StoredComputed, tensors: Mapping[str, StoredTensor], where: Mapping[str, str]
+    each: ComputedInFile, tensors: Mapping[str, StoredTensor], where: Mapping[str, str]
 ) -> ComputedWeight:
     files = tuple(where[part] for part in each.parts)
     nbytes = sum(tensors[part].nbytes for part in each.parts)

@@ -145,7 +145,7 @@ def _describe(
         layout=layout,
         parts=1 if kind == "convolution" else stacked(name, shape, facts.types).parts,
         stays=stays,
-        refused=why_not_dtype(dtype) or (_PARAMETRIZED if role == "part" else ""),
+        refusal=why_not_dtype(dtype) or (_PARAMETRIZED if role == "part" else ""),
     )
 
 

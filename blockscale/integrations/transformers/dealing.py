@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from blockscale.layers.layer import QLayer
-from blockscale.layers.store import held
+from blockscale.layers.store import weights_of
 from blockscale.parallel.frozen import as_parameters_, check_torch
 from blockscale.parallel.parts import cut_weight, place
 from blockscale.parallel.plan import Stored, check_plan, deal_layers
@@ -173,7 +173,7 @@ def _deal_experts(model: nn.Module, manager: Any, plan: Mapping[str, str], how: 
 
 def _keep_experts(module: Any, name: str, group: Any) -> None:
     """Cut a stack [experts, ...], quantized or in float, along its experts."""
-    weight, parameter = held(module).get(name), module._parameters.get(name)
+    weight, parameter = weights_of(module).get(name), module._parameters.get(name)
     of: Any = weight or parameter
     if of is None:
         return

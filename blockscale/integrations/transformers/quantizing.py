@@ -38,7 +38,7 @@ from blockscale.layers.assembly import (
     weight_in_codes,
     without_dynamic,
 )
-from blockscale.layers.computed import Computed, Folding, evaluating, folded
+from blockscale.layers.computed import ComputedTensor, Folding, evaluating, folded
 from blockscale.layers.parameters import ParameterPlan, entries_of, plan_parameters, quantized
 from blockscale.layers.plan import Decision, Plan
 from blockscale.layers.store import QWeight
@@ -302,7 +302,7 @@ def converters(folding: Folding, prefix: str) -> list[WeightConverter]:
     ]
 
 
-def _converter(layer: str, module: Any, tensor: Computed) -> WeightConverter:
+def _converter(layer: str, module: Any, tensor: ComputedTensor) -> WeightConverter:
     steps = module.parametrizations[tensor.name]
     prefix = f"{layer}.parametrizations.{tensor.name}."
     names = {rf"(?<![^.]){re.escape(prefix + part)}$": part for part in steps.state_dict()}

@@ -314,8 +314,8 @@ class Joined(nn.Module):
 
 def _product(layer: QLinear, x: Tensor, bias: Tensor | None) -> Tensor:
     """QLinear.forward with a bias that is not the layer's own."""
-    x = layer.prepared(x)
-    return layer.finished(linear(x, layer.qweight.operand, bias, layer.of_input(x)))
+    x = layer.prepare_input(x)
+    return layer.finish_output(linear(x, layer.qweight.operand, bias, layer.of_input(x)))
 
 
 @dataclass
