@@ -15,7 +15,7 @@ from tests.support.plain_names import (
 )
 
 # What is left from before the rule. A figure here may only go down: new code has none.
-BOUNDS = {"visible": 460, "local": 308}
+BOUNDS = {"visible": 426, "local": 307}
 
 
 @pytest.mark.parametrize("figure", BOUNDS)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import blockscale as bs
 from blockscale.cli.app import app
 from blockscale.cli.model_directory import read_model
-from blockscale.layers.guards import is_first, launched
+from blockscale.layers.guards import is_first, is_launched
 from tests.support.cli_model_directory import tiny, tokenizer
 
 TEXT = "the a on for in the the for a in on on the a " * 40
@@ -160,13 +160,13 @@ def test_who_prints_and_writes(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    assert not launched() and is_first()
+    assert not is_launched() and is_first()
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert launched() and not is_first()
+    assert is_launched() and not is_first()
     monkeypatch.setenv("RANK", "0")
-    assert launched() and is_first()
+    assert is_launched() and is_first()
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not launched()
+    assert not is_launched()
 
 
 def by_torchrun(count, *args):

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import blockscale as bs
 from blockscale.layers.held_parameters import hold, release
 from blockscale.layers.kinds import QLinear
-from blockscale.layers.store import Holder, QWeight, all_held, held
+from blockscale.layers.store import Holder, QWeight, all_held, weights_of
 from tests.support import fresh
 
 
@@ -48,10 +48,10 @@ def test_it_is_what_it_was_and_reads_codes() -> None:
     assert type(module).__name__ == "Own"
     assert type(module).__qualname__ == "Own"
     assert type(module) is type(own())
-    assert list(held(module)) == ["k", "q"]
+    assert list(weights_of(module)) == ["k", "q"]
     assert [name for name, _ in module.named_parameters()] == []
     assert {"q.codes", "q.scale", "k.codes", "k.scale"} < set(module.state_dict())
-    expected = X @ held(module)["q"].dequantize() @ held(module)["k"].dequantize().t()
+    expected = X @ weights_of(module)["q"].dequantize() @ weights_of(module)["k"].dequantize().t()
     torch.testing.assert_close(module(X), expected, rtol=1e-5, atol=1e-4)
     outer = nn.Sequential(module, module)
     assert [name for name, _ in all_held(outer)] == ["0.k", "0.q", "1.k", "1.q"]
@@ -95,11 +95,11 @@ def test_released_it_is_a_float_parameter_again() -> None:
 def test_what_is_refused() -> None:
     module = own()
     with pytest.raises(ValueError, match="Own has no parameter 'nothing' to quantize"):
-        hold(module, "nothing", held(module)["q"])
+        hold(module, "nothing", weights_of(module)["q"])
     with pytest.raises(RuntimeError, match="an assignment writes to this weight"):
         module.q = nn.Parameter(torch.zeros(64, 64))
     module.q = module.k  # as tie_weights does
-    assert held(module)["q"] is held(module)["k"]
+    assert weights_of(module)["q"] is weights_of(module)["k"]
 
 
 def test_casts_follow() -> None:
@@ -115,7 +115,7 @@ def test_codes_of_another_shape_are_refused() -> None:
     with pytest.raises(RuntimeError, match="an assignment writes to"):
         module.q = other.q
     module.q = module.k
-    assert held(module)["q"] is held(module)["k"]
+    assert weights_of(module)["q"] is weights_of(module)["k"]
 
 
 def with_values_of(model: nn.Module, quantized: nn.Module) -> nn.Module:
@@ -259,11 +259,11 @@ def quantized(layer: nn.Module, fmt: str = "int4:group4:fp32") -> tuple[nn.Modul
     weights = [name for name, _ in layer.named_parameters() if name.startswith("weight")]
     assert {f"rnn.{name}" for name in weights} == {entry.name for entry in ledger.quantized}
     twin = copy.deepcopy(layer).eval()
-    for name, weight in held(model.rnn).items():
+    for name, weight in weights_of(model.rnn).items():
         # without gradients: torch sums in another order for weights that have some
         twin._parameters[name].requires_grad_(False).data = weight.dequantize()
     twin._init_flat_weights()
-    assert set(held(model.rnn)) == set(weights)
+    assert set(weights_of(model.rnn)) == set(weights)
     return model, twin
 
 
@@ -302,7 +302,7 @@ def test_outputs_and_states_are_those_of_the_dequantized_weights(name: str) -> N
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 def test_one_weight_at_a_time_is_dequantized_and_each_once_a_call(monkeypatch) -> None:
     model, _ = quantized(made("deep lstm"))
-    count, plain = [], type(next(iter(held(model.rnn).values()))).dequantize
+    count, plain = [], type(next(iter(weights_of(model.rnn).values()))).dequantize
     monkeypatch.setattr(
         "blockscale.layers.store.QWeight.dequantize",
         lambda weight, *rest: count.append(weight) or plain(weight, *rest),
@@ -393,7 +393,7 @@ def test_cells(kind: type[nn.Module], tmp_path) -> None:
     twin = copy.deepcopy(model["cell"])
     ledger = bs.quantize_(model, bs.Recipe(rules={RULE: "int4:group4:fp32"}), strict=True)
     assert {entry.name for entry in ledger.quantized} == {"cell.weight_ih", "cell.weight_hh"}
-    for name, weight in held(model["cell"]).items():
+    for name, weight in weights_of(model["cell"]).items():
         twin._parameters[name].data = weight.dequantize()
     x = torch.randn(3, SIZE)
     y = model["cell"](x)

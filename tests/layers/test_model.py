@@ -21,7 +21,7 @@ from blockscale.layers.model import (
     stands_for_norm,
     swap,
     tell_names,
-    unwrapped,
+    without_wrappers,
 )
 from blockscale.layers.plan import plan_layers
 from blockscale.layers.store import QWeight
@@ -224,7 +224,7 @@ def test_save_and_load(wrapped: nn.Module, tmp_path) -> None:
     assert torch.equal(wrapped(X), like(X))
     bs.save(wrapped, tmp_path / "wrapped")
     assert torch.equal(bs.load(wrapped_net(), tmp_path / "wrapped")(X), like(X))
-    with unwrapped(wrapped) as plain:
+    with without_wrappers(wrapped) as plain:
         names = {name for name, _ in plain.named_modules()}
         assert names == {name for name, _ in like.named_modules()}
     with pytest.raises(bs.FileError, match=r"^0\.0 of this model is quantized already"):

@@ -7,7 +7,7 @@ from torch import nn
 
 import blockscale as bs
 from blockscale.layers.parameters import plan_others
-from blockscale.layers.plan import Left, Plan, plan_layers, shared_weights
+from blockscale.layers.plan import Exemption, Plan, plan_layers, shared_weights
 from blockscale.layers.store import QWeight
 from tests.support.layer_models import (
     quantized,
@@ -57,8 +57,8 @@ def test_a_plan_is_complete() -> None:
 
 def test_what_is_left_says_why_and_keeps_its_parameters() -> None:
     [plan] = [p for p in plan_layers(Tied(), bs.Recipe("int8")) if p.name == "alone"]
-    left = plan.left("skipped", "for a test")
-    assert type(left) is Left
+    left = plan.exempt("skipped", "for a test")
+    assert type(left) is Exemption
     assert (left.entry.status, left.entry.reason) == ("skipped", "for a test")
     assert (left.names, left.module, left.owned) == (plan.names, plan.module, plan.owned)
     assert plan.entry.status == "quantized"

@@ -42,7 +42,7 @@ class Upsampling(nn.ConvTranspose3d):
 class Named(nn.Linear):
     """One with an attribute that every quantized layer has."""
 
-    def prepared(self) -> None: ...
+    def prepare_input(self) -> None: ...
 
 
 QCONFIG = torch.ao.quantization.get_default_qat_qconfig()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.layers import weight_pieces as pieces
-from blockscale.layers.store import QWeight, held
+from blockscale.layers.store import QWeight, weights_of
 from blockscale.ops import primitives
 
 KEPT = {
@@ -110,7 +110,7 @@ class Counted:
 
 
 def dense(model: Experts) -> dict[str, Tensor]:
-    return {name: weight.dequantize() for name, weight in held(model).items()}
+    return {name: weight.dequantize() for name, weight in weights_of(model).items()}
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -159,7 +159,7 @@ def turned_model() -> tuple[Experts, Tensor]:
     model = Experts()
     model.is_transposed = True  # type: ignore[assignment]
     bs.quantize_(model, "nvfp4")
-    weight = held(model)["turned"]
+    weight = weights_of(model)["turned"]
     assert weight.layout == "transposed"
     return model, weight.dequantize()
 
@@ -183,7 +183,7 @@ def test_what_has_no_codes_of_its_own_is_dequantized_whole() -> None:
     model = Experts()
     bs.quantize_(model, "mxfp4")
     one = bs.quantize(torch.randn(4, 32, 64), "int8:block2x32x64:fp32")
-    weight = held(model)["plain"]
+    weight = weights_of(model)["plain"]
     weight.format, weight.fmt = one.format, str(one.format)
     weight.codes, weight.scale = one.packed, one.qparams.scale
     floats, x = one.dequantize(), torch.randn(5, 64)

@@ -10,7 +10,7 @@ from torch import nn
 import blockscale as bs
 from blockscale.layers import model as announce
 from blockscale.layers.store import QWeight
-from blockscale.layers.weight_source import ReadTensor, Source, dense, traced, written
+from blockscale.layers.weight_source import ReadTensor, Source, dense, traced, write_error
 from blockscale.layers.weight_tensor import WeightTensor
 
 
@@ -36,7 +36,7 @@ def test_what_is_said_of_writes() -> None:
     weight = QWeight.quantize(torch.randn(4, 32), bs.parse("mxfp4"))
     for name, pattern in (("a.fc.weight", "a.fc"), ("a.proj", "a.proj"), ("", "the layer")):
         weight.name = name
-        assert f"skip=['{pattern}']" in str(written("zero_", weight.source()))
+        assert f"skip=['{pattern}']" in str(write_error("zero_", weight.source()))
 
 
 def test_only_traced_programs_get_floats() -> None:

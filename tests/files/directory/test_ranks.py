@@ -9,7 +9,7 @@ from torch import distributed
 from blockscale.core.untrusted import FileError
 from blockscale.files.directory import ranks as module
 from blockscale.files.directory.ranks import StoreRanks, ranks_of_launcher
-from blockscale.layers.guards import launched
+from blockscale.layers.guards import is_launched
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def test_signs_of_life_go_on_until_it_is_closed(two, monkeypatch):
 def test_launchers_are_known_by_their_variables(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert not launched()
+    assert not is_launched()
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "0")
-    assert not launched()  # one process is no run of several
+    assert not is_launched()  # one process is no run of several
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert launched()
+    assert is_launched()
     monkeypatch.setattr(
         distributed, "rendezvous", lambda _: iter([(distributed.HashStore(), 0, 2)])
     )

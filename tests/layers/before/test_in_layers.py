@@ -172,7 +172,7 @@ def test_a_layer_without_one_is_as_it_was() -> None:
         "0.bias", "0.weight._extra_state", "0.weight.codes", "0.weight.scale",
     ]  # fmt: skip
     x = whole(2, K)
-    assert model[0].prepared(x) is x
+    assert model[0].prepare_input(x) is x
 
 
 def test_copies_pickles_and_states() -> None:
