@@ -254,7 +254,7 @@ def _inside(scale: Tensor, fmt: Format) -> bool:
 def _bounds(fmt: Format) -> tuple[float, float]:
     """Stored scales between these were chosen as they are stored: numbers, or codes in a byte.
 
-    CodesOfKernel of scales ascend with what they mean, those of NaN last.
+    Codes of scales ascend with what they mean, those of NaN last.
     """
     scale = fmt.scale
     if isinstance(scale, FloatScale):
