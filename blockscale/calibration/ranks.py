@@ -329,8 +329,8 @@ class Ranks:
 
     def broadcast(self, x: Tensor | None, size: int, owner: int) -> Tensor:
         """x [size] float64 of one process, in every process, on the model's device."""
-        data = torch.empty(size, dtype=torch.float64) if x is None else x
-        data = data.to(wire(self.group))
+        place = wire(self.group)
+        data = torch.empty(size, dtype=torch.float64, device=place) if x is None else x.to(place)
         dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
         return data.to(self.device)
 
