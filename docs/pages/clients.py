@@ -26,7 +26,7 @@ what the model here computes?* Each row is a test below `tests/clients` that sta
 
 | figure | what it is |
 |---|---|
-| tokens equal | of greedy generation, or of tokenizers' texts: how many in all cases |
+| tokens equal | of greedy generation, or of tokenizers' texts: how many in all cases. Where some are not, a note of the export says which ([export.md](export.md)) |
 | difference | the greatest of any logit, of all cases: float32 on both sides, sums in another order |
 | nats | the greatest mean divergence of next tokens |
 | cosine | the least of any row: the client rounds inputs by itself, or codes beside ties |
@@ -135,7 +135,8 @@ def _row(case: Case, lines: list[dict[str, Any]]) -> str:
 
 
 def _label(line: dict[str, Any]) -> str:
-    return str(line["test"]).partition("[")[2].removesuffix("]")
+    """The case of a test, whose name pytest writes in ASCII."""
+    return str(line["test"]).partition("[")[2].removesuffix("]").replace("\\xd7", "×")
 
 
 def figures(several: list[dict[str, Any]]) -> str:

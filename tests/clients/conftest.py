@@ -35,9 +35,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Results of tests that are no more are dropped; deselected ones are still here."""
     if RESULTS not in config.stash or any("::" in each for each in config.args):
         return
-    tests = dict.fromkeys(name_of(item) for item in items)
-    for module in {module for module, _ in tests}:
-        config.stash[RESULTS].keep(module, {test for _, test in tests})
+    for module, test in map(name_of, items):
+        config.stash[RESULTS].tests.setdefault(module, set()).add(test)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,7 +53,8 @@ def pytest_runtest_makereport(
     if not report.skipped:
         figures, reason = results.taken(), ""
         if call.excinfo is not None:
-            reason = next(iter(str(call.excinfo.value).splitlines()), "") or call.excinfo.typename
+            said = str(call.excinfo.value).split("\n")  # of a program: its output, the error last
+            reason = next((each for each in reversed(said) if each.strip()), call.excinfo.typename)
         client = item.getparent(pytest.Module).obj.CLIENT  # type: ignore[union-attr]
         told.add(name_of(item)[1], client, mark.args[0], reason[:300], figures)
     return report

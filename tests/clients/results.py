@@ -114,33 +114,38 @@ def version(client: str) -> str:
 class Results:
     """The lines of a file, and where a run of today comes from.
 
-    file: read if it is there; lines: {test: its line}
+    tests: {a file of tests: all that it has}, where that is known; results of others are dropped
     """
 
     file: Path
-    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tests: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.file.exists():
-            self.lines = {line["test"]: line for line in read(self.file)}
+        self.lines()  # before an hour of runs
         names = [f":(exclude)docs/clients.{end}" for end in ("jsonl", "md")]
         changed = git("status", "--porcelain", "--", ":/", *names)
         self._commit = (git("rev-parse", "--short=12", "HEAD") or "unknown") + "+" * bool(changed)
         machine = hardware()
         self._machine = f"{machine['processor']}, {machine['cores']} cores"
 
-    def keep(self, module: str, tests: Collection[str]) -> None:
-        """Drop lines of a module's tests that are no more; tests: all that it has."""
-        stale = [t for t in self.lines if t.startswith(f"{module}::") and t not in tests]
-        for test in stale:
-            del self.lines[test]
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """{test: its line} of the file, but for tests that are no more. Raises ValueError where
+        the file has lines that no run writes."""
+        held = read(self.file) if self.file.exists() else []
+        return {line["test"]: line for line in held if self._is_here(line["test"])}
+
+    def _is_here(self, test: str) -> bool:
+        tests = self.tests.get(test.partition("::")[0])
+        return tests is None or test in tests
 
     def add(self, test: str, client: str, loads: str, reason: str, figures: dict[str, Any]) -> None:
-        """Write the outcome of a test. reason: why it failed, "" where it passed."""
+        """Write the outcome of a test beside what the file holds now, which another run may have
+        written. reason: why it failed, "" where it passed."""
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         values = (test, client, version(client), loads, figures, reason)
         where = (self._machine, self._commit, date)
-        self.lines[test] = dict(zip(KEYS, (*values, *where), strict=True))
-        ordered = [json.dumps(self.lines[name]) for name in sorted(self.lines)]
+        line = dict(zip(KEYS, (*values, *where), strict=True))
+        lines = self.lines() | {test: line}
+        ordered = [json.dumps(lines[name]) for name in sorted(lines)]
         with written_whole(self.file) as beside:
             beside.write_text("".join(f"{each}\n" for each in ordered))

@@ -75,7 +75,7 @@ def test_layers_with_a_window_in_another_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.loads("GGUF in float16 and bfloat16, widened by llama.cpp")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_files_of_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     """Matrices as they are, the rest in float32; widened, the logits of the model in float32."""
     from transformers import AutoModelForCausalLM

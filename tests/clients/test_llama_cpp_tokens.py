@@ -185,7 +185,7 @@ def test_word_piece(tmp_path: Path) -> None:
 
 
 @pytest.mark.loads("GGUF, BOS and EOS as the tokenizer adds them")
-@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("adds", [True, False], ids=["both", "neither"])
 def test_what_is_added(adds: bool, tmp_path: Path) -> None:
     """Llama 3's cuts, for which llama.cpp adds a BOS unless it is told."""
     tokenizer = Tokenizer(models.BPE())

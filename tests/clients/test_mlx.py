@@ -44,7 +44,9 @@ def llama() -> Any:
 
 
 @pytest.mark.loads("MLX directories, embeddings quantized, too")
-@pytest.mark.parametrize(("fmt", "mode"), [("profile:gguf.nvfp4", "nvfp4"), ("mxfp4", "mxfp4")])
+@pytest.mark.parametrize(
+    ("fmt", "mode"), [("profile:gguf.nvfp4", "nvfp4"), ("mxfp4", "mxfp4")], ids=["nvfp4", "mxfp4"]
+)
 def test_logits(fmt: str, mode: str, tmp_path: Path) -> None:
     """Embeddings are quantized, too. Sums have another order there."""
     llama().save_pretrained(tmp_path / "float")

@@ -20,6 +20,16 @@ SENTENCES = [
     "How long does it take to boil an egg?",
     "A dog chased two ducks around the pond.",
 ]
+CASES = [
+    ("int4", None, 0.99999, 0.999),
+    ("uint4", None, 0.99999, 0.999),
+    ("mxfp4", None, 0.99999, 0.999),
+    ("nvfp4", None, 0.99999, 0.999),
+    ("mxfp8", None, 0.99999, 0.999),
+    ("int8_channel", None, 0.99999, 0.999),
+    ("uint5:group32:fp32:asym", None, 0.99999, 0.999),
+    ("int8_channel", "uint8:tensor:fp32:asym", 0.99, 0.99),  # codes differ at ties
+]
 SCRIPT = """
 import json, sys
 import numpy as np, openvino
@@ -77,16 +87,8 @@ def written(path, recipe, tokens):
 @pytest.mark.loads("ONNX, MiniLM's first two layers; it rounds inputs or not")
 @pytest.mark.parametrize(
     ("weight", "given", "exact", "least"),
-    [
-        ("int4", None, 0.99999, 0.999),
-        ("uint4", None, 0.99999, 0.999),
-        ("mxfp4", None, 0.99999, 0.999),
-        ("nvfp4", None, 0.99999, 0.999),
-        ("mxfp8", None, 0.99999, 0.999),
-        ("int8_channel", None, 0.99999, 0.999),
-        ("uint5:group32:fp32:asym", None, 0.99999, 0.999),
-        ("int8_channel", "uint8:tensor:fp32:asym", 0.99, 0.99),  # codes differ at ties
-    ],
+    CASES,
+    ids=[f"{weight} × {given}" if given else weight for weight, given, *_ in CASES],
 )
 def test_states_are_the_models(weight, given, exact, least, tokens, tmp_path):
     """exact: without OpenVINO's own quantization of inputs to 8 bits; least: with it."""
