@@ -14,7 +14,7 @@ MOST = {  # files; these only go down
     "`bs.quantize`, reference": 17,
     "`bs.quantize`, cpu": 10,
     "`bs.quantize_`, three layers": 32,  # 30, and one for each library that listens
-    '`bs.calibrate(weight="gptq")`, two layers': 64,  # 60, and these; and who has which parts
+    '`bs.calibrate(weight="gptq")`, two layers': 64,  # 61, and who has which rows and strips
 }
 
 

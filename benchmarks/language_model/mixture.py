@@ -234,8 +234,8 @@ def table(found: dict[str, Any]) -> str:
     """The figures as a table of docs/experts.md."""
     cells = {key(cell): cell for cell in found["cells"]}
     lines = [
-        "| experts | input | bits | plain | gptq | search | signround | best / plain | choices kept "
-        "|",
+        "| experts | input | bits | plain | gptq | search | signround | best / plain | choices kept"
+        " |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for weight, given in (*((weight, None) for weight in WEIGHTS), *PAIRS):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.block_calls import BlockAlgorithm
-from blockscale.calibration.dealing import Part, has_top, parts_of, weight_shape
+from blockscale.calibration.dealing import LayerPart, has_top, parts_of, weight_shape
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
 from blockscale.calibration.places import (
@@ -248,7 +248,10 @@ def _leave(session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan]) 
 
 
 def _take(
-    session: Session, algorithm: WeightAlgorithm, parts: Sequence[Part], results: Sequence[Chosen]
+    session: Session,
+    algorithm: WeightAlgorithm,
+    parts: Sequence[LayerPart],
+    results: Sequence[Chosen],
 ) -> None:
     """A layer's codes are those of all its parts."""
     plan, every = parts[0].plan, [q for q, _ in results]
@@ -261,7 +264,7 @@ def _take(
         session.details[plan.name] += notes
 
 
-def _notes(parts: Sequence[Part], results: Sequence[Chosen]) -> Iterator[str]:
+def _notes(parts: Sequence[LayerPart], results: Sequence[Chosen]) -> Iterator[str]:
     """What is said of a layer, and of how many of its rows."""
     for note in dict.fromkeys(note for _, notes in results for note in notes):
         pairs = zip(parts, results, strict=True)
@@ -271,14 +274,14 @@ def _notes(parts: Sequence[Part], results: Sequence[Chosen]) -> Iterator[str]:
 
 
 def _alike(
-    session: Session, algorithm: WeightAlgorithm, layers: Sequence[Sequence[Part]]
-) -> list[list[Sequence[Part]]]:
+    session: Session, algorithm: WeightAlgorithm, layers: Sequence[Sequence[LayerPart]]
+) -> list[list[Sequence[LayerPart]]]:
     """Layers that the algorithm chooses for in one call: of one shape and format, as many as it
     works on side by side."""
     count = getattr(algorithm, "beside", None)
     if count is None:
         return [[parts] for parts in layers]
-    sets: dict[tuple[object, ...], list[list[Sequence[Part]]]] = {}
+    sets: dict[tuple[object, ...], list[list[Sequence[LayerPart]]]] = {}
     for parts in layers:
         plan = parts[0].plan
         top, (rows, k) = session.places[plan.name].top, weight_shape(plan)
@@ -293,7 +296,7 @@ def _alike(
 def _choose_together(
     session: Session,
     algorithm: WeightAlgorithm,
-    layers: Sequence[Sequence[Part]],
+    layers: Sequence[Sequence[LayerPart]],
     grams: Mapping[str, Tensor],
 ) -> dict[str, Chosen]:
     """The codes of parts of layers of one shape and format."""

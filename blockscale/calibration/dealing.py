@@ -110,7 +110,7 @@ def _runs(parts: int, count: int) -> list[range]:
 ROWS = 2048  # of a weight, at most, whose codes are chosen together
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """Rows of a layer's weight [n, k]: the part of a number; all of them where there is one."""
 
     plan: Plan
@@ -123,7 +123,7 @@ class Part(NamedTuple):
         return f"{self.plan.name} [{self.rows.start}:{self.rows.stop}]"
 
 
-def parts_of(plan: Plan, algorithm: Any) -> list[Part]:
+def parts_of(plan: Plan, algorithm: Any) -> list[LayerPart]:
     """The parts that codes of a layer's weight are chosen in by a weight algorithm.
 
     Several only if that says `by_rows`: no row's codes depend on another row, but for an outer
@@ -134,7 +134,7 @@ def parts_of(plan: Plan, algorithm: Any) -> list[Part]:
     if not getattr(algorithm, "by_rows", False) or not _of_rows(plan.format, (n, k)):
         count = 1
     ends = [i * n // max(count, 1) for i in range(count + 1)]
-    return [Part(plan, i, slice(ends[i], ends[i + 1])) for i in range(max(count, 1))]
+    return [LayerPart(plan, i, slice(ends[i], ends[i + 1])) for i in range(max(count, 1))]
 
 
 def weight_shape(plan: Plan) -> tuple[int, int]:

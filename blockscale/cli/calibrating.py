@@ -22,7 +22,7 @@ from blockscale.cli.model_directory import fitting, read_model
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.evaluation.texts import Text, held_out, windows
-from blockscale.files.directory.digests import file_digest
+from blockscale.files.directory.journal import file_digest
 from blockscale.files.directory.model_files import LEDGER
 from blockscale.files.directory.output import absolute, check_apart, check_names, check_target
 from blockscale.files.directory.quantize_directory import as_json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Observers: they see tensors and choose the range of a scale. One file each, found by its name."""
+"""Observers: they see tensors and choose the range of a scale. Each is found by its name."""
 
 from collections.abc import Callable
 from functools import cache

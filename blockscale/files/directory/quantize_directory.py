@@ -24,8 +24,8 @@ from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
 from blockscale.core.work import Progress
 from blockscale.files.directory.beside import beside, read_name, work_path
-from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import is_own, sync_folder
+from blockscale.files.directory.journal import Digests, file_digest
 from blockscale.files.directory.model_files import CONFIG, LEDGER
 from blockscale.files.directory.output import absolute, check_apart, check_names, check_output
 from blockscale.files.directory.plan import DirectoryLedger, DirectoryPlan, make_plan

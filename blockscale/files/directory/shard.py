@@ -14,8 +14,8 @@ from blockscale.core.parse import parse
 from blockscale.core.profiles.knobs import Profile
 from blockscale.core.work import Progress
 from blockscale.files.directory.computed import computed_reader
-from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import remove
+from blockscale.files.directory.journal import Digests, file_digest
 from blockscale.files.directory.plan import DirectoryPlan, ShardPlan, TensorPlan, stamp
 from blockscale.files.directory.tops import Tops
 from blockscale.files.directory.workspace import Workspace

@@ -26,9 +26,8 @@ from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import FileError, open_regular
 from blockscale.core.work import Progress
 from blockscale.files.directory.beside import work_path
-from blockscale.files.directory.digests import Digests, file_digest
 from blockscale.files.directory.folder import is_own
-from blockscale.files.directory.journal import Journal
+from blockscale.files.directory.journal import Digests, Journal, file_digest
 from blockscale.files.directory.output import absolute
 from blockscale.files.directory.plan import (
     DirectoryLedger,
