@@ -26,7 +26,7 @@ import torch
 import blockscale as bs
 from blockscale.bench.machine import commit, hardware, versions
 from blockscale.core.recipe import Recipe
-from blockscale.files.header import lay_out, stored_tensor
+from blockscale.files.header import lay_out, tensor_of
 from blockscale.files.stream import Reader, StreamWriter, bytes_of
 
 RECIPES = (
@@ -62,7 +62,7 @@ def write_model(folder: Path, nbytes: float) -> int:
     noise = (torch.randn(ROWS, COLUMNS) * 0.02).bfloat16()
     for shard in range(SHARDS):
         names = [f"layers.{shard * each + i}.mlp.down.weight" for i in range(each)]
-        kinds = {name: stored_tensor(torch.bfloat16, (ROWS, COLUMNS)) for name in names}
+        kinds = {name: tensor_of(torch.bfloat16, (ROWS, COLUMNS)) for name in names}
         path = folder / f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
         with StreamWriter(path, *lay_out(kinds, {"format": "pt"})) as writer:
             for name in names:

@@ -29,7 +29,7 @@ from blockscale.bench.machine import commit, hardware, versions
 from blockscale.core.recipe import Recipe
 from blockscale.files.directory.ranks import ranks_of_launcher
 from blockscale.files.directory.shared_run import quantize_over_ranks
-from blockscale.files.header import lay_out, stored_tensor
+from blockscale.files.header import lay_out, tensor_of
 
 RECIPES = ("nvfp4", "mxfp4")
 SHARDS, ROWS, COLUMNS = 64, 4096, 4096
@@ -42,7 +42,7 @@ def write_model(folder: Path, each: int) -> int:
     folder.mkdir(parents=True)
     for shard in range(SHARDS):
         names = [f"layers.{shard * each + i}.mlp.down.weight" for i in range(each)]
-        kinds = {name: stored_tensor(torch.bfloat16, (ROWS, COLUMNS)) for name in names}
+        kinds = {name: tensor_of(torch.bfloat16, (ROWS, COLUMNS)) for name in names}
         header, placed = lay_out(kinds, {"format": "pt"})
         with (folder / f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors").open("wb") as file:
             file.write(header)

@@ -106,9 +106,9 @@ def copy_speed() -> float:
 def with_setting(elements: int, warps: int) -> None:
     """Everything that is launched from now on, where blocks are small."""
 
-    def setting(at: BlockedMatrix, *, given: bool, merged: bool, **more: Any) -> plan.Setting:
-        if merged or (not given and at.bm * at.bk > elements):
-            return original(at, given=given, merged=merged, **more)
+    def setting(at: BlockedMatrix, *, has_scale: bool, merged: bool, **more: Any) -> plan.Setting:
+        if merged or (not has_scale and at.bm * at.bk > elements):
+            return original(at, has_scale=has_scale, merged=merged, **more)
         return plan.Setting(elements, warps)
 
     plan.setting = setting

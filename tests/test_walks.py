@@ -13,7 +13,7 @@ from tests.support.walks import Walk, flows, walk, walks
 MOST = {  # files; these only go down
     "`bs.quantize`, reference": 17,
     "`bs.quantize`, cpu": 10,
-    "`bs.quantize_`, three layers": 32,  # 30, and one for each library that listens
+    "`bs.quantize_`, three layers": 30,
     '`bs.calibrate(weight="gptq")`, two layers': 64,  # 61, and who has which rows and strips
 }
 
@@ -44,7 +44,11 @@ def test_no_more_files_than_before(name: str) -> None:
         made = walk(found[name]())
         again = walk(found[name]())
     assert made == again
-    assert len(made.files) <= MOST[name], "\n".join(made.files)
+    # libraries that a test imported before listen, each by a file of its own
+    own = [
+        each for each in made.files if each.count("/") < 2 or not each.startswith("integrations/")
+    ]
+    assert len(own) <= MOST[name], "\n".join(own)
 
 
 @pytest.mark.slow

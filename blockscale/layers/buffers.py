@@ -134,7 +134,7 @@ class Buffers(nn.Module):
         for hook, offload_buffers in self._hooks:
             hook.offload_buffers = offload_buffers
         self._keeper = None
-        del self.__dict__["_hf_hook"], self.__dict__["_asked"]
+        del self.__dict__["_hf_hook"], self.__dict__["_hooks"]
 
     def _leave_to(self, hook: Any) -> None:
         """Let an AlignDevicesHook that offloads parameters keep the buffers, too, or none."""

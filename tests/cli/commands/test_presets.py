@@ -46,6 +46,6 @@ def test_an_unknown_one():
 
 
 def test_what_was_not_measured_says_so(monkeypatch):
-    monkeypatch.setattr("blockscale.core.presets._measured", dict)
+    monkeypatch.setattr("blockscale.core.presets._figures", dict)
     assert run().stdout.count("not measured") == len(bs.presets())
     assert run("w8a8").stdout.endswith("not measured yet\n")

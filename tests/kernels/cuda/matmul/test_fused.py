@@ -13,7 +13,7 @@ from blockscale.kernels.cuda.matmul.fused import (
     FusedSettings,
     add_tail,
     fits,
-    split,
+    share_out,
     steps_together,
     takes,
     to_measure,
@@ -80,7 +80,7 @@ def test_what_is_measured(name: str) -> None:
 @pytest.mark.parametrize(("chunks", "tail"), [(1, 1), (3, 1), (1, 2), (1, 4)])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_every_step_of_every_tile_is_summed_once(tiles, total, unit, chunks, tail, parts):
-    c = split(tiles, total, unit, FusedSettings(128, 128, 0, chunks, tail), parts, 132)
+    c = share_out(tiles, total, unit, FusedSettings(128, 128, 0, chunks, tail), parts, 132)
     met: Counter[tuple[int, int]] = Counter()
     for pid in range(c.grid[0]):
         for part in range(c.grid[1]):
