@@ -10,7 +10,7 @@ import torch
 import blockscale as bs
 from blockscale.integrations.transformers import from_checkpoint
 from tests.clients import results
-from tests.clients.programs import install
+from tests.clients.programs import install, run
 from tests.clients.vllm import (
     COUNT,
     PROMPTS,
@@ -169,3 +169,35 @@ def test_a_model_is_refused_that_would_compute_with_nothing(
     with pytest.raises(AssertionError, match=reason):
         greedy(directory, PROMPTS, COUNT, installed)
     results.refused()
+
+
+_CLAMPED = """
+import json, types, torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from blockscale.integrations.vllm.method import _activation
+torch.manual_seed(0)
+x = torch.randn(3, 16) * 4
+def gives(**changes):
+    settings = {"is_act_and_mul": True, "swiglu_limit": None, "swiglu_alpha": None,
+                "swiglu_beta": None, "activation_situ_beta": None,
+                "activation_situ_linear_beta": None} | changes
+    layer = types.SimpleNamespace(activation=MoEActivation.SILU,
+                                  moe_config=types.SimpleNamespace(**settings))
+    return _activation(layer)(x)
+gate, up = x.chunk(2, 1)
+silu = torch.nn.functional.silu
+expected = silu(gate.clamp(max=1.5)) * up.clamp(-1.5, 1.5)
+try:
+    clamped = float((gives(swiglu_limit=1.5) - expected).abs().max())
+except Exception as error:
+    clamped = str(error)
+print(json.dumps([float((gives() - silu(gate) * up).abs().max()), clamped]))
+"""
+
+
+@pytest.mark.loads("experts whose gates are clamped")
+def test_gates_are_clamped_where_the_model_says(installed: Path) -> None:
+    plain, clamped = run("vllm", _CLAMPED, installed=installed)
+    assert plain < 1e-6
+    # a build without that operation says so; it must not leave the clamp out
+    assert clamped < 1e-6 if isinstance(clamped, float) else "clamp" in clamped

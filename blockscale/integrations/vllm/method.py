@@ -19,7 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm import envs
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.activation import (
+    ApplyMoEActivationConfig,
+    MoEActivation,
+    apply_moe_activation,
+)
+from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
@@ -323,9 +328,12 @@ def _activation(layer: Any) -> Callable[[Tensor], Tensor]:
     if layer.activation == MoEActivation.SWIGLUOAI:
         return clamped_swiglu
 
+    config = layer.moe_config  # also says where gates and ups are clamped
+    settings = ApplyMoEActivationConfig.from_configs(config, FUSED_MOE_UNQUANTIZED_CONFIG)
+
     def apply(x: Tensor) -> Tensor:
-        y = x.new_empty(x.shape[0], x.shape[1] // (2 if layer.moe_config.is_act_and_mul else 1))
-        apply_moe_activation(layer.activation, y, x)
+        y = x.new_empty(x.shape[0], x.shape[1] // (2 if config.is_act_and_mul else 1))
+        apply_moe_activation(layer.activation, y, x, activation_config=settings)
         return y
 
     return apply
