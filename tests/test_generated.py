@@ -126,6 +126,13 @@ def test_clients_that_pass_fail_and_were_not_run(tmp_path):
     ]
 
 
+def test_formats_of_clients_have_their_names(tmp_path):
+    names = ("Llama-e2m1:group16:e4m3", "int8:channel-1:fp32 \\xd7 int8:token:fp32")
+    lines = [{"test": f"test_a.py::test_x[{name}]"} for name in names]
+    page = clients.page(clients_lines(tmp_path / "clients.jsonl", *lines), CASES)
+    assert "| Llama-nvfp4, int8:channel-1:fp32 × int8_token |" in page
+
+
 @pytest.mark.parametrize(
     ("figures", "said"),
     [

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockscale.core.parse import display_name
 from docs.pages import DOCS
 
 RESULTS = DOCS / "clients.jsonl"
@@ -135,8 +136,9 @@ def _row(case: Case, lines: list[dict[str, Any]]) -> str:
 
 
 def _label(line: dict[str, Any]) -> str:
-    """The case of a test, whose name pytest writes in ASCII."""
-    return str(line["test"]).partition("[")[2].removesuffix("]").replace("\\xd7", "×")
+    """The case of a test, whose name pytest writes in ASCII; formats by their names."""
+    text = str(line["test"]).partition("[")[2].removesuffix("]").replace("\\xd7", "×")
+    return "-".join(display_name(part) for part in text.split("-"))
 
 
 def figures(several: list[dict[str, Any]]) -> str:
