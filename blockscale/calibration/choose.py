@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform, WeightAlgorithm
 from blockscale.calibration.block_calls import BlockAlgorithm
-from blockscale.calibration.dealing import LayerPart, has_top, parts_of, weight_shape
+from blockscale.calibration.dealing import LayerPart, has_top, parts_of, weight_shape, width
 from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
 from blockscale.calibration.places import (
@@ -22,7 +22,7 @@ from blockscale.calibration.places import (
     to_bytes,
     unpack,
 )
-from blockscale.calibration.session import Session, has_rows, of_a_stack, width
+from blockscale.calibration.session import Session, has_rows, of_a_stack
 from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Scheme
 from blockscale.layers.apply import swap

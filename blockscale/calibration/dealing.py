@@ -137,9 +137,14 @@ def parts_of(plan: Plan, algorithm: Any) -> list[LayerPart]:
     return [LayerPart(plan, i, slice(ends[i], ends[i + 1])) for i in range(max(count, 1))]
 
 
+def width(plan: Plan) -> int:
+    """k of a layer's stored weight [n, k]."""
+    return stored_shape(plan.parameter.shape, plan.layout)[-1]
+
+
 def weight_shape(plan: Plan) -> tuple[int, int]:
     """[n, k] of a layer's weight as it is stored."""
-    k = stored_shape(plan.parameter.shape, plan.layout)[-1]
+    k = width(plan)
     return plan.parameter.numel() // max(k, 1), k
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blockscale.calibration.batches import Batches, Coverage, Seen
-from blockscale.calibration.dealing import Effort, effort_of_codes
+from blockscale.calibration.dealing import Effort, effort_of_codes, width
 from blockscale.calibration.input_stats import (
     Callback,
     InputStats,
@@ -29,7 +29,7 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import read_block
 from blockscale.core.format import Format
-from blockscale.core.pack import of_convolution, stored_shape
+from blockscale.core.pack import of_convolution
 from blockscale.core.scale import FLOAT_SCALES
 from blockscale.layers.assembly import supplied
 from blockscale.layers.plan import Decision, Plan
@@ -309,11 +309,6 @@ def nbytes_of(plan: Plan, part: str, spec: Spec) -> int:
     probe = observer_of(spec, getattr(plan.scheme, part))
     probe.observe(torch.zeros(1, plan.features(part)))
     return sum(buffer.nbytes for buffer in probe.buffers())
-
-
-def width(plan: Plan) -> int:
-    """k of a layer's stored weight [n, k]."""
-    return stored_shape(plan.parameter.shape, plan.layout)[-1]
 
 
 def has_rows(plan: Plan) -> bool:

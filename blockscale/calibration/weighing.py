@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.calibration.dealing import Effort, weight_shape
+from blockscale.calibration.dealing import Effort, width
 from blockscale.calibration.input_stats import Callback, Size, rows_of, sized
 from blockscale.calibration.padding import Neighbours, neighbours_of, sum_of
 from blockscale.calibration.ranks import Ranks
@@ -208,7 +208,7 @@ def _added(products: Iterable[Gram]) -> Gram | None:
 
 def effort_of_gram(plan: Plan) -> Effort:
     """What it takes to sum up a layer's gram matrix."""
-    _, k = weight_shape(plan)
+    k = width(plan)
     count = len(columns_of(plan))
     return Effort(0.0, float(k) ** 2 / count, count)
 
@@ -216,7 +216,7 @@ def effort_of_gram(plan: Plan) -> Effort:
 def columns_of(plan: Plan) -> list[slice]:
     """The strips that a layer's gram matrix is summed up in (`strips_of`), the first, the last, the
     second and so on: neighbours have about the same size together."""
-    _, k = weight_shape(plan)
+    k = width(plan)
     strips = strips_of(k, plan.parameter.device)
     return [strips[i // 2 if i % 2 == 0 else -(i // 2) - 1] for i in range(len(strips))]
 
@@ -259,7 +259,7 @@ class Weighing:
         return {rank: sorted(strips, key=lambda s: s.start) for rank, strips in every.items()}
 
     def _begin(self, plan: Plan) -> None:
-        _, k = weight_shape(plan)
+        k = width(plan)
         device, strips = plan.parameter.device, self._strips[plan.name]
         every = {rank: GramCollector(k, device, some) for rank, some in strips.items()}
         self.own[plan.name] = every.get(self._ranks.rank, GramCollector(k, device))
@@ -281,7 +281,7 @@ class Weighing:
     def _adder(self, plan: Plan, into: GramCollector) -> Callable[[Tensor, Size], None]:
         before = self._places[plan.name].before
         last = self._last  # callbacks that knew of this object would keep its sums alive
-        alike = (weight_shape(plan)[1], plan.layout) if before is None else id(before)
+        alike = (width(plan), plan.layout) if before is None else id(before)
 
         def add(x: Tensor, size: Size) -> None:
             rows = partial(rows_of, plan, x, before, size)
@@ -309,7 +309,7 @@ class Weighing:
 
     def _whole(self, plan: Plan, users: set[int]) -> Tensor | None:
         """X^T X of a layer, in the processes that need it."""
-        (_, k), ranks = weight_shape(plan), self._ranks
+        k, ranks = width(plan), self._ranks
         strips, own = self._strips[plan.name], self.own[plan.name]
         every = [(own.strips, own.sum)]
         if len(strips) > 1 or set(strips) != users:

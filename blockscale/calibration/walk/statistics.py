@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blockscale.calibration.batches import Coverage
 from blockscale.calibration.choose import groups, share, statistics_bytes
+from blockscale.calibration.dealing import width
 from blockscale.calibration.input_stats import (
     Callback,
     DriftCollector,
@@ -24,7 +25,6 @@ from blockscale.calibration.session import (
     each_of,
     nbytes_of,
     static_parts,
-    width,
 )
 from blockscale.layers.plan import Plan
 
