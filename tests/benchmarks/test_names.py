@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import nodes
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     file for folder in ("attack", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
@@ -17,7 +19,7 @@ PROGRAMS = sorted(
 
 def imported(source: str) -> Iterator[tuple[str, str]]:
     """(module of blockscale, name in it) of each import from there."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("blockscale"):
             yield from ((str(node.module), alias.name) for alias in node.names)
 

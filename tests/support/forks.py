@@ -19,7 +19,9 @@ import tempfile
 import time
 import tomllib
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -150,12 +152,7 @@ class Forks:
         """
         request = {"tests": tests, "path": path and str(path), "text": text,
                    "slow": slow or False, "timeout": timeout}  # fmt: skip
-        fast = self._run_both(request)
-        if slow is None and fast.code in (PASSED, NO_TESTS):
-            more = self._run_both(request | {"slow": True})
-            if more.code == FAILED:
-                return more
-        return fast
+        return _by_speed(self._run_both, request, slow)
 
     def _run_both(self, request: dict[str, Any]) -> Outcome:
         first = self._run("imported", request)
@@ -172,12 +169,19 @@ class Forks:
         as in `run`."""
         request = {"tests": tests, "path": None, "text": "", "slow": slow or False,
                    "timeout": timeout, "environment": environment}  # fmt: skip
-        fast = self._run("bare", request)
-        if slow is None and fast.code in (PASSED, NO_TESTS):
-            more = self._run("bare", request | {"slow": True})
-            if more.code == FAILED:
-                return more
-        return fast
+        return _by_speed(partial(self._run, "bare"), request, slow)
+
+
+def _by_speed(
+    run: Callable[[dict[str, Any]], Outcome], request: dict[str, Any], slow: bool | None
+) -> Outcome:
+    """As `request` says; without a choice of `slow` then slow tests, too, where no other fails."""
+    fast = run(request)
+    if slow is None and fast.code in (PASSED, NO_TESTS):
+        more = run(request | {"slow": True})
+        if more.code == FAILED:
+            return more
+    return fast
 
 
 # In the processes
