@@ -29,6 +29,7 @@ SPELLINGS += [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs:UserWarning")
 @pytest.mark.parametrize("shape", [(3, 40), (2, 3, 33)])
 @pytest.mark.parametrize("name", SPELLINGS)

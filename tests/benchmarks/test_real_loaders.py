@@ -299,7 +299,7 @@ def test_pieces_through_a_float_cache_are_the_whole():
     assert pieces(ids)["logits"] is pieces(ids.clone())["logits"]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("case", keys_values.CASES, ids=lambda case: case.name)
 def test_each_case_is_a_cache_of_its_own(case):
     line = keys_values.measured(

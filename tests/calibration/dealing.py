@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
 # what sums gradients batch by batch, and so other bits than one process that joins rows
 LEARNED: dict[str, Case] = {
     "signround": (
-        decoder, ids, STATIC, {"weight": SignRound(5, start="absmax", positions=24, whole=3)},
+        decoder, ids, STATIC, {"weight": SignRound(2, start="absmax", positions=24, whole=2)},
     ),
 }  # fmt: skip
 MORE: dict[str, Case] = (
@@ -206,7 +206,6 @@ MORE_LEARNED: dict[str, Case] = {
 }  # fmt: skip
 # what four processes, and three of them, share
 SHARED: dict[str, Case] = {
-    "groups": (decoder, ids, STATIC, {"weight": "gptq", "parts": True}),
     "drift": (
         decoder, ids, NVFP4,
         {"weight": GPTQ("absmax", asymmetric=True), "transform": "smoothquant", "parts": True},

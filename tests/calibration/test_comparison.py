@@ -187,6 +187,7 @@ HIDING = {  # NaN, infinity and -infinity that come out finite
 }  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", HIDING)
 def test_what_a_format_hides_is_counted(fmt: str) -> None:
     x = torch.cat(X)

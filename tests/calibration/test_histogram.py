@@ -91,6 +91,7 @@ def test_growing_is_counting_from_the_start(batches):
         np.testing.assert_array_equal(found, by_numpy(chosen, amax))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("block", ["tensor", "channel-1", "channel0", "token", "group3", "tile2x4"])
 def test_each_block_has_its_own(block):
     generator = torch.Generator().manual_seed(0)
@@ -196,6 +197,7 @@ def measured(x: torch.Tensor, fmt: str) -> float:
     return float((bs.fake_quantize(x, plain).double() - x).square().mean())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", SEEN_FORMATS)
 def test_the_error_is_exact_while_everything_is_kept(fmt: str) -> None:
     x = draw(24, 48) * torch.linspace(0.1, 9, 48)

@@ -23,6 +23,7 @@ def far(rows: int = 400, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed)) + 9
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spec", OBSERVERS)
 @pytest.mark.parametrize("fmt", [OFFSET, "uint4:channel-1:fp16:offset"])
 def test_a_range_is_that_of_what_was_seen(spec: str, fmt: str) -> None:

@@ -41,6 +41,7 @@ def exact_norms(model: nn.Module) -> None:
             module.forward = norm.__get__(module)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", DECODERS)
 def test_nothing_changes_but_the_weights(name: str) -> None:
     exact = name != "mixtral"  # whose experts know no float64

@@ -20,6 +20,7 @@ def test_hadamard_matrices_of_many_orders() -> None:
         assert torch.equal(h @ h.T, n * torch.eye(n, dtype=torch.float64))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("keeps_mean", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 48, 52, 100])
 def test_orthogonal(n: int, *, keeps_mean: bool) -> None:

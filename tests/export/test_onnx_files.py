@@ -55,6 +55,7 @@ def by_reference(source: Path, path: Path, fmt: str) -> Path:
     return path
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_weights(fmt: str, tmp_path: Path) -> None:
     source = several(tmp_path / "float.onnx")

@@ -34,7 +34,7 @@ def test_a_float_directory(tmp_path):
     assert found.total.bits == 8 * found.total.nbytes / sum(t.numel() for t in tensors.values())
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", formats())
 def test_a_quantized_directory(name, tmp_path):
     model = write_model(tmp_path / "model", tiny_tensors(), 2)

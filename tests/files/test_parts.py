@@ -39,7 +39,7 @@ def test_save_load_and_compare(fmt: str, tmp_path: Path) -> None:
     assert rows["1.weight"].nbytes == made[1].weight.nbytes
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_directory_has_the_bits_of_the_model(fmt: str, tmp_path: Path, monkeypatch) -> None:
     torch.manual_seed(0)

@@ -23,6 +23,7 @@ def held(weight):
     return info, {"codes": q.packed} | parts
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_experts_one_by_one(name, fmt):

@@ -114,6 +114,7 @@ def result(move: Move, case: Case, infos, pieces) -> dict[str, Tensor] | None:
     return values
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", CASES)
 def test_values_move_as_transformers_moves_floats(name, fmt):

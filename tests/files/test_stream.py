@@ -51,6 +51,7 @@ def test_a_header_is_parsed_once_while_headers_are_kept(tmp_path, monkeypatch):
         assert [*reader.tensors] == ["y"] and len(parsed) == 3
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", [n for n in DTYPES if n != "F8_E8M0"])
 def test_every_dtype(name, tmp_path):
     dtype = DTYPES[name]

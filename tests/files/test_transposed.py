@@ -96,6 +96,7 @@ def test_transforms_are_saved(tmp_path) -> None:
     assert torch.equal(again(image()), model(image()))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("fmt", ["int8_channel", "mxfp4", "int4:group4:fp32"])
 def test_a_directory(fmt: str, shards: int, tmp_path) -> None:

@@ -62,6 +62,7 @@ def test_every_dividing_scale_repeats_to_the_tensor(shape) -> None:
         assert (p.channel_axis is None) == (len(cut) > 1)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG, "int8:tile3x40:fp32", "int8:group7@0:fp32:asym"])
 @pytest.mark.parametrize("shape", [(8, 128), (5, 70), (2, 3, 96)], ids=str)
 def test_every_format(fmt: str, shape) -> None:
@@ -187,6 +188,7 @@ def test_of_other_nodes() -> None:
         QuantParams.of(by_name["quantize.default"])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG, "int8:tile3x40:fp32", "int8:group7@0:fp32:asym"])
 @pytest.mark.parametrize("shape", [(5, 70), (2, 3, 96)], ids=str)
 def test_numbers_of_every_format(fmt: str, shape) -> None:

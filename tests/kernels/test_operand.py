@@ -29,6 +29,7 @@ def parts_of(fmt: str, shape: tuple[int, ...]) -> QParams:
     return reference.choose_qparams(torch.ones(shape), parse(fmt))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_new_memory_is_what_the_reference_gives(fmt: str, shape: tuple[int, ...]) -> None:

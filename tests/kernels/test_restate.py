@@ -79,6 +79,7 @@ def test_a_tensor_seen_in_blocks() -> None:
     assert in_blocks((6, 8), read_block("flat10")) is None
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 @pytest.mark.parametrize("odd", [False, True])
 def test_steps_and_offsets_are_the_references(fmt: str, odd: bool) -> None:
@@ -93,6 +94,7 @@ def test_steps_and_offsets_are_the_references(fmt: str, odd: bool) -> None:
                 assert same(_offsets(qparams, form), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 def test_restated_parts_give_the_same_values(fmt: str) -> None:
     form = parse(fmt)
@@ -112,6 +114,7 @@ def test_restated_parts_give_the_same_values(fmt: str) -> None:
             assert torch.equal(again, codes)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_chosen_scales_are_the_references(fmt: str) -> None:
     form = parse(fmt)

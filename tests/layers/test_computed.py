@@ -27,6 +27,7 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("how", LAYERS)
 def test_quantized_saved_and_loaded(how: str, tmp_path) -> None:
     model = made(how).eval()

@@ -62,6 +62,7 @@ def check(attention: nn.Module, whole: bs.QTensor, names: list[str]) -> None:
             assert torch.equal(torch.cat([getattr(w, part) for w in weights]), of_whole)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", TWO_LEVELS)
 def test_the_bits_are_those_of_the_joined_weight(fmt: str) -> None:
     model = Model()

@@ -250,7 +250,7 @@ def run(model: nn.Module, x) -> Tensor:
     return y if isinstance(y, Tensor) else y[0]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name][1] is not None])
 def test_outputs_are_those_of_the_dequantized_weights(name: str) -> None:
     """With and without autograd: torch has fused paths that read weights without calling layers."""

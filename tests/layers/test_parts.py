@@ -26,6 +26,7 @@ def model(recipe) -> nn.Module:
     return made
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_layer_holds_what_the_tensor_function_gives(fmt: str) -> None:
     torch.manual_seed(0)

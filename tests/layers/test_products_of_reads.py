@@ -112,6 +112,7 @@ def test_a_quantized_bias_meets_the_kernel_by_its_values() -> None:
         )
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG, "int4:group32:fp32:offset", "uint4:group32:fp16:asym"])
 def test_every_format(fmt: str) -> None:
     weight = QWeight.quantize(torch.randn(32, 64), bs.parse(fmt))

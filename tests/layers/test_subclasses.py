@@ -154,6 +154,7 @@ def both(name: str, recipe="int8_channel") -> tuple[nn.Module, nn.Module, Tensor
     return model, twin, x
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_what_its_class_does_of_the_dequantized_weight(name: str) -> None:
     model, twin, x = both(name)

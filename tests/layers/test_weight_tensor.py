@@ -21,7 +21,7 @@ from tests.support.read_models import inputs, pair
 FORMATS = ("mxfp4", "nvfp4", "int8_channel", "int8", "nf4:group32:fp32", "uint4:group16:fp32:asym")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_models_that_read_weights(fmt: str, grad: type) -> None:

@@ -65,6 +65,7 @@ def test_layers(fmt: str | None, looped: list[str]) -> None:
     assert (looped == []) == (fmt in AT_ONCE), looped
 
 
+@pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore:.*using the reference, which is slow")
 @pytest.mark.parametrize("fmt", INPUTS[1:])
 def test_tensors(fmt: str, looped: list[str]) -> None:

@@ -83,6 +83,7 @@ def test_a_number_for_each_dimension(settings: dict) -> None:
         check(nn.ConvTranspose2d(CHANNELS, 20, **settings), (4, 5), WEIGHTS[0], fmt)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "uint4", "int8_channel", "binary", "uint16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_catalogue_formats(name: str, dtype: torch.dtype) -> None:

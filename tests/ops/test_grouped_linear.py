@@ -48,7 +48,7 @@ def each(x: Tensor, whole: Operand, ends: Tensor, bias: Tensor | None, by: str =
     return y
 
 
-@pytest.mark.some(18)
+@pytest.mark.some(36)
 @pytest.mark.parametrize("by", ["", "int8:token:fp32", "mxfp8", "nvfp4", "int8:tensor:fp32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spelling", SPELLINGS)

@@ -132,6 +132,7 @@ def test_outer_scales_of_blocks(backend: str) -> None:
         assert bits(P.dequantize(held, torch.float32)) == bits(q.dequantize())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_tensor_of_rank_0(fmt: str, backend: str) -> None:
     x = torch.tensor(0.75)

@@ -111,6 +111,7 @@ def test_sizes_come_from_other_arguments_where_the_torch_op_has_none() -> None:
     assert takes.bind(x, codes, codes, None, None, "int4", [5, 3, 2, 2])[1].size == 12
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_there_and_back(fmt: str) -> None:
     for name, many in samples(fmt).items():

@@ -81,6 +81,7 @@ def test_gradient(fmt: str, scale, outer, zero, dtype: torch.dtype) -> None:
         assert bits(wanted.grad) == bits(torch.where(mask, gradient, 0.0))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_strides_change_nothing(fmt: str) -> None:
     wide = torch.randn(2 * K, 10)

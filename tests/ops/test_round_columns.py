@@ -30,6 +30,7 @@ def test_a_loop_over_numbers() -> None:
                     pending[later] = pending[later] - error * coupling[j, later].item()
 
 
+@pytest.mark.some(3)
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of learned tables
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_without_coupling_it_is_quantize(fmt: str) -> None:

@@ -17,6 +17,7 @@ def like(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_results_have_them(fmt: str, shape: tuple[int, ...]) -> None:

@@ -90,6 +90,7 @@ def test_a_tensor_in_any_format(case) -> None:
     assert bits(bs.fake_quantize(x, spelling, seed=7)) == bits(q.dequantize(x.dtype))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_packed_bytes(name: str) -> None:
     """numerics.md, section 6: the bytes themselves, for odd rows."""

@@ -365,6 +365,7 @@ OVER_PARAMETERS: dict[str, tuple[Any, str | None]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", OVER_PARAMETERS)
 def test_programs_that_go_over_parameters(name: str) -> None:
     call, error = OVER_PARAMETERS[name]

@@ -64,6 +64,7 @@ def test_against_torch():
     torch.testing.assert_close(scale.parameter.grad.reshape(1), step.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 def test_the_gradients_are_the_formulas(fmt, domain):
@@ -122,6 +123,7 @@ def test_thresholds_are_tqts(bits):
         assert scale.qparams().scale.item() == wanted, log2_t
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS[:-1])  # toward_zero turns on the last bit of a scale
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 def test_it_begins_no_worse_than_the_format_and_lsq(fmt, domain):
@@ -182,6 +184,7 @@ def test_a_step_that_training_drives_below_zero_comes_back():
     assert scale.parameter.grad.item() < 0  # a larger step gives a larger y
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("value", [0.0, 1e38, float("inf")])
 @pytest.mark.parametrize("fmt", ["int8:tensor:fp32", "int8:tensor:pow2/ceil", "e2m1:group4:e4m3"])
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
@@ -257,6 +260,7 @@ def test_a_first_batch_that_says_nothing_is_no_beginning(domain, first):
     assert error(model, x, floats(x)) < 0.02
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("domain", ["steps", "thresholds"])
 @pytest.mark.parametrize("fmt", ["int8:channel0:pow2/ceil", "int8:group4:fp32", "mxfp8"])
 def test_rows_of_zeros_begin_when_they_have_values(domain, fmt):

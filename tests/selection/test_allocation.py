@@ -33,6 +33,7 @@ def drawn(seed, count=5, options=4, spread=1e6):
     ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_choice_is_found(seed):
     layers = drawn(seed)
@@ -47,6 +48,7 @@ def test_the_best_choice_is_found(seed):
         assert found.bits == sum(o.bits for o in taken)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_two_budgets(seed):
     layers = drawn(seed)

@@ -88,6 +88,7 @@ def check(x: torch.Tensor, fmt: Format) -> None:
     assert same(reference.qparams_from_range(*ranges, single, wanted.outer), wanted)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("odd", [*ODD, "zero block", "zeros", "nothing but nan"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_reference_is_the_oracle(name: str, odd: str) -> None:
@@ -140,6 +141,7 @@ def test_a_power_of_two_is_the_nearest_by_its_logarithm(name: str) -> None:
     assert steps.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("scale", ["e8m0/floor", "pow2/ceil", "fp32", "fp16", "bf16", "e4m3"])
 @pytest.mark.parametrize("element", ["int4", "e2m1", "int8"])
 def test_a_wanted_step_is_stored_as_the_nearest(scale: str, element: str) -> None:

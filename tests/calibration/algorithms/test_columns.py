@@ -26,6 +26,7 @@ FORMATS = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
@@ -57,6 +58,7 @@ def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
     assert torch.equal(coarse.qparams_of([0], 0).scale, search(*part, spacing=4).scale)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", [*FORMATS, "int4:group8:fp32:signed", "book3:group8:fp32"])
 @pytest.mark.filterwarnings("ignore:no cpu kernel runs")  # of learned tables
 def test_scales_that_are_taken_and_changed(fmt: str) -> None:

@@ -35,7 +35,7 @@ def objective(values: Tensor, target: Tensor, h: Tensor) -> float:
     return float(np.trace(away.T @ h.numpy() @ away))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_sweep_raises_the_error(fmt: str) -> None:
     weight, h = torch.randn(12, 100), gram_of(100)

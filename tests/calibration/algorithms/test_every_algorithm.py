@@ -34,7 +34,7 @@ def quantized(name: str, weight: torch.Tensor, fmt: str, gram: torch.Tensor | No
     return algorithm.quantize(weight, bs.parse(fmt), gram, "head")
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_codes_are_of_the_format_and_the_same_each_time(name: str, fmt: str) -> None:

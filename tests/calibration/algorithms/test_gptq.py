@@ -46,6 +46,7 @@ def textbook(weight: Tensor, gram: Tensor, group: int, order: np.ndarray) -> np.
     return codes
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("act_order", [False, True])
 def test_the_textbook(seed: int, act_order: bool) -> None:
@@ -58,6 +59,7 @@ def test_the_textbook(seed: int, act_order: bool) -> None:
     assert np.array_equal(q.codes.numpy(), textbook(weight, gram, 8, order))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("act_order", [False, True])
 def test_uncorrelated_inputs_are_plain_rounding(fmt: str, act_order: bool) -> None:
@@ -85,7 +87,7 @@ def test_uncorrelated_inputs_and_weights_of_very_different_size(fmt: str) -> Non
         assert (found is None and wanted is None) or torch.equal(found, wanted)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("scales", ["absmax", "mse"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_format(fmt: str, scales: str) -> None:
@@ -325,7 +327,7 @@ SIDE = ["int4:group8:fp32", "nvfp4", "uint3:group16:bf16:asym", "mxfp4", "int4:t
         "int4:group12:fp16:offset(fp16)"]  # fmt: skip
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("how", [{}, {"asymmetric": True, "static": True}])
 @pytest.mark.parametrize("fmt", SIDE)
 def test_side_by_side_each_gets_what_it_gets_alone(fmt: str, how: dict[str, Any]) -> None:
@@ -350,7 +352,7 @@ def test_side_by_side_each_gets_what_it_gets_alone(fmt: str, how: dict[str, Any]
             assert (part is None and expected is None) or torch.equal(part, expected)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("how", [{}, {"asymmetric": True, "static": True, "scales": "absmax"}])
 @pytest.mark.parametrize("fmt", SIDE)
 def test_parts_of_a_weights_rows_get_what_they_get_alone(fmt: str, how: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ def with_outliers(n: int, k: int) -> torch.Tensor:
     return torch.randn(n, k).pow(3) * torch.logspace(-3, 3, n)[:, None]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_block_gets_worse_and_the_whole_gets_better(fmt: str) -> None:
     x = with_outliers(12, 36)

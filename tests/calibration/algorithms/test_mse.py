@@ -31,6 +31,7 @@ def errors(x: torch.Tensor, q: bs.ops.tensor.QTensor) -> np.ndarray:
     return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_block_gets_worse_and_the_whole_gets_better(fmt: str) -> None:
     x = torch.randn(12, 36) * torch.logspace(-2, 2, 12)[:, None]

@@ -48,7 +48,7 @@ def test_calibrate_takes_it(name: str) -> None:
         assert mine is theirs is None or torch.equal(mine.flatten(), theirs.flatten())
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("spec", "fmt"), pairs(*(f"{e}:{b}:fp32" for b in BLOCKS for e in ("int8", "binary")))
 )
@@ -94,6 +94,7 @@ def test_nan_and_infinities_are_counted(spec: str) -> None:
         assert same(clean, dirty)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_data_is_an_error(spec: str) -> None:
     fmt = served(spec, "int8:tensor:fp32", "binary:tensor:fp32")
@@ -153,6 +154,7 @@ def test_moving_it_changes_no_dtype(spec: str) -> None:
         assert same(observer, moved)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_memory_does_not_grow(spec: str) -> None:
     """Once what is kept as it is has been given up, as after two of these batches."""
@@ -183,6 +185,7 @@ def test_merging_is_seeing_both(spec: str, fmt: str) -> None:
     assert bs.observers.make(spec, fmt).merge_(bs.observers.make(spec, fmt)).shape is None
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_merging_counts_what_both_saw(spec: str) -> None:
     fmt = served(spec)

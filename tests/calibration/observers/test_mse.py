@@ -84,6 +84,7 @@ def test_powers_of_two_are_searched_completely(element, rule):
         assert error_of(observer, x) <= 1.0001 * min(errors)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     [

@@ -30,6 +30,7 @@ def seeing(fmt, percentile, *batches):
     return observer
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", [SYMMETRIC, UNSIGNED, ASYM])
 @pytest.mark.parametrize("percentile", [1, 50, 99, 99.9, 100])
 def test_small_data_is_numpy_s(fmt, percentile):

@@ -51,6 +51,7 @@ def test_the_catalogue_as_json():
     }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_one_format(name):
     data = json.loads(run("formats", name, "--json").stdout)

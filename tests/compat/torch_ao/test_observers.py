@@ -65,7 +65,7 @@ def nearest(value: float) -> Fraction:
     return Fraction(2) ** n
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(14)
 @pytest.mark.parametrize(("kind", "given"), settings())
 def test_observers(kind: type, given: dict[str, Any]) -> None:
     """By default torch.ao's bits; with power_of_2_scale its scale rounded, and a new zero point."""

@@ -100,6 +100,7 @@ LAYERS = (
 )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("index", range(12))
 def test_every_layer_gets_what_torch_ao_gives_it(index: int) -> None:
     """The oracle is the function with which prepare_fx decides."""

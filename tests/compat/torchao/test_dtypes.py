@@ -31,6 +31,7 @@ def test_signed_codes_below_a_byte_are_stored_in_int8() -> None:
     same(ours.dequantize_affine(q, (1, 32), scale, zero, torch.int4), back)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_limits_are_all_that_the_dtype_has(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")

@@ -135,6 +135,7 @@ def all_three(api, mapping, x: Tensor, block, target, **limits) -> tuple[Tensor,
     return scale, zero, q, *back
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda m: m.name)
 @pytest.mark.parametrize(("shape", "block"), BLOCKS, ids=str)
 def test_kernels_answer_with_torchaos_bits(mapping, shape, block, answered: Calls) -> None:

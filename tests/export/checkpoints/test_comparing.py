@@ -125,7 +125,7 @@ def loss(x, layout, fmt):
     return (10 * (signal / noise).log10()).item(), error.abs().max().item()
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("name", "elements"), crossed(3, [*formats(), *MORE], [1, 300, 10**6]))
 def test_against_the_reference(name, elements, tmp_path):
     tensors = tiny_tensors()

@@ -144,6 +144,7 @@ def values(path, k, dtype):
     return run(path, {"x": np.eye(k, dtype=dtype)}).T.contiguous()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("zero", ["", "packed", "floats"])
 @pytest.mark.parametrize(("n", "k", "g"), [(5, 64, 16), (7, 33, 16), (4, 80, 32)])
 def test_matmul_nbits(n, k, g, zero, tmp_path):

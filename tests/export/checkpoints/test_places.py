@@ -23,6 +23,7 @@ def test_reading(tmp_path):
         files.read(Place(tmp_path, 0, 1))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ["int2", "uint4", "int4", "e2m1", "int8", "uint16", "e4m3"])
 @pytest.mark.parametrize("shape", [(3, 8), (3, 5), (2, 3, 7), (9,)])
 def test_codes_of_the_flattened_tensor(name, shape):

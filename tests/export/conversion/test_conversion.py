@@ -48,7 +48,7 @@ EXACT = [
 ]  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("fmt", "to", "wanted"), EXACT)
 def test_the_same_values_there_and_back(fmt: str, to: str, wanted: str, tmp_path: Path) -> None:
     held = tensors(fmt)

@@ -65,6 +65,7 @@ def test_values(source: str) -> None:
     assert list(dequantized(torch.tensor(2.0), 128)) == [torch.tensor([2.0])]
 
 
+@pytest.mark.some(4)
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("wanted", [*CUT, *WHOLE])

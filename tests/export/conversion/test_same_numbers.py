@@ -148,6 +148,7 @@ def test_shapes() -> None:
 # Bytes are the same, or one bit of one of them is not.
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 3, 8, 37])
 def test_every_place(dtype: torch.dtype, count: int) -> None:

@@ -73,6 +73,7 @@ def decompressed(tensors, found):
     return reader.decompress(dict(tensors), theirs)["weight"]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("weight", [None, hard()], ids=["normal", "hard"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_their_values_are_ours(fmt, weight):

@@ -25,6 +25,7 @@ def bits(x):
     return x.view(torch.int32)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_values(fmt):
     q = tensor(fmt).operand
@@ -35,6 +36,7 @@ def test_values(fmt):
     assert weights.exact(q)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [f for f in FORMATS if "flat" not in f])
 def test_rows(fmt):
     q, ids = tensor(fmt).operand, torch.tensor([[3, 0, 23], [3, 1, 7]])

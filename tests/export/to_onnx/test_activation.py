@@ -58,6 +58,7 @@ def trip(fmt, qparams, given, sizes, optimized=False):
     return run(build, given, optimized=optimized)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("spelling", DYNAMIC)
 def test_dynamic(spelling):
     fmt, given = parse(spelling), x()
@@ -71,6 +72,7 @@ def test_dynamic(spelling):
     assert same(trip(fmt, None, few, sizes), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("spelling", STATIC)
 def test_static(spelling):
     """Scales of other numbers, so that many saturate at either end."""

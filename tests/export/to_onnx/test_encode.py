@@ -49,11 +49,13 @@ def check(fmt):
     assert same(found, fmt.element.decode(expected)), fmt
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_values_are_the_references(name):
     check(parse(f"{name}:tensor:fp32"))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("how", ROUNDINGS)
 @pytest.mark.parametrize("name", ["int8", "e2m1", "e4m3"])
 def test_every_rounding(name, how):
@@ -138,12 +140,14 @@ def expected(fmt, x):
     return torch.cat([step, parts.zero_point.float().flatten()])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_scales_are_the_references(spelling):
     fmt, x = parse(spelling), inputs()
     assert same(steps(fmt, x), expected(fmt, x))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spelling", ["int8:group8:fp32", "mxfp8", "nvfp4", "binary:token:fp32"])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_numbers_that_are_none(spelling, odd):

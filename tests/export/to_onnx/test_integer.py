@@ -52,6 +52,7 @@ FORMATS = [INT8, "uint8:tensor:pow2/floor:asym", "int4:tensor:e8m0",
            "int8:tensor:pow2/floor:up", "int8:tensor:pow2/floor:nearest_away"]  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("spelling", FORMATS)
 def test_into_codes_and_out_of_them(spelling):
     fmt = parse(spelling)
@@ -76,6 +77,7 @@ def test_sums_that_stay_sums():
     check("dequantize", WIDE, 0, -3)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
 @pytest.mark.parametrize("weight", [torch.int8, torch.int16])
 def test_matrices(dtype, weight):

@@ -74,6 +74,7 @@ SUMS = torch.tensor(
 )
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("how", ROUNDINGS)
 @pytest.mark.parametrize("shift", [0, 1, 2, 5, 31, 40, 60, -1, -7])
 def test_shifts(how, shift):
@@ -103,6 +104,7 @@ def test_sums_of_sixty_four_bits(how):
         assert torch.equal(found, shift_right(x, by.int(), how))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("how", ROUNDINGS)
 @pytest.mark.parametrize("by", [1, 3, 6, 49])
 def test_quotients(how, by):

@@ -114,6 +114,7 @@ def element(name):
     return parse(f"{name}:tensor:fp32").element
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("shape", [(4, 8), (3, 5), (7,)])
 def test_onnx_reads_what_was_stored(name, shape):

@@ -33,6 +33,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("shape", [(6, 10), (3, 4, 10)])
 def test_spread_as_the_reference_does(name, shape):
@@ -161,6 +162,7 @@ class BitShift(OpRun):
         return (np.round(exact).astype(x.dtype),)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15])
 def test_nothing_but_zeros_is_shifted_out(bits):
     made_of = element("uint1" if bits == 1 else f"uint{bits}")

@@ -51,6 +51,7 @@ def test_other_ranks(spelling, shape):
     assert same(run(lambda scope, names: weight(scope, "w", coded, (), torch.float32)), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_rows(spelling):
     coded, table = stored(spelling)
@@ -101,6 +102,7 @@ TIED = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("spelling", TIED)
 def test_a_table_and_a_product_read_one_weight(spelling):
     """Stored once, in the form that runtimes fuse where there is one; both get the reference's."""

@@ -108,7 +108,7 @@ def check(x, fmt, elements, seed=7, run=map):
     return notes
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("name", "shape"), crossed(3, [*formats(), *MORE], [(37, 70), (64, 128), (5, 6, 40)])
 )
@@ -140,7 +140,7 @@ def test_flat_blocks_that_hold_whole_rows_are_cut():
         assert (len(quantizer._cuts.slabs) > 1) == several, (name, shape)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_threads_change_nothing(name):
     x = torch.randn(64, 128)
@@ -150,6 +150,7 @@ def test_threads_change_nothing(name):
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [*formats(), *MORE])
 def test_empty_tensors(name):
     for shape in ((0, 32), (4, 0), (0, 0)):
@@ -196,6 +197,7 @@ def streamed(x: torch.Tensor, block: str, rows: int) -> SummedBlocks:
     return SummedBlocks(reference.Ranges(low, high, low > high), counted)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("rows", [1, 3, 64])
 @pytest.mark.parametrize("block", ["tensor", "channel1"])
 @pytest.mark.parametrize("scale", [1.0, 1e-42, 1e38])
@@ -223,6 +225,7 @@ def test_blocks_that_slabs_cut_cannot_compare_two_scales():
         check(torch.randn(12, 8), fmt, 8)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "name", [*formats(), "int8:block*x*:fp32", "e2m1:group16:(e4m3:block*x*:fp32)"]
 )

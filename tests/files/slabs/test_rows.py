@@ -49,6 +49,7 @@ def whole(rows: Rows, elements: int) -> Tensor:
     return joined.reshape(rows.shape)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("elements", [1, 50, 10**6])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
@@ -61,7 +62,7 @@ def test_slabs_of_floats(name: str, elements: int, tmp_path) -> None:
             assert torch.equal(whole(rows, elements), expected)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("elements", [1, 50, 10**6])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_slabs_of_codes_are_dequantized(fmt: str, elements: int, tmp_path) -> None:
@@ -98,6 +99,7 @@ def test_a_layout_that_it_is_not_stored_in(tmp_path) -> None:
 STACK = torch.arange(3 * 4 * 5, dtype=torch.float32).reshape(3, 4, 5)  # [E, k, n]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 100])
 def test_slabs(rows, dtype, tmp_path):

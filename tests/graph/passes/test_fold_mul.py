@@ -34,7 +34,7 @@ def folded(function, fmt: str, c: Tensor, bias: Tensor | None = None, x: Tensor 
 
 
 @pytest.mark.pairs
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("bias", [None, torch.randn(N)])
 @pytest.mark.parametrize(
     "fmt",

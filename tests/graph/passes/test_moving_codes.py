@@ -10,7 +10,7 @@ from tests.support.moves_cases import FORMATS, MOVES, X, block_after
 FEW = ("int8:tensor:fp32", "mxfp8", "int4:group16:fp32", "int8:tile3x32:fp32")
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(32)
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in FEW)) for f in FORMATS]
 )
@@ -21,7 +21,7 @@ def test_the_same_bits(move: str, fmt: str) -> None:
     same_after(graph, (moving,), X, X[:2])
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("move", sorted(MOVES))
 def test_one_scale_for_all_stays_that(move: str) -> None:
     """But for single elements of rows."""

@@ -26,6 +26,7 @@ def respelled(forward, x: Tensor, dynamic: bool = True) -> list[str]:
     return names(graph)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "forward",
     [

@@ -115,7 +115,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fmt", ["int8_channel", "int4:group16:fp32", "nvfp4"])
 def test_weights(fmt: str, layout: str) -> None:
@@ -127,6 +127,7 @@ def test_weights(fmt: str, layout: str) -> None:
     assert bits(found) == bits(from_stored(values, layout, w.shape))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", [(2, 5, 3, 4), (5, 3, 4)], ids=str)
 @pytest.mark.parametrize("fmt", ["int8", "mxfp8", "int8:token:fp32"])
 def test_convolutions_inputs(fmt: str, shape) -> None:

@@ -77,6 +77,7 @@ def trained(model: Any) -> tuple[Any, ...]:
     return y.detach(), {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("recipe", [bs.Recipe("mxfp4"), bs.Recipe("mxfp4", skip=["up"])])
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -350,6 +350,7 @@ def test_registered_once() -> None:
     assert len([each for each in swap.PLACED if each.__module__.startswith(ours.__name__)]) == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt", ["nf4:group64:fp32", "mxfp4", "int8:channel0:fp32", "int4:group32:bf16:asym"]
 )

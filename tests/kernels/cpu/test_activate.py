@@ -35,6 +35,7 @@ def excess(name: str, x: Tensor) -> float:
     return ((found.double() - exact).abs() / unit)[finite].max().item()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(isa: str, name: str) -> None:
     del isa
@@ -68,6 +69,7 @@ def test_the_ends(isa: str, name: str) -> None:
     assert torch.equal(found[there].view(torch.int32), expected[there].view(torch.int32))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("n", [1, 3, 15, 16, 17, 4096, 4097, 33_000])
 def test_every_count_and_nothing_beyond(isa: str, n: int) -> None:
     del isa

@@ -100,7 +100,7 @@ def chosen(fmt: str) -> Quantizer:
     return Quantizer(None, None, None, parse(fmt).spelling) if fmt else UNQUANTIZED
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_setting(isa: str, shape: tuple) -> None:
     weights = (WEIGHT, "int4:tensor:fp32", "uint4:group16:fp32:asym", "nf4")
@@ -173,6 +173,7 @@ def longest(channels: int) -> tuple[Tensor, float]:
     return y.double(), -255.0 * 128 * channels
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("zero", [0, 1, 254, 255])
 def test_zero_points_at_the_edge(isa: str, zero: int) -> None:
     del isa

@@ -75,6 +75,7 @@ def test_every_setting(shape: tuple, channels: int, monkeypatch: pytest.MonkeyPa
         check(model.to(dtype), torch.randn(3, shape[0][0], *shape[1]).to(dtype))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("given", ["int8", "uint8:tensor:fp32:asym"])
 def test_given_scales_and_odd_batches(

@@ -62,7 +62,7 @@ def run(x: Value, weight: Value, settings: dict, **more: object) -> Tensor:
         return CONV(x, weight, **settings, **more)[0]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_setting(isa: str, shape: tuple) -> None:
     del isa
@@ -111,6 +111,7 @@ def test_of_integers_it_is_exact(isa: str) -> None:
     assert torch.equal(y.double(), expected)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", ENDS)
 def test_codes_of_results(isa: str, fmt: str) -> None:
     del isa

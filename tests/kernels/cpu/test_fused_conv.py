@@ -76,6 +76,7 @@ def test_every_setting(isa: str, shape: tuple) -> None:
             close(x, weight, CONV(x, weight, **settings)[0], settings)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", ENDS)
 def test_codes_of_results(isa: str, fmt: str) -> None:
     del isa

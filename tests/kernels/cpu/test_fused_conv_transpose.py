@@ -84,6 +84,7 @@ def test_every_setting(shape: tuple) -> None:
                 close(x, weight, CONV(x, weight, **own)[0], own)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", INPUTS)
 @pytest.mark.parametrize("weight_fmt", ["int4:channel0:pow2/floor", "int4:group16:e8m0/floor"])
 def test_bits_are_the_references_where_no_sum_rounds(fmt: str, weight_fmt: str) -> None:

@@ -181,6 +181,7 @@ def test_exact_norms_are_near(isa: str, shape: tuple[int, ...]) -> None:
         assert ((found.double() - (away * factor * w + b)).abs() <= bound).all()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [s for s in SHAPES if math.prod(s) > 1])
 def test_codes_are_those_of_the_floats(isa: str, shape: tuple[int, ...]) -> None:
     a, b = Value(rough(*shape)), Value(torch.randn(shape))

@@ -70,7 +70,7 @@ SIZES = ((1, 100, 7), (2, 64, 1), (5, 33, 65), (13, 17, 40), (33, 1, 3), (17, 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.some(16)
+@pytest.mark.some(32)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_every_weight_format_with_every_kind_of_input(isa: str, fmt: str) -> None:
     del isa
@@ -190,6 +190,7 @@ SIGNED = (
 )
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", SIGNED)
 def test_weights_with_steps_of_either_sign_and_0(isa: str, fmt: str) -> None:
     del isa
@@ -554,6 +555,7 @@ def wrong_of_embedding(
     return bad
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG, *EXTRA])
 def test_rows(fmt: str) -> None:
     for rows, size in [(19, 37), (40, 64), (3, 1), (1, 5)]:
@@ -561,7 +563,7 @@ def test_rows(fmt: str) -> None:
         assert wrong_of_embedding(table(str(parse(fmt)), rows, size), indices) == [], (rows, size)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_elements_and_blocks(element: str) -> None:
     for i, block in enumerate(BLOCKS[ELEMENTS.index(element) % 6 :: 6]):
@@ -700,7 +702,7 @@ def model(fmt: str, inputs: str | None, n: int, k: int) -> nn.Module:
     return made
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("inputs", [None, "int8", "int8:token:fp16:signed", "e4m3:flat32:fp32"])
 def test_linear_layers(fmt: str, inputs: str | None) -> None:
@@ -751,7 +753,7 @@ def test_parts_that_would_outgrow_the_codes_are_not_kept() -> None:
         torch.testing.assert_close(found, layer(torch.ones(1, 64)))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_tables_and_convolutions(fmt: str) -> None:
     if not runs("cpu", "embedding", fmt) or not runs("cpu", "quantize", fmt):

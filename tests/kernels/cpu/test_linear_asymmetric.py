@@ -67,6 +67,7 @@ def test_given_zero_points(isa: str, weight_fmt: str, bits: str) -> None:
         assert ((y.double() - expected - bias.double()).abs() <= NEVER_WRONG * size).all()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("weight_fmt", WEIGHTS)
 @pytest.mark.parametrize(
     "fmt",

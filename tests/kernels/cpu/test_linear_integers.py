@@ -30,6 +30,7 @@ def token_input(codes: Tensor) -> tuple[Tensor, Tensor]:
     return x, chosen.scale.double()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("m", [1, 2, 4, 7, 12, 13, 30])
 def test_whole_rows(isa: str, bits: int, m: int) -> None:
@@ -44,6 +45,7 @@ def test_whole_rows(isa: str, bits: int, m: int) -> None:
     near(run(x, weight, fmt, "int8:token:fp32"), exact(codes, w) * scale.double().T * x_scale)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("k", [200, 5600])
 def test_many_rows(isa: str, k: int, threads: int) -> None:
@@ -63,6 +65,7 @@ def test_many_rows(isa: str, k: int, threads: int) -> None:
     near(y, exact(codes, w) * scale.double().T * x_scale)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("k", [64, 65536, 70000, 140000])
 @pytest.mark.parametrize("sign", [1, -1, 0])
 def test_the_largest_sums(isa: str, k: int, sign: int) -> None:

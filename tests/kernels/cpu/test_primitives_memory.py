@@ -20,6 +20,7 @@ def moved(x: Tensor, offset: int = 1) -> Tensor:
     return torch.frombuffer(data, dtype=x.dtype, offset=offset).reshape(x.shape)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_misaligned(fmt: str) -> None:
     """Inputs, codes, scales and zero points."""

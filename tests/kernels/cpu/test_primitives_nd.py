@@ -128,6 +128,7 @@ def test_blocks_that_no_unit_holds(fmt: str, shape: tuple[int, ...]) -> None:
     assert wrong(rough(shape, 1), fmt, threads=(1, 3)) == []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [(0, 4, 6, 5), (3, 0, 6, 5), (3, 4, 6, 0)])
 @pytest.mark.parametrize("block", ["block3x3x2x1", "block2x2x4", "block*x2x*"])
 def test_empty(shape: tuple[int, ...], block: str) -> None:

@@ -14,6 +14,7 @@ import blockscale as bs
 SCALES = ("fp32", "e4m3", "fp16", "bf16")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("element", ["e2m1", "e1m1", "e1m2", "e2m3", "log4", "int4"])
 def test_the_references_codes(isa: str, element: str) -> None:
     del isa

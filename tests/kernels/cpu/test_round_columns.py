@@ -15,7 +15,7 @@ from tests.support.ops_round_columns import FORMATS, scales_for
 KNOWN = [fmt for fmt in FORMATS if not fmt.startswith("book3")]  # the reference runs that one
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", KNOWN)
 def test_the_reference_has_the_same_bits(isa: str, fmt: str) -> None:
     assert supporting("round_columns", "cpu", (fmt,), ()) is not None

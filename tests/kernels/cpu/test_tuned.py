@@ -65,6 +65,7 @@ def _linear(weight: str, given: str | None, x: torch.Tensor) -> torch.Tensor:
     return model(x).detach()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("rows", [1, 7, 97, 200])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0])
 def test_the_extremes_change_no_bit_of_a_product_of_integers(pair: tuple, rows: int) -> None:

@@ -95,6 +95,7 @@ def test_nothing_to_do() -> None:
     assert y.shape == (0, 12)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "ends", [[0, 3, 3, 40], [17, 17, 17, 17], [0, 0, 0, 0], [40, 40, 40, 40], [16, 32, 33, 34]]
 )

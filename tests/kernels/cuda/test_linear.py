@@ -98,7 +98,7 @@ def test_tables_as_one_bfloat16_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert excess(y, x.bfloat16(), weight, fmt, ulps=64) <= 1 and not torch.equal(y, hidden)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", crossed(3, WEIGHTS))
 def test_every_weight_format(fmt: str) -> None:
     start = len(fmt)
@@ -395,7 +395,7 @@ def _here_of_conv() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", FORMATS_of_conv)
 @pytest.mark.parametrize("given", ["", "int8:token:fp32", "e4m3:group8:e8m0/floor"])
 def test_convolutions(fmt: str, given: str) -> None:
@@ -415,6 +415,7 @@ def test_convolutions(fmt: str, given: str) -> None:
     assert (found - values).abs().max() <= 64 * 2.0**-24 * dense
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", FORMATS_of_conv[:4])
 @pytest.mark.parametrize("given", ["", "int8:token:fp32"])
 def test_three_dimensions(fmt: str, given: str) -> None:
@@ -494,7 +495,7 @@ def test_every_primitive_has_the_references_bits(fmt: str) -> None:
             assert not wrong(x, fmt), shape
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNCHOSEN])
 def test_given_scales_of_either_sign(fmt: str) -> None:
     if not runs("cuda", "quantize", fmt):
@@ -517,6 +518,7 @@ def test_given_scales_of_either_sign(fmt: str) -> None:
             assert torch.equal(left.cpu().nan_to_num(9), rounded.nan_to_num(9))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", FORMATS[::3])
 def test_layers(fmt: str) -> None:
     if not runs("cuda", "linear", fmt) or not runs("cuda", "quantize", fmt):

@@ -77,6 +77,7 @@ def test_outer_scales_of_rows_are_chosen_by_kernels(
     assert all(map(torch.equal, kernels.choose_quantize(x, fmt, None), expected))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fmt",
     [
@@ -120,6 +121,7 @@ def test_strides_of_values_follow_the_input() -> None:
         assert wrong(x, "int4:group4:fp32") == []
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", ["int4:tensor:fp32", "binary:tensor:fp32", "int8:tensor:fp32"])
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (1,), (3, 5)], ids=str)
 def test_there_and_back(fmt: str, shape: tuple[int, ...]) -> None:

@@ -36,7 +36,7 @@ def rounded(fmt: str, c: int, n: int, backend: str, based: bool = False) -> Roun
         return round_columns(wanted.to(DEVICE), base, coupling.to(DEVICE), by)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("based", [False, True])
 @pytest.mark.parametrize("fmt", KNOWN)
 def test_the_references_bits(fmt: str, based: bool) -> None:

@@ -24,6 +24,7 @@ def float_of(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<i", bits))[0])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_numbers_are_those_of_every_backend(name: str) -> None:
     numbers, found = lowered(name), spec(name)
@@ -35,6 +36,7 @@ def test_the_numbers_are_those_of_every_backend(name: str) -> None:
     assert spec(name) is found
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_magnitudes_whose_steps_are_ordinary(name: str) -> None:
     """Above `least` a step is more than 2^-38, up to `most` it is at most 1."""
@@ -46,6 +48,7 @@ def test_magnitudes_whose_steps_are_ordinary(name: str) -> None:
     assert 0 < least < most
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_inverse_of_the_levels_is_rounded_once(name: str) -> None:
     levels = spec(name).levels

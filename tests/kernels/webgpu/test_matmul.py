@@ -73,6 +73,7 @@ def test_few_rows(rows: int, inner: int, outputs: int, quads: int) -> None:
     assert 16 * staged + 4 * (results + 256 + table + 2) <= _WORKGROUP_BYTES
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("rows", [5, 17, 33, 65, 1000, 5000])
 @pytest.mark.parametrize("outputs", [1, 64, 300, 9000])
 def test_many_rows(rows: int, outputs: int) -> None:
@@ -99,6 +100,7 @@ def test_windows_begin_at_multiples(row_bytes: tuple[int, ...], monkeypatch) -> 
     assert most(3, *row_bytes) == 3
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", ["int4", "nvfp4", "nf4", "uint4", "mxfp6"])
 @pytest.mark.parametrize("rows", [1, 100])
 def test_all_parts_are_there(fmt: str, rows: int) -> None:

@@ -136,6 +136,7 @@ def test_large_blocks_are_merged_from_slices(fmt: str) -> None:
     assert not differing(x, fmt)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fmt", ["int8:group4:fp32", "mxfp8", "uint4:group8:fp32:offset"])
 @pytest.mark.parametrize("value", [0.0, -0.0, torch.inf, torch.nan, 1e-45, -3.4e38])
 def test_blocks_of_one_number(fmt: str, value: float) -> None:

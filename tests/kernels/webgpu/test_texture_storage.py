@@ -61,6 +61,7 @@ def by_counting(shape: tuple[int, ...], fmt: str) -> dict[tuple[int, int, int, i
     return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("shape", "block"), CASES, ids=str)
 def test_blocks_are_those_of_the_format(shape: tuple[int, ...], block: str) -> None:
     grid = block_grid(shape, parse(f"int8:{block}:fp32").block)
@@ -74,6 +75,7 @@ def test_blocks_are_those_of_the_format(shape: tuple[int, ...], block: str) -> N
         assert sum(b * s for b, s in zip(blocks, grid.strides, strict=True)) == number
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("shape", "block"), CASES, ids=str)
 def test_a_block_reaches_into_so_many_texels_at_most(shape: tuple[int, ...], block: str) -> None:
     grid = block_grid(shape, parse(f"int8:{block}:fp32").block)

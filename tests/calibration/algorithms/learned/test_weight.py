@@ -25,6 +25,7 @@ def weight_of(text: str, seed: int = 0) -> tuple[Tensor, QTensor]:
     return weight, bs.quantize(weight, text)
 
 
+@pytest.mark.some(4)
 @pytest.mark.filterwarnings("ignore:no cpu kernel")
 @pytest.mark.parametrize("text", FORMATS)
 def test_codes_decode_to_the_value_bit_for_bit(text: str) -> None:

@@ -32,6 +32,7 @@ def test_values(name: str) -> None:
     assert torch.equal(values, expected)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TYPES)
 def test_the_same_bytes_again(name: str) -> None:
     of = TYPES[name]
@@ -65,6 +66,7 @@ def test_every_type_but_one() -> None:
         assert {part.name for part in parts} == {"codes", *fmt.parts} - absent
 
 
+@pytest.mark.some(4)
 @native
 @pytest.mark.parametrize("count", [1, 517])
 @pytest.mark.parametrize("name", records.PARTS)

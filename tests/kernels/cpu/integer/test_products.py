@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(unavailable("cpu") is not None, reason=str(unava
 TOP = 2**24
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 1, 1), (5, 33, 70), (70, 64, 256)])
 def test_linear(rows, n, k, dtype):
@@ -45,6 +46,7 @@ def test_ties_of_the_largest_sums():
 ENDS = [TOP - 1, TOP, TOP + 1, 2**31 - 1, 2**31, 2**31 + 1]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("largest", ENDS)
 def test_sums_at_every_bound(largest):
     """Sums of exactly `largest` and next to it, odd ones, at ties of some shifts: from 2^24 + 1 on
@@ -96,6 +98,7 @@ def test_products_beyond_2_53():
         equal("integer_matmul", a, b, *zeros, 2**53 + 1, shifts(0), 0, 0, 0, "")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("a", [(4, 9), (1, 4, 9), (3, 4, 9), (2, 1, 4, 9), (1, 9)])
 @pytest.mark.parametrize("b", [(9, 5), (3, 9, 5), (2, 3, 9, 5), (1, 1, 9, 5)])
 @pytest.mark.parametrize("turned", [False, True])

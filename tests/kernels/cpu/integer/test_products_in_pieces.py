@@ -38,6 +38,7 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("groups", [2, 3, 32, 33, 40])
 @pytest.mark.parametrize("outputs", [1, 2, 33])
 @pytest.mark.parametrize("channels", [1, 3])
@@ -64,6 +65,7 @@ def test_channels_of_their_own(isa, width, stride):
             equal("integer_conv", *args)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [INT8, UINT8, INT16, ""])
 @pytest.mark.parametrize("channels", [1, 3, 31])
 def test_few_channels(isa, fmt, channels):

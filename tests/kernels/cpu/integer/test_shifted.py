@@ -69,7 +69,7 @@ def extremes(
 BOUNDS = [2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 1]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 def test_extreme_codes_of_eight_bits(isa, dtype, bound):
@@ -86,6 +86,7 @@ def test_extreme_codes_of_eight_bits(isa, dtype, bound):
     )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_extreme_codes_of_sixteen_bits(isa, bound):
     """As two halves, of x, of the weight and of both."""
@@ -102,6 +103,7 @@ def test_extreme_codes_of_sixteen_bits(isa, bound):
         check(sums, (x, w, bias, 0, bound), shifts(0), 0, "", -(2**40), 2**40)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 15), (2, 1, 1), (5, 31, 17), (33, 65, 130)])
 def test_odd_shapes_zero_points_and_a_shift_for_each_output(isa, rows, n, k):
     del isa
@@ -150,6 +152,7 @@ def test_pieces_along_k(isa, monkeypatch, largest):
         equal("integer_conv", image, kernel, bias, *where, *args[3:])
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
 @pytest.mark.parametrize("largest", [2**24, 2**31])
 def test_convolutions(isa, dtype, largest):

@@ -73,6 +73,7 @@ def test_which_way(name: str, mirrored: bool, buckets: bool, plain: bool) -> Non
     assert (how.symmetric, how.slope > 0, how.plain) == (mirrored, buckets, plain)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_registers_hold_their_entries(name: str) -> None:
     """The tree of selections, run for every lane."""

@@ -62,6 +62,7 @@ def test_a_table_has_seven_numbers_or_none() -> None:
     assert LibrarySettings.read([]) == LibrarySettings()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("block", "inner"), [(0, 1), (32, 1), (32, 2), (64, 2)])
 @pytest.mark.parametrize("k", [96, 128])
 def test_whole_numbers_are_exact(block: int, inner: int, k: int) -> None:

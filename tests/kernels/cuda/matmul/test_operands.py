@@ -34,6 +34,7 @@ def test_kinds() -> None:
     assert {fmt: kind(str(parse(fmt)) if fmt else "", 2) for fmt in kinds} == kinds
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt", ["int8:token:fp32", "int8:tensor:fp32", "e4m3:token:fp32", "ternary:token:fp32"]
 )

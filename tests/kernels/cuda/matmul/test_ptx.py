@@ -14,7 +14,7 @@ from blockscale.kernels.cuda.matmul import ptx
 from tests.kernels.cuda.matmul.ptx_machine import ELEMENTS, decoded, execute, halves
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_place(name: str) -> None:
     element = parse(f"{name}:tensor:fp32").element

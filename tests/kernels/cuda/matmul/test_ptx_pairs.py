@@ -57,6 +57,7 @@ def test_every_code_in_every_pair(name: str, below: bool) -> None:
                 )
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "int6", "log6", "uint6", "e3m2r4"])
 def test_every_code_of_six_bits(name: str) -> None:
     numbers = parse(f"{name}:tensor:fp32").element.numbers(True)

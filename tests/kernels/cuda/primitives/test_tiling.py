@@ -78,7 +78,7 @@ def _groups(starts, js, masks, extents, tile: tl.constexpr, width: tl.constexpr)
     tl.store(masks + rows[:, None] * columns + each[None, :], place.mask.to(tl.int8))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(

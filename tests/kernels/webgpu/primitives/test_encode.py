@@ -41,6 +41,7 @@ def test_seeds_have_four_words() -> None:
         seed_memory(f, None)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("bits", [3, 5, 7, 9, 13])
 @pytest.mark.parametrize("columns", [40, 11])
 def test_every_code_is_its_value(bits: int, columns: int) -> None:

@@ -48,7 +48,7 @@ def same_values(shape: tuple[int, ...], fmt: str, dtype: torch.dtype, spoilt: bo
         return same(P.dequantize(by, dtype), expected)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("fmt", "dtype", "units"), MEASURED)
 def test_what_was_measured(fmt: str, dtype: torch.dtype, units: int) -> None:
     block = geometry((4096,), parse(fmt).block).block
@@ -66,6 +66,7 @@ def test_the_last_workgroup_is_seldom_full(over: int) -> None:
         assert same_values(shape, fmt, dtype)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("fmt", "shape", "dtype"),
     [

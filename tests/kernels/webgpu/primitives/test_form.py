@@ -140,6 +140,7 @@ def test_what_is_right_with_floats_is_computed_with_them(
     assert not wrong(hard((4, 96), torch.float32), fmt)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fmt", ["int8:group8:fp32", "int8:block2x3x5:fp32", "e4m3:tensor:fp32"])
 @pytest.mark.parametrize("shape", [(4, 6, 16), (3, 5, 7)], ids=str)
 def test_textures_are_read_as_buffers_are(fmt: str, shape: tuple[int, ...]) -> None:

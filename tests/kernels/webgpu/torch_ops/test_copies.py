@@ -31,6 +31,7 @@ def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return (torch.randn(shape) * 50).to(dtype)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_there_and_back(dtype: torch.dtype, device: torch.device) -> None:
     for shape in [(), (0,), (1,), (3,), (5, 7), (2, 3, 4, 5)]:
@@ -42,6 +43,7 @@ def test_there_and_back(dtype: torch.dtype, device: torch.device) -> None:
         assert torch.equal(on.clone().cpu(), x)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_views_become_contiguous(dtype: torch.dtype, device: torch.device) -> None:
     x = some(dtype, 5, 6, 7)
@@ -55,6 +57,7 @@ def test_views_become_contiguous(dtype: torch.dtype, device: torch.device) -> No
         assert torch.equal(cut(on).cpu(), cut(x))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_writing_into_views(dtype: torch.dtype, device: torch.device) -> None:
     x, y = some(dtype, 5, 6, 7), some(dtype, 6, 3)
@@ -82,6 +85,7 @@ def test_writing_to_the_cpu_and_all_of_a_tensor(device: torch.device) -> None:
     assert torch.equal(on.cpu(), torch.ones(4, 5))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("a", "b"), [*itertools.product(FLOATS, FLOATS)], ids=str)
 def test_casts_between_floats(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
     x = hard(a)
@@ -89,6 +93,7 @@ def test_casts_between_floats(a: torch.dtype, b: torch.dtype, device: torch.devi
     assert same(x.to(device)[1::3].to(b), x[1::3].to(b))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "b", [*FLOATS, torch.float64, torch.int64, torch.int32, torch.bool], ids=str
 )
@@ -180,6 +185,7 @@ def test_the_same_geometry_is_uploaded_once(device: torch.device) -> None:
 DTYPES_of_indexing = [torch.float32, torch.float16, torch.uint8, torch.int64]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", DTYPES_of_indexing, ids=str)
 @pytest.mark.parametrize("index", [torch.int64, torch.int32], ids=str)
 def test_rows(dtype: torch.dtype, index: torch.dtype, device: torch.device) -> None:

@@ -81,6 +81,7 @@ def test_exact_functions(op: int, dtype: torch.dtype, device: torch.device) -> N
     assert torch.equal(EXACT[op](x.to(device)).cpu().nan_to_num(7), EXACT[op](x).nan_to_num(7))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", NEAR)
 def test_functions(name: str, device: torch.device) -> None:
     op, ulps, least = NEAR[name]
@@ -90,6 +91,7 @@ def test_functions(name: str, device: torch.device) -> None:
     assert not near(op(x.to(device)) * 1.001, op(x.double()), ulps, least)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
 @pytest.mark.parametrize("name", NEAR)
 def test_functions_of_halves(name: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -112,6 +114,7 @@ def test_broadcast_and_views(device: torch.device) -> None:
     assert same(torch.add(on, other, alpha=0.3), torch.add(a, b * torch.tensor(0.3)))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (257,), (1025, 3)], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_shapes(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -135,6 +138,7 @@ def test_in_place(device: torch.device) -> None:
         on[0].add_(torch.ones(4, 6, device=device))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8, torch.int32], ids=str)
 def test_where(dtype: torch.dtype, device: torch.device) -> None:
     x, y = (torch.randn(5, 7) * 50).abs().to(dtype), torch.arange(7).to(dtype)
@@ -173,7 +177,7 @@ def ends(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 @pytest.mark.parametrize(
     "op", [*ARITHMETIC_of_integers, *BITS, *COMPARISONS_of_integers], ids=lambda op: op.__name__
@@ -199,6 +203,7 @@ def test_of_booleans(op: Callable[..., Tensor], device: torch.device) -> None:
     assert same(a.to(device).logical_not(), a.logical_not())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("a", "b"), [*itertools.combinations(WHOLE, 2)], ids=str)
 def test_of_two_dtypes(a: torch.dtype, b: torch.dtype, device: torch.device) -> None:
     x, y = torch.arange(-5, 6).to(a), torch.arange(5, -6, -1).to(b)[:, None]
@@ -261,6 +266,7 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", OPS)
 def test_gradients(name: str, device: torch.device) -> None:
     x = torch.randn(5, 8)

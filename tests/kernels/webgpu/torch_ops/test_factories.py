@@ -238,6 +238,7 @@ CUTS: list[Callable[[Tensor], Tensor]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("number", range(len(CUTS)))
 def test_views(number: int, device: torch.device) -> None:
     x, cut = torch.randn(4, 6, 5), CUTS[number]

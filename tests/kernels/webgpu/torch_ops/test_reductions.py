@@ -116,6 +116,7 @@ def test_of_one_number_and_of_nothing(device: torch.device) -> None:
     close_of_norms(torch.zeros(0, 4, device=device).softmax(1), torch.zeros(0, 4))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(33,), (5, 33)], ids=str)
 @pytest.mark.parametrize("affine", ["both", "weight", "none"])

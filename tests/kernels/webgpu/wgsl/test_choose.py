@@ -74,12 +74,13 @@ def test_floats_that_need_no_integers(fmt: str) -> None:
     check(fmt, "plain")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("fmt", PLAIN)
 def test_scales_of_one_level(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["uint8:group1:fp32:asym", "uint4:group1:e8m0/floor:asym", "int8:group1:fp32:asym",

@@ -163,7 +163,7 @@ ROUNDED = (
 )  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("rounding", [r for r in ROUNDINGS if r != "nearest_even"])
 @pytest.mark.parametrize(
     "fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f not in ONCE)) for f in ROUNDED]
@@ -234,7 +234,7 @@ def test_two_levels(fmt: str, hardware: str) -> None:
     check(fmt, hardware, outer=scale.outer_type.store_any(OUTERS))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fmt", OTHERS)
 def test_binary_ternary_and_tables(fmt: str, hardware: str) -> None:
     check(fmt, hardware)
