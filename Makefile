@@ -132,6 +132,7 @@ clean: ## remove the environment, what was built and the caches
 		echo "blockscale needs Python 3.11 or later; this is $$($(PYTHON) --version): make PYTHON=python3.11"; exit 1; }
 	@echo "making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv || { echo "no venv in this Python (Debian: apt install python3-venv)"; exit 1; }
+	@$(PIP) -r requirements/pip.txt || echo "pip stays as Python brought it: what follows takes longer"
 	@echo '$(realpath .)' > $@
 
 # The demonstration imports a tenth of what pip would compile, in a minute of processor time. Tests import far more,

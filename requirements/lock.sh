@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Writes requirements/demo.txt, test.txt, bench.txt and dev.txt: what pyproject.toml's extras install
-# today, by exact version. Versions given as arguments are kept:
+# Writes requirements/pip.txt, demo.txt, test.txt, bench.txt and dev.txt: today's pip, and what
+# pyproject.toml's extras install, by exact version. Versions given as arguments are kept:
 #
 #     bash requirements/lock.sh torch==2.13.0
 set -euo pipefail
@@ -15,7 +15,7 @@ export PIP_CONSTRAINT="$work/kept.txt"
 python3 -m venv "$work/venv"
 python="$work/venv/bin/python"
 
-# Left out: ourselves, pip, and what a CUDA build of torch brings along (torch pins that itself, and
+# Left out: ourselves, pip (in a file of its own), and what a CUDA build of torch brings along (torch pins that itself, and
 # other builds do without). A build's local name (2.13.0+cpu) is no part of the version.
 installed() {
     "$python" -m pip freeze --all --exclude-editable |
@@ -32,6 +32,13 @@ write() {
         if [ -n "$2" ]; then grep -vxFf "$work/$2.txt" "$work/$1.txt"; else cat "$work/$1.txt"; fi
     } > "requirements/$1.txt"
 }
+
+"$python" -m pip install -qq --upgrade pip
+{
+    echo "# pip itself, written by requirements/lock.sh; do not edit. That of Python 3.11 compares each file of an"
+    echo "# index with each tag of the machine, half of the time that 'make demo' takes to install."
+    "$python" -m pip freeze --all | grep '^pip=='
+} > requirements/pip.txt
 
 before=
 for extra in demo test bench dev; do
