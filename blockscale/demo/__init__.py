@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from blockscale.core.recipe import Recipe
@@ -126,6 +125,9 @@ def _weight_bits(model: nn.Module) -> float:
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's correlation of all pairwise similarities in two sets of embeddings [n, d]."""
+    # a second to import, and each command imports this file
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
     rows, columns = torch.triu_indices(a.shape[0], a.shape[0], 1)
     pairs = [(e @ e.T)[rows, columns].numpy() for e in (a, b)]
     return float(spearmanr(*pairs).statistic)
