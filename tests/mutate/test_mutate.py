@@ -5,6 +5,7 @@ In a fork of a process that has all of it imported (tests/support/forks.py): not
 changes, and a bug takes as long as the tests that find it. test_native.py has those of C++.
 """
 
+import ast
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +48,7 @@ def test_the_list_is_up_to_date(name: str) -> None:
         changed = place.planted(bug["replace"])
         assert changed != place.text, bug["name"]
         if place.path.suffix == ".py":
-            compile(changed, bug["name"], "exec")
+            ast.parse(changed, bug["name"])
         assert current_tests(bug["tests"]), bug["name"]
 
 

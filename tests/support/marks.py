@@ -128,7 +128,7 @@ def _header(code: list[Token]) -> str:
     return ""
 
 
-_definitions = functools.lru_cache(maxsize=64)(definitions)
+_definitions = functools.lru_cache(maxsize=512)(definitions)
 
 
 @dataclass(frozen=True)
