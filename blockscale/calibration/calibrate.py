@@ -38,7 +38,7 @@ from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.core.work import Progress
 from blockscale.layers.apply import apply, check, plans_for
 from blockscale.layers.computed import folded
@@ -219,7 +219,7 @@ def _corrects(recipe: Recipe, bias: str | None) -> bool:
     choice = own if bias is None else bias
     if choice not in (CORRECT, KEEP, None):
         words = f"{CORRECT!r}, {KEEP!r}, None"
-        raise ValueError(f"unknown bias {quoted(str(choice))}; choose from {words}")
+        raise ValueError(f"unknown bias {quote(str(choice))}; choose from {words}")
     return choice == CORRECT
 
 

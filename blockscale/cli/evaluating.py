@@ -41,7 +41,7 @@ def open_model(path: Path, device: str) -> nn.Module:
     folder = path if path.is_dir() else path.parent
     if (folder / "config.json").is_file():
         config = folder / "config.json"
-        names = json_object(read_json(config, once=False, finite=False), config).get(
+        names = json_object(read_json(config, unique_keys=False, finite=False), config).get(
             "architectures"
         ) or []  # fmt: skip
     first = names[0] if isinstance(names, list) and names else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from blockscale.core.untrusted import json_object, quoted, read_json, read_regular
+from blockscale.core.untrusted import json_object, quote, read_json, read_regular
 from blockscale.files.load import load
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
@@ -105,7 +105,7 @@ def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
     config = path / "config.json"
     size = _settings(path).get("vocab_size", 2)
     if type(size) is not int or not 0 < size < 2**31:
-        raise ValueError(f"{config}: vocab_size is {quoted(size)}, expected a positive integer")
+        raise ValueError(f"{config}: vocab_size is {quote(size)}, expected a positive integer")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, size, (rows, min(longest, 16)), generator=generator)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -114,7 +114,7 @@ def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
 def _settings(path: Path) -> dict[str, Any]:
     """config.json, or its part about text where the model reads more than that."""
     config = path / "config.json"
-    settings = json_object(read_json(config, once=False, finite=False), config)
+    settings = json_object(read_json(config, unique_keys=False, finite=False), config)
     inner = settings.get("text_config")
     return {**inner, **settings} if isinstance(inner, dict) else settings
 

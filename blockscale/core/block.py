@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.sums import in_units, mean_of, unit_exponent
-from blockscale.core.untrusted import QUOTED, quoted, shown
+from blockscale.core.untrusted import QUOTED, quote, shown
 
 WHOLE = 0  # a block size: all of this dimension
 LARGEST = 2**30  # elements of a block along a dimension; it is cut to the dimension anyway
@@ -78,7 +78,7 @@ class Block:
         """The shape of the scale of a tensor of `shape`."""
         if self.flat:
             return self._flat_shape(shape)
-        return divided(shape, self.sizes_for(len(shape)))
+        return block_counts(shape, self.sizes_for(len(shape)))
 
     def _flat_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         if not shape:
@@ -118,7 +118,7 @@ def repeated(parts: Tensor, size: int, dim: int, n: int) -> Tensor:
     return parts.index_select(dim, torch.arange(n, device=parts.device) // size)
 
 
-def divided(shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+def block_counts(shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """How many blocks of `sizes` (Block.sizes_for) a tensor of `shape` has along each dimension."""
     return tuple(
         1 if size == WHOLE else (n if size == 1 else (n + size - 1) // size)
@@ -147,7 +147,7 @@ def read_block(name: str) -> Block:
     if sizes := re.fullmatch(r"block((?:[1-9][0-9]*|\*)(?:x(?:[1-9][0-9]*|\*))*)", name):
         return _block(sizes[1].split("x"))
     raise ValueError(
-        f"unknown block {quoted(name)}; choose from {SPELLINGS} (N, R, C, A, B at least 1)"
+        f"unknown block {quote(name)}; choose from {SPELLINGS} (N, R, C, A, B at least 1)"
     )
 
 

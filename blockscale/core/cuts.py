@@ -228,7 +228,7 @@ def unit(fmt: Format, shape: Sequence[int], dim: int) -> int:
 def cut(q: Operand, dim: int, start: int, stop: int) -> Operand:
     """Indices [start, stop) along `dim` of a quantized tensor, with the values that they have.
 
-    On multiples of `unit` its format stays; elsewhere blocks are refined (`refined`). Codes and
+    On multiples of `unit` its format stays; elsewhere blocks are refined (`refine`). Codes and
     scales are views where the cut leaves them as they are. Raises ValueError as `placements`, and
     where the cut would part codes that share a byte.
     """
@@ -245,12 +245,12 @@ def cut(q: Operand, dim: int, start: int, stop: int) -> Operand:
         codes, size = q.codes.narrow(-1, first, count), stop - start
     else:
         codes = q.codes.narrow(dim, start, stop - start)
-    return operand(codes, parts_of(q.qparams, fmt, own), refined(fmt, own), size)
+    return operand(codes, parts_of(q.qparams, fmt, own), refine(fmt, own), size)
 
 
 def check_cut(fmt: Format, own: Share) -> None:
     """Raise ValueError, as `cut` would, where a share of a tensor in a format cannot be cut out."""
-    refined(fmt, own)
+    refine(fmt, own)
     if own.dim == len(own.shape) - 1:
         _check_bytes(fmt, own)
 
@@ -279,7 +279,7 @@ def _refined_sizes(fmt: Format, own: Share) -> dict[str, int]:
     return {part: size(of) for part, of in line.sizes.items()}
 
 
-def refined(fmt: Format, own: Share) -> Format:
+def refine(fmt: Format, own: Share) -> Format:
     """The format of a share of a tensor in `fmt`: the same where cuts are between blocks, else
     with blocks so small that the cuts are between them."""
     line, sizes = line_of(fmt, own.shape, own.dim), _refined_sizes(fmt, own)
@@ -317,7 +317,7 @@ def _refined_offset(offset: "Offset[Format]", resized: Callable[..., Block]) -> 
 
 def parts_of(qparams: QParams, fmt: Format, own: Share) -> QParams:
     """The parts beside the codes of a whole tensor in `fmt` -> those of a share, as the format
-    `refined` has them."""
+    `refine` has them."""
     line, sizes = line_of(fmt, own.shape, own.dim), _refined_sizes(fmt, own)
     start, stop = own.start * line.each, own.stop * line.each
 

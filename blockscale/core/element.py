@@ -111,7 +111,7 @@ class Element(ABC):
         return False
 
     @property
-    def ranged(self) -> bool:
+    def uses_range(self) -> bool:
         """Whether a block's scale is chosen from its range, and not from a mean (`magnitude`)."""
         return True
 

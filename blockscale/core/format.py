@@ -104,7 +104,7 @@ class Format:
             self._refuse(
                 f"{of}'s own format must be plain with an fp32, fp16 or bf16 scale, got {inner}"
             )
-        if not inner.element.ranged:
+        if not inner.element.uses_range:
             self._refuse(f"{of}'s element cannot be {inner.element.name}, whose scale is a mean")
         if inner.element.learned:
             self._refuse(f"{of}'s element cannot be {inner.element.name}, which needs a table")
@@ -118,7 +118,7 @@ class Format:
             self._refuse(
                 "an offset replaces the zero point: leave out asym, and half, full and signed"
             )
-        if not self.element.ranged:
+        if not self.element.uses_range:
             self._refuse(
                 f"{self.element.name} has means for scales, so it takes no offset: leave that out"
             )

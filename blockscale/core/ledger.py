@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from blockscale.core.parse import display_name
-from blockscale.core.untrusted import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quote, shown
 
 Status = Literal["quantized", "kept", "skipped"]
 
@@ -113,7 +113,7 @@ class Ledger:
     def raise_if_skipped(self) -> None:
         """Raise SkippedError that names every skipped entry and unmatched pattern, if any."""
         lines = [f"{shown(e.name)} ({e.kind}): {shown(e.reason, TEXT)}" for e in self.skipped]
-        lines += [f"pattern {quoted(pattern)} matches nothing" for pattern in self.unmatched]
+        lines += [f"pattern {quote(pattern)} matches nothing" for pattern in self.unmatched]
         if lines:
             raise SkippedError(
                 "strict: not everything the recipe covers can be quantized; nothing was changed."
@@ -129,7 +129,7 @@ class Ledger:
         lines = [shown(note, TEXT) for note in self.notes]
         lines += [f"{shown(e.name)}: skipped, {shown(e.reason, TEXT)}" for e in self.skipped]
         lines += [f"{shown(e.name)}: {shown(note, TEXT)}" for e in self.entries for note in e.notes]
-        lines += [f"pattern {quoted(p)} of the recipe matches nothing" for p in self.unmatched]
+        lines += [f"pattern {quote(p)} of the recipe matches nothing" for p in self.unmatched]
         if lines:
             warnings.warn("\n  ".join(["blockscale:", *lines]), stacklevel=stacklevel)
 
@@ -159,7 +159,7 @@ class Ledger:
         notes = [(e.name, note) for e in self.entries for note in e.notes]
         lines += [f"note  {shown(name)}: {shown(note, TEXT)}" for name, note in notes]
         lines += [f"note  {shown(note, TEXT)}" for note in self.notes]
-        lines += [f"pattern {quoted(pattern)} matches nothing" for pattern in self.unmatched]
+        lines += [f"pattern {quote(pattern)} matches nothing" for pattern in self.unmatched]
         counts = (
             f"{len(self.quantized)} quantized, {len(self.kept)} kept, {len(self.skipped)} skipped"
         )

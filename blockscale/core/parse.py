@@ -12,7 +12,7 @@ from blockscale.core.format import Format, Scale
 from blockscale.core.rounding import ROUNDINGS
 from blockscale.core.scale import FLOAT_SCALES, GIVEN, RULES, FloatScale, PowerOfTwo
 from blockscale.core.scales import FOUR_SIX, SHORT_INNER, CodeScale, Offset, TwoLevel
-from blockscale.core.untrusted import QUOTED, kind_of, quoted, shown
+from blockscale.core.untrusted import QUOTED, kind_of, quote, shown
 
 # what spellings are made of, to guess what a wrong one means
 WORDS = (
@@ -127,7 +127,7 @@ def parse(text: str | Format) -> Format:
         raise TypeError(f"expected a Format or its spelling, found {kind_of(text)}")
     if len(text) > LONGEST:
         raise ValueError(
-            f"the spelling {quoted(text)} is too long: at most {LONGEST:,} characters, such as "
+            f"the spelling {quote(text)} is too long: at most {LONGEST:,} characters, such as "
             f"{_GRAMMAR}"
         )
     return _constant(text.strip())
@@ -155,7 +155,7 @@ def _parse(text: str) -> Format:
         close = nearest_names(text) if len(text) <= _HINTED else []
         hint = f"did you mean {', '.join(close)}? " if close else ""
         raise ValueError(
-            f"unknown format {quoted(text)}: {hint}named formats are {', '.join(CATALOG)}; "
+            f"unknown format {quote(text)}: {hint}named formats are {', '.join(CATALOG)}; "
             f"others are spelled {_GRAMMAR}"
         )
     try:
@@ -165,7 +165,7 @@ def _parse(text: str) -> Format:
         near = nearest_spellings(text) if len(text) <= _HINTED else []
         nearest = next(filter(is_spelling, near), "")
         hint = f"did you mean {nearest}? " if nearest else ""
-        raise ValueError(f"{quoted(text)}: {hint}{reason}") from None
+        raise ValueError(f"{quote(text)}: {hint}{reason}") from None
 
 
 def is_spelling(text: str) -> bool:
@@ -210,15 +210,15 @@ def _split(text: str) -> list[str]:
     for character in text:
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            raise ValueError(f"unbalanced parenthesis, closed and not opened: {quoted(text)}")
+            raise ValueError(f"unbalanced parenthesis, closed and not opened: {quote(text)}")
         if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} nested parentheses: {quoted(text)}")
+            raise ValueError(f"more than {_DEEPEST} nested parentheses: {quote(text)}")
         if character == ":" and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
     if depth:
-        raise ValueError(f"unbalanced parenthesis, opened and not closed: {quoted(text)}")
+        raise ValueError(f"unbalanced parenthesis, opened and not closed: {quote(text)}")
     return parts
 
 
@@ -233,15 +233,15 @@ def _option(text: str) -> tuple[str, str]:
     if name not in _OPTIONS or (
         parenthesis and (name not in ("asym", "offset") or inside[-1:] != ")")
     ):
-        raise ValueError(f"unknown option {quoted(text)}; choose from {', '.join(_OPTIONS)}")
+        raise ValueError(f"unknown option {quote(text)}; choose from {', '.join(_OPTIONS)}")
     if parenthesis and inside == ")":
-        raise ValueError(f"option {quoted(text)}: a type is missing between the parentheses")
+        raise ValueError(f"option {quote(text)}: a type is missing between the parentheses")
     return name, inside[:-1]
 
 
 def _float_type(text: str) -> FloatScale:
     if text not in FLOAT_SCALES:
-        raise ValueError(f"unknown type {quoted(text)}; choose from {', '.join(FLOAT_SCALES)}")
+        raise ValueError(f"unknown type {quote(text)}; choose from {', '.join(FLOAT_SCALES)}")
     return FLOAT_SCALES[text]
 
 
@@ -273,21 +273,19 @@ def _read_scale(text: str) -> Scale:
             f"{', '.join(FLOAT_SCALES)}, e4m3, e5m2, ueXmY, e8m0[/RULE], pow2/RULE, "
             "(FORMAT)[/inv][/four_six][/given]"
         )
-        raise ValueError(f"unknown scale {quoted(text)}; choose from {kinds}")
+        raise ValueError(f"unknown scale {quote(text)}; choose from {kinds}")
     if kind == "e8m0" and not slash:
         rule = "floor"  # OCP MX 1.0, section 6.3
     if rule not in (*RULES, GIVEN):
         choices = ", ".join((*RULES, GIVEN))
-        raise ValueError(
-            f"scale {quoted(text)}: unknown rule {quoted(rule)}; choose from {choices}"
-        )
+        raise ValueError(f"scale {quote(text)}: unknown rule {quote(rule)}; choose from {choices}")
     return PowerOfTwo(rule, kind == "e8m0")
 
 
 def _check_mantissa(text: str, bits: int) -> None:
     if not 2 <= bits <= 16:
         raise ValueError(
-            f"{quoted(text)}: a mantissa must have 2 to 16 bits with its sign, got {bits}"
+            f"{quote(text)}: a mantissa must have 2 to 16 bits with its sign, got {bits}"
         )
 
 
@@ -302,7 +300,7 @@ def _hardware_bfp(match: re.Match[str]) -> Format:
     text = match[0]
     if match["exponent"] != "8":
         raise ValueError(
-            f"{quoted(text)}: a shared exponent must have 8 bits, got {match['exponent']}"
+            f"{quote(text)}: a shared exponent must have 8 bits, got {match['exponent']}"
         )
     rounding = _HARDWARE_ROUNDINGS[match["mode"] or "N"]
     options = ":full" * (match["span"] in ("_", "N"))
@@ -319,7 +317,7 @@ def _hardware_mx(match: re.Match[str]) -> Format:
     bits = 1 + int(e) + int(m)
     if bits != int(match["bits"]):
         raise ValueError(
-            f"{quoted(text)}: a sign, {e} exponent and {m} mantissa bits make {bits} bits, "
+            f"{quote(text)}: a sign, {e} exponent and {m} mantissa bits make {bits} bits, "
             f"got {match['bits']}"
         )
     return spell(f"e{e}m{m}:{_hardware_block(match)}:e8m0/floor")
@@ -327,7 +325,7 @@ def _hardware_mx(match: re.Match[str]) -> Format:
 
 def _hardware_block(match: re.Match[str]) -> str:
     if int(match["size"]) < 1:
-        raise ValueError(f"{quoted(match[0])}: a block must have at least 1 element")
+        raise ValueError(f"{quote(match[0])}: a block must have at least 1 element")
     return f"group{int(match['size'])}" + (f"@{match['dim']}" if match["dim"] else "")
 
 

@@ -13,7 +13,7 @@ from blockscale.core.format import Format
 from blockscale.core.parse import display_name, parse
 from blockscale.core.scale import PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 
 MEASURED = Path(__file__).with_name("preset_figures.json")  # written by `python -m docs.generate`
 
@@ -68,13 +68,13 @@ def read_calibration(calibration: "Calibration | Mapping[str, Any] | None") -> C
     names = [each.name for each in fields(Calibration)]
     if unknown := sorted(set(calibration) - set(names)):
         raise ValueError(
-            f"calibration: unknown key {quoted(unknown[0])}; choose from {', '.join(names)}"
+            f"calibration: unknown key {quote(unknown[0])}; choose from {', '.join(names)}"
         )
     return Calibration(**calibration) or None
 
 
 @dataclass(frozen=True)
-class Reached:
+class PresetFigures:
     """What a preset reached on one model: means, with standard errors of the loss over sequences.
 
     family: of models, such as "decoder"; model, text, hardware and date: what was measured, when
@@ -145,9 +145,9 @@ class Preset:
         return f"window of {self.data['window']} tokens{rotation}"
 
     @property
-    def figures(self) -> tuple[Reached, ...]:
+    def figures(self) -> tuple[PresetFigures, ...]:
         """What it reached, a family of models each; empty where it was not measured."""
-        return tuple(Reached(**each) for each in _figures().get(self.name, ()))
+        return tuple(PresetFigures(**each) for each in _figures().get(self.name, ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: name, what, its recipe or cache, and figures."""
@@ -170,7 +170,7 @@ def preset_data(name: str) -> dict[str, Any]:
     Raises ValueError, with the names that there are, for another one.
     """
     if not isinstance(name, str) or name not in _TABLE:
-        raise ValueError(f"unknown preset {quoted(name)}; choose from {', '.join(_TABLE)}")
+        raise ValueError(f"unknown preset {quote(name)}; choose from {', '.join(_TABLE)}")
     if _TABLE[name].of == "cache":
         raise ValueError(
             f"preset {name!r} is of keys and values, which no recipe holds: generate with "
@@ -237,7 +237,7 @@ _FEW, _MANY = 4, 8  # bits: most of what presets call w4, and of w8
 def _chosen_by_columns(fmt: Format) -> bool:
     """Whether the weight algorithms of presets can choose its codes (`gptq` refuses others)."""
     offset_codes = fmt.offset is not None and fmt.offset.inner is not None
-    has_range = fmt.element.ranged and not fmt.element.learned and fmt.unchosen is None
+    has_range = fmt.element.uses_range and not fmt.element.learned and fmt.unchosen is None
     return has_range and not offset_codes and fmt.rounding != "stochastic"
 
 

@@ -115,7 +115,7 @@ class Recipe:
             raise TypeError(f"skip must be a list of patterns, such as ['lm_head'], got {skip!r}")
         if not isinstance(rules or {}, Mapping):
             raise TypeError(f"rules must map patterns to formats, got {rules!r}")
-        joined, method = read_fused(fused), read_calibration(calibration)
+        groups, method = read_fused(fused), read_calibration(calibration)
         if preset is not None and not isinstance(preset, str):
             raise TypeError(f"preset must be a name, got {preset!r}")
         for pattern in (*(rules or {}), *skip):
@@ -125,7 +125,7 @@ class Recipe:
             for p, rule in (rules or {}).items()
         }
         frozen = MappingProxyType(read)
-        more: dict[str, Any] = {"rules": frozen, "skip": tuple(skip), "fused": joined}
+        more: dict[str, Any] = {"rules": frozen, "skip": tuple(skip), "fused": groups}
         more |= {"calibration": method, "preset": preset}
         for name, value in (vars(default) | more).items():
             object.__setattr__(self, name, value)
@@ -223,7 +223,9 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
         rules = {
-            p: patterns.spelled(each) if isinstance(each, OpScheme) else self._spell(each) or None
+            p: patterns.scheme_data(each)
+            if isinstance(each, OpScheme)
+            else self._spell(each) or None
             for p, each in self.rules.items()
         }
         extra = {"rules": rules, "skip": list(self.skip)}
@@ -241,10 +243,10 @@ class Recipe:
         """{"weight": spelling, ...} of every part: a rule reads back whatever the default is."""
         if not scheme:
             return {}
-        spelled = scheme.spelled
+        data = scheme.spellings
         if not self.has_biases:  # release 0.1.0 knows no such key, and can read it then
-            del spelled["bias"]
-        return spelled
+            del data["bias"]
+        return data
 
     def to_json(self) -> str:
         """The recipe as JSON text."""

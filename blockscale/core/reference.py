@@ -75,7 +75,7 @@ def widen(x: Tensor) -> Tensor:
 def choose_qparams(x: Tensor, fmt: Format) -> QParams:
     """x [...] -> the scale (and zero point) of each block (docs/numerics.md, section 3)."""
     if not fmt.element.learned:
-        return settled(x, choice := ranges(x, fmt), qparams_from_range(*choice, fmt), fmt)
+        return settle(x, choice := ranges(x, fmt), qparams_from_range(*choice, fmt), fmt)
     qparams = _of_ranges(*ranges(x, fmt), fmt)
     book = clusters.learn(in_steps(x, qparams, fmt), 2**fmt.bits)
     return qparams._replace(book=book.to(x.device))
@@ -110,7 +110,7 @@ def qparams_from_range(
     """Each block's range [scale's shape], as in `Ranges` -> its scale and what goes with it.
 
     poisoned: bool [scale's shape], blocks with a NaN or an infinity. Observers call this too.
-        Of blocks that compare two scales it is the one for 6: `settled` sees numbers.
+        Of blocks that compare two scales it is the one for 6: `settle` sees numbers.
     outer: the outer scale of two levels where it is given, such as that of layers which share one;
         else the ranges choose it.
     Raises ValueError for a format whose scales, offsets or values are not chosen from ranges.
@@ -142,16 +142,16 @@ Errors = Callable[[Tensor, QParams, Format], Tensor]
 def block_errors(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [...] float32 and its scale -> what a round trip loses of each block, [scale's shape]
     float64: the sum of the squares in the order of docs/numerics.md, 3.5."""
-    return lost(x, fake_quantize(x, qparams, fmt), fmt)
+    return squared_errors(x, fake_quantize(x, qparams, fmt), fmt)
 
 
-def lost(x: Tensor, values: Tensor, fmt: Format) -> Tensor:
+def squared_errors(x: Tensor, values: Tensor, fmt: Format) -> Tensor:
     """The same from the values [...] that a round trip leaves of x."""
     error = values.double() - x.double()
     return Blocks(error * error, fmt.block).sum()
 
 
-def settled(
+def settle(
     x: Tensor, ranges: Ranges, qparams: QParams, fmt: Format, errors: Errors = block_errors
 ) -> QParams:
     """What x's ranges chose -> the same where they decide; of blocks that compare two scales, or

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from blockscale.core.format import Format
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.core.untrusted_patterns import compiled, full_match
 
 PREFIX = "op:"
@@ -53,7 +53,7 @@ def check(pattern: str) -> None:
     if pattern.startswith("re:"):
         compiled(pattern[3:])
     elif len(pattern) > _LONGEST:
-        raise ValueError(f"pattern {quoted(pattern)} is too long: at most {_LONGEST:,} characters")
+        raise ValueError(f"pattern {quote(pattern)} is too long: at most {_LONGEST:,} characters")
 
 
 def names_op(pattern: str) -> bool:
@@ -112,7 +112,7 @@ def read_scheme(pattern: str, rule: object) -> OpScheme:
     return OpScheme(**formats, shared=shared)
 
 
-def spelled(scheme: OpScheme) -> dict[str, object] | None:
+def scheme_data(scheme: OpScheme) -> dict[str, object] | None:
     """Plain data that `read_scheme` reads back."""
     if not scheme:
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 from blockscale.core import reference
 from blockscale.core.arithmetic.sums import mean_of, unit_exponent
 from blockscale.core.block import WHOLE, Block, Blocks, read_block
-from blockscale.core.cuts import Share, line_of, parts_of, refined
+from blockscale.core.cuts import Share, line_of, parts_of, refine
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams, Ranges
 
@@ -82,14 +82,14 @@ class SummedBlocks(Blocks):
 
     def __init__(self, ranges: Ranges, parts: Parts, merge: Merge | None = None):
         self.shape = tuple(ranges.low.shape)
-        self._counted, self._merge = parts, merge
+        self._parts, self._merge = parts, merge
         self._power = unit_exponent(torch.maximum(-ranges.low, ranges.high))
 
     def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
         """The mean of |x| in each block, over |x| > `above` if given: one per block."""
         total = torch.zeros(self.shape, dtype=torch.int64, device=self._power.device)
         count = torch.zeros_like(total)
-        for region, (more, number) in self._counted(self._power, above):
+        for region, (more, number) in self._parts(self._power, above):
             total[region] += more.reshape(total[region].shape)
             count[region] += number.reshape(total[region].shape)
         if self._merge is not None:
@@ -123,9 +123,9 @@ def choose(x: Tensor, fmt: Format, own: Share, merge: Merge) -> tuple[QParams, F
     if several == {"outer"} and sizes["outer"] == WHOLE:
         return _beside_outer(x, fmt, own, merge), fmt
     whole = reference.qparams_from_range(*_merged_ranges(x, fmt, own, merge), fmt)
-    qparams, fine = parts_of(whole, fmt, own), refined(fmt, own)
+    qparams, fine = parts_of(whole, fmt, own), refine(fmt, own)
     if fmt != fmt.plain and own.start < own.stop:
-        qparams = reference.settled(x, reference.ranges(x, fine), qparams, fine)
+        qparams = reference.settle(x, reference.ranges(x, fine), qparams, fine)
     return qparams, fine
 
 
@@ -176,7 +176,7 @@ def _beside_outer(x: Tensor, fmt: Format, own: Share, merge: Merge) -> QParams:
     ranges = reference.ranges(x, fmt)
     merge(tops := reference.tops(ranges, fmt).clone(), "max")
     qparams = reference.qparams_from_range(*ranges, fmt, reference.outer_of(tops, fmt))
-    return reference.settled(x, ranges, qparams, fmt)
+    return reference.settle(x, ranges, qparams, fmt)
 
 
 class _Stretch(NamedTuple):
@@ -215,11 +215,11 @@ def _merged_ranges(x: Tensor, fmt: Format, own: Share, merge: Merge) -> Ranges:
     for piece in pieces:
         every.add(piece.region, part_ranges(piece.x, piece.block, fmt))
 
-    def counted(power: Tensor, above: Tensor | None) -> Iterable[Counted]:
+    def counts(power: Tensor, above: Tensor | None) -> Iterable[Counted]:
         for x, block, at in pieces:
             blocks = Blocks(x, block)
             limit = None if above is None else above[at].reshape(blocks.shape)
             yield at, blocks.magnitudes(power[at].reshape(blocks.shape), limit)
 
     ranges = every.whole(merge)
-    return reference.with_means(ranges, SummedBlocks(ranges, counted, merge), fmt)
+    return reference.with_means(ranges, SummedBlocks(ranges, counts, merge), fmt)

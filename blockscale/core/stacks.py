@@ -27,7 +27,7 @@ def rows_of(whole: Operand, start: int, stop: int) -> Operand | None:
     None where blocks do not end there, or are not made of whole rows.
     """
     fmt, count = whole.format, whole.shape[0]
-    if _joined(fmt) or not 0 <= start <= stop <= count:
+    if _is_inseparable(fmt) or not 0 <= start <= stop <= count:
         return None
     parts: dict[str, Any] = {}
     for name, part in whole.qparams._asdict().items():
@@ -48,7 +48,7 @@ def stacked(whole: Operand, count: int) -> Operand | None:
     """
     fmt, (n, _) = whole.format, whole.shape
     blocks = _blocks(fmt)
-    if n % count or _joined(fmt) or not all(map(_of_last, blocks)):
+    if n % count or _is_inseparable(fmt) or not all(map(_of_last, blocks)):
         return None
     parts: dict[str, Any] = {}
     for name, part in whole.qparams._asdict().items():
@@ -71,7 +71,7 @@ def _blocks(fmt: Format) -> list[Block]:
     return [fmt.block, *inner]
 
 
-def _joined(fmt: Format) -> bool:
+def _is_inseparable(fmt: Format) -> bool:
     """Whether rows cannot be told apart: flat blocks, a learned table, an offset's own scales."""
     quantized = fmt.offset is not None and fmt.offset.inner is not None
     return quantized or fmt.element.learned or any(block.flat for block in _blocks(fmt))
@@ -100,7 +100,7 @@ _PARTS = "parts"
 _KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()  # {codes: (what they were cut with, {key: cut})}
 
 
-def _kept(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any:
+def _memoize(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any:
     """What `make` cuts of a tensor, kept while its codes live: kernels keep what they make of it.
 
     It gets the same memory by other tensors: views of the tensor's own would keep it alive.
@@ -115,7 +115,7 @@ def _kept(whole: Operand, key: int | str, make: Callable[[Operand], Any]) -> Any
         value = _KEPT[codes] = ((codes.data_ptr(), whole.fmt), refs), {}
     cuts: dict[int | str, Any] = value[1]
     if key not in cuts:
-        cuts[key] = make(_detached(whole))
+        cuts[key] = make(_detach(whole))
     return cuts[key]
 
 
@@ -128,7 +128,7 @@ def _same(value: Any, place: tuple[int, str], beside: Sequence[Tensor | None]) -
     )
 
 
-def _detached(whole: Operand) -> Operand:
+def _detach(whole: Operand) -> Operand:
     apart = [None if part is None else part.detach() for part in whole.qparams]
     return operand(whole.codes.detach(), QParams(*apart), whole.format, whole.size)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ def matrix(whole: Operand, index: int) -> Operand | None:
 
     None where a number belongs to several of the matrices, but not to all.
     """
-    operand: Operand | None = _kept(whole, index, lambda whole: _matrix(whole, index))
+    operand: Operand | None = _memoize(whole, index, lambda whole: _matrix(whole, index))
     return operand
 
 
@@ -190,7 +190,7 @@ def parts(one: Operand) -> tuple[Operand, ...]:
     height = _stack_height(one.fmt, n, k)
     if n % height or not 1 < n // height <= MOST_PARTS:
         return (one,)
-    operands: tuple[Operand, ...] = _kept(one, _PARTS, lambda one: _parts(one, height))
+    operands: tuple[Operand, ...] = _memoize(one, _PARTS, lambda one: _parts(one, height))
     return operands
 
 

@@ -22,10 +22,10 @@ __all__ = [
     "any_requires_grad", "aoti_package", "autograd_of_op", "calculate_qparams",
     "constant_source", "convert_decomposed", "cuda_device", "cuda_stream", "detect_fake_mode",
     "device_guard", "disable_modes", "dispatch_keys", "dispatch_modes", "empty_strided_cuda",
-    "enable_python_dispatcher", "exporting", "forward_level", "function_modes",
+    "enable_python_dispatcher", "explain_missing", "exporting", "forward_level", "function_modes",
     "global_hooks", "graph_task",
     "has_kernel", "inductor_config", "innermost_transform", "int_mm", "is_amx_tile_supported",
-    "is_vnni_supported", "load_from_state_dict", "needed", "no_torch_function", "profiler_on",
+    "is_vnni_supported", "load_from_state_dict", "no_torch_function", "profiler_on",
     "pytree", "register_decomposed", "register_device", "save_to_state_dict", "scaled_mm",
     "set_forward_grad", "single_level", "size_error", "sleep_on_gpu", "tracing_state",
     "transforms_active",
@@ -36,7 +36,7 @@ TESTED = "2.11 to 2.13"
 
 
 @contextmanager
-def needed() -> Iterator[None]:
+def explain_missing() -> Iterator[None]:
     """Around imports: an ImportError names what is missing, and torch's version."""
     try:
         yield
@@ -48,7 +48,7 @@ def needed() -> Iterator[None]:
         ) from error
 
 
-with needed():
+with explain_missing():
     from torch._C import DisableTorchFunctionSubclass as WithoutTorchFunction
     from torch._C import DispatchKey
     from torch._C import _after_autograd_keyset as AFTER_AUTOGRAD
@@ -111,7 +111,7 @@ def empty_strided_cuda() -> Any:
 
 def single_level() -> tuple[Any, Any]:
     """The autograd.Function of one level of torch.func's, and the context in which it is called."""
-    with needed():
+    with explain_missing():
         from torch._functorch.utils import enable_single_level_autograd_function as enable
         from torch.autograd.function import _SingleLevelFunction
     return _SingleLevelFunction, enable
@@ -119,7 +119,7 @@ def single_level() -> tuple[Any, Any]:
 
 def autograd_of_op(op: OpOverload, backward: Any, setup: Any) -> Any:
     """The kernel of a custom op for autograd. Raises ImportError where this torch makes none."""
-    with needed():
+    with explain_missing():
         from torch._library import autograd
     return autograd.make_autograd_impl(op, autograd.Info(backward, setup))
 
@@ -128,7 +128,7 @@ def autograd_of_op(op: OpOverload, backward: Any, setup: Any) -> Any:
 def exporting() -> Iterator[None]:
     """Within it torch and modules do as they do in torch.export: what they compute goes into a
     program, and no backend has a say in it."""
-    with needed():
+    with explain_missing():
         from torch._export.utils import _compiling_state_context as state
         from torch.export._trace import _ignore_backend_decomps as any_backend
     with state(), any_backend():
@@ -137,41 +137,41 @@ def exporting() -> Iterator[None]:
 
 def constant_source(name: str) -> Any:
     """Where a symbol comes from that nothing else says."""
-    with needed():
+    with explain_missing():
         from torch._dynamo.source import ConstantSource
     return ConstantSource(name)
 
 
 def size_error() -> type[Exception]:
     """What torch.export raises where a size that is to be free is not."""
-    with needed():
+    with explain_missing():
         from torch._dynamo.exc import UserError
     return UserError
 
 
 def inductor_config() -> Any:
     """Inductor's settings."""
-    with needed():
+    with explain_missing():
         from torch._inductor import config
     return config
 
 
 def aoti_package(program: Any, path: str, options: dict[str, Any]) -> str:
     """Compile a program of torch.export by Inductor into a package; its path."""
-    with needed():
+    with explain_missing():
         from torch._inductor import aoti_compile_and_package as compiled
     return str(compiled(program, package_path=path, inductor_configs=options))
 
 
 def register_decomposed() -> None:
     """Register torch.ao's ops, torch.ops.quantized_decomposed."""
-    with needed():
+    with explain_missing():
         import torch.ao.quantization.fx._decomposed  # noqa: F401 - it registers them
 
 
 def convert_decomposed(model: fx.GraphModule, backend_config: Any) -> fx.GraphModule:
     """An observed model of torch.ao's prepare_fx in ops of quantized_decomposed."""
-    with needed():
+    with explain_missing():
         from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx as convert
     module: fx.GraphModule = convert(model, backend_config=backend_config)
     return module
@@ -179,20 +179,20 @@ def convert_decomposed(model: fx.GraphModule, backend_config: Any) -> fx.GraphMo
 
 def calculate_qparams() -> Any:
     """torch.ao's choice of an observer's scale and zero point: takes the observer and its range."""
-    with needed():
+    with explain_missing():
         from torch.ao.quantization.observer import UniformQuantizationObserverBase
     return UniformQuantizationObserverBase._calculate_qparams
 
 
 def device_guard() -> Any:
     """The class of what tells torch which device a device made in Python is."""
-    with needed():
+    with explain_missing():
         return torch._C._acc.DeviceGuard
 
 
 def register_device(name: str, module: Any, guard: Any) -> None:
     """Give torch's place for a device made in Python a name, a module and a guard."""
-    with needed():
+    with explain_missing():
         from torch.utils import backend_registration
 
         register = backend_registration._setup_privateuseone_for_python_backend

@@ -38,7 +38,7 @@ def shown_lines(text: str) -> str:
     return text if text.isprintable() else "\n".join(map(_escape, text.split("\n")))
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """What an error repeats of a text, in quotes, or of another value: no more than a line."""
     if not isinstance(value, str):
         return shown(repr(value), QUOTED)
@@ -124,13 +124,15 @@ DEEPEST = 64  # brackets inside of each other
 
 
 def read_json(
-    path: str | Path, *, most: int = SETTINGS, once: bool = True, finite: bool = True
+    path: str | Path, *, most: int = SETTINGS, unique_keys: bool = True, finite: bool = True
 ) -> Any:
     """What a JSON file holds; the options are those of `parse_json`.
 
     Raises FileError for what is not a regular file of at most `most` bytes of JSON.
     """
-    return parse_json(read_regular(path, most), path, most=most, once=once, finite=finite)
+    return parse_json(
+        read_regular(path, most), path, most=most, unique_keys=unique_keys, finite=finite
+    )
 
 
 def parse_json(
@@ -138,14 +140,14 @@ def parse_json(
     what: object,
     *,
     most: int = SETTINGS,
-    once: bool = True,
+    unique_keys: bool = True,
     finite: bool = True,
     integer: Callable[[str], int] | None = None,
 ) -> Any:
     """What JSON text holds.
 
     what: names the text in errors
-    once: refuse an object that has a key twice, of which readers take one or the other
+    unique_keys: refuse an object that has a key twice, of which readers take one or the other
     finite: refuse NaN, infinities and numbers that float64 cannot hold
     integer: what reads an integer, and may raise ValueError
 
@@ -157,7 +159,7 @@ def parse_json(
         decoded = text.decode() if isinstance(text, bytes) else text
         data = json.loads(
             decoded,
-            object_pairs_hook=_refuse_twins if once else None,
+            object_pairs_hook=_refuse_twins if unique_keys else None,
             parse_constant=_refuse if finite else None,
             parse_float=_finite if finite else None,
             parse_int=integer,
@@ -195,7 +197,7 @@ def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(by_name) < len(pairs):
         keys: set[str] = set()
         twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {quoted(twice)} appears twice")
+        raise ValueError(f"the key {quote(twice)} appears twice")
     return by_name
 
 
@@ -206,7 +208,7 @@ def _refuse(constant: str) -> NoReturn:
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{quoted(text)} is too large")
+        raise ValueError(f"{quote(text)} is too large")
     return number
 
 

@@ -18,7 +18,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 from blockscale.core.untrusted import LONGEST as NAME
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 
 LONGEST = 10_000  # characters of a pattern
 STEPS = 200_000  # of one match: a tenth of a second; usual patterns take less than a hundred
@@ -58,14 +58,14 @@ class _Name:
         """One step more. Raises ValueError where they are too many."""
         self.steps += 1
         if self.steps > STEPS:
-            raise ValueError(f"more than {STEPS:,} steps against {quoted(self.text)}")
+            raise ValueError(f"more than {STEPS:,} steps against {quote(self.text)}")
 
 
 class Compiled(NamedTuple):
-    """What matches a pattern: `quick` where it is there and names are short."""
+    """What matches a pattern: `regex` where it is there and names are short."""
 
     move: Move
-    quick: re.Pattern[str] | None
+    regex: re.Pattern[str] | None
 
 
 @lru_cache(maxsize=1000)
@@ -73,19 +73,19 @@ def compiled(pattern: str) -> Compiled:
     """What matches a pattern. Raises ValueError for one that is none, or cannot be bounded."""
     if len(pattern) > LONGEST:
         raise ValueError(
-            f"pattern {quoted('re:' + pattern)} is too long: at most {LONGEST:,} characters"
+            f"pattern {quote('re:' + pattern)} is too long: at most {LONGEST:,} characters"
         )
     try:
         tree = parser.parse(pattern)
         move = _sequence(tree, tree.state.flags & _FLAGS)
         return Compiled(move, re.compile(pattern) if ways(tree) <= _WAYS else None)
     except (re.error, OverflowError) as error:
-        text = f"pattern {quoted('re:' + pattern)} is not a regular expression: {error}"
+        text = f"pattern {quote('re:' + pattern)} is not a regular expression: {error}"
         raise ValueError(text) from None
     except RecursionError:
-        raise ValueError(f"pattern {quoted('re:' + pattern)} has too many nested groups") from None
+        raise ValueError(f"pattern {quote('re:' + pattern)} has too many nested groups") from None
     except ValueError as error:
-        raise ValueError(f"pattern {quoted('re:' + pattern)}: {error}") from None
+        raise ValueError(f"pattern {quote('re:' + pattern)}: {error}") from None
 
 
 @lru_cache(maxsize=100_000)
@@ -94,12 +94,12 @@ def full_match(pattern: str, name: str) -> bool:
 
     Raises ValueError for what `compiled` refuses, and for a match that takes too many steps.
     """
-    move, quick = compiled(pattern)
-    if quick is not None and len(name) <= SHORT:
-        return quick.fullmatch(name) is not None
-    name_of_pattern = quoted(f"re:{pattern}")
+    move, regex = compiled(pattern)
+    if regex is not None and len(name) <= SHORT:
+        return regex.fullmatch(name) is not None
+    name_of_pattern = quote(f"re:{pattern}")
     if len(name) > NAME:
-        raise ValueError(f"{quoted(name)} is too long for patterns: at most {NAME:,} characters")
+        raise ValueError(f"{quote(name)} is too long for patterns: at most {NAME:,} characters")
     try:
         return bool(move(_Name(name), 1) >> len(name) & 1)
     except RecursionError:

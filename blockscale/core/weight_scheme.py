@@ -47,10 +47,10 @@ class Scheme:
         return {part: getattr(self, part) for part in PARTS}
 
     @property
-    def spelled(self) -> dict[str, str | None]:
+    def spellings(self) -> dict[str, str | None]:
         """{"weight": its text, ...} of every part; a weight's may name a profile."""
         data = {part: None if fmt is None else str(fmt) for part, fmt in self.formats.items()}
-        return data if self.profile is None else data | {"weight": spelled(self.profile)}
+        return data if self.profile is None else data | {"weight": profile_spelling(self.profile)}
 
     @property
     def note(self) -> str:
@@ -94,7 +94,7 @@ def read_parts(data: Mapping[str, object], before: Scheme) -> Scheme:
             before = replace(before, **value)
         elif isinstance(text, Profile) or names_profile(text):
             profile = text if isinstance(text, Profile) else read_profile(str(text))
-            spelled(profile)  # raises where no text can name it
+            profile_spelling(profile)  # raises where no text can name it
             before = replace(before, weight=profile.format, profile=profile)
         else:
             value = _read(part, text)
@@ -104,7 +104,7 @@ def read_parts(data: Mapping[str, object], before: Scheme) -> Scheme:
 
 def _refuse_profile(part: str, text: object) -> None:
     if isinstance(text, Profile) or names_profile(text):
-        name = spelled(text) if isinstance(text, Profile) else str(text).strip()
+        name = profile_spelling(text) if isinstance(text, Profile) else str(text).strip()
         raise ValueError(
             f"{part}: {name!r}: profiles are only for weights, and {part} takes a format: "
             f"write the format without {PREFIX!r}, or use the profile for weight"
@@ -184,7 +184,7 @@ def read_profile(text: str) -> Profile:
     return profile(f"{name}{colon}{block}", version if at else None)
 
 
-def spelled(profile: Profile) -> str:
+def profile_spelling(profile: Profile) -> str:
     """What `read_profile` reads back, with the version.
 
     Raises ValueError for a profile that is not found by its name, which no text can stand for.

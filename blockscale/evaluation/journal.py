@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.block_calls import digest
 from blockscale.core.torch_private import pytree
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.evaluation.figures import Parts
 from blockscale.evaluation.kinds import Measurement
 from blockscale.files.whole import check_place
@@ -137,7 +137,7 @@ class BatchJournal:
                 for name, (s, w) in held.items()
             }
         except (TypeError, ValueError):
-            raise JournalError(f"{self.path}: {key} is {quoted(held)}: delete the file") from None
+            raise JournalError(f"{self.path}: {key} is {quote(held)}: delete the file") from None
 
 
 def _plain(parts: Parts) -> dict[str, list[list[float]]]:

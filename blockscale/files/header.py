@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.core.untrusted import LONGEST, json_object, parse_json, quoted
+from blockscale.core.untrusted import LONGEST, json_object, parse_json, quote
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -102,7 +102,7 @@ def parse_header(text: bytes) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     end = LENGTH + len(text)
     for name, tensor in tensors.items():
         if tensor.start != end:
-            raise ValueError(f"tensor {quoted(name)} starts at byte {tensor.start}, expected {end}")
+            raise ValueError(f"tensor {quote(name)} starts at byte {tensor.start}, expected {end}")
         end += tensor.nbytes
     return tensors, metadata
 
@@ -135,30 +135,30 @@ def _read_metadata(data: Any) -> dict[str, str]:
     texts = {} if data is None else json_object(data, "its __metadata__")
     for key, value in texts.items():
         if not isinstance(value, str):
-            raise ValueError(f"its __metadata__ has {quoted(key)}, whose value is not text")
+            raise ValueError(f"its __metadata__ has {quote(key)}, whose value is not text")
     return texts
 
 
 def _read_spec(name: str, entry: Any, first: int) -> StoredTensor:
     """One entry of a header, whose data begin at byte `first` of the file."""
     if len(name) > LONGEST:
-        raise ValueError(f"the name {quoted(name)} is too long: at most {LONGEST:,} characters")
+        raise ValueError(f"the name {quote(name)} is too long: at most {LONGEST:,} characters")
     if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
-        raise ValueError(f"tensor {quoted(name)} lacks one of {', '.join(sorted(_FIELDS))}")
+        raise ValueError(f"tensor {quote(name)} lacks one of {', '.join(sorted(_FIELDS))}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise ValueError(f"tensor {quoted(name)}: safetensors has no dtype {quoted(dtype)}")
+        raise ValueError(f"tensor {quote(name)}: safetensors has no dtype {quote(dtype)}")
     if not _sizes(shape) or prod(size for size in shape if size) > _LARGEST_SIZE:
-        raise ValueError(f"tensor {quoted(name)}: {quoted(shape)} is not a shape")
+        raise ValueError(f"tensor {quote(name)}: {quote(shape)} is not a shape")
     if not _sizes(offsets) or len(offsets) != 2:  # the first byte, and that after the last
         raise ValueError(
-            f"tensor {quoted(name)}: its data_offsets are {quoted(offsets)}, expected two "
+            f"tensor {quote(name)}: its data_offsets are {quote(offsets)}, expected two "
             "positions in order"
         )
     begin, end = offsets
     if prod(shape) * BITS[dtype] != 8 * (end - begin):
         raise ValueError(
-            f"tensor {quoted(name)}: {dtype} {quoted(shape)} does not take {end - begin} bytes"
+            f"tensor {quote(name)}: {dtype} {quote(shape)} does not take {end - begin} bytes"
         )
     return StoredTensor(dtype, tuple(shape), end - begin, first + begin)
 

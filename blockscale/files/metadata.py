@@ -35,7 +35,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import BiasFormat, read_bias
 from blockscale.core.reference import QParams
 from blockscale.core.untrusted import FileError as FileError
-from blockscale.core.untrusted import json_object, parse_json, quoted
+from blockscale.core.untrusted import json_object, parse_json, quote
 from blockscale.files.header import LARGEST
 from blockscale.layers import before
 
@@ -133,7 +133,7 @@ class Metadata:
             raise FileError(f"{path}: its blockscale metadata is damaged ({error})") from None
         if version != VERSION or type(version) is not int:
             raise FileError(
-                f"{path}: written in version {quoted(version)} of the file format, and this "
+                f"{path}: written in version {quote(version)} of the file format, and this "
                 f"blockscale reads version {VERSION}: install a newer blockscale"
             )
         if (metadata or {}).get(DIGEST) != _digest(text):
@@ -173,7 +173,7 @@ def _tensor(name: str, data: dict[str, object]) -> TensorInfo:
         raise ValueError(f"tensor {name!r}: {info.shape} is not a shape")
     dtype = getattr(torch, info.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"tensor {name!r}: {quoted(info.dtype)} is not a float dtype")
+        raise ValueError(f"tensor {name!r}: {quote(info.dtype)} is not a float dtype")
     try:
         check_layout(info.layout)
     except ValueError as error:

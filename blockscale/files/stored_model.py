@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from blockscale.core.untrusted import json_object, quoted, read_json
+from blockscale.core.untrusted import json_object, quote, read_json
 from blockscale.core.work import Closing
 from blockscale.files.header import LARGEST
 from blockscale.files.metadata import PARTS, FileError, Metadata
@@ -216,9 +216,9 @@ def read_index(index: Path) -> dict[str, str]:
             or name.startswith(("/", "\\"))
             or name[1:2] == ":"
         ):
-            raise FileError(f"{index} names {quoted(name)}, which is not inside the directory")
+            raise FileError(f"{index} names {quote(name)}, which is not inside the directory")
         if not name.endswith(".safetensors") or not name.isprintable():
-            raise FileError(f"{index} names {quoted(name)}, which is not a *.safetensors file")
+            raise FileError(f"{index} names {quote(name)}, which is not a *.safetensors file")
     return {tensor: PurePosixPath(name).as_posix() for tensor, name in names.items()}
 
 
@@ -230,6 +230,6 @@ def check_index(index: Path, stored: Mapping[str, str]) -> None:
             place = f"is in {listed[name]}" if name in listed else "is nowhere"
             there = f"is in {stored[name]}" if name in stored else "is in none of them"
             raise FileError(
-                f"{index} says that {quoted(name)} {place}, but it {there}: download or copy the "
+                f"{index} says that {quote(name)} {place}, but it {there}: download or copy the "
                 f"model again"
             )

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol, Self
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.untrusted import FileError, open_regular, quote
 from blockscale.core.work import Closing
 from blockscale.files.header import LARGEST, LENGTH, StoredTensor, parse_header
 
@@ -119,7 +119,7 @@ class Reader(Closing):
         dtype = tensor.torch_dtype
         if dtype is None:
             raise FileError(
-                f"{self.path}: tensor {quoted(name)} has dtype {tensor.dtype}, which torch "
+                f"{self.path}: tensor {quote(name)} has dtype {tensor.dtype}, which torch "
                 "does not have"
             )
         shape = tensor.shape if shape is None else shape

@@ -13,7 +13,7 @@ from blockscale.core.untrusted import (
     FileError,
     json_object,
     open_regular,
-    quoted,
+    quote,
     read_json,
     shown,
 )
@@ -96,7 +96,7 @@ def reproduce(
             "and compare with `blockscale compare`"
         )
     if type(seed) is not int:
-        raise FileError(f"{path / LEDGER} has the seed {quoted(seed)}, which is not an integer")
+        raise FileError(f"{path / LEDGER} has the seed {quote(seed)}, which is not an integer")
     folder = again_path(path.absolute())
     with hold_lock(folder):
         try:
@@ -149,13 +149,13 @@ def _entries(path: Path) -> dict[str, tuple[int, str]]:
         )
     entries = {}
     for name, entry in json_object(ledger["files"], "its files").items():
-        about = json_object(entry, f"the entry of {quoted(name)}")
+        about = json_object(entry, f"the entry of {quote(name)}")
         size, digest = about.get("bytes"), about.get("sha256")
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or name.startswith("/") or "\\" in name or "\0" in name:
-            raise FileError(f"{path / LEDGER} lists {quoted(name)}, which is not in the directory")
+            raise FileError(f"{path / LEDGER} lists {quote(name)}, which is not in the directory")
         if type(size) is not int or not isinstance(digest, str) or len(digest) != 64:
-            raise FileError(f"{path / LEDGER}: {quoted(name)} has no size and SHA-256")
+            raise FileError(f"{path / LEDGER}: {quote(name)} has no size and SHA-256")
         entries[name] = size, digest
     if not any(name.endswith(".safetensors") for name in entries):
         raise FileError(f"{path / LEDGER} lists no file of weights, so there is nothing to verify")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from blockscale.core.block import WHOLE, divided
+from blockscale.core.block import WHOLE, block_counts
 from blockscale.core.format import Format
 from blockscale.core.operand import operand, quantizer, whole
 from blockscale.core.parse import parse
@@ -66,7 +66,7 @@ class QuantParams:
                 if _is_certain(count < 1) or _is_certain(n % count != 0):
                     self._refuse(f"{count} scales do not divide dimension {dim}")
                 continue
-            expected = divided((n,), (size,))[0]
+            expected = block_counts((n,), (size,))[0]
             if _differ(count, expected):
                 self._refuse(
                     f"dimension {dim} has {expected} blocks of the format, found {count} scales"

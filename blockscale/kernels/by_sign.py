@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core import reference
-from blockscale.core.elements.codebook import Codebook, spelled
+from blockscale.core.elements.codebook import Codebook, shortest_decimal
 from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.format import Format
 from blockscale.core.operand import UNQUANTIZED, Operand, Quantizer, operand, quantizer
@@ -70,7 +70,7 @@ def grids(spelling: str, *, encode: bool) -> Grids | None:
         return None
     values = element.integers.table
     every = (element.unwritten, *values)
-    book = Codebook(f"book({','.join(map(spelled, every))})", every)
+    book = Codebook(f"book({','.join(map(shortest_decimal, every))})", every)
     plain = replace(fmt, scale=FLOAT_SCALES["fp32"])
     result = (replace(plain, element=each) for each in (element.floats, element.integers, book))
     return Grids(*result)
@@ -280,7 +280,7 @@ class _Ops:
         """As reference.block_errors."""
         scaled = _scaled(qparams, fmt, x.shape, encode=True)
         if scaled.grids.floats.block != fmt.block:  # rows may cut blocks
-            return reference.lost(x, self.fake_quantize(x, quantizer(qparams, fmt)), fmt)
+            return reference.squared_errors(x, self.fake_quantize(x, quantizer(qparams, fmt)), fmt)
         errors: list[Tensor] = [
             self._kernels.block_errors(x, scaled.steps, each) for each in scaled.grids[:2]
         ]
@@ -297,9 +297,9 @@ def _joint(spelling: str) -> tuple[Format, tuple[int, ...]] | None:
     codes = torch.arange(16, dtype=torch.uint8)
     floats = both.floats.element.decode(codes).tolist()
     integers = both.read.element.decode(codes ^ 8).tolist()
-    values = list(dict.fromkeys(map(spelled, (*floats, *integers))))
+    values = list(dict.fromkeys(map(shortest_decimal, (*floats, *integers))))
     table = Codebook(f"book({','.join(values)})", tuple(float(np.float32(v)) for v in values))
-    places = tuple(values.index(spelled(value)) for value in (*floats, *integers))
+    places = tuple(values.index(shortest_decimal(value)) for value in (*floats, *integers))
     return replace(both.floats, element=table), places
 
 

@@ -21,7 +21,7 @@ from blockscale.core import reference
 from blockscale.core.operand import operand, quantizer
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import FileError, json_object, quoted, read_json
+from blockscale.core.untrusted import FileError, json_object, quote, read_json
 from blockscale.kernels.registry import supporting, unavailable
 
 # Measured choices on disk: tables that are shipped, and what this machine added.
@@ -60,7 +60,7 @@ def read(path: Path) -> Table:
     try:
         table: Table = json_object(read_json(path), "it")
         for at, entries in table.items():
-            for shape, entry in json_object(entries, quoted(at)).items():
+            for shape, entry in json_object(entries, quote(at)).items():
                 (_check_cpu if at.startswith(CPU) else _check_cuda)(at, shape, entry)
     except FileError as error:
         raise ValueError(f"{path} is not a table of launch choices ({error}): delete it") from None
@@ -70,22 +70,20 @@ def read(path: Path) -> Table:
 def _check_cuda(at: str, shape: str, entry: Any) -> None:
     """Raise FileError for what is no shape and entry."""
     if not re.fullmatch(r"[0-9]{1,12},[0-9]{1,12},[0-9]{1,12}", shape):
-        raise FileError(f"{quoted(at)}: {quoted(shape)} is not a shape M,N,K")
+        raise FileError(f"{quote(at)}: {quote(shape)} is not a shape M,N,K")
     name, *numbers = entry if isinstance(entry, list) and entry else [None]
     if not isinstance(name, str) or not all(type(n) is int for n in numbers):
-        raise FileError(
-            f"{quoted(at)}: {quoted(entry)} is not the name of a kernel and its numbers"
-        )
+        raise FileError(f"{quote(at)}: {quote(entry)} is not the name of a kernel and its numbers")
 
 
 def _check_cpu(at: str, threads: str, entry: Any) -> None:
     """Raise FileError for what is no number of threads and choices."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}", threads):
-        raise FileError(f"{quoted(at)}: {quoted(threads)} is not a number of threads")
+        raise FileError(f"{quote(at)}: {quote(threads)} is not a number of threads")
     if not isinstance(entry, dict) or not all(
         type(n) is int and 0 <= n < 1 << 62 for n in entry.values()
     ):
-        raise FileError(f"{quoted(at)}: {quoted(entry)} is not a table of numbers")
+        raise FileError(f"{quote(at)}: {quote(entry)} is not a table of numbers")
 
 
 def record(choices: Table, path: Path | None = None) -> None:

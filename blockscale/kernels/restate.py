@@ -274,7 +274,7 @@ def choose_scales(
         if ranges is None:
             ranges = reference.ranges(x, fmt)
         qparams = reference.qparams_from_range(*ranges, fmt)
-        return reference.settled(x, ranges, qparams, fmt, errors)
+        return reference.settle(x, ranges, qparams, fmt, errors)
 
 
 def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | None:
@@ -284,7 +284,7 @@ def _ranges(x: Tensor, fmt: Format, scale_of: Extremes) -> reference.Ranges | No
     or its largest number (uint1), but where that is below 2^-126, which is the least they tell.
     """
     shape = fmt.block.scale_shape(x.shape)  # raises if the block does not fit
-    if x.dtype not in reference.FLOATS or not fmt.element.ranged:
+    if x.dtype not in reference.FLOATS or not fmt.element.uses_range:
         return None
     block = fmt.block
     if block.strided:

@@ -207,7 +207,7 @@ class RestatedOps:
         by = by if again == fmt else restated_quantizer(qparams, by, again, x.shape)
         errors = None if self._block_errors is None else self._block_errors(x, by)
         if errors is None or errors.numel() != qparams.scale.numel():  # blocks that rows cut
-            return reference.lost(x, self.run("fake_quantize", x, by), fmt)
+            return reference.squared_errors(x, self.run("fake_quantize", x, by), fmt)
         return errors.reshape(qparams.scale.shape)
 
     def _with_scale(self, x: Tensor, by: Quantizer, qparams: QParams | None = None) -> Quantizer:

@@ -253,7 +253,7 @@ def quantize_parameter(
         return quantize(stored, fmt, seed=draws), notes
     with subnormals_kept():
         qparams = reference.qparams_from_range(*ranges, fmt, outer)
-        qparams = reference.settled(stored, ranges, qparams, fmt)
+        qparams = reference.settle(stored, ranges, qparams, fmt)
     packed = primitives.quantize(stored, quantizer(qparams, fmt, draws))
     return QTensor(packed, qparams, fmt, stored.shape[-1]), notes
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from blockscale.core.block import Block, block_of, divided, read_block
+from blockscale.core.block import Block, block_counts, block_of, read_block
 from blockscale.core.format import Format
 from blockscale.core.operand import part_names
 from blockscale.core.parse import parse
@@ -161,7 +161,7 @@ def _expected(fmt: str, shape: tuple[int, ...]) -> Stored:
             stored[name] = torch.float32, (_values(fmt),)
             continue
         of = _DIVIDES.get(name)
-        counts = divided(stored[of][1] if of else shape, _sizes(fmt, name, len(shape)))
+        counts = block_counts(stored[of][1] if of else shape, _sizes(fmt, name, len(shape)))
         stored[name] = _dtype(fmt, name), counts
     return stored
 

@@ -43,7 +43,7 @@ def choose_beside(x: Tensor, outer: Tensor, fmt: str) -> list[Tensor]:
     form = parse(fmt)
     ranges = reference.ranges(x, form)
     qparams = reference.qparams_from_range(*ranges, form, outer)
-    qparams = reference.settled(x, ranges, qparams, form, block_errors)
+    qparams = reference.settle(x, ranges, qparams, form, block_errors)
     return to_list(qparams._replace(outer=None))
 
 

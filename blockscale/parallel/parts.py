@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blockscale.core.cuts import blocks_of, check_cut, deal, refined, share
+from blockscale.core.cuts import blocks_of, check_cut, deal, refine, share
 from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.scales import TwoLevel
@@ -76,7 +76,7 @@ def check_pieces(fmt: Format, shape: tuple[int, ...], dim: int, parts: int, proc
         cuts = [share(shape, dim, (0, *each, shape[dim]), 1) for each in own]
         for each in cuts:
             check_cut(fmt, each)
-        if any(refined(fmt, each) != refined(fmt, cuts[0]) for each in cuts):
+        if any(refine(fmt, each) != refine(fmt, cuts[0]) for each in cuts):
             raise ValueError(f"{fmt}: the parts of the weight are cut at other places of blocks")
 
 

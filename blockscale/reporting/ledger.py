@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.untrusted import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quote, shown
 from blockscale.reporting.table import aligned, family, size
 
 # Tables of what was searched and foretold on a real model, from docs/search.json.
@@ -135,7 +135,7 @@ def ledger_notes(ledger: Ledger) -> list[str]:
         for note in entry.notes
     ]
     unmatched = (
-        f"note: pattern {quoted(p)} of the recipe matches nothing" for p in ledger.unmatched
+        f"note: pattern {quote(p)} of the recipe matches nothing" for p in ledger.unmatched
     )
     whole = (f"note: {shown(note, TEXT)}" for note in ledger.notes)
     return [*whole, *notes, *unmatched]

@@ -16,7 +16,7 @@ FIGURES = re.compile(r"(?P<head><!-- presets -->).*?(?P<tail><!-- end of presets
 
 
 def measured() -> str:
-    """{preset: its figures, as blockscale.core.presets.Reached}: JSON of what was measured."""
+    """{preset: its figures, as blockscale.core.presets.PresetFigures}: JSON of what was measured."""
     decoder = json.loads((DOCS / "real_models.json").read_text())
     others = json.loads((DOCS / "preset_families.json").read_text())
     caches = json.loads((DOCS / "keys_values.json").read_text())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.cuts import deal, placements, refined, share, unit
+from blockscale.core.cuts import deal, placements, refine, share, unit
 from blockscale.core.parse import parse
 from tests.support.shares import weight
 
@@ -81,7 +81,7 @@ def test_units(name, shape, dim, expected) -> None:
 def test_other_cuts_refine_blocks(name, shape, cut, expected) -> None:
     dim, start, stop = cut
     own = share(shape, dim, (0, start, stop, shape[dim]), 1)
-    assert str(refined(parse(name), own)) == expected
+    assert str(refine(parse(name), own)) == expected
 
 
 def test_what_cannot_be_cut_is_refused_by_name() -> None:

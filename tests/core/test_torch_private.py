@@ -275,6 +275,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
         private.empty_strided_cuda() is None or callable(private.empty_strided_cuda())
     ),
     "enable_python_dispatcher": lambda: private.enable_python_dispatcher().__enter__ is not None,
+    "explain_missing": lambda: True,  # below
     "exporting": in_a_program,
     "forward_level": forward_mode,
     "function_modes": function_mode,
@@ -287,7 +288,6 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "is_amx_tile_supported": lambda: isinstance(private.is_amx_tile_supported(), bool),
     "is_vnni_supported": lambda: isinstance(private.is_vnni_supported(), bool),
     "load_from_state_dict": state_dicts,
-    "needed": lambda: True,  # below
     "no_torch_function": wrapper,
     "profiler_on": profiled,
     "pytree": tree,
@@ -321,6 +321,6 @@ def test_what_a_torch_lacks(error: Exception) -> None:
         pytest.raises(
             ImportError, match=rf"torch {torch.__version__.replace('+', '.')}.*no _x.*install"
         ),
-        private.needed(),
+        private.explain_missing(),
     ):
         raise error

@@ -18,7 +18,7 @@ from blockscale.core.untrusted import (
     kind_of,
     open_regular,
     parse_json,
-    quoted,
+    quote,
     read_json,
     read_regular,
     set_aside,
@@ -115,9 +115,9 @@ def test_articles_as_they_are_spoken(told):
 
 
 def test_quotes():
-    assert quoted("a'b") == '"a\'b"' and quoted("ü") == "'ü'"
-    assert quoted("\x1b") == r"'\x1b'" and quoted(5) == "5"
-    assert len(quoted("\x00" * 10**6)) < 300 and len(quoted([1] * 10**5)) < 100
+    assert quote("a'b") == '"a\'b"' and quote("ü") == "'ü'"
+    assert quote("\x1b") == r"'\x1b'" and quote(5) == "5"
+    assert len(quote("\x00" * 10**6)) < 300 and len(quote([1] * 10**5)) < 100
 
 
 # The one reader of JSON: what it refuses, it refuses by name and in time.
@@ -163,7 +163,10 @@ def test_what_json_says_is_read():
 def test_what_configs_may_have():
     """As transformers takes them: Mamba's config has an infinity."""
     text = '{"a": [0.0, Infinity], "b": 1, "b": 2}'
-    assert parse_json(text, "it", once=False, finite=False) == {"a": [0.0, float("inf")], "b": 2}
+    assert parse_json(text, "it", unique_keys=False, finite=False) == {
+        "a": [0.0, float("inf")],
+        "b": 2,
+    }
 
 
 def test_files(tmp_path):

@@ -15,10 +15,10 @@ from blockscale.core.weight_scheme import (
     PARTS,
     for_rows,
     names_profile,
+    profile_spelling,
     read_parts,
     read_profile,
     read_rule,
-    spelled,
 )
 
 MIXED = Recipe(
@@ -124,7 +124,7 @@ def test_profiles_without_another() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_profile_reads_back(name: str) -> None:
     profile = bs.profile(name)
-    text = spelled(profile)
+    text = profile_spelling(profile)
     assert text == f"profile:{name}" + (f"@{profile.version}" if profile.version else "")
     assert read_profile(text) is profile and read_profile(f"profile:{name}") is profile
 
@@ -132,7 +132,7 @@ def test_every_profile_reads_back(name: str) -> None:
 def test_version_and_block() -> None:
     profile = read_profile(" profile:gptq.int4@0.7:group64 ")
     assert profile == bs.profile("gptq.int4:group64", "0.7.1")
-    assert spelled(profile) == "profile:gptq.int4@0.7.1:group64"
+    assert profile_spelling(profile) == "profile:gptq.int4@0.7.1:group64"
     assert names_profile("profile:x") and not names_profile("int8") and not names_profile(None)
 
 
@@ -163,6 +163,6 @@ def test_a_profile_of_ones_own_has_no_text() -> None:
     ):
         words = rf"^bs.profile does not know the profile {own.name}, so a recipe cannot name it:"
         with pytest.raises(ValueError, match=words):
-            spelled(own)
+            profile_spelling(own)
         with pytest.raises(ValueError, match=words):
             bs.Recipe(own)

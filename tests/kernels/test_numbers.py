@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockscale.core.block import WHOLE, Block, divided
+from blockscale.core.block import WHOLE, Block, block_counts
 from blockscale.core.element import ElementNumbers
 from blockscale.core.parse import CATALOG, parse
 from blockscale.kernels.numbers import ACTIVATIONS, lower, lowered, merged, supports_families
@@ -148,7 +148,7 @@ def test_no_family_is_no_support(spelling: str) -> None:
 
 def block_of_each(shape: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
     """The index of each element's scale in row-major order, flat."""
-    counts = divided(shape, sizes)
+    counts = block_counts(shape, sizes)
     block = Block("any", tuple(enumerate(sizes)))
     index = torch.arange(prod(counts)).reshape(counts)
     return block.expand(index, shape).expand(shape).reshape(-1)

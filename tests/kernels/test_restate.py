@@ -139,7 +139,7 @@ def test_chosen_scales_are_the_references(fmt: str) -> None:
             )
             for mine, theirs in zip(found, expected, strict=True):
                 assert mine is theirs is None or same(mine, theirs)
-    assert bool(asked) == form.element.ranged
+    assert bool(asked) == form.element.uses_range
 
 
 @pytest.mark.parametrize("fmt", ["e2m1:group16:ue5m3", "e2m1:group16:e4m3/four_six"])

@@ -88,7 +88,7 @@ def test_beside_a_top_that_others_bring(name, dtype):
     assert found is not None
     ranges = reference.ranges(x, fmt)
     wanted = reference.qparams_from_range(*ranges, fmt, reference.outer_of(top, fmt))
-    wanted = reference.settled(x, ranges, wanted, fmt)
+    wanted = reference.settle(x, ranges, wanted, fmt)
     assert torch.equal(found.qparams.scale, wanted.scale)
     assert torch.equal(found.qparams.outer, wanted.outer)
     codes = reference.quantize(x, wanted, fmt, seed)

@@ -112,7 +112,7 @@ def spellings(draw, rank: int) -> str:
     options = [draw(st.sampled_from(spans))]
     if "/" not in scale.removesuffix("/inv"):
         options.append(draw(st.sampled_from(["", "recip"])))
-    if not options[0] and kind.ranged:
+    if not options[0] and kind.uses_range:
         options.append(draw(st.one_of(st.just(""), st.just(""), offsets(rank, scale))))
     if kind.roundings_matter:
         options.append(draw(st.sampled_from(ROUNDINGS)))

@@ -123,7 +123,7 @@ def plain_scales(x: Tensor, fmt: Format, outer: Tensor | None) -> QParams:
     """x [n, k] -> the scale of each block that `bs.quantize` chooses, under a given outer scale."""
     ranges = reference.ranges(x, fmt)
     qparams = choose_scales(ranges.low, ranges.high, fmt, outer)
-    return reference.settled(x, ranges, qparams, fmt)
+    return reference.settle(x, ranges, qparams, fmt)
 
 
 def round_trip(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:

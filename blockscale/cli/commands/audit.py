@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from blockscale.core.ledger import Entry, Ledger
-from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
+from blockscale.core.untrusted import LARGEST, TEXT, json_object, quote, read_json, shown
 from blockscale.export import audit as audit_file
 from blockscale.reporting.ledger import ledger_notes, ledger_summary
 from blockscale.reporting.table import aligned, family, size
@@ -85,6 +85,6 @@ def _fields(entry: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         kind = {"notes": list, "elements": int, "bytes_before": int, "bytes_after": int}
         if type(value) is not kind.get(key, str):
-            raise ValueError(f"{key} is {quoted(value)}")
+            raise ValueError(f"{key} is {quote(value)}")
     name = str(values["name"]).removesuffix(".weight")
     return values | {"name": name, "notes": tuple(values.get("notes", ()))}

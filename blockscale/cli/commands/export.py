@@ -243,7 +243,9 @@ def _is_export(folder: Path) -> bool:
     if has_ledger(folder):
         return True
     try:
-        config = json_object(read_json(folder / "config.json", once=False, finite=False), folder)
+        config = json_object(
+            read_json(folder / "config.json", unique_keys=False, finite=False), folder
+        )
         return json_object(config["quantization_config"], folder)["quant_method"] == _METHOD
     except (ValueError, OSError, KeyError):
         return False

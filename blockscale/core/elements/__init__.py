@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from blockscale.core import import_all
 from blockscale.core.element import Element
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 
 FAMILIES = import_all(__name__, __path__)
 
@@ -24,4 +24,4 @@ def read_element(name: str) -> Element:
         if element is not None:
             return element
     choices = "; ".join(family.SPELLINGS for family in FAMILIES)
-    raise ValueError(f"unknown element {quoted(name)}; choose from {choices}")
+    raise ValueError(f"unknown element {quote(name)}; choose from {choices}")

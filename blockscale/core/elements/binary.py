@@ -58,7 +58,7 @@ class Binary(Element):
         return y.abs() <= 1  # BinaryNet's clipped gradient (Hubara et al., 2016)
 
     @property
-    def ranged(self) -> bool:
+    def uses_range(self) -> bool:
         return False
 
     def magnitude(self, blocks: Blocks) -> Tensor:

@@ -22,7 +22,7 @@ from blockscale.core.element import Element, ElementNumbers
 from blockscale.core.rounding import Round
 from blockscale.core.scale import Levels
 from blockscale.core.torch_private import dispatch_modes
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 
 # Tables of Python numbers as tensors, also where a graph is being traced.
 
@@ -193,7 +193,7 @@ def _threshold(low: float, high: float, ties: str) -> float:
     return float(down)
 
 
-def spelled(value: float) -> str:
+def shortest_decimal(value: float) -> str:
     """The shortest decimal number that float32 reads as this value."""
     text = str(np.float32(value))
     return text.removesuffix(".0")
@@ -211,7 +211,7 @@ def book(table: list[float], ties: str = "zero") -> Codebook:
         raise ValueError(f"a codebook must have 2 to 256 values, got {len(values)}")
     if not all(map(math.isfinite, values)):
         raise ValueError("the values of a codebook must be finite float32 numbers")
-    names = [spelled(value) for value in values]
+    names = [shortest_decimal(value) for value in values]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the codebook has {twice} twice: each value may have only one code")
@@ -231,7 +231,7 @@ _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 
 
 
 @cache
-def named() -> dict[str, Codebook]:
+def named_codebooks() -> dict[str, Codebook]:
     """The codebooks that have a name of their own. Ties are those of their producers."""
     twelfths = [float(np.float32(value / 12)) for value in _FP4]
     return {
@@ -256,8 +256,8 @@ def _dynamic() -> tuple[float, ...]:
 
 def read(name: str) -> Element | None:
     """A codebook with a name of its own, or `book(…)`."""
-    if name in named():
-        return named()[name]
+    if name in named_codebooks():
+        return named_codebooks()[name]
     match = re.fullmatch(r"book\(([^()]*)\)", name)
     if match is None:
         return None
@@ -265,7 +265,7 @@ def read(name: str) -> Element | None:
         values = [float(text) for text in match[1].split(",")]
     except ValueError:
         raise ValueError(
-            f"{quoted(name)}: a codebook is written as numbers with commas between them, e.g. "
+            f"{quote(name)}: a codebook is written as numbers with commas between them, e.g. "
             "book(-1,-0.5,0,0.5,1)"
         ) from None
     return book(values)

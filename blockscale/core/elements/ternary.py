@@ -39,7 +39,7 @@ class Ternary(Integer):
         return -1.0, 1.0
 
     @property
-    def ranged(self) -> bool:
+    def uses_range(self) -> bool:
         return False
 
     def magnitude(self, blocks: Blocks) -> Tensor:

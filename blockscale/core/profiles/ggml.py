@@ -53,18 +53,18 @@ def symmetric(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     weights = x * x
     weighted = weights * x
 
-    def tried(inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def trial(inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         codes = nearest_int(inverse * x).clamp(-levels, levels - 1).float()
         product, square = ordered_sum(torch.stack([weighted * codes, weights * codes * codes], 1))
         return codes, product, square
 
-    codes, product, square = tried(torch.full_like(top, -levels) / top)
+    codes, product, square = trial(torch.full_like(top, -levels) / top)
     scale = torch.where(square != 0, product / square, 0.0)
     best = scale * product
     tenth = torch.tensor(0.1, dtype=torch.float32, device=x.device)
     for k in (*range(-9, 0), *range(1, 10)):
         more = tenth * k + levels
-        others, product, square = tried(-more / top)
+        others, product, square = trial(-more / top)
         better = (square > 0) & (product * product > best * square)
         codes = torch.where(better, others, codes)
         scale = torch.where(better, product / square, scale)
@@ -72,7 +72,7 @@ def symmetric(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return torch.where(nothing, 0.0, scale), torch.where(nothing, -levels, codes)
 
 
-def refined(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+def refine(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """make_q3_quants: one scale, then codes changed one after another, five times over."""
     largest, size = first_largest(x)
     nothing = size < NOTHING
@@ -217,7 +217,7 @@ def _unsigned(numbers: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 def _symmetric(x: Tensor, fmt: Format, k_type: KType) -> EncodedBlocks:
     each, levels = SUPER // x.shape[0], 2 ** (fmt.bits - 1)
-    find = refined if fmt.bits == 3 else symmetric
+    find = refine if fmt.bits == 3 else symmetric
     scales, codes = find(x, levels)
     scales = scales.reshape(-1, each)
     top, size = first_largest(scales.T)

@@ -124,10 +124,10 @@ class Profile:
         fmt, scale = self.format, self.format.scale
         if fmt.rounding == "stochastic" or fmt.unchosen:
             self._refuse(f"scales and codes of {fmt} cannot be chosen by a profile's rules")
-        if not fmt.element.ranged or fmt.offset or fmt.zero:
+        if not fmt.element.uses_range or fmt.offset or fmt.zero:
             self._refuse(f"a profile has no rules for the scales, zero points and offsets of {fmt}")
-        coded = isinstance(scale, CodeScale) or fmt != fmt.plain
-        if coded and not self.contract:
+        by_format = isinstance(scale, CodeScale) or fmt != fmt.plain
+        if by_format and not self.contract:
             self._refuse(f"a profile has no rules for scales in {scale}: leave them to the format")
         if fmt.span == "signed" or fmt.recip:
             self._refuse(

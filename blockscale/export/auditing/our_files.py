@@ -76,7 +76,9 @@ def _config(path: Path) -> Any:
 
 
 def _object(file: Path) -> Any:
-    return json_object(read_json(file, once=False, finite=False), file)  # as transformers takes it
+    return json_object(
+        read_json(file, unique_keys=False, finite=False), file
+    )  # as transformers takes it
 
 
 def _bits(config: Any, stored: str) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 from blockscale.core.format import Format
 from blockscale.core.pack import pack, packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.onnx_in_model import in_model
 from blockscale.export.checkpoints.onnx_tensors import Model, Tensor, read_model
@@ -222,7 +222,7 @@ class ONNX(Checkpoint):
 def _plain(name: str, tensor: Tensor) -> Stored:
     unread = ""
     if tensor.type not in _PLAIN:
-        unread = f"{quoted(tensor.type)} is not a dtype of torch, and no node says what it means"
+        unread = f"{quote(tensor.type)} is not a dtype of torch, and no node says what it means"
     nbytes, dtype = tensor.place.nbytes, _PLAIN.get(tensor.type)
     return Stored(name, tensor.type, tensor.shape, nbytes, None, unread, dtype=dtype)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blockscale.core.untrusted import LONGEST, quoted
+from blockscale.core.untrusted import LONGEST, quote
 from blockscale.export.auditing import protobuf
 from blockscale.export.auditing.entries import DamagedError, ReadBudget, file_bytes
 from blockscale.export.auditing.onnx_file import TYPES, Node, OnnxGraph, node, outside
@@ -122,7 +122,7 @@ class _Reading:
 
     def _add(self, model: Model, tensor: Tensor) -> None:
         if tensor.name in model.tensors:
-            raise DamagedError(f"it has the tensor {quoted(tensor.name)} twice")
+            raise DamagedError(f"it has the tensor {quote(tensor.name)} twice")
         model.tensors[tensor.name] = tensor
 
     def _constant(self, model: Model, data: memoryview, read: Node) -> None:
@@ -137,17 +137,17 @@ class _Reading:
         if len(name) > LONGEST:
             raise DamagedError(f"a tensor's name has {len(name):,} characters")
         if kind not in TYPES:
-            text = f"tensor {quoted(name)} is of type {kind}, which ONNX does not have"
+            text = f"tensor {quote(name)} is of type {kind}, which ONNX does not have"
             raise DamagedError(text)
         label, bits = TYPES[kind]
         shape = tuple(protobuf.numbers(values, 1, self._budget))
         if any(size < 0 for size in shape) or prod(size for size in shape if size) > 2**60:
-            raise DamagedError(f"tensor {quoted(name)} has the shape {quoted(shape)}")
+            raise DamagedError(f"tensor {quote(name)} has the shape {quote(shape)}")
         expected = (prod(shape) * bits + 7) // 8
         place = self._place(values, name, label, expected)
         if label != "string" and place.nbytes != expected:
             raise DamagedError(
-                f"tensor {quoted(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
+                f"tensor {quote(name)} {list(shape)} {label} has {place.nbytes:,} bytes, "
                 f"expected {expected:,}"
             )
         about = protobuf.text(values, 12)[:LONGEST]

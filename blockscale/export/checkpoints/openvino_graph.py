@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.core.element import Element
 from blockscale.core.pack import pack
-from blockscale.core.untrusted import LONGEST, FileError, quoted, read_regular
+from blockscale.core.untrusted import LONGEST, FileError, quote, read_regular
 from blockscale.export.checkpoints.places import Place, packed_rows
 
 # The layers and edges of an OpenVINO IR, version 11, from its .xml.
@@ -101,10 +101,10 @@ class _IRReading:
         layer = IRLayer(table.get("id", ""), table.get("name", ""), table.get("type", ""))
         if layer.id in self.graph.layers or len(self.graph.layers) >= _LAYERS:
             raise ValueError(
-                f"it has the layer {quoted(layer.id)} twice, or more than {_LAYERS:,} layers"
+                f"it has the layer {quote(layer.id)} twice, or more than {_LAYERS:,} layers"
             )
         if len(layer.name) > LONGEST:
-            raise ValueError(f"the name of layer {quoted(layer.id)} is too long")
+            raise ValueError(f"the name of layer {quote(layer.id)} is too long")
         self._layer = self.graph.layers[layer.id] = layer
 
     def _edge(self, table: dict[str, str]) -> None:
@@ -134,13 +134,13 @@ class _IRReading:
         graph = self.graph
         if graph.version not in _VERSIONS or not graph.layers:
             raise ValueError(
-                f"its version is {quoted(graph.version)} (10 and 11 are supported), or it has "
+                f"its version is {quote(graph.version)} (10 and 11 are supported), or it has "
                 "no layers"
             )
         for source, _, target in sorted(self._edges, key=lambda edge: edge[1]):
             if source not in graph.layers or target not in graph.layers:
                 raise ValueError(
-                    f"an edge goes from {quoted(source)} to {quoted(target)}, one of which "
+                    f"an edge goes from {quote(source)} to {quote(target)}, one of which "
                     "does not exist"
                 )
             graph.layers[target].inputs.append(source)
@@ -154,7 +154,7 @@ def number(text: str) -> int:
     if text == "-1":  # a size that is not known
         return -1
     if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS:
-        raise ValueError(f"{quoted(text)} is not a size or an offset")
+        raise ValueError(f"{quote(text)} is not a size or an offset")
     return int(text)
 
 
@@ -200,15 +200,13 @@ def constant(layer: IRLayer, file: Path, size: int) -> Constant:
 
     Strings and types that we do not know have a place, too.
     """
-    info, name = layer.data, quoted(layer.name)
+    info, name = layer.data, quote(layer.name)
     kind, shape = info.get("element_type", ""), sizes(info.get("shape", ""))
     start, nbytes = number(info.get("offset", "")), number(info.get("size", ""))
     if start < 0 or nbytes < 0 or start + nbytes > size:
         raise ValueError(f"constant {name} ends at byte {start + nbytes:,} of {size:,}")
     if any(n < 0 for n in shape) or prod(n for n in shape if n) > LARGEST:
-        raise ValueError(
-            f"constant {name} has the impossible shape {quoted(info.get('shape', ''))}"
-        )
+        raise ValueError(f"constant {name} has the impossible shape {quote(info.get('shape', ''))}")
     expected = stored_bytes(kind, prod(shape))
     if expected is not None and nbytes != expected:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockscale.core.element import Element
 from blockscale.core.pack import pack, packed_dtype, packed_size
-from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.untrusted import FileError, open_regular, quote
 from blockscale.files.stream import bytes_of
 
 _CHUNK = 1 << 24  # bytes read at a time
@@ -97,4 +97,4 @@ def check_apart(places: Mapping[str, Place]) -> None:
         names.sort()
         for (start, end, first), (begin, stop, second) in pairwise(names):
             if begin < end and (begin, stop) != (start, end):
-                raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")
+                raise FileError(f"{file}: tensors {quote(first)} and {quote(second)} share bytes")

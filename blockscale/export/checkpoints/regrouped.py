@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.files.metadata import FileError
 from blockscale.ops.tensor import QTensor
@@ -133,7 +133,7 @@ def _regroup(name: str, piece: TensorPiece, members: list[QTensor | Tensor]) -> 
             order = (interleaved if piece.heads > 0 else separate)(value.shape[0], abs(piece.heads))
             value = reorder(value, order)
     except ValueError as error:
-        raise FileError(f"{quoted(name)}: {error}") from None
+        raise FileError(f"{quote(name)}: {error}") from None
     if isinstance(value, Tensor):
         return _change(piece, value)
     return value

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.core.work import Progress
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.reading import GGUF
@@ -236,7 +236,7 @@ def _prove_all(
         if step.name not in again or again.stored[step.name].unread:
             why = again.stored[step.name].unread if step.name in again else "it is not found"
             raise NotLosslessError(
-                f"{quoted(step.name)} cannot be read back, so the conversion cannot be "
+                f"{quote(step.name)} cannot be read back, so the conversion cannot be "
                 f"checked: {why}. The output was deleted",
                 {step.name: why},
             )
@@ -253,7 +253,7 @@ def _result(step: Step, value: QTensor | Tensor) -> QTensor | Tensor:
         return step.become(value)
     except InexactError as error:
         raise NotLosslessError(
-            f"{quoted(step.name)} cannot be written with the same values: {error}. The output "
+            f"{quote(step.name)} cannot be written with the same values: {error}. The output "
             "was deleted",
             {step.name: str(error)},
         ) from None

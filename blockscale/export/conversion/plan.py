@@ -14,7 +14,7 @@ from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe
 from blockscale.core.reference import QParams
 from blockscale.core.rules import matches
-from blockscale.core.untrusted import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quote, shown
 from blockscale.export.checkpoints.checkpoint import Checkpoint
 from blockscale.export.checkpoints.gguf.reading import GGUF
 from blockscale.export.checkpoints.gguf.records import GRIDS
@@ -329,7 +329,7 @@ def _refusal(writer: Writer, reasons: Mapping[str, str], recipe: Recipe | None) 
     lines = []
     for reason, names in groups.items():
         more = f" and {len(names) - 3} more" * (len(names) > 3)
-        lines.append(f"\n  {', '.join(map(quoted, names[:3]))}{more}: {shown(reason, TEXT)}")
+        lines.append(f"\n  {', '.join(map(quote, names[:3]))}{more}: {shown(reason, TEXT)}")
     remedy = "" if recipe else " or quantize them again, which changes values: --requantize RECIPE"
     return NotLosslessError(
         f"{len(reasons)} tensors cannot be written as {writer.name} with the same values:"

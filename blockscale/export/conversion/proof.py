@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted import FileError, quoted
+from blockscale.core.untrusted import FileError, quote
 from blockscale.export.conversion.directory import dequantized, rows_of_slab
 from blockscale.export.conversion.same_numbers import meaning, same_bytes, same_numbers
 from blockscale.ops.tensor import QTensor
@@ -95,7 +95,7 @@ def prove(name: str, before: QTensor | Tensor, after: QTensor | Tensor) -> Proof
         return Proof("codes")
     if tuple(before.shape) != tuple(after.shape):
         raise FileError(
-            f"{quoted(name)}: written with shape {list(before.shape)}, read back with "
+            f"{quote(name)}: written with shape {list(before.shape)}, read back with "
             f"{list(after.shape)}: the output was deleted. This is a bug"
         )
     if isinstance(before, QTensor) and isinstance(after, QTensor):
@@ -110,7 +110,7 @@ def prove(name: str, before: QTensor | Tensor, after: QTensor | Tensor) -> Proof
             zeros += int((equal & (one == 0) & (one.signbit() != other.signbit())).sum())
     if wrong:
         raise FileError(
-            f"{quoted(name)}: {wrong} values differ from the source when read back: the "
+            f"{quote(name)}: {wrong} values differ from the source when read back: the "
             "output was deleted. This is a bug"
         )
     return Proof("values", zeros)

@@ -13,7 +13,7 @@ from torch import Tensor
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import groups, partners, shares, told_disagreement, top_of
 from blockscale.core.recipe import Recipe
-from blockscale.core.untrusted import json_object, quoted, read_json
+from blockscale.core.untrusted import json_object, quote, read_json
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf.families import IN_FLOAT32, of_metadata
 from blockscale.export.checkpoints.gguf.reading import GGUF
@@ -149,7 +149,7 @@ def _out_of_gguf(source: ConvertedSource, is_set: bool) -> None:
 def _refuse_unknown(unknown: list[str], where: str) -> None:
     if unknown:
         more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
-        text = ", ".join(map(quoted, unknown[:3]))
+        text = ", ".join(map(quote, unknown[:3]))
         raise ValueError(
             f"{text}{more} have no known name in {where}. With names='keep' (--names keep), "
             "tensors keep their names"
@@ -169,7 +169,7 @@ def _config(folder: Path | None) -> dict[str, Any]:
     if folder is None or not (folder / CONFIG).is_file():
         return {}
     path = folder / CONFIG
-    data = json_object(read_json(path, once=False, finite=False), path)
+    data = json_object(read_json(path, unique_keys=False, finite=False), path)
     return {key: value for key, value in data.items() if key not in _QUANTIZATION}
 
 

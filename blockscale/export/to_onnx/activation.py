@@ -45,7 +45,7 @@ def refusal(fmt: Format, qparams: QParams | None, sizes: Sizes) -> str | None:
     if qparams is None:
         if reason := encode.scales_refused(fmt) or split.refusal(fmt.block, sizes):
             return reason
-        if not fmt.element.ranged and _padded(fmt, sizes):
+        if not fmt.element.uses_range and _padded(fmt, sizes):
             return f"its scales are means, and blocks of {fmt.block} do not divide the size"
         return None
     if (

@@ -229,7 +229,7 @@ def _range(scope: Scope, x: BlockedTensor, fmt: Format) -> _Range:
         return scope.op(kind, value, axes, keepdims=1) if x.axes else value
 
     poison = reduced("ReduceSum", nothing) if fmt.scale.poisons else ""
-    if not fmt.element.ranged:
+    if not fmt.element.uses_range:
         mean = _mean(scope, reduced, finite, odd, fmt)
         return _Range(scope.op("Neg", mean), mean, poison)
     zero = scope.floats(0.0)

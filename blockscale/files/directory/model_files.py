@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted import LARGEST, json_object, quoted, read_json
+from blockscale.core.untrusted import LARGEST, json_object, quote, read_json
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import INDEX, read_index, shards
 from blockscale.files.stream import Reader
@@ -110,7 +110,7 @@ def _check_lengths(path: Path) -> None:
     for name in set(read_index(path / INDEX).values()):
         if max(len(os.fsencode(part)) for part in name.split("/")) > _LONGEST:
             raise FileError(
-                f"{path / INDEX} names {quoted(name)}, which is too long for a file: at most "
+                f"{path / INDEX} names {quote(name)}, which is too long for a file: at most "
                 f"{_LONGEST} bytes"
             )
 

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.untrusted import FileError, open_regular, quote
 from blockscale.files.directory.beside import gone_path, old_path, work_path
 from blockscale.files.directory.folder import disk_bytes, is_empty_folder, mounts_in
 from blockscale.files.directory.model_files import LEDGER
@@ -66,7 +66,7 @@ def check_target(target: Path, force: int, ours: Callable[[Path], bool] = has_le
     if target.is_symlink():
         if not force:
             raise FileError(
-                f"{target} is a link, to {quoted(str(target.readlink()))}: name the directory that "
+                f"{target} is a link, to {quote(str(target.readlink()))}: name the directory that "
                 f"it leads to, or replace the link with --force (force=True)"
             )
     elif not target.is_dir():
@@ -135,13 +135,13 @@ def check_names(target: Path, files: Iterable[str]) -> None:
             if (size := len(os.fsencode(part))) > most:
                 output = target.name if path in beside else part.removesuffix(PARTIAL)
                 raise FileError(
-                    f"the name {quoted(output)} is too long: a run needs a file {quoted(part)} "
+                    f"the name {quote(output)} is too long: a run needs a file {quote(part)} "
                     f"of {size} bytes, and names on the disk of {there} have at most {most}; "
                     "choose a shorter one"
                 )
         if (size := len(os.fsencode(path))) >= whole:
             raise FileError(
-                f"the path {quoted(str(path))} has {size} bytes, and paths have at most "
+                f"the path {quote(str(path))} has {size} bytes, and paths have at most "
                 f"{whole - 1} on this system: choose a shorter path"
             )
 

@@ -215,7 +215,7 @@ class TensorQuantizer:
         outer = None if self._outer is None else self._outer[self._outers(slab)]
         ranges = reference.ranges(x, self._fmt)
         qparams, part = self._choose(ranges, outer)
-        qparams = reference.settled(x, ranges, qparams, self._fmt, primitives.block_errors)
+        qparams = reference.settle(x, ranges, qparams, self._fmt, primitives.block_errors)
         pieces = (*self._scale_pieces(qparams, slab), self._codes(x, slab, qparams))
         return part._replace(pieces=pieces, odd=self._not_finite(x))
 
@@ -237,7 +237,7 @@ class TensorQuantizer:
             parts = QParams(qparams.scale[at], qparams.outer[own])  # type: ignore[index]
             some = Ranges(*(part[at] for part in ranges))
             x = self._read(self._cuts, slab)
-            qparams.scale[at] = reference.settled(
+            qparams.scale[at] = reference.settle(
                 x, some, parts, self._fmt, primitives.block_errors
             ).scale
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from blockscale.core.ledger import Entry, Ledger, Status
-from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
+from blockscale.core.untrusted import LARGEST, TEXT, json_object, quote, read_json, shown
 from blockscale.core.work import Progress
 from blockscale.evaluation.figures import read as read_evaluation
 from blockscale.files.directory.model_files import LEDGER
@@ -96,7 +96,7 @@ def _ledger(data: Mapping[str, Any], place: Path) -> Ledger:
 
 def _entry(item: Any, place: Path) -> Entry:
     data = json_object(item, f"an entry of {place}")
-    name = quoted(data.get("name"))
+    name = quote(data.get("name"))
     names = {each.name for each in fields(Entry)}
     for key in _TEXTS:
         if not isinstance(data.get(key, ""), str):
@@ -105,7 +105,7 @@ def _entry(item: Any, place: Path) -> Entry:
         if type(data.get(key, 0)) is not int or data.get(key, 0) < 0:
             raise FileError(f"{place}: the {key} of {name} is not a count")
     if data.get("status") not in _STATUS or "name" not in data:
-        raise FileError(f"{place}: {name} is {quoted(data.get('status'))}, none of {_STATUS}")
+        raise FileError(f"{place}: {name} is {quote(data.get('status'))}, none of {_STATUS}")
     notes = data.get("notes", [])
     if not isinstance(notes, list):
         raise FileError(f"{place}: the notes of {name} are not a list")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.core.parse import display_name
-from blockscale.core.untrusted import LARGEST, TEXT, json_object, quoted, read_json, shown
+from blockscale.core.untrusted import LARGEST, TEXT, json_object, quote, read_json, shown
 from blockscale.files.metadata import FileError
 from blockscale.files.whole import written_whole
 
@@ -110,7 +110,7 @@ def _layer(value: Any, what: str) -> dict[str, Any]:
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FileError(f"{what} is {quoted(value)}, expected a number")
+        raise FileError(f"{what} is {quote(value)}, expected a number")
     return float(value)
 
 

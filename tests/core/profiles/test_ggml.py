@@ -44,7 +44,7 @@ def test_more_bits_are_nearer() -> None:
 TRIALS = Trials(15, -1.0, 0.1, 20, absolute=False)
 
 
-@pytest.mark.parametrize("find", [search.symmetric, search.refined])
+@pytest.mark.parametrize("find", [search.symmetric, search.refine])
 def test_a_search_is_no_worse_than_its_first_trial(find) -> None:
     x = torch.randn(16, 200)
     scale, codes = find(x, 4)
@@ -58,7 +58,7 @@ def test_a_search_is_no_worse_than_its_first_trial(find) -> None:
     assert bool((found < begun * 0.99).any())
 
 
-@pytest.mark.parametrize("find", [search.symmetric, search.refined])
+@pytest.mark.parametrize("find", [search.symmetric, search.refine])
 def test_zeros_have_no_scale(find) -> None:
     scale, codes = find(torch.full((16, 2), 1e-16), 4)
     assert scale.tolist() == [0.0, 0.0]

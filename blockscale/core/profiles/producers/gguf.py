@@ -68,18 +68,18 @@ class IQ4:
         top = torch.where(nothing, 1.0, largest)
         weights = x * x
 
-        def tried(inverse: Tensor) -> tuple[Tensor, Tensor]:
+        def trial(inverse: Tensor) -> tuple[Tensor, Tensor]:
             values = element.decode(_codes(x, inverse, fmt))
             weighted = weights * values
             product, square = ordered_sum(torch.stack([weighted * x, weighted * values], 1))
             return product, square
 
         first = torch.full_like(top, element.table[0])
-        product, square = tried((-top / first).reciprocal())
+        product, square = trial((-top / first).reciprocal())
         scale = torch.where(square > 0, product / square, 0.0)
         best = scale * product
         for k in range(-_TRIALS, _TRIALS + 1):
-            product, square = tried((first + k) / top)
+            product, square = trial((first + k) / top)
             better = (square > 0) & (product * product > best * square)
             scale = torch.where(better, product / square, scale)
             best = torch.where(better, scale * product, best)
@@ -122,7 +122,7 @@ _UNROUNDED = {"least": 0.0, "before_cast": True, "reciprocal": True}
 _FROM_LARGEST = {"sign": "largest", "search": "half_up_add", **_UNROUNDED}
 
 
-def _ruled() -> Iterator[Profile]:
+def _rule_profiles() -> Iterator[Profile]:
     yield _profile(
         "q8_0", "int8:group32:fp16:full", levels=127.0, search="nearest_away", **_UNROUNDED
     )
@@ -141,7 +141,7 @@ def _ruled() -> Iterator[Profile]:
         yield _profile(name, spelling, encoder=encoder)
 
 
-def _searched() -> Iterator[Profile]:
+def _search_profiles() -> Iterator[Profile]:
     for name, (spelling, levels, trials) in _K_TYPES.items():
         yield _profile(name, spelling, encoder=KType(levels, trials))
     yield _profile("iq4_nl", "iq4_nl:group32:fp16", encoder=IQ4())
@@ -159,4 +159,4 @@ def _profile(name: str, spelling: str, **rules: object) -> Profile:
     )
 
 
-PROFILES = (*_ruled(), *_searched())
+PROFILES = (*_rule_profiles(), *_search_profiles())

@@ -20,7 +20,7 @@ _SMALLEST, _LARGEST = 1e-4, 2e4  # range of a block; inverse scale
 _ROUNDS, _NORM, _BETA = 20, 0.7, 10.0
 
 
-def _begun(blocks: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+def _start(blocks: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """The inverse scale and the zero point of each block [blocks, 1]"""
     low, high = (
         ends.values for ends in (blocks.min(-1, keepdim=True), blocks.max(-1, keepdim=True))
@@ -37,15 +37,15 @@ def _codes(blocks: Tensor, inverse: Tensor, zero: Tensor, levels: int) -> Tensor
 
 def _nearest(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     blocks, levels = in_blocks(widen(x), fmt), 2**fmt.bits - 1
-    inverse, zero = _begun(blocks, levels)
+    inverse, zero = _start(blocks, levels)
     codes = _codes(blocks, inverse, zero, levels)
     return put_back(x, fmt, codes, scale=inverse.reciprocal(), zero_point=zero)
 
 
-def _searched(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
+def _search(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     """Zero points that leave few large errors: at most 20 rounds, until the mean error grows."""
     blocks, levels = in_blocks(widen(x), fmt), 2**fmt.bits - 1
-    inverse, zero = _begun(blocks, levels)
+    inverse, zero = _start(blocks, levels)
     best = torch.inf
     for _ in range(_ROUNDS):
         codes = _codes(blocks, inverse, zero, levels)
@@ -77,6 +77,6 @@ def _profile(bits: int, ending: str, encoder: Encoder) -> Profile:
 
 
 PROFILES = (
-    *(_profile(bits, "", _searched) for bits in (8, 4, 3, 2)),
+    *(_profile(bits, "", _search) for bits in (8, 4, 3, 2)),
     *(_profile(bits, "_rtn", _nearest) for bits in (8, 4, 3, 2)),
 )

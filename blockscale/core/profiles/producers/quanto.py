@@ -22,7 +22,7 @@ def _integers(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     blocks = in_blocks(x, fmt)
     largest = blocks.abs().amax(-1, keepdim=True)
     scale = largest / whole(largest, 127.0)
-    codes = _known((blocks / scale).round()).clamp(-128, 127)
+    codes = _without_nan((blocks / scale).round()).clamp(-128, 127)
     return put_back(x, fmt, codes, scale=scale)
 
 
@@ -32,11 +32,11 @@ def _with_offsets(x: Tensor, fmt: Format) -> tuple[Tensor, QParams]:
     low, high = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
     levels = 2**fmt.bits - 1
     scale = (high - low) / whole(low, levels)
-    codes = _known(((blocks - low) / scale).round()).clamp(0, levels)
+    codes = _without_nan(((blocks - low) / scale).round()).clamp(0, levels)
     return put_back(x, fmt, codes, scale=scale, offset=low)
 
 
-def _known(steps: Tensor) -> Tensor:
+def _without_nan(steps: Tensor) -> Tensor:
     """0 / 0 becomes the code 0."""
     return torch.where(steps.isnan(), 0.0, steps)
 

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.untrusted import FileError, open_regular, quote
 
 MAGIC = b"GGUF"
 LARGEST = 1 << 28  # bytes of keys, values and tensors' names; tokenizers take a few MB
@@ -85,7 +85,7 @@ class _Header:
         for _ in range(keys):
             key = self._string()
             if key in values:
-                self._refuse(f"it has the key {quoted(key)} twice")
+                self._refuse(f"it has the key {quote(key)} twice")
             start = self._file.tell()
             values[key] = self._value(self._number("I"), 0)
             raw[key] = self._again(start)
@@ -114,16 +114,16 @@ class _Header:
         for _ in range(count):
             name = self._string(_LONGEST_NAME)
             if name in names:
-                self._refuse(f"it has the tensor {quoted(name)} twice")
+                self._refuse(f"it has the tensor {quote(name)} twice")
             names.add(name)
             rank = self._number("I")
             if rank > _MOST_DIMENSIONS:
                 self._refuse(
-                    f"tensor {quoted(name)} has {rank} dimensions, at most 4 are possible in ggml"
+                    f"tensor {quote(name)} has {rank} dimensions, at most 4 are possible in ggml"
                 )
             shape = tuple(reversed([self._number("Q") for _ in range(rank)]))
             if prod(shape) >= 1 << 62:
-                self._refuse(f"tensor {quoted(name)} has {prod(shape)} elements")
+                self._refuse(f"tensor {quote(name)} has {prod(shape)} elements")
             yield TensorEntry(name, shape, self._number("I"), self._number("Q"))
 
     def _places(self, entries: list[TensorEntry], values: dict[str, Any]) -> dict[str, TensorEntry]:
@@ -140,7 +140,7 @@ class _Header:
         for name, _, _, start in entries:
             if start % step or first + start > self._size:
                 self._refuse(
-                    f"tensor {quoted(name)} begins {start} bytes after byte {first}, which is not "
+                    f"tensor {quote(name)} begins {start} bytes after byte {first}, which is not "
                     f"at a multiple of {step} within {self._size} bytes"
                 )
         return {each.name: each._replace(start=first + each.start) for each in entries}

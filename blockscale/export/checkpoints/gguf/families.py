@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 
 NEEDED = object()  # of a key without which there is no model
 
@@ -238,7 +238,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[str, Family]:
             return kind, family
     names = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
     raise ValueError(
-        f"the GGUF file has the architecture {quoted(name)}, whose tensor names in "
+        f"the GGUF file has the architecture {quote(name)}, whose tensor names in "
         f"transformers are not known; known architectures: {names}. With names='keep' "
         "(--names keep), tensors keep their names"
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from blockscale.core.pack import packed_dtype, packed_size
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import FileError, open_regular, quoted
+from blockscale.core.untrusted import FileError, open_regular, quote
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
 from blockscale.export.checkpoints.gguf import records
 from blockscale.export.checkpoints.gguf.container import MAGIC, TensorEntry, read_container
@@ -72,7 +72,7 @@ class GGUF(Checkpoint):
         self._scales = self._scales_of_scales()
         if of_grids := [n for n, e in self.stored.items() if e.kind in _GRIDS and not e.unread]:
             self.warnings.append(
-                f"{quoted(of_grids[0])} and {len(of_grids) - 1} more hold vectors of a ggml "
+                f"{quote(of_grids[0])} and {len(of_grids) - 1} more hold vectors of a ggml "
                 f"grid ({self.stored[of_grids[0]].kind}), which no format here has: they are "
                 "read as float32"
             )
@@ -87,11 +87,11 @@ class GGUF(Checkpoint):
         spans = []
         for name, entry in container.entries.items():
             if name in self.stored:
-                raise FileError(f"{file}: tensor {quoted(name)} is in another of its files, too")
+                raise FileError(f"{file}: tensor {quote(name)} is in another of its files, too")
             stored = _stored(file, entry)
             if entry.start + stored.nbytes > container.size:
                 raise FileError(
-                    f"{file}: tensor {quoted(name)} ends at byte {entry.start + stored.nbytes}, "
+                    f"{file}: tensor {quote(name)} ends at byte {entry.start + stored.nbytes}, "
                     f"and the file has {container.size}: download or copy it again"
                 )
             self.stored[name], self._entries[name] = stored, (file, entry)
@@ -247,7 +247,7 @@ def _stored(file: Path, entry: TensorEntry) -> Stored:
         return Stored(name, kind, shape, 0, None, reason)
     if not shape or shape[-1] % elements:
         raise FileError(
-            f"{file}: tensor {quoted(name)} of {kind} has the shape {list(shape)}, whose rows "
+            f"{file}: tensor {quote(name)} of {kind} has the shape {list(shape)}, whose rows "
             f"do not divide into blocks of {elements}"
         )
     nbytes = prod(shape) // elements * size
@@ -259,7 +259,7 @@ def _check_apart(file: Path, spans: list[tuple[int, int, str]]) -> None:
     spans.sort()
     for (_, end, first), (start, stop, second) in pairwise(spans):
         if start < end and stop > start:
-            raise FileError(f"{file}: tensors {quoted(first)} and {quoted(second)} share bytes")
+            raise FileError(f"{file}: tensors {quote(first)} and {quote(second)} share bytes")
 
 
 def _check_codes(entry: TensorEntry, parts: Parts) -> None:
@@ -276,7 +276,7 @@ def _check_codes(entry: TensorEntry, parts: Parts) -> None:
     if bad is not None:
         result, what = bad()
         if bool(result.any()):
-            name = quoted(entry.name)
+            name = quote(entry.name)
             raise FileError(
                 f"tensor {name} of {kind} has {what}: no writer stores that: the file is damaged"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.checkpoint import Stored
 from blockscale.export.checkpoints.gguf.families import FAMILIES, Family, of_metadata
 from blockscale.export.checkpoints.regrouped import TensorPiece
@@ -74,7 +74,7 @@ def _add(
         return
     if new_name in pieces:
         raise FileError(
-            f"{quoted(name)} and {quoted(pieces[new_name].name)} would both be {quoted(new_name)}"
+            f"{quote(name)} and {quote(pieces[new_name].name)} would both be {quote(new_name)}"
         )
     layer = _layer_of(new_name)
     heads = _heads(layer, config) if family.permuted else 0
@@ -198,14 +198,14 @@ def pieces_in_model(
     except ValueError:
         choices = ", ".join(dict.fromkeys(each.arch for each in FAMILIES.values()))
         raise FileError(
-            f"{path} holds the architecture {quoted(str(name))}; only {choices} can be loaded "
+            f"{path} holds the architecture {quote(str(name))}; only {choices} can be loaded "
             "into a model. bs.checkpoint reads its tensors"
         ) from None
     shapes = {n: each.shape for n, each in stored.items() if n not in _COMPUTED}
     heads = _numbers_of_heads(family, metadata, shapes) if family.permuted else {}
     pieces, unknown = from_gguf(shapes, family, heads, modules=True)
     if unknown:
-        raise FileError(f"{path}: {quoted(unknown[0])} is not a tensor of a {family.arch} model")
+        raise FileError(f"{path}: {quote(unknown[0])} is not a tensor of a {family.arch} model")
     state = set(model.state_dict())
     if not pieces.keys() & state:  # a base model, without its head
         pieces = {n.removeprefix(family.prefix): piece for n, piece in pieces.items()}

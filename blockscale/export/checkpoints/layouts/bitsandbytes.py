@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.elements.codebook import book, named
-from blockscale.core.untrusted import json_object, parse_json, quoted
+from blockscale.core.elements.codebook import book, named_codebooks
+from blockscale.core.untrusted import json_object, parse_json, quote
 from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
@@ -39,7 +39,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     for name, state in states.items():
         if name in kinds:
             layout_tensors.add(name, _four_bits(name, state, kinds, tensors), state)
-            layout_tensors.evidence = layout_tensors.evidence or f"{quoted(state)} is bitsandbytes'"
+            layout_tensors.evidence = layout_tensors.evidence or f"{quote(state)} is bitsandbytes'"
     for name, (dtype, shape) in kinds.items():
         scb, kind = (
             name.removesuffix("weight") + "SCB",
@@ -48,7 +48,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         if name.endswith(".weight") and dtype == torch.int8 and scb in kinds and len(shape) == 2:
             formats = read([kind]).values() if kind in kinds else ()
             layout_tensors.add(name, _int8(name, scb, kinds, formats), *({kind} & kinds.keys()))
-            layout_tensors.evidence = layout_tensors.evidence or f"{quoted(scb)} is bitsandbytes'"
+            layout_tensors.evidence = layout_tensors.evidence or f"{quote(scb)} is bitsandbytes'"
     return layout_tensors
 
 
@@ -56,14 +56,14 @@ def _four_bits(name: str, state: str, kinds: Kinds, tensors: Mapping[str, Tensor
     parts = {r: f"{name}.{r}" for r in _ROLES if f"{name}.{r}" in kinds} | {"codes": name}
     if tensors[state].dtype != torch.uint8:
         raise FileError(
-            f"{quoted(state)} is {tensors[state].dtype}, expected uint8 (the bytes of JSON)"
+            f"{quote(state)} is {tensors[state].dtype}, expected uint8 (the bytes of JSON)"
         )
     data = json_object(parse_json(bytes(tensors[state].flatten().tolist()), state), state)
     kind = f"bitsandbytes {data.get('quant_type', '?')}" + ", double" * ("nested_absmax" in parts)
     shape = data.get("shape")
     sizes = [data.get("blocksize"), *(shape if isinstance(shape, list) else [None])]
     if not all(type(size) is int and 0 < size < 2**40 for size in sizes):
-        raise FileError(f"{quoted(state)} has no sizes: shape {shape}, blocksize {sizes[0]}")
+        raise FileError(f"{quote(state)} has no sizes: shape {shape}, blocksize {sizes[0]}")
     shape = tuple(sizes[1:])
     try:
         fmt = _spelling(data, shape, parts, kinds, tensors)
@@ -110,7 +110,7 @@ def _element(table: Tensor, count: int, names: tuple[str, ...]) -> str:
     if table.numel() != count or table.dtype != torch.float32:
         raise ValueError(f"a table has {table.numel()} numbers of {table.dtype}, expected {count}")
     for name in names:
-        if torch.equal(table.flatten(), torch.tensor(named()[name].table)):
+        if torch.equal(table.flatten(), torch.tensor(named_codebooks()[name].table)):
             return name
     return book(table.flatten().tolist()).name
 

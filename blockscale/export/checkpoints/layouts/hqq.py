@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
@@ -48,7 +48,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         data = {setting: small[f"{base}.{setting}"] for setting in settings}
         beside = [f"{base}.{each}" for each in _BESIDE if f"{base}.{each}" in kinds]
         tensors.add(f"{base}.weight", _weight(base, data, kinds), *beside)
-        tensors.evidence = tensors.evidence or f"{quoted(base)} has W_q, scale and zero, as HQQ"
+        tensors.evidence = tensors.evidence or f"{quote(base)} has W_q, scale and zero, as HQQ"
     return tensors
 
 
@@ -108,7 +108,7 @@ def _refusal(
         return "its scales or zero points are themselves quantized, which HQQ no longer supports"
     if name not in _PACKINGS or _PACKINGS[name][0] != bits:
         return (
-            f"its packing is {quoted(name)} for {bits} bits; known packings: {', '.join(_PACKINGS)}"
+            f"its packing is {quote(name)} for {bits} bits; known packings: {', '.join(_PACKINGS)}"
         )
     if axis not in (0, 1) or size < 1 or not shape or min(shape) < 1 or prod(shape) % size:
         return f"groups of {size} along axis {axis} do not divide its shape {list(shape)}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
@@ -43,7 +43,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             if f"{base}.{biases}" in kinds:
                 parts["offset"] = f"{base}.{biases}"
         tensors.add(name, _weight(parts, kinds, _settings(base, config)))
-        tensors.evidence = tensors.evidence or f"{quoted(name)} of uint32 and its scales are MLX's"
+        tensors.evidence = tensors.evidence or f"{quote(name)} of uint32 and its scales are MLX's"
     return tensors
 
 

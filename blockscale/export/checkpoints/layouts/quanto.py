@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints import assembling
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor
@@ -45,7 +45,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
         parts = {"data": data, "scale": scale} | ({"shift": f"{name}._shift"} if packed else {})
         weight = _packed(base, parts, kinds, info) if packed else _bytes(parts, kinds)
         tensors.add(name, weight, *beside)
-        tensors.evidence = tensors.evidence or f"{quoted(scale)} and {quoted(data)} are quanto's"
+        tensors.evidence = tensors.evidence or f"{quote(scale)} and {quote(data)} are quanto's"
         if info.get("activations") not in (None, "none") or "activations" in str(beside):
             tensors.warnings.append(f"{base}: the quantization of its activations is ignored")
     return tensors

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Read, Weight
 
 PRODUCER = "an unsupported layout"
@@ -38,7 +38,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             continue
         reason = f"{who} stores {why}: dequantize it with its own library first"
         tensors.add(f"{base}.weight", Weight(who, (), {"codes": name} | there, None, reason))
-        tensors.evidence = tensors.evidence or f"{quoted(name)} is {who}'s"
+        tensors.evidence = tensors.evidence or f"{quote(name)} is {who}'s"
     if method in _NAMED:
         tensors.warnings.append(f"its configuration names {method}, which is not supported")
     return tensors

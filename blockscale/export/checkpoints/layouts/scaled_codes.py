@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.assembling import BYTES, FLOATS, assemble, block_of, tile_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.ops.tensor import QTensor, dtype_name, from_parts
@@ -58,7 +58,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
             tensors.add(f"{base}.weight", weight, *others)
         elif kinds[name][0] in _ELEMENTS and (scale := _scale_of(name, kinds)):
             _take(tensors, name, scale, kinds)
-            tensors.evidence = tensors.evidence or f"{quoted(scale)} is beside {quoted(name)}"
+            tensors.evidence = tensors.evidence or f"{quote(scale)} is beside {quote(name)}"
     return tensors
 
 

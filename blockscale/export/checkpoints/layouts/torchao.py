@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockscale.core.pack import pack
 from blockscale.core.parse import parse
-from blockscale.core.untrusted import json_object, parse_json, quoted
+from blockscale.core.untrusted import json_object, parse_json, quote
 from blockscale.export.checkpoints.assembling import FLOATS, assemble, block_of
 from blockscale.export.checkpoints.layouts import Kinds, LayoutTensors, Parts, Read, Weight
 from blockscale.files.metadata import FileError
@@ -180,7 +180,7 @@ def find(kinds: Kinds, config: Mapping[str, Any], read: Read) -> LayoutTensors:
     for name, text in sorted(metadata.items()):
         if not text.startswith('{"_type"') or "." not in name:
             continue
-        data = json_object(parse_json(text, f"what is said of {quoted(name)}", most=_MOST), name)
+        data = json_object(parse_json(text, f"what is said of {quote(name)}", most=_MOST), name)
         if data.get("_type") != "torch.Tensor":
             _add(tensors, name, data, kinds)
     if tensors.weights:
@@ -193,11 +193,11 @@ def _add(tensors: LayoutTensors, name: str, settings: Mapping[str, Any], kinds: 
     roles = settings.get("_tensor_data_names")
     data = settings.get("_data")
     if not isinstance(roles, list) or not isinstance(data, dict):
-        raise FileError(f"the metadata of {quoted(name)} have no _data or _tensor_data_names")
+        raise FileError(f"the metadata of {quote(name)} have no _data or _tensor_data_names")
     places = {str(role): f"{owner}._{last}_{role}" for role in roles}
     missing = [place for place in places.values() if place not in kinds]
     if missing:
-        raise FileError(f"{missing[0]} is missing, though the metadata of {quoted(name)} name it")
+        raise FileError(f"{missing[0]} is missing, though the metadata of {quote(name)} name it")
     kind = str(settings.get("_type"))
     take = CLASSES.get(kind)
     if take is None or "qdata" not in places or "scale" not in places:

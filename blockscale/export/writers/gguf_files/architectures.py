@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-from blockscale.core.untrusted import quoted
+from blockscale.core.untrusted import quote
 from blockscale.export.checkpoints.gguf.families import (
     FAMILIES,
     NEEDED,
@@ -47,14 +47,14 @@ def rope(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = kind_of(by_name)
     if kind not in _KNOWN:
         raise ValueError(
-            f"config.json: rotary positions are scaled by {quoted(kind)}, which cannot be "
+            f"config.json: rotary positions are scaled by {quote(kind)}, which cannot be "
             f"written; supported: {', '.join(_KNOWN)}"
         )
     if kind == "yarn":
         for name, usual in _DEFAULTS.items():
             if (value := by_name.get(name)) not in usual:
                 raise ValueError(
-                    f"config.json: yarn's {name} is {quoted(str(value))}, and only its "
+                    f"config.json: yarn's {name} is {quote(str(value))}, and only its "
                     "default can be written"
                 )
     return by_name
@@ -102,8 +102,8 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
             return {"rope_type": "linear", "factor": factor}
     if kind not in ("linear", "yarn") or older not in (None, 1.0):
         raise ValueError(
-            f"the GGUF file has {start}type = {quoted(str(kind))} and "
-            f"{arch}.rope.scale_linear = {quoted(str(older))}, which cannot be translated: "
+            f"the GGUF file has {start}type = {quote(str(kind))} and "
+            f"{arch}.rope.scale_linear = {quote(str(older))}, which cannot be translated: "
             f"{_WAY_OUT}"
         )
     data.pop("finetuned", None)  # says how the model was made, not what it computes
@@ -114,7 +114,7 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     length = data.pop(_LENGTH, metadata.get(f"{arch}.context_length"))
     if data:
         raise ValueError(
-            f"the GGUF file has {start}{quoted(min(data))}, which cannot be translated: {_WAY_OUT}"
+            f"the GGUF file has {start}{quote(min(data))}, which cannot be translated: {_WAY_OUT}"
         )
     if kind == "yarn":
         by_name[_ORIGINAL] = int(_positions_number(length, start + _LENGTH))
@@ -124,7 +124,7 @@ def scaling_of(arch: str, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 def _positions_number(value: Any, what: str) -> float:
     """Raises ValueError for what is no finite number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-        raise ValueError(f"{what} is {quoted(str(value))}, expected a number >= 1: {_WAY_OUT}")
+        raise ValueError(f"{what} is {quote(str(value))}, expected a number >= 1: {_WAY_OUT}")
     if not isfinite(value):
         raise ValueError(f"{what} is infinite: {_WAY_OUT}")
     return float(value)
@@ -135,7 +135,7 @@ def of_config(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(
-            f"config.json has the model_type {quoted(kind)}, whose tensor names in GGUF are "
+            f"config.json has the model_type {quote(kind)}, whose tensor names in GGUF are "
             f"not known; known model types: {', '.join(FAMILIES)}. With names='keep' (--names "
             "keep), tensors keep their names, which llama.cpp will not know"
         )
@@ -172,7 +172,7 @@ def _flat(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if local.get("rope_type", "default") != "default":
         raise ValueError(
             f"config.json: rotary positions of layers with a sliding window are scaled by "
-            f"{quoted(local['rope_type'])}, for which a GGUF file of {family.arch} has no keys"
+            f"{quote(local['rope_type'])}, for which a GGUF file of {family.arch} has no keys"
         )
     config["rope_parameters"] = both["full_attention"]
     config["rope_local_base_freq"] = local.get("rope_theta", 10_000.0)
@@ -191,9 +191,9 @@ def _number(config: Mapping[str, Any], key: ConfigNumber) -> int | float | None:
             return None
     whole = key.kind == "u32"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+        raise ValueError(f"config.json: {ours} is {quote(value)}, expected a number")
     if not 0 <= value < 2**32 or (whole and int(value) != value):
-        raise ValueError(f"config.json: {ours} is {quoted(value)}, expected a number")
+        raise ValueError(f"config.json: {ours} is {quote(value)}, expected a number")
     return int(value) if whole else float(value)
 
 
@@ -264,7 +264,7 @@ def _positions(data: dict[str, Any], metadata: Mapping[str, Any], family: Family
         data["partial_rotary_factor"] = part / head
     elif part not in (None, head):
         raise ValueError(
-            f"the GGUF file has {arch}.rope.dimension_count = {quoted(str(part))}, which "
+            f"the GGUF file has {arch}.rope.dimension_count = {quote(str(part))}, which "
             "cannot be translated: pass the config of the original model (config=, --config "
             "DIR)"
         )

@@ -10,7 +10,7 @@ same.
 from collections.abc import Mapping
 from typing import Any
 
-from blockscale.core.untrusted import TEXT, quoted, shown
+from blockscale.core.untrusted import TEXT, quote, shown
 from blockscale.export.checkpoints.gguf.families import Family
 from blockscale.export.writers.gguf_files.file import MetadataValue
 
@@ -70,7 +70,7 @@ def check_settings(config: Mapping[str, Any], family: Family) -> list[str]:
         return []
     more = f" and {len(unknown) - 3} more" * (len(unknown) > 3)
     return [
-        f"config.json: {', '.join(map(quoted, unknown[:3]))}{more} are unknown and not "
+        f"config.json: {', '.join(map(quote, unknown[:3]))}{more} are unknown and not "
         "written: if they change what the model computes, compare its answers"
     ]
 

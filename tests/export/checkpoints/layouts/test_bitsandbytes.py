@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.elements.codebook import named
+from blockscale.core.elements.codebook import named_codebooks
 from tests.export.checkpoints.layouts.recorded import cases, directory
 
 STORED, VALUES, _ = cases("bitsandbytes")["nf4 normal"]
@@ -31,7 +31,7 @@ def opened(path, stored):
 )
 def test_tables_are_those_of_its_files(name, case, part):
     table = cases("bitsandbytes")[f"{case} normal"][0][f"a.weight.{part}quant_map"]
-    assert torch.equal(table, torch.tensor(named()[name].table))
+    assert torch.equal(table, torch.tensor(named_codebooks()[name].table))
 
 
 def test_formats(tmp_path):

@@ -42,7 +42,7 @@ def given_ranges(*, bare: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 def check(spelling: str, hardware: str) -> None:
     fmt = parse(spelling)
     low, high, poisoned = given_ranges(bare=fmt.offset is not None)
-    if not fmt.element.ranged:
+    if not fmt.element.uses_range:
         low = -high  # of a mean
     if not fmt.scale.poisons:
         poisoned = torch.zeros_like(poisoned)
