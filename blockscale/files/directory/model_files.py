@@ -52,7 +52,7 @@ def find_files(path: Path) -> ModelFiles:
     if index is not None and not isinstance(index.get("metadata"), dict | None):
         raise FileError(f"{path / INDEX} is damaged (its metadata are not an object)")
     weights = _shards(path, index)
-    config = _read_json(path / CONFIG, once=False, finite=False)  # Mamba's has Infinity
+    config = _read_json(path / CONFIG, unique_keys=False, finite=False)  # Mamba's has Infinity
     if quantized := (config or {}).get("quantization_config"):
         is_ours = isinstance(quantized, dict)
         method = is_ours and (quantized.get("quant_method") or quantized.get("method"))
