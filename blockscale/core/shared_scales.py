@@ -82,14 +82,14 @@ class SummedBlocks(Blocks):
 
     def __init__(self, ranges: Ranges, parts: Parts, merge: Merge | None = None):
         self.shape = tuple(ranges.low.shape)
-        self._parts, self._merge = parts, merge
+        self._count, self._merge = parts, merge
         self._power = unit_exponent(torch.maximum(-ranges.low, ranges.high))
 
     def mean_magnitude(self, above: Tensor | None = None) -> Tensor:
         """The mean of |x| in each block, over |x| > `above` if given: one per block."""
         total = torch.zeros(self.shape, dtype=torch.int64, device=self._power.device)
         count = torch.zeros_like(total)
-        for region, (more, number) in self._parts(self._power, above):
+        for region, (more, number) in self._count(self._power, above):
             total[region] += more.reshape(total[region].shape)
             count[region] += number.reshape(total[region].shape)
         if self._merge is not None:
