@@ -112,10 +112,10 @@ def _stacked(
             continue
         stack, shape = known.get(plan.name, PLAIN), tuple(plan.parameter.shape)
         turned = of_joined_stack(plan.layout)
-        joined = len(shape) == 2 and max(turned, stack.parts - 1)
-        if not joined and len(shape) != 3:
+        is_matrix = len(shape) == 2 and max(turned, stack.parts - 1)
+        if not is_matrix and len(shape) != 3:
             continue
-        count, parts = (turned or stack.parts, 1) if joined else (shape[0], stack.parts)
+        count, parts = (turned or stack.parts, 1) if is_matrix else (shape[0], stack.parts)
         owner = model.get_submodule(plan.name.rpartition(".")[0])
         if 0 in shape or isinstance(owner, _NOT):
             continue
@@ -138,7 +138,7 @@ def _stacked(
 
 def _together(plan: ParameterPlan, e: int, of: Mapping[str, Matrices]) -> tuple[str, ...]:
     """The names of all layers that share the outer scale of expert e."""
-    some = [of[name] for name in plan.joined if name in of]
+    some = [of[name] for name in plan.outer_group if name in of]
     names = [_name(each, key) for each in some for key in each.keys[e]]
     return tuple(names) if len(names) > 1 else ()
 
@@ -155,7 +155,7 @@ def number_of(plan: Plan) -> int:
     return int(number)
 
 
-def _layer(matrices: Matrices, key: str, scheme: Scheme, joined: tuple[str, ...]) -> Plan:
+def _layer(matrices: Matrices, key: str, scheme: Scheme, group: tuple[str, ...]) -> Plan:
     module = matrices.layers[key]
     name, weight, fmt = _name(matrices, key), module.weight, scheme.weight
     kind = quantized_class(module)
@@ -163,7 +163,7 @@ def _layer(matrices: Matrices, key: str, scheme: Scheme, joined: tuple[str, ...]
     entry = Entry(name, "expert", "quantized", elements=weight.numel())
     return Plan(
         (name,), module, (weight,), entry, scheme, fmt, kind, weight, "plain", tied=False,
-        joined=joined,
+        outer_group=group,
     )  # fmt: skip
 
 

@@ -344,6 +344,6 @@ def sharing(
     return {name: (name,) for name in in_parts} | together, alone
 
 
-def told_sharing(name: str, group: Sequence[str], alone: str = "") -> str:
+def group_note(name: str, group: Sequence[str], alone: str = "") -> str:
     """What the ledger says of a weight in a group that shares an outer scale, perhaps empty."""
     return ", ".join(filter(None, [told_shared(name, group) if group else "", alone]))

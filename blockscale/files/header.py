@@ -77,8 +77,8 @@ def lay_out(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     first = LENGTH + len(text)
-    placed = {name: tensors[name]._replace(start=first + starts[name]) for name in order}
-    return len(text).to_bytes(LENGTH, "little") + text, placed
+    layout = {name: tensors[name]._replace(start=first + starts[name]) for name in order}
+    return len(text).to_bytes(LENGTH, "little") + text, layout
 
 
 def _width(tensor: StoredTensor) -> int:

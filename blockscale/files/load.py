@@ -106,8 +106,10 @@ def _warn(model: nn.Module, source: StoredModel, dense: Matches) -> None:
     if names:
         lines.append(f"dequantized, because their modules cannot hold codes: {', '.join(names)}")
     owners = {name.removesuffix(".weight") for name in names}
-    if lost := sorted(name for name in owners if source.metadata.formats(name)):
-        lines.append(f"the formats of their input and output are not applied: {', '.join(lost)}")
+    if without_formats := sorted(name for name in owners if source.metadata.formats(name)):
+        lines.append(
+            f"the formats of their input and output are not applied: {', '.join(without_formats)}"
+        )
     empty = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
     skeleton = {each.device.type for each in model.parameters()} == {"meta"}
     if empty and not skeleton:  # of one that was asked for on meta nothing is missing
@@ -297,7 +299,7 @@ def view_for(model: nn.Module, source: StoredModel) -> StoredModel:
     view = View(model, source, {name: tensor.shape for name, tensor in state.items()})
     for move in moves.moves:
         view.add(move)
-    for name in moves.unplaced:
+    for name in moves.unexpected_names:
         view.add(Move({name: (name,)}, name))
     _warn_renamed(view, moves)
     return replace(view.finish(), absent=absent - set(view.targets))
@@ -310,10 +312,12 @@ def _warn_renamed(view: View, moves: Moves) -> None:
             f"dequantized, because their codes cannot be joined as the model has them: "
             f"{_some(view.dense)}"
         )
-    if view.lost:
-        lines.append(f"the formats of their input and output are not applied: {_some(view.lost)}")
-    for why in dict.fromkeys(moves.ignored.values()):
-        names = [name for name in moves.ignored if moves.ignored[name] == why]
+    if view.without_place:
+        lines.append(
+            f"the formats of their input and output are not applied: {_some(view.without_place)}"
+        )
+    for why in dict.fromkeys(moves.ignorable.values()):
+        names = [name for name in moves.ignorable if moves.ignorable[name] == why]
         lines.append(f"left out, because {why}: {_some(names)}")
     if lines:
         warnings.warn(f"blockscale: {'; '.join(lines)}", stacklevel=4)

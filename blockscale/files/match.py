@@ -205,5 +205,5 @@ def _can_hold(model: nn.Module, source: StoredModel, name: str, stored: str) -> 
 
 
 def _some(verb: str, names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{verb} {shown}; " if names else ""
+    text = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{verb} {text}; " if names else ""

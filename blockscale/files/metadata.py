@@ -107,7 +107,7 @@ class Metadata:
         return {"format": "pt", KEY: text, DIGEST: _digest(text)}
 
     @classmethod
-    def joined(cls, parts: Iterable["Metadata"]) -> "Metadata":
+    def merge(cls, parts: Iterable["Metadata"]) -> "Metadata":
         """That of a directory, from that of its files."""
         whole = cls()
         for part in parts:

@@ -24,8 +24,8 @@ class SavingConversions(list[Any]):
     """The conversions by which transformers saves a model, some of `whole`: those by which it was
     loaded, which hold for all else."""
 
-    def __init__(self, kept: Iterable[Any], whole: Iterable[Any]):
-        super().__init__(kept)
+    def __init__(self, conversions: Iterable[Any], whole: Iterable[Any]):
+        super().__init__(conversions)
         self.whole = list(whole)
 
 
@@ -63,7 +63,7 @@ class Back:
         """The name in checkpoints of a tensor that is the same there."""
         if self._converters and self._converter(name) is not None:
             return name
-        return self._renamed(name)
+        return self._new_name(name)
 
     def quantized(
         self, name: str, info: TensorInfo, parts: Mapping[str, Tensor]
@@ -83,7 +83,7 @@ class Back:
         for new, each in (moved_tensors or {}).items():
             fmt = of_matrix(parse(each.info.format), each.info.shape)
             own_parts = {part: each.part(part, {name: parts[part]}) for part in each.parts}
-            tensors[self._renamed(new)] = from_parts(fmt, each.info.shape[-1], own_parts)
+            tensors[self._new_name(new)] = from_parts(fmt, each.info.shape[-1], own_parts)
         return tensors
 
     def plain(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ class Back:
         if move is None:
             return {self.name(name): tensor}
         tensors = move.converted(self._model, {name: tensor})
-        return {self._renamed(new): piece for new, piece in tensors.items()}
+        return {self._new_name(new): piece for new, piece in tensors.items()}
 
     def _move(self, name: str) -> Move | None:
         """What takes one tensor of the model apart; None where checkpoints have it as it is, or as
@@ -100,19 +100,19 @@ class Back:
         match = self._converter(name)
         if match is None or len(match[2].source_patterns) > 1:
             return None
-        renamed, pattern, converter = match
-        return Move({pattern: (name,)}, renamed, converter)
+        new, pattern, converter = match
+        return Move({pattern: (name,)}, new, converter)
 
     def _converter(self, name: str) -> tuple[str, str, Any] | None:
         """The name by a converter, the pattern that matched, and the converter."""
         for each in self._converters:
-            renamed, pattern = each.rename_source_key(name)
+            new, pattern = each.rename_source_key(name)
             if pattern is not None:
                 checks = any(getattr(op, "check_dims", False) for op in each.operations)
-                return None if checks else (renamed, pattern, each)
+                return None if checks else (new, pattern, each)
         return None
 
-    def _renamed(self, name: str) -> str:
+    def _new_name(self, name: str) -> str:
         for each in self._renamings:
             name, _ = each.rename_source_key(name)
         return name

@@ -139,17 +139,17 @@ def _pieces(infos: list[TensorInfo]) -> _Pieces | None:
 
 def _row_numbers(names: Sequence[str], pieces: _Pieces) -> dict[str, Tensor]:
     """{name: the numbers of its rows, in its own shape, with 1 in place of what is summed over}."""
-    numbered: dict[str, Tensor] = {}
+    numbers: dict[str, Tensor] = {}
     start = 0
     for name, shape in zip(names, pieces.shapes, strict=True):
         count = prod(shape[:-1])
         rows = torch.arange(start, start + count, device="cpu").reshape(shape[:-1])
         at = -2 if pieces.info.layout == "transposed" else -1
-        numbered[name] = rows.unsqueeze(at)
+        numbers[name] = rows.unsqueeze(at)
         for _ in range(len(pieces.info.shape) - len(shape)):  # a convolution's kernel
-            numbered[name] = numbered[name].unsqueeze(-1)
+            numbers[name] = numbers[name].unsqueeze(-1)
         start += count
-    return numbered
+    return numbers
 
 
 def _layout(rows: Tensor, shape: tuple[int, ...], pieces: _Pieces) -> str | None:

@@ -48,13 +48,13 @@ class Move:
 class Moves:
     """All moves of a stored model, and the stored names that the model has no place for.
 
-    unplaced: they keep their names, and are an error
-    ignored: they are the model's to ignore, and why
+    unexpected_names: they keep their names, and are an error
+    ignorable: they are the model's to ignore, and why
     """
 
     moves: tuple[Move, ...]
-    unplaced: tuple[str, ...]
-    ignored: Mapping[str, str]
+    unexpected_names: tuple[str, ...]
+    ignorable: Mapping[str, str]
 
 
 def left_to_model(model: Any) -> set[str]:
@@ -84,14 +84,14 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
 
     places = _Places(model)
     groups: dict[str, tuple[dict[str, list[str]], Any]] = {}
-    unplaced, ignored = [], {}
+    unexpected, ignorable = [], {}
     for name in sorted(stored, key=dot_natural_key):
         new, pattern = places.of(name)
-        if new not in places.known:
+        if new not in places.names:
             if why := places.why_ignored(name):
-                ignored[name] = why
+                ignorable[name] = why
             else:
-                unplaced.append(name)
+                unexpected.append(name)
             continue
         converter = None if pattern is None else places.converter(pattern)
         sources = groups.setdefault(new, ({}, converter))[0]
@@ -99,12 +99,14 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
     moves = []
     for new, (sources, converter) in groups.items():
         shapes = [tuple(stored[name]) for each in sources.values() for name in each]
-        settled = places.settled(converter, new, shapes)
+        without_check = places.without_check(converter, new, shapes)
         moves.append(
-            Move({pattern: tuple(each) for pattern, each in sources.items()}, new, settled)
+            Move({pattern: tuple(each) for pattern, each in sources.items()}, new, without_check)
         )
-    ignored |= {name: _HEAD for name in unplaced if places.cut_prefix and places.beside(name)}
-    return Moves(tuple(moves), tuple(name for name in unplaced if name not in ignored), ignored)
+    ignorable |= {name: _HEAD for name in unexpected if places.cut_prefix and places.beside(name)}
+    return Moves(
+        tuple(moves), tuple(name for name in unexpected if name not in ignorable), ignorable
+    )
 
 
 _HEAD = "it belongs to a head, which this base model does not have"
@@ -118,7 +120,7 @@ class _Places:
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         state = model.state_dict()
-        self.known = {*state, *dict(model.named_buffers())}
+        self.names = {*state, *dict(model.named_buffers())}
         self._model, self._prefix = model, model.base_model_prefix
         own = getattr(model, "_checkpoint_conversion_mapping", None) or None
         mapping = conversion_mapping.get_model_conversion_mapping(model, key_mapping=own)
@@ -133,11 +135,11 @@ class _Places:
 
         rest = self._prefix, self._state
         new, pattern = rename_source_key(name, self._renamings, self._converters, *rest)
-        if new not in self.known and name in self.known:
+        if new not in self.names and name in self.names:
             new, pattern = rename_source_key(name, [], [], *rest)
         inside = f"{self._prefix}."
         self.cut_prefix |= (
-            new in self.known and name.startswith(inside) and f"{inside}{new}" == name
+            new in self.names and name.startswith(inside) and f"{inside}{new}" == name
         )
         return new, pattern
 
@@ -145,7 +147,7 @@ class _Places:
         """The converter that has this pattern among its sources; of several, as there, the last."""
         return {p: each for each in self._converters for p in each.source_patterns}[pattern]
 
-    def settled(self, converter: Any, new: str, shapes: list[tuple[int, ...]]) -> Any:
+    def without_check(self, converter: Any, new: str, shapes: list[tuple[int, ...]]) -> Any:
         """A converter without the question whether its tensor lies transposed; None if it does not.
 
         shapes: of the stored tensors; new: the model's name of what they become

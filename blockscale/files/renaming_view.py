@@ -31,34 +31,34 @@ class ViewTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class RenamedModel(StoredModel):
-    """A view of `origin`; made: {name: how}."""
+    """A view of `origin`; views: {name: how its tensor is made}."""
 
     origin: StoredModel | None = None
-    made: Mapping[str, ViewTensor] = field(default_factory=dict)
+    views: Mapping[str, ViewTensor] = field(default_factory=dict)
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of these names, made anew."""
-        needed = dict.fromkeys(each for name in names for each in self.made[name].needs)
+        sources = dict.fromkeys(each for name in names for each in self.views[name].needs)
         assert self.origin is not None
-        stored = self.origin.read(list(needed))
-        return {name: self.made[name].make(stored) for name in names}
+        stored = self.origin.read(list(sources))
+        return {name: self.views[name].make(stored) for name in names}
 
 
 class View:
     """Gathers what a RenamedModel is made of.
 
     dense: stored tensors whose codes cannot be kept
-    lost: layers whose formats of input and output the model has no place for
+    without_place: layers whose formats of input and output the model has no place for
     """
 
     def __init__(self, model: nn.Module, source: StoredModel, targets: Mapping[str, torch.Size]):
         """targets: {name: shape} of the model's tensors."""
         self._model, self._source, self._targets = model, source, targets
-        self._made: dict[str, ViewTensor] = {}
+        self._views: dict[str, ViewTensor] = {}
         self._metadata = Metadata()
         self._names: dict[str, str] = {}  # {stored name: the model's}, where that is all
         self.dense: list[str] = []
-        self.lost: list[str] = []
+        self.without_place: list[str] = []
 
     def add(self, move: Move) -> None:
         """Give what moves its names; what is made of several is carried, or made in float."""
@@ -70,7 +70,7 @@ class View:
         quantized = {name: infos[to] for name, to in places.items() if to in infos}
         for name in quantized:
             self._check(name, places[name])
-        tensors = self._carried(move, quantized) if quantized else None
+        tensors = self._try_to_carry(move, quantized) if quantized else None
         if tensors is None:
             self.dense += quantized
             self._convert(move, quantized)
@@ -84,16 +84,16 @@ class View:
         for alias, to in source.metadata.aliases.items():
             if alias in self._names and to in self._names:
                 self._metadata.aliases[self._names[alias]] = self._names[to]
-        files = {name: source.files[tensor.needs[0]] for name, tensor in self._made.items()}
-        kinds = {name: tensor.kind for name, tensor in self._made.items()}
+        files = {name: source.files[tensor.needs[0]] for name, tensor in self._views.items()}
+        kinds = {name: tensor.kind for name, tensor in self._views.items()}
         return RenamedModel(
-            source.path, files, kinds, self._metadata, origin=source, made=self._made
+            source.path, files, kinds, self._metadata, origin=source, views=self._views
         )
 
     @property
     def targets(self) -> list[str]:
         """The model's names of what there is so far."""
-        return [*self._names.values(), *self._metadata.tensors, *self._made]
+        return [*self._names.values(), *self._metadata.tensors, *self._views]
 
     def _place(self, name: str) -> str:
         return self._source.metadata.aliases.get(name, name)
@@ -125,7 +125,7 @@ class View:
             self._same(stored, f"{new}.before.{part}")
 
     def _same(self, stored: str, new: str) -> None:
-        self._made[new] = ViewTensor(
+        self._views[new] = ViewTensor(
             (stored,), lambda tensors: tensors[stored], self._source.kinds[stored]
         )
 
@@ -139,7 +139,7 @@ class View:
                 "the model under its current names"
             )
 
-    def _carried(
+    def _try_to_carry(
         self, move: Move, quantized: Mapping[str, TensorInfo]
     ) -> dict[str, CarriedTensor] | None:
         with _fitting(self._source, move):
@@ -149,17 +149,15 @@ class View:
         """A quantized tensor made of quantized pieces."""
         self._metadata.tensors[new] = each.info
         kinds = each.info.parts()
-        for part, gathered in each.parts.items():
-            stored = {
-                name: self._source.parts_of(self._place(name))[part] for name in gathered.names
-            }
+        for part, pieces in each.parts.items():
+            stored = {name: self._source.parts_of(self._place(name))[part] for name in pieces.names}
 
             def make(
                 tensors: Mapping[str, Tensor], part: str = part, stored: dict[str, str] = stored
             ) -> Tensor:
                 return each.part(part, {name: tensors[at] for name, at in stored.items()})
 
-            self._made[f"{new}.{part}"] = ViewTensor(tuple(stored.values()), make, kinds[part])
+            self._views[f"{new}.{part}"] = ViewTensor(tuple(stored.values()), make, kinds[part])
 
     def _layers(self, move: Move, targets: list[str]) -> None:
         """Formats of inputs and outputs: those of a layer that is cut are those of its pieces, and
@@ -174,9 +172,9 @@ class View:
             layer = name.removesuffix(".weight")
             formats = self._source.metadata.formats(layer)
             static = any(self._source.quantizer_parts(f"{layer}.{part}") for part in formats)
-            cut = len(move.names) == 1 and all(new.endswith(".weight") for new in targets)
-            if formats and (static or not cut or not targets):
-                self.lost.append(layer)
+            is_cut = len(move.names) == 1 and all(new.endswith(".weight") for new in targets)
+            if formats and (static or not is_cut or not targets):
+                self.without_place.append(layer)
             elif formats:
                 for new in targets:
                     self._metadata.layers[new.removesuffix(".weight")] = formats
@@ -184,7 +182,7 @@ class View:
     def _convert(self, move: Move, quantized: Mapping[str, TensorInfo]) -> None:
         """Float tensors made of pieces, those that are quantized dequantized."""
         needs: dict[str, dict[str, str]] = {}
-        shaped: dict[str, Tensor] = {}
+        shapes: dict[str, Tensor] = {}
         for name in move.names:
             place = self._place(name)
             dtype, shape = None, quantized[name].shape if name in quantized else ()
@@ -192,9 +190,9 @@ class View:
             if name not in quantized:
                 dtype, shape = self._source.kinds[place]
             dtype = torch.float32 if quantized else dtype
-            shaped[name] = torch.empty(shape, dtype=dtype, device="meta")
+            shapes[name] = torch.empty(shape, dtype=dtype, device="meta")
         with _fitting(self._source, move):
-            results = move.converted(self._model, shaped)
+            results = move.converted(self._model, shapes)
         every = tuple(stored for parts in needs.values() for stored in parts.values())
 
         def make(tensors: Mapping[str, Tensor], new: str) -> Tensor:
@@ -206,7 +204,7 @@ class View:
 
         for new, result in results.items():
             self._check_shape(move, new, tuple(result.shape))
-            self._made[new] = ViewTensor(
+            self._views[new] = ViewTensor(
                 every, partial(make, new=new), (result.dtype, tuple(result.shape))
             )
 

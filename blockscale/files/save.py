@@ -55,9 +55,9 @@ def described_state(model: nn.Module) -> tuple[dict[str, Tensor], Metadata]:
 
     Raises ValueError for a state that has something else, or tensors without data.
     """
-    described = describe(model)
-    tensors, aliases = _unique(model.state_dict(), described)
-    return tensors, replace(described, aliases=described.aliases | aliases)
+    description = describe(model)
+    tensors, aliases = _unique(model.state_dict(), description)
+    return tensors, replace(description, aliases=description.aliases | aliases)
 
 
 def describe(model: nn.Module) -> Metadata:
@@ -106,12 +106,12 @@ def _unique(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor of a state once and contiguous, and {another name of it: that name}."""
     tied = tuple(f"{name}." for name in metadata.aliases)
-    spelled = spellings(metadata)
+    texts = spellings(metadata)
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     for name, tensor in state.items():
-        if (tied and name.startswith(tied)) or name in spelled:
+        if (tied and name.startswith(tied)) or name in texts:
             continue
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is {kind_of(tensor)}: a file holds only tensors")

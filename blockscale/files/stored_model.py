@@ -91,7 +91,7 @@ class StoredModel:
     def parts_of(self, name: str) -> dict[str, str]:
         """{part: stored name} of a quantized tensor. Raises FileError if a part is not right."""
         expected = self.metadata.tensors[name].parts()
-        return self._checked(name, expected, f"{name} is quantized")
+        return self._check_parts(name, expected, f"{name} is quantized")
 
     def before_parts(self, layer: str) -> dict[str, str]:
         """{buffer: stored name} of what transforms a layer's input. Raises FileError likewise."""
@@ -99,7 +99,9 @@ class StoredModel:
         if spelling is None:
             return {}
         expected = before.stored_buffers(spelling, self.metadata.features(layer))
-        return self._checked(f"{layer}.before", expected, f"{layer} has the transform {spelling}")
+        return self._check_parts(
+            f"{layer}.before", expected, f"{layer} has the transform {spelling}"
+        )
 
     def before(self, layer: str) -> Before | None:
         """What transforms a layer's input. Raises FileError where its tensors are damaged."""
@@ -113,7 +115,7 @@ class StoredModel:
         except ValueError as error:
             raise FileError(f"{self.path}: {layer}.before: {error}") from None
 
-    def _checked(self, name: str, expected: BufferSpecs, why: str) -> dict[str, str]:
+    def _check_parts(self, name: str, expected: BufferSpecs, why: str) -> dict[str, str]:
         """{part: stored name}, if they are there and what they should be."""
         stored_names = {part: self._place(f"{name}.{part}") for part in expected}
         for part, (dtype, shape) in expected.items():
@@ -136,14 +138,14 @@ class StoredModel:
 
     def plain(self) -> set[str]:
         """The names of stored tensors that belong to no quantized tensor or quantizer."""
-        owned = {
+        parts = {
             stored for name in self.metadata.tensors for stored in self.parts_of(name).values()
         }
         for layer in self.metadata.layers:
             for part in self.metadata.formats(layer):
-                owned |= set(self.quantizer_parts(f"{layer}.{part}").values())
-            owned |= set(self.before_parts(layer).values())
-        return set(self.files) - owned
+                parts |= set(self.quantizer_parts(f"{layer}.{part}").values())
+            parts |= set(self.before_parts(layer).values())
+        return set(self.files) - parts
 
 
 def open_stored_model(path: str | Path) -> StoredModel:
@@ -174,7 +176,7 @@ def read_headers(path: Path, shards: Sequence[Path]) -> StoredModel:
                 kinds[name], files[name] = (tensor.torch_dtype, tensor.shape), shard
         if metadata is not None:
             parts.append(metadata)
-    return StoredModel(path, files, kinds, Metadata.joined(parts))
+    return StoredModel(path, files, kinds, Metadata.merge(parts))
 
 
 def shards(path: Path) -> list[Path]:
@@ -224,10 +226,10 @@ def read_index(index: Path) -> dict[str, str]:
 
 def check_index(index: Path, stored: Mapping[str, str]) -> None:
     """Raise FileError where an index does not say what is stored: {tensor: the file it is in}."""
-    listed = read_index(index)
-    for name in listed.keys() | stored.keys():
-        if listed.get(name) != stored.get(name):
-            place = f"is in {listed[name]}" if name in listed else "is nowhere"
+    index_files = read_index(index)
+    for name in index_files.keys() | stored.keys():
+        if index_files.get(name) != stored.get(name):
+            place = f"is in {index_files[name]}" if name in index_files else "is nowhere"
             there = f"is in {stored[name]}" if name in stored else "is in none of them"
             raise FileError(
                 f"{index} says that {quote(name)} {place}, but it {there}: download or copy the "

@@ -169,7 +169,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 class StreamWriter(Closing):
     """A safetensors file whose pieces are written in any order.
 
-    resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
+    is_resumed: whether `path` was already this file, begun by an earlier run; its pieces are kept.
     """
 
     def __init__(self, path: Path, header: bytes, tensors: Mapping[str, StoredTensor]):
@@ -180,11 +180,11 @@ class StreamWriter(Closing):
         self._file = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
         try:
             same = os.fstat(self._file).st_size == size
-            self.resumed = same and os.pread(self._file, len(header), 0) == header
-            if not self.resumed:
+            self.is_resumed = same and os.pread(self._file, len(header), 0) == header
+            if not self.is_resumed:
                 os.ftruncate(self._file, 0)
                 _reserve(self._file, size)
-                self._put(memoryview(header), 0)
+                self._write(memoryview(header), 0)
         except BaseException:
             os.close(self._file)
             raise
@@ -196,7 +196,7 @@ class StreamWriter(Closing):
         Raises FileError where it is not there in that size.
         """
         writer = cls.__new__(cls)
-        writer._path, writer._tensors, writer.resumed = path, tensors, True
+        writer._path, writer._tensors, writer.is_resumed = path, tensors, True
         try:
             writer._file = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
         except OSError as error:
@@ -221,9 +221,9 @@ class StreamWriter(Closing):
         """Write bytes from `offset` of a tensor on."""
         tensor = self._tensors[name]
         assert 0 <= offset <= tensor.nbytes - len(data), (name, offset, len(data), tensor)
-        self._put(data, tensor.start + offset)
+        self._write(data, tensor.start + offset)
 
-    def _put(self, data: memoryview, start: int) -> None:
+    def _write(self, data: memoryview, start: int) -> None:
         written_bytes = 0
         while written_bytes < len(data):
             written_bytes += os.pwrite(self._file, data[written_bytes:], start + written_bytes)

@@ -169,10 +169,10 @@ def _wrong(file: Path, size: int, digest: str, progress: Progress) -> str:
     if file.is_symlink():
         return "is a link, expected a file"
     try:
-        opened = open_regular(file)
+        descriptor = open_regular(file)
     except (FileError, OSError):
         return "is not a readable regular file"
-    with os.fdopen(opened, "rb") as data:
+    with os.fdopen(descriptor, "rb") as data:
         there = os.fstat(data.fileno()).st_size
         if there != size:
             return f"has {there:,} bytes, of {size:,}"

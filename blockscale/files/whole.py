@@ -49,9 +49,9 @@ def written_whole(path: Path) -> Iterator[Path]:
             mode = os.fstat(descriptor).st_mode
             yield temporary
             temporary.chmod(mode)
-            written = os.open(temporary, os.O_RDONLY)
-            _lock(written, locks)  # the same file, or the writer's own
-            os.fsync(written)
+            new = os.open(temporary, os.O_RDONLY)
+            _lock(new, locks)  # the same file, or the writer's own
+            os.fsync(new)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

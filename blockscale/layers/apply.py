@@ -193,7 +193,9 @@ def _agreeing(
     plans: Sequence[Decision], layers: Mapping[str, Any], entries: dict[str, Entry]
 ) -> dict[str, Entry]:
     """The entries, with a note where layers that share an outer scale do not have the same."""
-    for group in {plan.joined: None for plan in plans if isinstance(plan, Plan) and plan.joined}:
+    for group in {
+        plan.outer_group: None for plan in plans if isinstance(plan, Plan) and plan.outer_group
+    }:
         outers = {name: layers[name].qweight.qparams.outer for name in group}
         for name, note in disagreeing(outers).items():
             entries[name] = replace(entries[name], notes=(*entries[name].notes, note))

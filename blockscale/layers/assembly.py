@@ -223,9 +223,9 @@ def settle_top(plan: Plan, plans: Mapping[str, Plan], places: Mapping[str, Suppl
     plans: {first name: the layer}, of all that are quantized
     Those whose codes are supplied keep them, and the others do not look at them.
     """
-    if not plan.joined or places[plan.name].top is not None:
+    if not plan.outer_group or places[plan.name].top is not None:
         return
-    entries = [plans[name] for name in plan.joined if name in plans]
+    entries = [plans[name] for name in plan.outer_group if name in plans]
     group = [each for each in entries if places[each.name].weight is None]
     if plan.name not in [each.name for each in group] or len(group) < 2:
         return
@@ -239,10 +239,10 @@ def parameter_tops(
 ) -> dict[str, Tensor]:
     """{name: its top} of parameters that share their outer scale, but for those that are `made`."""
     tops: dict[str, Tensor] = {}
-    rest = {each.name: each for each in plans if each.joined and each.name not in (data or {})}
+    rest = {each.name: each for each in plans if each.outer_group and each.name not in (data or {})}
     for plan in rest.values():
         if plan.name not in tops:
-            group = [rest[name] for name in plan.joined if name in rest]
+            group = [rest[name] for name in plan.outer_group if name in rest]
             top = largest([top_of(each) for each in group])
             tops |= {each.name: top.to(each.parameter.device) for each in group}
     return tops

@@ -15,7 +15,7 @@ from blockscale.core import reference
 from blockscale.core.arithmetic.philox import named_seed
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import Member, outer_of, sharing, told_sharing
+from blockscale.core.joined_weights import Member, group_note, outer_of, sharing
 from blockscale.core.ledger import Entry
 from blockscale.core.operand import quantizer
 from blockscale.core.pack import stack_layout, stored_bytes, stored_shape, to_stored
@@ -52,7 +52,7 @@ class ParameterPlan:
 
     input: the format of rows that meet a stack of experts, None where they stay in float
     parts: of how many matrices each of its stack consists, which share their outer scale
-    joined: the names of all parameters that share its outer scale, itself among them; perhaps none
+    outer_group: the names of all parameters that share its outer scale, itself among them, or none
     """
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class ParameterPlan:
     layout: str
     entry: Entry
     parts: int = 1
-    joined: tuple[str, ...] = ()
+    outer_group: tuple[str, ...] = ()
     input: Format | None = None
 
     @property
@@ -90,10 +90,10 @@ def plan_parameters(
     def one(plan: ParameterPlan | Entry) -> ParameterPlan | Entry:
         if not isinstance(plan, ParameterPlan):
             return plan
-        joined = groups.get(plan.name, ())
-        note = told_sharing(plan.name, joined, alone.get(plan.name, ""))
+        group = groups.get(plan.name, ())
+        note = group_note(plan.name, group, alone.get(plan.name, ""))
         details = "; ".join(filter(None, [plan.entry.details, note]))
-        return replace(plan, joined=joined, entry=replace(plan.entry, details=details))
+        return replace(plan, outer_group=group, entry=replace(plan.entry, details=details))
 
     return [one(each) for each in results]
 
@@ -310,17 +310,17 @@ JOINED_TURNED = ("w2",)
 class Stack(NamedTuple):
     """layout: of blockscale.core.pack; parts: as blockscale.core.joined_weights.of_stack.
 
-    joined: whether servers compute the parts as one, as gate and up (core.joined_weights)
+    fused: whether servers compute the parts as one, as gate and up (core.joined_weights)
     """
 
     layout: str = "plain"
     parts: int = 1
-    joined: bool = False
+    fused: bool = False
 
     @property
     def parts_that_share(self) -> int:
         """Of how many parts a matrix consists that share their outer scale."""
-        return self.parts if self.joined else 1
+        return self.parts if self.fused else 1
 
 
 PLAIN = Stack()

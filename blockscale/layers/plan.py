@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from blockscale.core.arithmetic.sums import SumInteger
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import Member, sharing, told_sharing
+from blockscale.core.joined_weights import Member, group_note, sharing
 from blockscale.core.ledger import Entry, Status
 from blockscale.core.pack import of_convolution, stored_bytes, stored_shape
 from blockscale.core.recipe import Recipe, Scheme
@@ -71,8 +71,8 @@ class Plan(Exemption):
     tied: whether another layer has the same weight
     bias_left: why its bias stays in float though the scheme has a format for it, perhaps empty
     gets_bias: whether it will have a bias, also if it has none so far
-    joined: the first names of all layers that share its outer scale, itself among them; perhaps
-        none (core.joined_weights). told_joined: what the ledger says of that
+    outer_group: the first names of all layers that share its outer scale, itself among them, or
+        none (core.joined_weights). group_note: what the ledger says of that
     """
 
     scheme: Scheme
@@ -83,15 +83,15 @@ class Plan(Exemption):
     tied: bool
     bias_left: str = ""
     gets_bias: bool = False
-    joined: tuple[str, ...] = ()
-    told_joined: str = ""
+    outer_group: tuple[str, ...] = ()
+    group_note: str = ""
 
     parts: ClassVar[int] = 1  # matrices, one below another, that its weight consists of
 
     @property
     def choice_notes(self) -> list[str]:
         """What the ledger says of how the codes of its weight are chosen."""
-        return list(filter(None, [self.scheme.note, self.told_joined]))
+        return list(filter(None, [self.scheme.note, self.group_note]))
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -194,10 +194,10 @@ def _join(decisions: Sequence[Decision], recipe: Recipe) -> list[Decision]:
         if not isinstance(plan, Plan):
             return plan
         ids = weights.get(id(plan.parameter), frozenset())
-        joined = tuple(name for each, name in owners.items() if each in ids)
-        joined = joined if len(joined) > 1 else ()
-        note = told_sharing(plan.name, joined, alone.get(plan.name, ""))
-        return replace(plan, joined=joined, told_joined=note)
+        group = tuple(name for each, name in owners.items() if each in ids)
+        group = group if len(group) > 1 else ()
+        note = group_note(plan.name, group, alone.get(plan.name, ""))
+        return replace(plan, outer_group=group, group_note=note)
 
     return [one(each) for each in decisions]
 

@@ -12,7 +12,7 @@ def specs(tensors):
 def write(path, tensors, metadata, rows=2):
     header, placed = lay_out(specs(tensors), metadata)
     with StreamWriter(path, header, placed) as writer:
-        assert not writer.resumed
+        assert not writer.is_resumed
         for name, tensor in tensors.items():
             count = tensor.shape[0] if tensor.ndim else 1
             for start in reversed(range(0, count, rows)):

@@ -40,7 +40,7 @@ def test_names_that_stay_are_moved_to_themselves():
     model = build("llama")
     moves = moves_of(model, shapes(model))
     assert {move.first: move.names for move in moves.moves} == {n: [n] for n in shapes(model)}
-    assert (moves.unplaced, moves.ignored) == ((), {})
+    assert (moves.unexpected_names, moves.ignorable) == ((), {})
 
 
 def test_prefixes_of_base_models():
@@ -49,18 +49,18 @@ def test_prefixes_of_base_models():
     assert {move.first for move in bare.moves} == set(shapes(model)) - {"lm_head.weight"}
     base = moves_of(model.model, shapes(model))
     assert {move.first for move in base.moves} == set(shapes(model.model))
-    assert list(base.ignored) == ["lm_head.weight"]
+    assert list(base.ignorable) == ["lm_head.weight"]
 
 
 def test_what_the_model_has_not():
     model = build("llama")
     moves = moves_of(model, shapes(model) | {"model.extra.weight": (2, 2)})
-    assert moves.unplaced == ("model.extra.weight",)
+    assert moves.unexpected_names == ("model.extra.weight",)
     old = moves_of(model.model, {"layers.0.self_attn.rotary_emb.inv_freq": (8,)})
     assert not old.moves
     deepseek = build("deepseek_v3")
     extra = {"model.layers.61.mlp.up_proj.weight": (2, 2)}  # its prediction of several tokens
-    assert "its class does not load" in moves_of(deepseek, extra).ignored[next(iter(extra))]
+    assert "its class does not load" in moves_of(deepseek, extra).ignorable[next(iter(extra))]
 
 
 def test_tables_that_a_model_makes_by_itself():

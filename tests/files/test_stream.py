@@ -86,13 +86,13 @@ def test_a_begun_file_is_gone_on_with(tmp_path):
     with StreamWriter(path, header, placed) as writer:
         writer.rows("embed.weight", 0, tensors["embed.weight"])
     with StreamWriter(path, header, placed) as writer:
-        assert writer.resumed
+        assert writer.is_resumed
         for name in tensors.keys() - {"embed.weight"}:
             writer.rows(name, 0, tensors[name])
     assert torch.equal(load_file(path)["embed.weight"], tensors["embed.weight"])
     other, elsewhere = lay_out(specs(tensors), {"another": "header"})
     with StreamWriter(path, other, elsewhere) as writer:
-        assert not writer.resumed
+        assert not writer.is_resumed
     assert not load_file(path)["embed.weight"].any()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.core.joined_weights import Member, sharing, told_sharing
+from blockscale.core.joined_weights import Member, group_note, sharing
 from blockscale.layers.decisions import (
     CodesKey,
     Weight,
@@ -152,8 +152,8 @@ def test_which_weights_share_an_outer_scale() -> None:
     assert groups == {"q_proj": ("q_proj", "k_proj"), "k_proj": ("q_proj", "k_proj")}
     told = "outer scale not shared with v_proj, gate_proj: not quantized in the same format"
     assert alone["q_proj"] == told
-    assert told_sharing("q_proj", groups["q_proj"], told) == (
+    assert group_note("q_proj", groups["q_proj"], told) == (
         f"outer scale shared with k_proj, {told}"
     )
-    assert told_sharing("o_proj", ()) == ""
+    assert group_note("o_proj", ()) == ""
     assert sharing(members, members, False) == ({}, {})

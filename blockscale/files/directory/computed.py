@@ -27,7 +27,7 @@ class ComputedWeight(NamedTuple):
     nbytes: of all parts
     """
 
-    computed: ComputedInFile
+    definition: ComputedInFile
     tensor: StoredTensor
     shard: str
     files: tuple[str, ...]
@@ -71,18 +71,18 @@ def _weight(
 
 
 def as_folded(
-    shard: str, tensors: Mapping[str, StoredTensor], computed: Mapping[str, ComputedWeight]
+    shard: str, tensors: Mapping[str, StoredTensor], weights: Mapping[str, ComputedWeight]
 ) -> dict[str, StoredTensor]:
     """The tensors of a shard with computed weights in place of their parts."""
-    parts = {part: each for each in computed.values() for part in each.computed.parts}
-    shown: dict[str, StoredTensor] = {}
+    parts = {part: each for each in weights.values() for part in each.definition.parts}
+    folded: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         each = parts.get(name)
         if each is None:
-            shown[name] = tensor
+            folded[name] = tensor
         elif each.shard == shard:
-            shown[each.computed.name] = each.tensor
-    return shown
+            folded[each.definition.name] = each.tensor
+    return folded
 
 
 @contextmanager
@@ -98,19 +98,19 @@ class ComputedReader:
 
     def __init__(self, weight: ComputedWeight, readers: Sequence[Reader]):
         """readers: of the weight's parts, in their order."""
-        self._computed = weight.computed
-        self.tensors = {weight.computed.name: weight.tensor}
-        self._parts = list(zip(readers, weight.computed.parts, strict=True))
+        self._definition = weight.definition
+        self.tensors = {weight.definition.name: weight.tensor}
+        self._parts = list(zip(readers, weight.definition.parts, strict=True))
         dtype = weight.tensor.torch_dtype
-        by_rows = dtype is not None and weight.computed.by_rows(dtype)
+        by_rows = dtype is not None and weight.definition.by_rows(dtype)
         # at once and with this thread's threads, as a model in memory computes it
         self._whole = None if by_rows else self._rows(0, weight.tensor.shape[0])
 
     def _rows(self, start: int, stop: int) -> Tensor:
         """Rows of the value, where all of it or where rows of the parts give them."""
         if (start, stop) == (0, next(iter(self.tensors.values())).shape[0]):
-            return self._computed.value(*(reader.tensor(name) for reader, name in self._parts))
-        return self._computed.value(*(reader.rows(n, start, stop) for reader, n in self._parts))
+            return self._definition.value(*(reader.tensor(name) for reader, name in self._parts))
+        return self._definition.value(*(reader.rows(n, start, stop) for reader, n in self._parts))
 
     def rows(
         self, name: str, start: int, stop: int, shape: tuple[int, ...] | None = None

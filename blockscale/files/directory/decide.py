@@ -31,13 +31,13 @@ def decide(
 
     biased: the layers whose weight is quantized, and whose bias therefore may be.
     """
-    computed = facts.computed.get(name)
-    if computed is not None:
+    weight = facts.computed_weights.get(name)
+    if weight is not None:
         entry, info = _decide_weight(name, source, recipe, facts)
-        return _folded(entry, computed), info
+        return _folded(entry, weight), info
     whole = facts.whole(name)
     if whole != name:  # of a layer that goes on computing its weight
-        kind, _, outcome = judge(whole, facts.computed[whole].tensor, recipe, facts)
+        kind, _, outcome = judge(whole, facts.computed_weights[whole].tensor, recipe, facts)
         return _entry(name, kind, outcome.status, source, outcome.reason), None
     # a pattern covers what is below the names it matches: this name stands for the layer's too
     scheme, _ = recipe.decide(name)
@@ -49,8 +49,8 @@ def decide(
 
 def _folded(entry: Entry, weight: ComputedWeight) -> Entry:
     """The same with a word on what is folded, and what its parts take."""
-    _, _, attribute = weight.computed.name.rpartition(".")
-    details = f"{weight.computed.how} folded into the {attribute}"
+    _, _, attribute = weight.definition.name.rpartition(".")
+    details = f"{weight.definition.how} folded into the {attribute}"
     details = ", ".join(filter(None, [entry.details, details]))
     return replace(entry, details=details, elements=weight.elements, bytes_before=weight.nbytes)
 

@@ -70,7 +70,7 @@ class DirectoryFacts(NamedTuple):
     conv1d: whether its model is of GPT-2's family (`has_conv1d`)
     biases: {layer: the size of its bias}
     types: of the model, as its config says
-    computed: {name: a weight that its layer computes of what is stored}
+    computed_weights: {name: a weight that its layer computes of what is stored}
     folded: the layers of these of which a tensor is quantized: all that they compute is folded
     tied: {a weight: the others of the model that are the same, but that no file has}
     """
@@ -78,18 +78,22 @@ class DirectoryFacts(NamedTuple):
     conv1d: bool
     biases: Mapping[str, int]
     types: Types = Types()
-    computed: Mapping[str, ComputedWeight] = MappingProxyType({})
+    computed_weights: Mapping[str, ComputedWeight] = MappingProxyType({})
     folded: frozenset[str] = frozenset()
     tied: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
-    def shown(self, shard: str, tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    def view(self, shard: str, tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
         """The tensors of a shard, those that are folded in place of their parts."""
-        folded = {n: w for n, w in self.computed.items() if w.computed.owner in self.folded}
+        folded = {
+            n: w for n, w in self.computed_weights.items() if w.definition.owner in self.folded
+        }
         return as_folded(shard, tensors, folded)
 
     def whole(self, name: str) -> str:
         """What a tensor is a part of, or its own name."""
-        return next((n for n, w in self.computed.items() if name in w.computed.parts), name)
+        return next(
+            (n for n, w in self.computed_weights.items() if name in w.definition.parts), name
+        )
 
 
 def has_conv1d(config: dict[str, Any] | None) -> bool:
@@ -105,12 +109,12 @@ def known_of(files: ModelFiles, recipe: Recipe) -> DirectoryFacts:
             for each, source in reader.tensors.items():
                 if each.endswith(".bias") and len(source.shape) == 1:
                     biases[each.removesuffix(".bias")] = source.shape[0]
-    types, computed = types_of(files.config), computed_weights(files)
+    types, weights = types_of(files.config), computed_weights(files)
     tied = tied_in(files)
-    facts = DirectoryFacts(has_conv1d(files.config), biases, types, computed, tied=tied)
+    facts = DirectoryFacts(has_conv1d(files.config), biases, types, weights, tied=tied)
     folded = {
-        each.computed.owner
-        for name, each in computed.items()
+        each.definition.owner
+        for name, each in weights.items()
         if judge(name, each.tensor, recipe, facts).outcome.format is not None
     }
     return facts._replace(folded=frozenset(folded))
@@ -185,7 +189,7 @@ def biased_layers(files: ModelFiles, recipe: Recipe, facts: DirectoryFacts) -> s
     layers: set[str] = set()
     for name in files.shards:
         with Reader(files.root / name) as reader:
-            for each, source in facts.shown(name, reader.tensors).items():
+            for each, source in facts.view(name, reader.tensors).items():
                 kind, _, outcome = settle(each, source, recipe, facts)
                 if outcome.format is not None and is_layer(each, kind):
                     layers.add(each.removesuffix(".weight"))
@@ -227,7 +231,7 @@ def _kind(name: str, shape: tuple[int, ...], facts: DirectoryFacts) -> tuple[str
         transposed = facts.conv1d and weight and module.rpartition(".")[2] in _CONV1D_LAYERS
         return "matrix", "transposed" if transposed else stacked(name, shape, facts.types).layout
     short = rank == 3 and shape[-1] <= _LONGEST_KERNEL and not _EXPERTS.search(module)
-    if weight and (rank in (4, 5) or short or (rank == 3 and name in facts.computed)):
+    if weight and (rank in (4, 5) or short or (rank == 3 and name in facts.computed_weights)):
         return "convolution", _convolution(shape, facts.biases.get(module))
     return ("stack", stacked(name, shape, facts.types).layout) if rank == 3 else ("tensor", "plain")
 

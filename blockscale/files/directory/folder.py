@@ -78,8 +78,8 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
-        if mounted := mounts_in(path):
-            raise FileError(f"{mounted[0]} is a mount point: unmount it, then delete {path}")
+        if mounts := mounts_in(path):
+            raise FileError(f"{mounts[0]} is a mount point: unmount it, then delete {path}")
         shutil.rmtree(path)
 
 
@@ -111,17 +111,17 @@ def is_held(path: Path) -> bool:
     """Whether a process has the lock of a folder, or of a file; so, too, where none can tell."""
     file = path / LOCK if path.is_dir() else path
     try:
-        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
         return True
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(opened)
+        os.close(descriptor)
     return False
 
 

@@ -40,7 +40,7 @@ class Journal:
         self._path = path
         self._pending: list[dict[str, Any]] = []
         self._unwritten, self._since = 0, time.monotonic()
-        self._done: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._tensors: dict[str, dict[str, tuple[str, ...]]] = {}
         self._digests: dict[str, str] = {}
         if path.is_symlink():
             raise FileError(f"{path} is a link, expected the journal of a run: delete it")
@@ -52,7 +52,7 @@ class Journal:
             for line in whole.splitlines():
                 self._remember(parse_json(line, "a line"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._done, self._digests = {}, {}
+            self._tensors, self._digests = {}, {}
             warnings.warn(
                 f"{path}, the journal of an earlier run, is damaged ({error}): it is kept as "
                 f"{set_aside(path).name}, and the current shard starts again",
@@ -63,14 +63,14 @@ class Journal:
         if "digest" in entry:
             self._digests[entry["shard"]] = str(entry["digest"])
         elif entry["tensor"] is None:
-            self._done.pop(entry["shard"], None)
+            self._tensors.pop(entry["shard"], None)
             self._digests.pop(entry["shard"], None)
         else:
-            self._done.setdefault(entry["shard"], {})[entry["tensor"]] = tuple(entry["notes"])
+            self._tensors.setdefault(entry["shard"], {})[entry["tensor"]] = tuple(entry["notes"])
 
-    def done(self, shard: str) -> dict[str, tuple[str, ...]]:
+    def finished_tensors(self, shard: str) -> dict[str, tuple[str, ...]]:
         """{tensor: notes} of what is finished in a shard."""
-        return self._done.get(shard, {})
+        return self._tensors.get(shard, {})
 
     def digest(self, shard: str) -> str | None:
         """SHA-256 of a finished shard, in hexadecimal; None for one that is not finished."""
@@ -82,7 +82,7 @@ class Journal:
 
     def forget(self, shard: str) -> None:
         """The shard starts anew: what was written of it is gone."""
-        if shard in self._done or shard in self._digests:
+        if shard in self._tensors or shard in self._digests:
             self._append([{"shard": shard, "tensor": None, "notes": ()}])
 
     def add(
@@ -107,7 +107,7 @@ class Journal:
         journal = Journal(other)
         entries: list[dict[str, Any]] = [
             {"shard": shard, "tensor": tensor, "notes": notes}
-            for shard, tensors in journal._done.items()
+            for shard, tensors in journal._tensors.items()
             for tensor, notes in tensors.items()
         ]
         digests = journal._digests.items()

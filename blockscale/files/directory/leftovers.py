@@ -73,12 +73,12 @@ def _look(path: Path) -> Leftover | None:
     assert side_file is not None, path
     try:
         status = path.lstat()
-        changed = _last_change(path)
+        time_of_change = _last_change(path)
         what = _WHAT[side_file.kind]
         if side_file.kind == "work" and is_finished(path, LEDGER):
             what = "a finished run that was not moved into place"
         owner = _owner(status.st_uid)
-        seconds = max(time.time() - changed, 0.0)
+        seconds = max(time.time() - time_of_change, 0.0)
         keep = _why_kept(path, side_file.kind, seconds)
         return Leftover(path, what, disk_bytes(path), seconds, owner, keep)
     except FileNotFoundError:
@@ -130,16 +130,16 @@ def _keeps(path: Path, kind: str) -> bool:
 
 def _delete_file(path: Path) -> bool:
     """Delete a file that no process has locked."""
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(opened), path.lstat()):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
             path.unlink()
             return True
     except (BlockingIOError, FileNotFoundError):
         return not os.path.lexists(path)
     finally:
-        os.close(opened)
+        os.close(descriptor)
     return False
 
 

@@ -71,9 +71,9 @@ def check_target(target: Path, force: int, ours: Callable[[Path], bool] = has_le
             )
     elif not target.is_dir():
         raise FileError(f"{target} is not a directory: choose another output")
-    if mounted := mounts_in(target):
+    if mounts := mounts_in(target):
         raise FileError(
-            f"{mounted[0]} is a mount point, which cannot be renamed or must not be deleted: "
+            f"{mounts[0]} is a mount point, which cannot be renamed or must not be deleted: "
             f"choose another output, such as a new folder inside it"
         )
     _check_sticky(target)
@@ -165,10 +165,10 @@ def _check_readable(path: Path) -> None:
 
 def _check_space(target: Path, plan: DirectoryPlan) -> None:
     there = _there(target)
-    needed = plan.size - disk_bytes(work_path(target, plan.digest))
+    size = plan.size - disk_bytes(work_path(target, plan.digest))
     free = shutil.disk_usage(there).free
-    if needed > free:
+    if size > free:
         raise FileError(
-            f"the output needs {needed / 1e9:.2f} GB, the disk of {there} has {free / 1e9:.2f} GB "
-            f"free: make room for {(needed - free) / 1e9:.2f} GB, or write to another disk"
+            f"the output needs {size / 1e9:.2f} GB, the disk of {there} has {free / 1e9:.2f} GB "
+            f"free: make room for {(size - free) / 1e9:.2f} GB, or write to another disk"
         )

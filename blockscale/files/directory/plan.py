@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.joined_weights import Member, sharing, told_sharing
+from blockscale.core.joined_weights import Member, group_note, sharing
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.pack import stored_shape
 from blockscale.core.parse import parse
@@ -46,17 +46,17 @@ class DirectoryLedger(Ledger):
 class TensorPlan:
     """One tensor: quantized if `info` says how, else copied byte for byte.
 
-    computed: what it is computed from, where the source has it in parts
+    weight: what it is computed from, where the source has it in parts
     profile: how its codes are chosen, where that is not the contract's
-    joined: the names of all tensors that share its outer scale, itself among them; perhaps none
+    outer_group: the names of all tensors that share its outer scale, itself among them, or none
     """
 
     name: str
     source: StoredTensor
     info: TensorInfo | None
-    computed: ComputedWeight | None = None
+    weight: ComputedWeight | None = None
     profile: Profile | None = None
-    joined: tuple[str, ...] = ()
+    outer_group: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class ShardPlan:
     name: str
     tensors: tuple[TensorPlan, ...]
     header: bytes
-    placed: Mapping[str, StoredTensor]
+    layout: Mapping[str, StoredTensor]
     stamp: Stamp  # of the source file
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self.header) + sum(tensor.nbytes for tensor in self.placed.values())
+        return len(self.header) + sum(tensor.nbytes for tensor in self.layout.values())
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class DirectoryPlan:
     @property
     def size(self) -> int:
         """Bytes that the run writes, small texts rounded up."""
-        copied = sum((self.files.root / name).stat().st_size for name in self.files.others)
+        other_files = sum((self.files.root / name).stat().st_size for name in self.files.others)
         texts = _TEXT + _TEXT_PER_TENSOR * len(self.ledger)
-        return sum(shard.size for shard in self.shards) + copied + texts
+        return sum(shard.size for shard in self.shards) + other_files + texts
 
 
 def stamp(path: Path) -> Stamp:
@@ -116,16 +116,18 @@ def make_plan(
         files = find_files(source)
         facts = known_of(files, recipe)
         biased = biased_layers(files, recipe, facts) if recipe.has_biases else set()
-        planned = [_plan_shard(files, name, recipe, facts, biased) for name in files.shards]
+        plans = [_plan_shard(files, name, recipe, facts, biased) for name in files.shards]
     shards, entries = join(
-        [shard for shard, _ in planned],
-        [entry for _, of_shard in planned for entry in of_shard],
+        [shard for shard, _ in plans],
+        [entry for _, of_shard in plans for entry in of_shard],
         recipe, facts,
     )  # fmt: skip
     _check_names(files, shards)
     others = [name for tied in facts.tied.values() for name in tied]
-    unmatched = recipe.unmatched([*(entry.name for entry in entries), *facts.computed, *others])
-    ledger = DirectoryLedger(entries, unmatched, files.others, files.left_out, notes=notes)
+    patterns = recipe.unmatched(
+        [*(entry.name for entry in entries), *facts.computed_weights, *others]
+    )
+    ledger = DirectoryLedger(entries, patterns, files.others, files.left_out, notes=notes)
     if not ledger.quantized:
         reasons = sorted({entry.reason for entry in entries})
         raise ValueError(
@@ -141,11 +143,13 @@ def _plan_shard(
     with Reader(path) as reader:
         if KEY in reader.metadata:
             raise FileError(f"{path} is already quantized by blockscale: quantize the float model")
-        sources, described = reader.tensors, reader.metadata
-    tied = {alias: to for alias, to in described.items() if to in sources and alias not in sources}
+        sources, description = reader.tensors, reader.metadata
+    tied = {
+        alias: to for alias, to in description.items() if to in sources and alias not in sources
+    }
     metadata = Metadata(aliases=tied)  # as safetensors.torch.save_model writes them
     tensors, entries = [], []
-    for each, source in facts.shown(name, sources).items():
+    for each, source in facts.view(name, sources).items():
         entry, info = decide(each, source, recipe, facts, biased)
         if info is not None:
             metadata.tensors[each] = info
@@ -159,10 +163,10 @@ def _plan_shard(
         profile = recipe.decide(each)[0].profile if entry.weight else None
         if profile is not None and info is not None:
             profile = for_rows(profile, stored_shape(info.shape, info.layout))
-        tensors.append(TensorPlan(each, source, info, facts.computed.get(each), profile))
+        tensors.append(TensorPlan(each, source, info, facts.computed_weights.get(each), profile))
         entries.append(entry)
-    header, placed = lay_out(_stored_names(path, tensors), described | metadata.encode())
-    return ShardPlan(name, tuple(tensors), header, placed, stamp(path)), entries
+    header, layout = lay_out(_stored_names(path, tensors), description | metadata.encode())
+    return ShardPlan(name, tuple(tensors), header, layout, stamp(path)), entries
 
 
 def join(
@@ -179,15 +183,15 @@ def join(
             stored = stored_shape(info.shape, info.layout)
             members[layer] = Member(parse(info.format), stored, tensor.profile, parts)
     groups, alone = sharing(layers, members, recipe.fused)
-    joined = {layers[a]: tuple(layers[b] for b in group) for a, group in groups.items()}
+    outer_groups = {layers[a]: tuple(layers[b] for b in group) for a, group in groups.items()}
     about = {
-        layers[layer]: told_sharing(layer, groups.get(layer, ()), alone.get(layer, ""))
+        layers[layer]: group_note(layer, groups.get(layer, ()), alone.get(layer, ""))
         for layer in {*groups, *alone}
     }
 
     def with_peers(tensor: TensorPlan) -> TensorPlan:
-        others = joined.get(tensor.name, ())
-        return replace(tensor, joined=others) if others else tensor
+        others = outer_groups.get(tensor.name, ())
+        return replace(tensor, outer_group=others) if others else tensor
 
     def with_details(entry: Entry) -> Entry:
         details = ", ".join(filter(None, [entry.details, about.get(entry.name, "")]))
@@ -199,7 +203,7 @@ def join(
 
 def _stored_names(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, StoredTensor]:
     """{stored name: what it takes}. Raises FileError where two tensors would get one name."""
-    written: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
         parts = {tensor.name: tensor.source}
         if tensor.info is not None:
@@ -207,14 +211,14 @@ def _stored_names(path: Path, tensors: Iterable[TensorPlan]) -> dict[str, Stored
                 f"{tensor.name}.{part}": tensor_of(*kind)
                 for part, kind in tensor.info.parts().items()
             }
-        if twice := sorted(written.keys() & parts.keys()):
+        if twice := sorted(stored.keys() & parts.keys()):
             owner = twice[0].rpartition(".")[0]
             raise FileError(
                 f"{path} has a tensor {twice[0]!r}, a name that a part of the quantized "
                 f"{owner!r} needs: skip {owner!r} in the recipe"
             )
-        written |= parts
-    return written
+        stored |= parts
+    return stored
 
 
 def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
@@ -234,17 +238,19 @@ def _check_names(files: ModelFiles, shards: tuple[ShardPlan, ...]) -> None:
 def _sources(shard: ShardPlan) -> Iterator[tuple[str, str]]:
     """(name, the file that has it) of what a shard's tensors are made of."""
     for tensor in shard.tensors:
-        if tensor.computed is None:
+        if tensor.weight is None:
             yield tensor.name, shard.name
         else:
-            yield from zip(tensor.computed.computed.parts, tensor.computed.files, strict=True)
+            yield from zip(tensor.weight.definition.parts, tensor.weight.files, strict=True)
 
 
 def _digest(recipe: Recipe, seed: int, shards: tuple[ShardPlan, ...]) -> str:
     sources = [
         (shard.name, shard.stamp, hashlib.sha256(shard.header).hexdigest()) for shard in shards
     ]
-    joined = sorted({tensor.joined for shard in shards for tensor in shard.tensors} - {()})
-    data = [VERSION, recipe.to_dict(), seed, sources] + [joined] * bool(joined)
+    outer_groups = sorted(
+        {tensor.outer_group for shard in shards for tensor in shard.tensors} - {()}
+    )
+    data = [VERSION, recipe.to_dict(), seed, sources] + [outer_groups] * bool(outer_groups)
     text = json.dumps(data)
     return hashlib.sha256(text.encode()).hexdigest()

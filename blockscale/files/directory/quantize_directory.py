@@ -170,7 +170,7 @@ def _fill(
     write(plan, work, progress)
     notes: dict[str, tuple[str, ...]] = {}
     for shard in plan.shards:
-        notes |= work.journal.done(shard.name)
+        notes |= work.journal.finished_tensors(shard.name)
     texts = texts_of(plan)
     work.drop_all_but({shard.name for shard in plan.shards})
     for name in plan.files.others:
@@ -218,8 +218,8 @@ def texts_of(plan: DirectoryPlan) -> dict[str, bytes]:
         method = {"method": KEY, "version": VERSION, "recipe": plan.recipe.to_dict()}
         texts[CONFIG] = as_json(files.config | {"quantization_config": method})
     if files.index is not None:
-        where = {name: shard.name for shard in plan.shards for name in shard.placed}
-        size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.placed.values())
+        where = {name: shard.name for shard in plan.shards for name in shard.layout}
+        size = sum(tensor.nbytes for shard in plan.shards for tensor in shard.layout.values())
         metadata = (files.index.get("metadata") or {}) | {"total_size": size}
         weight_map = dict(sorted(where.items()))
         texts[INDEX] = as_json(files.index | {"metadata": metadata, "weight_map": weight_map})

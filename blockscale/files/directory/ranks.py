@@ -39,7 +39,7 @@ class StoreRanks(Closing):
 
     def __init__(self, store: Any, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
-        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._last_beats: dict[int, tuple[bytes, float]] = {}
         self._stop = Event()
 
     def __enter__(self) -> Self:
@@ -97,9 +97,9 @@ class StoreRanks(Closing):
         key = f"beat/{rank}"
         beat = self.store.get(key) if self.store.check([key]) else b""
         now = time.monotonic()
-        last, since = self._seen.setdefault(rank, (beat, now))
+        last, since = self._last_beats.setdefault(rank, (beat, now))
         if beat != last:
-            self._seen[rank] = (beat, now)
+            self._last_beats[rank] = (beat, now)
         elif now - since > SILENT:
             self.fail(
                 f"rank {rank} gave no sign of life for {SILENT:.0f} s: look at its host, and run "

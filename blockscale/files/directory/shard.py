@@ -44,7 +44,7 @@ def finished_bytes(shard: ShardPlan, work: Workspace) -> int:
     """Bytes of a shard's source tensors that an earlier run has written."""
     if not any(path.exists() for path in (work.out / shard.name, work.partial(shard.name))):
         return 0
-    tensors = work.journal.done(shard.name)
+    tensors = work.journal.finished_tensors(shard.name)
     return sum(tensor.source.nbytes for tensor in shard.tensors if tensor.name in tensors)
 
 
@@ -65,12 +65,12 @@ def write_shard(
     source, partial = plan.files.root / shard.name, work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
     journal = work.journal
-    with Reader(source) as reader, StreamWriter(partial, shard.header, shard.placed) as writer:
-        if not writer.resumed:
+    with Reader(source) as reader, StreamWriter(partial, shard.header, shard.layout) as writer:
+        if not writer.is_resumed:
             journal.forget(shard.name)
         try:
             for tensor in shard.tensors:
-                if tensor.name not in journal.done(shard.name):
+                if tensor.name not in journal.finished_tensors(shard.name):
                     with tensor_source(plan.files.root, tensor, reader) as tensors:
                         notes = write_tensor(tensors, writer, tensor, quantize, progress)
                     journal.add(shard.name, tensor.name, notes, tensor.source.nbytes, writer.sync)
@@ -120,9 +120,9 @@ def tensor_source(
     root: Path, tensor: TensorPlan, reader: Reader
 ) -> AbstractContextManager[Tensors]:
     """What a tensor is read from."""
-    if tensor.computed is None:
+    if tensor.weight is None:
         return nullcontext(reader)
-    return computed_reader(root, tensor.computed)
+    return computed_reader(root, tensor.weight)
 
 
 def write_tensor(

@@ -55,7 +55,7 @@ from blockscale.layers.apply import without_data
 
 PIECE = 1 << 28  # bytes of source tensors in a piece of work, or one tensor that is larger
 _HASHERS = 4  # threads that look at what an earlier run has finished
-_TOLD = 1 << 24  # bytes that are written before the others hear of it
+_REPORT_BYTES = 1 << 24  # bytes that are written before the others hear of it
 
 
 def quantize_over_ranks(  # noqa: PLR0913 - as quantize_directory, and the ranks
@@ -93,35 +93,35 @@ def quantize_over_ranks(  # noqa: PLR0913 - as quantize_directory, and the ranks
 class ShardPiece:
     """Some tensors of one shard.
 
-    size, placed: of the whole output file, and where in it these tensors' parts go
+    size, layout: of the whole output file, and where in it these tensors' parts go
     where: all tensors that share their outer scale with one of these
     """
 
     shard: str
     size: int
-    placed: dict[str, StoredTensor]
+    layout: dict[str, StoredTensor]
     tensors: tuple[TensorPlan, ...]
     where: Where
 
 
 def pieces_of(
-    shard: ShardPlan, finished: Mapping[str, object], joined: Where
+    shard: ShardPlan, ready: Mapping[str, object], sharers: Where
 ) -> Iterator[ShardPiece]:
     """What is left to do of a shard; one piece without tensors where only its digest is."""
 
     def piece(tensors: list[TensorPlan]) -> ShardPiece:
         names = {each.name for each in tensors}
-        placed = {
+        layout = {
             name: each
-            for name, each in shard.placed.items()
+            for name, each in shard.layout.items()
             if name in names or name.rpartition(".")[0] in names
         }
-        shared = {name for each in tensors for name in each.joined}
+        shared = {name for each in tensors for name in each.outer_group}
         return ShardPiece(
-            shard.name, shard.size, placed, tuple(tensors), {name: joined[name] for name in shared}
+            shard.name, shard.size, layout, tuple(tensors), {name: sharers[name] for name in shared}
         )
 
-    rest = [tensor for tensor in shard.tensors if tensor.name not in finished]
+    rest = [tensor for tensor in shard.tensors if tensor.name not in ready]
     some: list[TensorPlan] = []
     for tensor in rest:
         if some and sum(each.source.nbytes for each in [*some, tensor]) > PIECE:
@@ -172,22 +172,22 @@ class SharedRun:
         ranks = self._ranks
         shards = _open_shards(plan, work, progress)
         start_progress(plan, work, progress)
-        joined = joined_in(plan.shards)
+        sharers = joined_in(plan.shards)
         pieces: list[ShardPiece] = []
         for shard in shards:
             _begin(shard, work)
-            own = list(pieces_of(shard, work.journal.done(shard.name), joined))
+            own = list(pieces_of(shard, work.journal.finished_tensors(shard.name), sharers))
             ranks.store.add(f"left/{shard.name}", len(own))
             pieces += own
         pieces.sort(key=lambda each: -max(_nbytes(each) - PIECE, 0))  # large ones first
         for number, piece in enumerate(pieces):
             ranks.tell(f"item/{number}", piece)
         ranks.tell("go", (plan.digest, [shard.name for shard in plan.shards]))
-        shown = SharedProgress(ranks, progress)
-        self._work(work.path, work.journal, shown)
+        shared = SharedProgress(ranks, progress)
+        self._work(work.path, work.journal, shared)
         for rank in range(1, ranks.world):
-            ranks.hear(f"done/{rank}", rank, shown.look)
-        shown.look()  # what was written since the last wait, or where none had to wait
+            ranks.hear(f"done/{rank}", rank, shared.look)
+        shared.look()  # what was written since the last wait, or where none had to wait
         work.join_journals()
         for shard in shards:
             if work.journal.digest(shard.name) is None:
@@ -231,7 +231,7 @@ class SharedRun:
         source, partial = self._root / piece.shard, out / f"{piece.shard}{PARTIAL}"
         with (
             Reader(source) as reader,
-            StreamWriter.join(partial, piece.size, piece.placed) as writer,
+            StreamWriter.join(partial, piece.size, piece.layout) as writer,
         ):
             try:
                 for tensor in piece.tensors:
@@ -262,23 +262,23 @@ class SharedRun:
 class SharedProgress(Progress):
     """Counts what all ranks write, and shows it in this one."""
 
-    def __init__(self, ranks: StoreRanks, shown: Progress):
-        self._ranks, self._shown = ranks, shown
-        self._own = self._seen = 0
+    def __init__(self, ranks: StoreRanks, progress: Progress):
+        self._ranks, self._progress = ranks, progress
+        self._own = self._total = 0
 
     def advance(self, name: str = "", amount: int = 1) -> None:
         """As Progress."""
         self._own += amount
-        if self._own >= _TOLD:
+        if self._own >= _REPORT_BYTES:
             self.flush(name)
 
     def flush(self, name: str = "") -> None:
         """Count what is written, and show what all have written since."""
         total = self._ranks.store.add("bytes", self._own)
         self._own = 0
-        if total > self._seen:
-            self._shown.advance(name, total - self._seen)
-            self._seen = total
+        if total > self._total:
+            self._progress.advance(name, total - self._total)
+            self._total = total
 
     def look(self) -> None:
         """Show what the others have written since."""
@@ -335,8 +335,8 @@ def _begin(shard: ShardPlan, work: Workspace) -> None:
     """Lay a shard out in its full size, unless an earlier run has."""
     partial = work.partial(shard.name)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    with StreamWriter(partial, shard.header, shard.placed) as writer:
-        if not writer.resumed:
+    with StreamWriter(partial, shard.header, shard.layout) as writer:
+        if not writer.is_resumed:
             work.journal.forget(shard.name)
         writer.sync()
 

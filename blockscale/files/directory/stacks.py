@@ -70,7 +70,7 @@ def stacked(name: str, shape: Sequence[int], types: Types) -> Stack:
     for kind in types.names & {*CUT}:
         for end, parts in CUT[kind].items():
             if name.endswith(end) and shape[0] % parts == 0:
-                return Stack(parts=parts, joined=True)
+                return Stack(parts=parts, fused=True)
     return PLAIN
 
 

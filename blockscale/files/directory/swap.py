@@ -96,9 +96,9 @@ def discard(path: Path) -> None:
     side_file = read_name(path)
     assert side_file is not None, path
     if side_file.kind != "gone":
-        gone = free_name(gone_path(path.with_name(side_file.out), side_file.digest))
-        path.rename(gone)
-        path = gone
+        new = free_name(gone_path(path.with_name(side_file.out), side_file.digest))
+        path.rename(new)
+        path = new
     remove(path)
 
 

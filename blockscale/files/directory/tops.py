@@ -30,7 +30,7 @@ def joined_in(shards: Iterable[ShardPlan]) -> Where:
         tensor.name: (shard.name, tensor)
         for shard in shards
         for tensor in shard.tensors
-        if tensor.joined
+        if tensor.outer_group
     }
 
 
@@ -40,28 +40,26 @@ class Tops:
     def __init__(self, root: Path, where: Where, run: Map):
         """where: at least those that the tensors which are asked for share with."""
         self._root, self._where, self._run = root, where, run
-        self._found: dict[tuple[str, ...], Tensor] = {}
+        self._largest: dict[tuple[str, ...], Tensor] = {}
 
     def of(self, tensor: TensorPlan) -> Tensor | None:
         """The largest numerator of all that share a tensor's outer scale; None if none do."""
-        if not tensor.joined:
+        if not tensor.outer_group:
             return None
-        if tensor.joined not in self._found:
-            tops = [self._own(name) for name in tensor.joined]
-            self._found[tensor.joined] = reduce(torch.maximum, tops)
-        return self._found[tensor.joined]
+        if tensor.outer_group not in self._largest:
+            tops = [self._own(name) for name in tensor.outer_group]
+            self._largest[tensor.outer_group] = reduce(torch.maximum, tops)
+        return self._largest[tensor.outer_group]
 
     def _own(self, name: str) -> Tensor:
         shard, tensor = self._where[name]
-        with self._reader(shard, tensor.computed) as reader:
+        with self._reader(shard, tensor.weight) as reader:
             assert tensor.info is not None
             rows = FloatRows(reader, name, tensor.info.layout)
             fmt = parse(tensor.info.format)
             return TensorQuantizer(rows.read, rows.shape, fmt, run=self._run).top()
 
-    def _reader(
-        self, shard: str, computed: ComputedWeight | None
-    ) -> AbstractContextManager[Tensors]:
-        if computed is not None:
-            return computed_reader(self._root, computed)
+    def _reader(self, shard: str, weight: ComputedWeight | None) -> AbstractContextManager[Tensors]:
+        if weight is not None:
+            return computed_reader(self._root, weight)
         return Reader(self._root / shard)

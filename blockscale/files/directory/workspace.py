@@ -53,7 +53,7 @@ class Workspace(Closing):
             self.out.mkdir(exist_ok=True)
             self.journal = Journal(self.path / JOURNAL)
             self.join_journals()
-            self._held = stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def join_journals(self) -> None:
@@ -64,7 +64,7 @@ class Workspace(Closing):
 
     def close(self) -> None:
         """Let go of the lock."""
-        self._held.close()
+        self._stack.close()
 
     def partial(self, name: str) -> Path:
         """Where file `name` of the target is while it is being written."""

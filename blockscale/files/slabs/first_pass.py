@@ -68,10 +68,10 @@ class FirstPass:
             every.add(region, own)
         ranges = every.whole()
         if self._cuts.spans(self._scale):
-            return reference.with_means(ranges, SummedBlocks(ranges, self._counted), self._fmt)
+            return reference.with_means(ranges, SummedBlocks(ranges, self._magnitudes), self._fmt)
         return ranges
 
-    def _counted(self, power: Tensor, above: Tensor | None) -> Iterable[Counted]:
+    def _magnitudes(self, power: Tensor, above: Tensor | None) -> Iterable[Counted]:
         """What each slab has of the magnitudes whose mean is asked for."""
 
         def own(x: Tensor, region: Region) -> tuple[Tensor, Tensor]:

@@ -168,10 +168,10 @@ class TensorQuantizer:
             if (1, *self._fmt.block.sizes_for(2)) != self._scale:
                 return None
             rows, top = x[0], top[0]
-        coded = by_kernel(rows, self._fmt, self._drawn(slab), top)
-        if coded is None:
+        result = by_kernel(rows, self._fmt, self._seed_at(slab), top)
+        if result is None:
             return None
-        packed, qparams = coded
+        packed, qparams = result
         if rows is not x:
             packed, outer = packed[None], qparams.outer
             assert outer is not None
@@ -290,10 +290,10 @@ class TensorQuantizer:
         return slab.matrix * -(-self._cuts.count // size) + slab.start // size
 
     def _codes(self, x: Tensor, slab: Slab, qparams: QParams) -> StoredRows:
-        packed = primitives.quantize(x, quantizer(qparams, self._fmt, self._drawn(slab)))
+        packed = primitives.quantize(x, quantizer(qparams, self._fmt, self._seed_at(slab)))
         return self._codes_piece(packed, slab)
 
-    def _drawn(self, slab: Slab) -> Tensor:
+    def _seed_at(self, slab: Slab) -> Tensor:
         """The seed, and the index of a slab's first element."""
         return torch.tensor([self._seed, self._first_row(slab) * self._row_size])
 
@@ -321,6 +321,6 @@ def _in_large_slabs(fmt: Format, shape: tuple[int, ...]) -> bool:
     if WHOLE not in sizes[:-1]:
         return True
     numbers = fmt.element.numbers(fmt.wide)
-    ranged = numbers is not None and numbers.statistic in ("magnitude", "high")
+    by_range = numbers is not None and numbers.statistic in ("magnitude", "high")
     alone = sizes[0] in (1, WHOLE) and all(size == WHOLE for size in sizes[1:])
-    return ranged and alone and fmt.offset is None
+    return by_range and alone and fmt.offset is None

@@ -213,7 +213,7 @@ class TransposedStack:
         self._reader, self._name = reader, name
         self._shape = (shape[0], shape[2], shape[1])
         self._lock = Lock()  # slabs are read by several threads
-        self._held: tuple[int, Tensor | None] = (-1, None)
+        self._last: tuple[int, Tensor | None] = (-1, None)
 
     def read(self, cuts: Cuts, slab: Slab) -> Tensor:
         """A slab, with the rank of `cuts.shape`: rows of one matrix, some matrices, or rows of all
@@ -232,8 +232,8 @@ class TransposedStack:
     def _matrix(self, m: int) -> Tensor:
         """Matrix m as [n, k]."""
         with self._lock:
-            at, matrix = self._held
+            at, matrix = self._last
             if at != m or matrix is None:
                 matrix = self._reader.rows(self._name, m, m + 1, self._shape)[0].mT.contiguous()
-                self._held = (m, matrix)
+                self._last = (m, matrix)
             return matrix

@@ -120,10 +120,10 @@ class Quantizing:
         if values.shape != old.shape or values.dtype != old.dtype or values.is_meta:
             del self._plans[name]  # transformers says so, or initializes it: it stays in float
             return values
-        if plan.joined and plan.joined not in self._tops:
-            self._waiting.setdefault(plan.joined, {})[name] = values
-            if self._names_of(plan.joined) <= self._waiting[plan.joined].keys():
-                self._quantize_waiting(plan.joined)
+        if plan.outer_group and plan.outer_group not in self._tops:
+            self._waiting.setdefault(plan.outer_group, {})[name] = values
+            if self._names_of(plan.outer_group) <= self._waiting[plan.outer_group].keys():
+                self._quantize_waiting(plan.outer_group)
             mark = self._marks.of(name, {"values": values})
         else:
             self._quantize(name, values)
@@ -153,7 +153,7 @@ class Quantizing:
         self._freed_bytes = give_back(self._freed_bytes + values.nbytes)
 
     def _quantized(self, plan: Plan | ParameterPlan) -> tuple[QWeight, list[str]]:
-        top = self._tops.get(plan.joined)
+        top = self._tops.get(plan.outer_group)
         top = None if top is None else top.to(plan.parameter.device)
         if isinstance(plan, ParameterPlan):
             weight, entry = quantized(plan, self._seed, top=top)
@@ -194,8 +194,8 @@ class Quantizing:
                 if isinstance(each, ParameterPlan) and each.name in ours}  # fmt: skip
         places = supplied(plans, weights=weights)
         for plan in plans:
-            if isinstance(plan, Plan) and plan.joined in self._tops:
-                places[plan.name].top = self._tops[plan.joined].to(plan.parameter.device)
+            if isinstance(plan, Plan) and plan.outer_group in self._tops:
+                places[plan.name].top = self._tops[plan.outer_group].to(plan.parameter.device)
         ledger = apply(
             model,
             plans,

@@ -26,7 +26,7 @@ def settings(piece: int = 400) -> None:
     """Many pieces of work and many slabs of small tensors."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cutting.SLAB, shared_run.PIECE, shared_run._TOLD, journal.SECONDS = 150, piece, 100, 0.0
+    cutting.SLAB, shared_run.PIECE, shared_run._REPORT_BYTES, journal.SECONDS = 150, piece, 100, 0.0
     ranks.LEAVING = 1.0
 
 
@@ -106,13 +106,13 @@ def work(rank: int, folder: str) -> None:
     found["seed"] = tried(path, "seed", store, rank, seed=rank)
     found["sources"] = tried(path, "sources", store, rank, model="short" if rank else "model")
     found["refused"] = tried(path, "refused", store, rank, recipe="nvfp4", force=0, model="none")
-    put, take = StreamWriter._put, StoreRanks.take
+    put, take = StreamWriter._write, StoreRanks.take
     if rank:
-        StreamWriter._put = full_disk
+        StreamWriter._write = full_disk
     else:
         StoreRanks.take = waiting_at(1)
     found["full"] = tried(path, "full", store, rank)
-    StreamWriter._put, StoreRanks.take = put, take
+    StreamWriter._write, StoreRanks.take = put, take
     found["full.again"] = tried(path, "full.again", store, rank)
     StoreRanks.take = stopped_at(2) if rank else waiting_at(3)
     with stopped_softly():

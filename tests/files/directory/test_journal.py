@@ -22,11 +22,11 @@ def test_the_journal(tmp_path, monkeypatch):
     with path.open("ab") as file:
         file.write(b'{"shard": "a", "ten')
     again = Journal(path)
-    assert again.done("a") == {"x": ("note",), "y": ()}
+    assert again.finished_tensors("a") == {"x": ("note",), "y": ()}
     again.forget("a")
     again.forget("b")
     again.add("a", "z", (), 10, lambda: None)
-    assert Journal(path).done("a") == {"z": ()}
+    assert Journal(path).finished_tensors("a") == {"z": ()}
     assert path.read_text().count("\n") == 4
 
 
@@ -35,13 +35,13 @@ def test_small_tensors_wait_together_and_large_ones_do_not(tmp_path, monkeypatch
     path, waits = tmp_path / "journal", []
     journal = Journal(path)
     journal.add("a", "x", (), journals.BYTES - 1, lambda: waits.append("x"))
-    assert waits == [] and not path.exists() and journal.done("a") == {}
+    assert waits == [] and not path.exists() and journal.finished_tensors("a") == {}
     journal.add("a", "y", (), 1, lambda: waits.append("y"))
-    assert waits == ["y"] and set(journal.done("a")) == {"x", "y"}
+    assert waits == ["y"] and set(journal.finished_tensors("a")) == {"x", "y"}
     journal.add("a", "z", (), 1, lambda: waits.append("z"))
     journal.commit(lambda: waits.append("end"))
     journal.commit(lambda: waits.append("nothing is left to wait for"))
-    assert waits == ["y", "end"] and set(Journal(path).done("a")) == {"x", "y", "z"}
+    assert waits == ["y", "end"] and set(Journal(path).finished_tensors("a")) == {"x", "y", "z"}
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_damaged_journal_is_set_aside(tmp_path, line):
     path.write_bytes(good + line + b"\n" + good)
     with pytest.warns(UserWarning, match=r"is damaged .* it is kept as journal\.damaged1"):
         journal = Journal(path)
-    assert journal.done("a") == {} and not path.exists()
+    assert journal.finished_tensors("a") == {} and not path.exists()
     assert (tmp_path / "journal.damaged1").read_bytes() == good + line + b"\n" + good
     journal.add("a", "y", (), journals.BYTES, lambda: None)
-    assert Journal(path).done("a") == {"y": ()}
+    assert Journal(path).finished_tensors("a") == {"y": ()}
 
 
 # Digests beside other work: in their order, given up when the run ends early.

@@ -76,17 +76,19 @@ def in_memory(model: nn.Module, recipe: bs.Recipe) -> Iterator[tuple[str, Decide
         layers = plan_layers(model, recipe)
         for each in layers:
             entry = each.entry
-            fmt, joined = (str(each.format), each.joined) if isinstance(each, Plan) else ("", ())
+            fmt, joined = (
+                (str(each.format), each.outer_group) if isinstance(each, Plan) else ("", ())
+            )
             yield f"{each.name}.weight", (entry.status, fmt, tuple(sorted(joined)))
         for other in plan_parameters(model, layers, recipe):
-            joined = other.joined if isinstance(other, ParameterPlan) else ()
+            joined = other.outer_group if isinstance(other, ParameterPlan) else ()
             entry = other.entry if isinstance(other, ParameterPlan) else other
             yield other.name, (entry.status, entry.weight, tuple(sorted(joined)))
 
 
 def in_directory(folder: Path, recipe: bs.Recipe) -> Iterator[tuple[str, Decided]]:
     plan = make_plan(folder, recipe, 0)
-    joined = {tensor.name: tensor.joined for shard in plan.shards for tensor in shard.tensors}
+    joined = {tensor.name: tensor.outer_group for shard in plan.shards for tensor in shard.tensors}
     for entry in plan.ledger:
         layers = [name.removesuffix(".weight") for name in joined[entry.name]]
         yield entry.name, (entry.status, entry.weight, tuple(sorted(layers)))

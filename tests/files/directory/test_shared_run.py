@@ -112,13 +112,13 @@ def test_pieces_hold_each_tensor_once(tmp_path: Path, most: int, monkeypatch) ->
         assert [each.name for piece in pieces for each in piece.tensors] == [
             each.name for each in shard.tensors
         ]
-        assert {name: each for piece in pieces for name, each in piece.placed.items()} == dict(
-            shard.placed
+        assert {name: each for piece in pieces for name, each in piece.layout.items()} == dict(
+            shard.layout
         )
         for piece in pieces:
             nbytes = [each.source.nbytes for each in piece.tensors]
             assert len(nbytes) == 1 or sum(nbytes) <= most
-            shared_with = {name for each in piece.tensors for name in each.joined}
+            shared_with = {name for each in piece.tensors for name in each.outer_group}
             assert piece.where.keys() == shared_with
     done = {each.name: () for each in plan.shards[0].tensors}
     [last] = pieces_of(plan.shards[0], done, joined)
