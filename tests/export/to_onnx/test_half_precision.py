@@ -8,9 +8,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from blockscale.core.parse import parse
+from blockscale.export.to_onnx import pieces_widened, widened
 from blockscale.export.to_onnx.integer import TensorInput
 from blockscale.export.to_onnx.take import Activation, MarkedRows, MarkedStep, MarkedWeight
-from blockscale.export.to_onnx.widen import pieces_widened, widened
 from tests.export.to_onnx.running import session
 from tests.support.onnx_weight import stored
 
