@@ -7,6 +7,9 @@ from torch import nn
 from torch.nn.functional import cosine_similarity
 
 import blockscale as bs
+from blockscale.export.to_executorch import CachedStep
+from blockscale.export.to_onnx.decoder import decoder_of
+from tests.export.to_onnx import decoders
 from tests.support.programs import gpt2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
@@ -180,3 +183,156 @@ def test_a_missing_package(tmp_path, monkeypatch):
         bs.export.executorch(None, tmp_path / "m.pte")
     [target] = [each for each in bs.export.targets() if each.name == "executorch"]
     assert target.unavailable and "blockscale[executorch]" in target.unavailable
+
+
+# Decoders with their cache inside.
+
+
+def step_of(kind, recipe=None, cache=64, tokens=32, **options):
+    """A model, and its call as a file has it, run by torch."""
+    model = decoders.model_of(kind, **options)
+    if recipe is not None:
+        bs.quantize_(model, recipe)
+    return model, CachedStep(decoder_of(model), cache, tokens)
+
+
+def greedy(step, ids, count, most=32):
+    """Greedy tokens after a prompt [1, tokens], which goes in by pieces of `most`."""
+    tokens, place = [], 0
+    while len(tokens) < count:
+        piece, ids = ids[:, :most], ids[:, most:]
+        logits = step(piece, torch.arange(place, place + piece.shape[1]))
+        place += piece.shape[1]
+        if not ids.shape[1]:
+            ids = logits[:, -1:].argmax(-1)
+            tokens.append(int(ids))
+    return tokens
+
+
+def prompt(length=7):
+    return torch.randint(1, 96, (1, length), generator=torch.Generator().manual_seed(1))
+
+
+def expected_tokens(model, count, length=7):
+    ids = prompt(length)
+    result = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None)
+    return result[0, length:].tolist()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["gemma3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("llama", "gpt2"))],
+)
+def test_a_call_writes_into_the_cache_and_reads_it(kind):
+    """Windows of 8 tokens, a prompt in pieces, and a second text in the same cache."""
+    model, step = step_of(kind)
+    expected = expected_tokens(model, 12)
+    assert len(set(expected)) > 4
+    with torch.no_grad():
+        assert greedy(step, prompt(), 12) == expected
+        assert greedy(step, prompt(), 12, most=3) == expected
+        places = step.key_cache_0.abs().amax((0, 1, 3)).nonzero().flatten()
+    assert places.tolist() == list(range(7 + 11))
+    assert not {*step.state_dict()} & {"key_cache_0", "value_cache_0"}
+
+
+def test_what_a_file_says_of_itself():
+    _, step = step_of("llama", cache=64, tokens=32, eos_token_id=[2, 5], bos_token_id=1)
+    assert step.methods() == {
+        "get_max_seq_len": 32, "get_max_context_len": 64, "get_vocab_size": 96,
+        "use_kv_cache": True, "use_sdpa_with_kv_cache": False, "enable_dynamic_shape": True,
+        "get_bos_id": 1, "get_eos_ids": [2, 5],
+    }  # fmt: skip
+    _, step = step_of("llama", cache=64, tokens=1, eos_token_id=None, bos_token_id=None)
+    assert not {"get_bos_id", "get_eos_ids"} & step.methods().keys()
+    assert step.methods()["enable_dynamic_shape"] is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"tokens": 4}, "tokens are those of a decoder's call: pass cache="),
+        ({"cache": 64, "example": X}, "leave example out"),
+        ({"cache": 1}, "got cache=1, tokens=None"),
+        ({"cache": 64.0}, r"got cache=64\.0"),
+        ({"cache": True}, "got cache=True"),
+        ({"cache": 64, "tokens": 65}, "1 to that many a call, got cache=64, tokens=65"),
+        ({"cache": 64, "tokens": 0}, "got cache=64, tokens=0"),
+        ({"cache": 129}, "cache=129: LlamaForCausalLM has positions for 128 tokens"),
+    ],
+)
+def test_caches_that_cannot_be(tmp_path, settings, why):
+    with pytest.raises(ValueError, match=why):
+        exported(decoders.model_of("llama"), tmp_path / "m.pte", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_whose_cache_cannot_be_inside(tmp_path):
+    path = tmp_path / "m.pte"
+    with pytest.raises(ValueError, match="BloomForCausalLM takes no position_ids"):
+        exported(decoders.model_of("bloom"), path, cache=64)
+    with pytest.raises(ValueError, match=r"computes in bfloat16, .* call model\.float\(\) first"):
+        exported(decoders.model_of("llama").bfloat16(), path, cache=64)
+    with pytest.raises(TypeError, match="a cache is of a language model of transformers"):
+        exported(mlp(), path, cache=64)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ValueError, match="rope_type 'dynamic'"):
+        exported(decoders.model_of("llama", rope_parameters=rope), path, cache=64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def runner(path):
+    """A file's call by ExecuTorch's runtime."""
+    pytest.importorskip("executorch", reason="pip install 'blockscale[executorch]'")
+    from executorch.runtime import Runtime
+
+    method = Runtime.get().load_program(path).load_method("forward")
+
+    def call(ids, places):
+        return method.execute([ids.contiguous(), places])[0].clone()
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        ("llama", "int8_channel"),
+        ("qwen2", "int4:group32:fp32"),
+        ("qwen3", "int8_channel"),
+        ("mistral", "int8_channel"),
+        ("gemma3", "int4:group32:fp32"),
+        ("gpt2", "int8_channel"),
+        ("llama", "mxfp4"),
+    ],
+)
+def test_decoders_choose_the_tokens_of_generate(tmp_path, kind, weights):
+    model = decoders.model_of(kind)
+    bs.quantize_(model, weights)
+    path = exported(model, tmp_path / "m.pte", cache=64, tokens=32)
+    call, expected = runner(path), expected_tokens(model, 48)
+    assert greedy(call, prompt(), 48) == expected
+    assert greedy(call, prompt(), 48, most=1) == expected
+    with pytest.raises(RuntimeError, match="execute"):  # "Index 64 is out of bounds", in its log
+        call(prompt(1), torch.tensor([64]))
+    found = bs.export.audit(path)
+    stored = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+    assert sum(entry.bytes_after for entry in found) <= 1.1 * stored
+    assert not [each for each in found if "float32 in the file" in each.reason]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8_channel", "int4:group32:bf16"])
+def test_decoders_in_integers(tmp_path, weights):
+    """XNNPACK chooses the scales of tokens by a rule of its own, so that logits differ."""
+    model = decoders.model_of("llama")
+    bs.quantize_(model, bs.Recipe(weights, "int8_token"))
+    path = exported(model, tmp_path / "m.pte", cache=64, tokens=32)
+    ids = prompt(40)
+    with torch.no_grad():
+        expected = model(ids).logits
+    call = runner(path)
+    pieces = [call(ids[:, :32], torch.arange(32)), call(ids[:, 32:], torch.arange(32, 40))]
+    assert cosine_similarity(torch.cat(pieces, 1), expected, -1).min() > 0.995
+    assert any("in integers" in entry.details for entry in bs.export.audit(path).quantized)

@@ -6,7 +6,7 @@ exact products by them, never from a logarithm.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,8 +36,11 @@ class LeftError(ValueError):
     """XNNPACK did not take all nodes that it alone can run."""
 
 
-def lowered(graph: fx.GraphModule) -> bytes:
-    """The file's bytes. Raises LeftError that names ops without kernels; executorch's own."""
+def lowered(graph: fx.GraphModule, methods: Mapping[str, Any]) -> bytes:
+    """The file's bytes. Raises LeftError that names ops without kernels; executorch's own.
+
+    methods: values that the file gives by methods of these names
+    """
     with _quiet():
         from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -53,6 +56,7 @@ def lowered(graph: fx.GraphModule) -> bytes:
             program,
             partitioner=[XnnpackPartitioner(configs=configs)],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            constant_methods=dict(methods),
         )
         _check(edge.exported_program())
         return bytes(edge.to_executorch().buffer)

@@ -73,18 +73,18 @@ def decoder_of(model: Any) -> Decoder:
     ValueError for one whose past is no keys and values of each token."""
     if isinstance(model, fx.GraphModule | ExportedProgram) or not hasattr(model, "config"):
         raise TypeError(
-            f"cache=True takes a language model of transformers (AutoModelForCausalLM), float or "
+            f"a cache is of a language model of transformers (AutoModelForCausalLM), float or "
             f"quantized by bs.quantize_ or bs.calibrate, found {kind_of(model)}"
         )
     check_model(model)
     name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
-            f"{name} has an encoder, whose states are a second past: cache=True takes models that "
-            f"only decode"
+            f"{name} has an encoder, whose states are a second past: files with a cache hold "
+            f"models that only decode"
         )
     if missing := [each for each in ("past_key_values", _MASK) if each not in parameters]:
-        raise ValueError(f"{name} takes no {missing[0]}: leave cache=True out")
+        raise ValueError(f"{name} takes no {missing[0]}: leave cache out")
     _refuse_rotation(name, model.config.get_text_config(decoder=True))
     return Decoder(model, _shapes(name, model), "position_ids" in parameters)
 
@@ -99,7 +99,7 @@ def _refuse_rotation(name: str, config: Any) -> None:
         raise ValueError(
             f"{name} rotates keys by rope_type {growing[0]!r}, which changes once a text is long, "
             f"so that cached keys no longer fit: set rope_type to 'default', 'linear', 'yarn' or "
-            f"'llama3', or leave cache=True out"
+            f"'llama3', or leave cache out"
         )
 
 
@@ -111,8 +111,8 @@ def _shapes(name: str, model: Any) -> tuple[Any, ...]:
     if layers is None or "logits" not in outputs:
         missing = "no logits" if layers is not None else "no cache of keys and values"
         raise ValueError(
-            f"{name} gives {missing}: cache=True takes models of AutoModelForCausalLM whose past "
-            f"is keys and values"
+            f"{name} gives {missing}: files with a cache hold models of AutoModelForCausalLM whose "
+            f"past is keys and values"
         )
     shapes = []
     for i, layer in enumerate(layers):
@@ -250,7 +250,7 @@ def genai_config(decoder: Decoder, file: str) -> dict[str, Any]:
     length = getattr(config, "max_position_embeddings", None) or _LENGTH
     section: dict[str, Any] = {
         "type": "decoder", "vocab_size": config.vocab_size,
-        "context_length": length, **_ends(decoder.model),
+        "context_length": length, **end_tokens(decoder.model),
     }  # fmt: skip
     section["decoder"] = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": [], **_EXACT},
@@ -263,7 +263,7 @@ def genai_config(decoder: Decoder, file: str) -> dict[str, Any]:
     return {"model": section, "search": search}
 
 
-def _ends(model: Any) -> dict[str, Any]:
+def end_tokens(model: Any) -> dict[str, Any]:
     """The tokens that begin, end and fill a text; what fills it is masked, and any will do."""
     own, config = getattr(model, "generation_config", None), model.config
     tokens: dict[str, Any] = {}
