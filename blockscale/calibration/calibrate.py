@@ -143,7 +143,7 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(recipe, observer, weight, transform, bias, source)
     algorithm = methods.algorithm if sequential else None
-    corrects = _corrects(recipe, bias) and correctable(batches, source, group, algorithm)
+    corrects = asks_correction(recipe, bias) and correctable(batches, source, group, algorithm)
     methods.check_profiles(recipe)
     data = dealt(model, data, recipe, methods, group)
     with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
@@ -210,7 +210,7 @@ def _methods(
     return recipe, methods
 
 
-def _corrects(recipe: Recipe, bias: str | None) -> bool:
+def asks_correction(recipe: Recipe, bias: str | None) -> bool:
     """Whether biases are to be corrected: what was asked for, else what the recipe says.
 
     Raises ValueError for another word.

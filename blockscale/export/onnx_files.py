@@ -6,23 +6,28 @@ by DequantizeLinear where ONNX has it, and by standard operators where it has no
 """
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockscale.calibration.bias import KEEP, correctable
+from blockscale.calibration.calibrate import asks_correction
+from blockscale.calibration.learn import AUTO, DEFAULT, Data, Methods, read_methods
 from blockscale.core.ledger import Ledger, SkippedError
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown
 from blockscale.export.to_onnx import write
-from blockscale.export.to_onnx.float_model import STANDARD, FloatModel
-from blockscale.export.to_onnx.rewriting import Feed, InputRanges, Rewriting, input_of
+from blockscale.export.to_onnx.float_layers import FileCalibration, as_tensor
+from blockscale.export.to_onnx.float_model import STANDARD, FloatModel, inputs_of
+from blockscale.export.to_onnx.rewriting import Rewriting, input_of
 from blockscale.export.to_onnx.scope import LOWEST
 from blockscale.files.metadata import FileError
 from blockscale.files.whole import check_new, check_place
 
+Feed = Mapping[str, np.ndarray[Any, Any]]
 Feeds = str | Path | Iterable[Feed]
 
 
@@ -32,7 +37,11 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     recipe: Any,
     *,
     calibrate: Feeds | None = None,
-    observer: str = "mse",
+    observer: Any = None,
+    weight: Any = None,
+    bias: str | None = None,
+    sequential: bool = True,
+    budget: float = 2e9,
     strict: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -43,10 +52,13 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     out: the file to write; above 2 GB its tensors lie in `<out>.data`
     recipe: a preset, a format, a Recipe, as in bs.quantize_; layers are called as their tensors
         without `.weight`, or by the path in their node's name where tensors have no names
-    calibrate: for inputs of static scales: an .npz file, an array for each of the model's inputs
+    calibrate: what data chooses from: an .npz file, an array for each of the model's inputs
         (one call, or calls one after another in a dimension more); or calls, {input: array} each.
-        Without it such scales are chosen as the model runs.
-    observer: how static scales are chosen, as in bs.calibrate
+        Without it static scales are chosen as the model runs, and weights are rounded.
+    observer, weight, bias: how static scales, codes of weights and biases are chosen, as in
+        bs.calibrate, in place of what the recipe says; of weight those that look at one layer
+    sequential, budget: as in bs.calibrate: each layer sees what the quantized layers before it
+        leave, at a run of the calls for each input of layers; bytes of statistics at one time
     strict: raise SkippedError where a layer that the recipe covers cannot be quantized
     overwrite, dry_run: replace a file that is there; write nothing
 
@@ -54,24 +66,31 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     recurrent layers and what graphs inside of nodes read stay in float, and the ledger says so.
     The file appears whole or not at all. Raises before anything is written: ModuleNotFoundError
     with the extra to install, FileExistsError, FileError for what is no ONNX file, and ValueError
-    for a recipe that no file can hold, a model in which nothing can be quantized, and calls that do
-    not fit.
+    for a recipe that no file can hold, a model in which nothing can be quantized, calls that do
+    not fit, and a method that needs calls without any.
     """
     place = check_place(out, "quantized.onnx")
     if not dry_run:
         check_new(place, overwrite)
-    choice, notes = _check_recipe(Recipe.read(recipe)).uncalibrated()
+    choice = _check_recipe(Recipe.read(recipe))
+    methods = _methods(choice, calibrate is not None, observer, weight, bias)
     proto = _read(Path(model))
     result = FloatModel.of(proto)
-    rewriting = Rewriting(result, choice, _observe(result, choice, calibrate, observer))
-    ledger = replace(rewriting.run(str(model)), notes=notes)
-    if strict and (ledger.skipped or notes):
-        first = notes[0] if notes else f"{ledger.skipped[0].name}: {ledger.skipped[0].reason}"
+    data = Data((), strict, sequential=sequential, budget=budget)
+    calibration = (
+        None if calibrate is None else _calibration(result, choice, methods, calibrate, data)
+    )
+    rewriting = Rewriting(result, choice, calibration, methods.corrects)
+    ledger = rewriting.run(str(model))
+    ledger = replace(ledger, notes=(*methods.notes, *ledger.notes))
+    if strict and (ledger.skipped or methods.notes):
+        first = [*methods.notes, *(f"{each.name}: {each.reason}" for each in ledger.skipped)][0]
         raise SkippedError(f"strict: {first}; nothing was written")
     if not dry_run:
         if write.is_large(proto):
             check_new(write.beside(place), overwrite)
         write.save(proto, place)
+    ledger.warn()
     return ledger
 
 
@@ -124,28 +143,102 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _observe(
-    model: FloatModel, recipe: Recipe, calibrate: Feeds | None, observer: str
-) -> InputRanges | None:
-    """The ranges of inputs in the calls; None without calls. Raises ValueError where no input is to
-    be observed."""
-    if calibrate is None:
-        return None
-    ranges = InputRanges(model.proto)
-    for site in model.sites():
-        fmt = input_of(recipe, site)
-        if fmt is not None and fmt.block.static:
-            ranges.observe(site.data, fmt, observer)
-    if not ranges.names:
+# How weights, scales and biases are chosen.
+
+
+class FileMethods(NamedTuple):
+    """methods: those of `bs.calibrate`; corrects: whether biases make up for mean errors
+    notes: what the recipe asks for and is not done"""
+
+    methods: Methods
+    corrects: bool = False
+    notes: tuple[str, ...] = ()
+
+
+_ROUNDED = (
+    "there are no calls, so weights are rounded plainly and scales are chosen as the model runs: "
+    "pass calls by calibrate= (`--calibrate FILE.npz`)"
+)
+
+
+def _methods(recipe: Recipe, has_calls: bool, observer: Any, weight: Any, bias: Any) -> FileMethods:
+    """What arguments ask for, else the recipe. Raises ValueError for what cannot be done."""
+    if not has_calls:
+        for name, method in (("weight", weight), ("bias", bias)):
+            if method is not None and method not in ("absmax", KEEP):
+                raise ValueError(
+                    f"{name} {getattr(method, 'name', method)!r} is chosen from calls of the "
+                    "model, and there are none: pass them by calibrate= (`--calibrate FILE.npz`, "
+                    "an array for each input)"
+                )
+        return FileMethods(Methods(None, None, DEFAULT), False, recipe.uncalibrated(_ROUNDED)[1])
+    whole, methods = read_methods(recipe, observer, weight, None, bias)
+    algorithm, transform = methods.algorithm, methods.transform
+    if callable(getattr(algorithm, "quantize_block", None)):
         raise ValueError(
-            "the recipe gives no layer of the model an input of a static scale, so there is "
-            "nothing to calibrate: leave the calls out, or name a format for inputs, such as "
-            "'uint8:tensor:fp32:asym'"
+            f"weight {getattr(algorithm, 'name', algorithm)!r} learns from whole blocks of a torch "
+            "model, and an ONNX file's layers are looked at one by one: use 'gptq', 'search', "
+            "'mse' or 'hqq'"
+        )
+    if getattr(algorithm, "needs_drift", False):
+        raise ValueError(
+            f"weight {getattr(algorithm, 'name', algorithm)!r} with asymmetric runs the float "
+            "model beside the quantized one, which is not done for ONNX files: leave it out"
+        )
+    notes = ()
+    if transform is not None:
+        who = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
+        who = f"weight {AUTO!r}" if recipe.calibration is None else who
+        notes = (
+            f"{who} asks for the transform {transform.name}, which is not done in ONNX files: "
+            "weights are chosen for inputs as they are",
+        )
+    return FileMethods(methods._replace(transform=None), asks_correction(whole, bias), notes)
+
+
+def _calibration(
+    model: FloatModel, recipe: Recipe, how: FileMethods, calibrate: Feeds, data: Data
+) -> FileCalibration:
+    """What is chosen from calls. Raises ValueError where nothing is to be chosen."""
+    if data.sequential not in (True, False):
+        raise ValueError(f"unknown sequential {data.sequential!r}; choose from True, False")
+    inputs = (input_of(recipe, site) for site in model.sites())
+    static = any(fmt is not None and fmt.block.static for fmt in inputs)
+    if not static and how.methods.algorithm is None and not how.corrects and not how.notes:
+        raise ValueError(
+            "the recipe gives no layer of the model an input of a static scale, and weights are "
+            "rounded, so there is nothing to calibrate: leave the calls out, name a weight "
+            "algorithm, such as 'gptq', or a format for inputs, such as 'uint8:tensor:fp32:asym'"
         )
     if isinstance(calibrate, str | Path):
         calibrate = feeds_of(calibrate, inputs_of(model.proto.graph))
-    ranges.run(calibrate)
-    return ranges
+    calls = Calls.of(calibrate)
+    if how.corrects:
+        correctable(calls, None, None, how.methods.algorithm)
+    return FileCalibration(model, recipe, how.methods, data._replace(batches=calls))
+
+
+class Calls:
+    """Calls {input: array} as batches for torch, one after another, as often as they are wanted.
+
+    Raises ValueError for none.
+    """
+
+    def __init__(self, feeds: Iterable[Feed]):
+        self._feeds = feeds
+
+    @classmethod
+    def of(cls, feeds: Iterable[Feed]) -> "Calls | Iterator[dict[str, Any]]":
+        """The calls; an iterator of what can be read only once."""
+        return iter(cls(feeds)) if isinstance(feeds, Iterator) else cls(feeds)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        count = 0
+        for feed in self._feeds:
+            count += 1
+            yield {name: as_tensor(np.asarray(each)) for name, each in feed.items()}
+        if not count:
+            raise ValueError("the calibration has no calls: give at least one")
 
 
 def feeds_of(path: str | Path, inputs: Mapping[str, int | None]) -> list[Feed]:
@@ -189,15 +282,3 @@ def _calls(path: Path, name: str, array: Any, rank: int | None) -> list[Any]:
         f"{path}: {name} has {array.ndim} dimensions, expected {rank} for one call or {rank + 1} "
         f"for several"
     )
-
-
-def inputs_of(graph: Any) -> dict[str, int | None]:
-    """{name: rank} of what a graph (GraphProto) is called with; None where it says none."""
-    stored = {each.name for each in graph.initializer}
-    free = [each for each in graph.input if each.name not in stored]
-    return {
-        each.name: len(each.type.tensor_type.shape.dim)
-        if each.type.tensor_type.HasField("shape")
-        else None
-        for each in free
-    }

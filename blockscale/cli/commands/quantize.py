@@ -104,9 +104,8 @@ def quantize(  # noqa: PLR0913 - one argument an option
     whole = _recipe(recipe, skip or [])
     began = time.monotonic()
     if model.suffix == ".onnx":
-        run = FileOptions(calibrate=calibrate, strict=strict, overwrite=force > 0, dry_run=dry_run)
-        _check_for_file(weight)
-        _show_done(_of_file(model, out, whole, run), out, as_json, quiet, began, dry_run)
+        run = FileOptions(calibrate=calibrate, weight=weight, strict=strict, dry_run=dry_run)
+        _show_done(_of_file(model, out, whole, run, force), out, as_json, quiet, began, dry_run)
         return
     if calibrate is not None:
         if dry_run:
@@ -137,21 +136,15 @@ class FileOptions(TypedDict):
     """Of an ONNX file's run, as quantize_onnx takes them."""
 
     calibrate: Path | None
+    weight: str | None
     strict: bool
-    overwrite: bool
     dry_run: bool
 
 
-def _check_for_file(weight: str | None) -> None:
-    """Raise ValueError for an option that is of directories alone."""
-    if weight is not None:
-        raise ValueError("--weight is for directories: weights of an .onnx file are rounded")
-
-
-def _of_file(model: Path, out: Path, recipe: Recipe, options: FileOptions) -> Ledger:
+def _of_file(model: Path, out: Path, recipe: Recipe, options: FileOptions, force: int) -> Ledger:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown
-        return quantize_onnx(model, out, recipe, **options)
+        return quantize_onnx(model, out, recipe, **options, overwrite=force > 0)
 
 
 def _show_done(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from blockscale.export.to_onnx.weight import Move
 
 OPS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather")
 FLOATS = {1: torch.float32, 10: torch.float16, 16: torch.bfloat16}  # TensorProto.DataType
+TYPES = {dtype: kind for kind, dtype in FLOATS.items()}
 STANDARD = ("", "ai.onnx")
 _NO_NAME = re.compile(r"(onnx::\w+|val_\d+|Constant\w*|[\w:.]*_?\d+|\d+)")
 PASSED = ("Identity", "Transpose")
@@ -54,6 +55,18 @@ class Site:
     def name(self) -> str:
         """What codes and scales are called after, as in files of ours: `encoder.fc.weight`."""
         return self.tensor if self.layer == self.tensor else f"{self.layer}.weight"
+
+
+class BiasPlace(NamedTuple):
+    """Where a bias is added: by the node that gives `output`, as its input `at`, a stored tensor's
+    name; "" where there is none yet."""
+
+    output: str
+    at: int
+    tensor: str
+
+
+_ODD = "bias not corrected: it is no stored vector that is added as it is"
 
 
 @dataclass
@@ -103,6 +116,41 @@ class FloatModel:
             result += list(islice(filter(None, each), 1))
         return _named_apart(result)
 
+    def bias_of(self, site: Site) -> "BiasPlace | str":
+        """Where what a site's node gives gets its bias, also where it has none yet; or why nothing
+        can be added there."""
+        node, shape = site.node, self.shape(site.tensor)
+        rows = stored_shape(shape, site.layout)[0]
+        convolution = of_convolution(site.layout)
+        if site.kind == "MatMul":
+            place = self._added_behind(node) if site.at == 1 and len(shape) == 2 else None
+        else:
+            name = node.input[2] if len(node.input) > 2 else ""
+            place = BiasPlace(node.output[0], 2, name) if name or convolution else None
+        if place is None or site.kind == "Gather":
+            return "no bias to correct"
+        factors = {attributes(node).get(each, 1.0) for each in ("alpha", "beta")} - {1.0}
+        return (
+            _ODD if factors or (place.tensor and not self._is_vector(place.tensor, rows)) else place
+        )
+
+    def _added_behind(self, node: Any) -> "BiasPlace | None":
+        """The Add of a stored tensor that is all that reads what a node gives."""
+        [y], graph = node.output, self.proto.graph
+        readers = [each for each in graph.node if y in (*each.input, *read_inside([each]))]
+        if [each.op_type for each in readers] != ["Add"] or y in [o.name for o in graph.output]:
+            return None
+        [add] = readers
+        at = 1 if add.input[0] == y else 0
+        stored = add.input[at] in self.tensors
+        return BiasPlace(add.output[0], at, add.input[at]) if stored else None
+
+    def _is_vector(self, name: str, size: int) -> bool:
+        """Whether a stored tensor holds so many floats, along its last dimension alone."""
+        tensor = self.tensors.get(name)
+        floats = tensor is not None and tensor.data_type in FLOATS
+        return floats and list(tensor.dims[-1:]) == [size] and prod(tensor.dims) == size
+
     def _stored(self, name: str, makers: Mapping[str, Any]) -> tuple[str, bool] | None:
         """The stored tensor of floats behind a name, and whether it is transposed on its way."""
         transposed = False
@@ -131,6 +179,18 @@ class FloatModel:
             moves = (*moves, ("permute", (1, 0)))
         data = node.input[1 if at == 0 else 0]
         return Site(number, node, at, data, tensor, _layer(tensor, node), layout, moves)
+
+
+def inputs_of(graph: Any) -> dict[str, int | None]:
+    """{name: rank} of what a graph (GraphProto) is called with; None where it says none."""
+    stored = {each.name for each in graph.initializer}
+    free = [each for each in graph.input if each.name not in stored]
+    return {
+        each.name: len(each.type.tensor_type.shape.dim)
+        if each.type.tensor_type.HasField("shape")
+        else None
+        for each in free
+    }
 
 
 def _named_apart(sites: Iterable[Site]) -> list[Site]:
@@ -194,6 +254,11 @@ def _layer(tensor: str, node: Any) -> str:
         path = [part for part in node.name.split("/") if part]
         return ".".join(path[:-1]) or path[-1]
     return tensor.removesuffix(".weight")
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """Numbers as a stored tensor has them."""
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _as_raw(tensor: Any) -> None:

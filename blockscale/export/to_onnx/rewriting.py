@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A float ONNX model rewritten: codes for weights, round trips for what is multiplied by them."""
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
-from blockscale.calibration import observers
 from blockscale.core.format import Format
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.operand import Operand
@@ -21,104 +16,25 @@ from blockscale.core.pack import to_stored
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
 from blockscale.export.to_onnx import activation, weight, write
+from blockscale.export.to_onnx.float_layers import Correction, FileCalibration, session_of
 from blockscale.export.to_onnx.float_model import (
     FLOATS,
     PASSED,
     STANDARD,
+    TYPES,
     FloatModel,
     Site,
     attributes,
+    bytes_of,
     read_inside,
 )
 from blockscale.export.to_onnx.scope import File, Scope, Sizes
 from blockscale.ops.quantize import quantize
 
-if TYPE_CHECKING:
-    from blockscale.calibration.observer import Observer
-
-Feed = Mapping[str, np.ndarray[Any, Any]]
-
-_FLOATS = (np.float32, np.float16)
 _NAMES = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
 _ITS_OWN = {*STANDARD, "com.microsoft", "ai.onnx.ml"}  # domains whose ops onnxruntime has
 _INSIDE = "a graph inside of a node reads it"
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-
-
-# What nodes are given: onnxruntime runs the float model, our observers see the values.
-
-
-class InputRanges:
-    """What values are in a model's calls: their ranges, by observers of formats.
-
-    proto: the model (ModelProto)
-    """
-
-    def __init__(self, proto: Any):
-        self._proto = proto
-        self._observers: dict[tuple[str, str], Observer] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The values that are looked at."""
-        return list(dict.fromkeys(name for name, _ in self._observers))
-
-    def observe(self, name: str, fmt: Format, observer: str) -> None:
-        """Let a value be seen under a format. Raises ValueError as observers do."""
-        if (name, str(fmt)) not in self._observers:
-            self._observers[name, str(fmt)] = observers.make(observer, fmt)
-
-    def qparams(self, name: str, fmt: Format) -> QParams:
-        """The scale that was chosen. Raises ValueError where no finite number was seen."""
-        return self._observers[name, str(fmt)].qparams()
-
-    def run(self, feeds: Iterable[Feed]) -> None:
-        """Run the calls. Raises ValueError for one that the model refuses, and without any."""
-        count = 0
-        with session_of(self._proto, self.names) as session:
-            inputs = {each.name for each in session.get_inputs()}
-            names = [name for name in self.names if name not in inputs]
-            for count, feed in enumerate(feeds, 1):
-                try:
-                    values = session.run(names, dict(feed)) if names else []
-                except Exception as error:  # onnxruntime's errors have no common base
-                    raise ValueError(
-                        f"call {count} of the calibration: onnxruntime cannot run the model on it: "
-                        f"{str(error).splitlines()[0]}"
-                    ) from error
-                self._see(dict(feed) | dict(zip(names, values, strict=True)))
-        if not count:
-            raise ValueError("the calibration has no calls: give at least one")
-
-    def _see(self, values: Mapping[str, Any]) -> None:
-        for (name, _), observer in self._observers.items():
-            value = np.ascontiguousarray(values[name])
-            if value.dtype in _FLOATS:
-                observer.observe(torch.from_numpy(value))
-
-
-@contextmanager
-def session_of(proto: Any, names: Iterable[str]) -> Iterator[Any]:
-    """An onnxruntime session of a model that also gives these values."""
-    import onnx
-    import onnxruntime  # type: ignore[import-untyped]
-
-    wider = onnx.ModelProto()
-    wider.CopyFrom(proto)
-    ends = {each.name for each in (*proto.graph.output, *proto.graph.input)}
-    for name in names:
-        if name not in ends:
-            wider.graph.output.add().name = name
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as folder:  # a message of more than 2 GB cannot be given
-        path = Path(folder) / "model.onnx"
-        write.save(wider, path)
-        providers = ["CPUExecutionProvider"]
-        yield onnxruntime.InferenceSession(str(path), options, providers=providers)
-
-
-# The rewriting itself.
 
 
 def input_of(recipe: Recipe, site: Site) -> Format | None:
@@ -131,16 +47,21 @@ def input_of(recipe: Recipe, site: Site) -> Format | None:
 class Rewriting:
     """Rewrites a model by a recipe.
 
-    ranges: what inputs are; None: scales are chosen as the model runs
+    calibration: what was chosen from data; None: weights are rounded, and scales are chosen as the
+        model runs
+    corrects: whether biases are to make up for what quantizing does to mean outputs
     """
 
     model: FloatModel
     recipe: Recipe
-    ranges: InputRanges | None
+    calibration: FileCalibration | None = None
+    corrects: bool = False
     _file: File = field(init=False)
     _entries: dict[str, Entry] = field(default_factory=dict)  # by stored tensor
     _weights: dict[tuple[str, str], Operand] = field(default_factory=dict)
     _values: dict[Any, str] = field(default_factory=dict)  # what was written already
+    _biases: list[Entry] = field(default_factory=list)  # those that are new
+    _written: dict[str, Site] = field(default_factory=dict)  # the first site of a stored tensor
 
     def __post_init__(self) -> None:
         self._opset = _opset(self.model.proto)
@@ -170,6 +91,9 @@ class Rewriting:
         self._assemble(nodes)
         if self._file.needs.opset > self._opset:
             self._check_runs(path)
+        if self.calibration is not None and self.corrects:
+            for correction in self.calibration.correct_biases(to_write.values()):
+                self._put_bias(correction)
         return self._ledger(sites.values())
 
     def _decide(self, site: Site) -> str:
@@ -201,6 +125,9 @@ class Rewriting:
         """Why a layer cannot have this scheme, or ""."""
         assert scheme.weight is not None
         key = site.tensor, site.layout
+        codes = None if self.calibration is None else self.calibration.weight(site)
+        if codes is not None:
+            self._weights.setdefault(key, codes)
         if key not in self._weights:
             values = self.model.values(site.tensor)
             try:
@@ -214,7 +141,7 @@ class Rewriting:
     def _input_refused(self, site: Site, fmt: Format) -> str | None:
         if fmt.gives_outer:
             return f"the outer scale of its input, {fmt}, is given, which no file is calibrated for"
-        if self.ranges is None and fmt.unchosen:
+        if self.calibration is None and fmt.unchosen:
             return f"its input in {fmt}: {fmt.unchosen}: calibrate"
         if fmt.block.name != "tensor" and (site.at == 0 or _turns_data(site)):
             return f"blocks of its input, {fmt}, run along what it does not add up: use 'tensor'"
@@ -232,8 +159,9 @@ class Rewriting:
 
     def _qparams(self, site: Site, fmt: Format) -> QParams | None:
         """The static scale of an input; None for one that is chosen as the model runs."""
-        static = self.ranges is not None and fmt.block.static
-        return self.ranges.qparams(site.data, fmt) if static and self.ranges is not None else None
+        if self.calibration is None or not fmt.block.static:
+            return None
+        return self.calibration.qparams(site)
 
     def _sizes(self, site: Site, fmt: Format) -> Sizes | None:
         """The sizes of an input as its blocks see it, free but for the last; None: not known."""
@@ -263,11 +191,10 @@ class Rewriting:
     def _quantized(self, site: Site, scheme: Scheme, entry: Entry) -> Entry:
         tensor, stored = self.model.tensors[site.tensor], self._weights[site.tensor, site.layout]
         fmt = input_of(self.recipe, site)
-        static = fmt is not None and self.ranges is not None and fmt.block.static
+        self._written.setdefault(site.tensor, site)
         return replace(
             entry, weight=str(scheme.weight), input="" if fmt is None else str(fmt),
             bytes_before=len(tensor.raw_data), bytes_after=_nbytes(stored),
-            details="static input" if static else "",
         )  # fmt: skip
 
     def _transposed_tables(self, sites: Iterable[Site]) -> set[str]:
@@ -342,21 +269,45 @@ class Rewriting:
         if not {each.domain for each in proto.opset_import} <= _ITS_OWN:
             return  # ops that are somebody's own, with or without codes
         try:
-            with session_of(proto, ()):
-                pass
+            session_of(proto)
         except Exception as error:  # onnxruntime's errors have no common base
             raise ValueError(
                 f"{path}: {needs.because}, which needs opset {needs.opset}, and there onnxruntime "
                 f"cannot run the model: {str(error).splitlines()[0]}; choose a format of integers"
             ) from error
 
+    def _put_bias(self, correction: Correction) -> None:
+        """Write a bias in the place of a node's own, or as its first."""
+        graph, (output, at, own) = self.model.proto.graph, correction.place
+        [node] = [each for each in graph.node if output in each.output]
+        raw = bytes_of(correction.values.detach())
+        if own and list(_read_by(graph)).count(own) == 1:
+            [stored] = [each for each in graph.initializer if each.name == own]
+            stored.raw_data = raw
+            return
+        name, kind = self._file.name(correction.name), TYPES[correction.values.dtype]
+        dims = self.model.shape(own) if own else tuple(correction.values.shape)
+        graph.initializer.add(name=name, data_type=kind, dims=dims, raw_data=raw)
+        if own:
+            node.input[at] = name
+        else:
+            node.input.extend([""] * (at - len(node.input)) + [name])
+        entry = self._float_entry(name, graph.initializer[-1])
+        self._biases.append(replace(entry, bytes_before=0))
+
     def _ledger(self, sites: Iterable[Site]) -> Ledger:
+        how, notes = ({}, ()) if self.calibration is None else self.calibration.entries()
+        for tensor, site in self._written.items():
+            if (own := how.get(site.number)) is not None:
+                entry = self._entries[tensor]
+                self._entries[tensor] = replace(entry, details=own.details, notes=own.notes)
         entries = [
             self._entries.get(name) or self._float_entry(name, tensor)
             for name, tensor in self.model.tensors.items()
             if tensor.data_type in FLOATS and prod(tensor.dims) > 1
         ]
-        return Ledger(entries, self.recipe.unmatched({site.layer for site in sites}))
+        patterns = self.recipe.unmatched({site.layer for site in sites})
+        return Ledger([*entries, *self._biases], patterns, notes=notes)
 
     def _float_entry(self, name: str, tensor: Any) -> Entry:
         size = len(tensor.raw_data)
@@ -379,6 +330,13 @@ def _turns_data(site: Site) -> bool:
 def _nbytes(stored: Operand) -> int:
     parts = (stored.codes, *stored.qparams)
     return sum(part.nbytes for part in parts if part is not None)
+
+
+def _read_by(graph: Any) -> Iterator[str]:
+    """Every name that something reads, as often as it does."""
+    for node in graph.node:
+        yield from (*node.input, *read_inside([node]))
+    yield from (each.name for each in graph.output)
 
 
 def _names(graph: Any) -> Iterator[str]:

@@ -219,7 +219,15 @@ def test_a_file_of_onnx(tmp_path):
     result = run(source, out, "-r", recipe, "--calibrate", tmp_path / "calls.npz", "--json")
     assert result.exit_code == 0, result.output
     entries = {entry["name"]: entry for entry in json.loads(result.stdout)["entries"]}
-    assert entries["conv"]["details"] == "static input"
+    assert entries["conv"]["details"] == "static input by mse"
     assert "exists: remove it" in fails(source, out, "-r", "mxfp4")
     assert run(source, out, "-r", "mxfp4", "--force", "--quiet").stdout == ""
-    assert "--weight is for directories" in fails(source, out, "-r", "mxfp4", "--weight", "gptq")
+    search = ("-r", "int4:group8:fp32", "--weight", "search", "--calibrate", tmp_path / "calls.npz")
+    result = run(source, out, *search, "--force", "--json")
+    assert result.exit_code == 0, result.output
+    entries = {entry["name"]: entry for entry in json.loads(result.stdout)["entries"]}
+    assert entries["block.fc"]["details"] == "weight by search"
+    before = out.read_bytes()
+    message = fails(source, out, "-r", "mxfp4", "--weight", "gptq", "--force")
+    assert "'gptq' is chosen from calls of the model, and there are none" in message
+    assert out.read_bytes() == before

@@ -100,3 +100,25 @@ def test_halves(tmp_path: Path) -> None:
     graph = helper.make_graph([node("MatMul", ["w", "x"], ["y"])], "g", [], [], [tensor])
     read = FloatModel.of(helper.make_model(graph))
     assert torch.equal(read.values("w"), values)
+
+
+def test_where_biases_are(tmp_path: Path) -> None:
+    node, n = helper.make_node, weights(4)
+    nodes = [
+        node("Gemm", ["x", "a", "bias"], ["1"]),
+        node("Gemm", ["1", "a", "bias"], ["2"], beta=2.0),
+        node("Gemm", ["2", "a"], ["3"]),
+        node("MatMul", ["3", "a"], ["4"]),
+        node("Add", ["4", "wide"], ["5"]),
+        node("MatMul", ["5", "a"], ["6"]),
+        node("Add", ["6", "6"], ["7"]),
+        node("MatMul", ["7", "a"], ["8"]),
+        node("Add", ["8", "one"], ["y"]),
+    ]
+    tensors = {"a": weights(4, 4), "bias": n, "wide": n.reshape(1, 4), "one": n.reshape(4, 1)}
+    path = model(tmp_path / "m.onnx", nodes, tensors, {"x": ["n", 4]})
+    found = FloatModel.of(onnx.load(str(path)))
+    odd = "bias not corrected: it is no stored vector that is added as it is"
+    assert [found.bias_of(site) for site in found.sites()] == [
+        ("1", 2, "bias"), odd, "no bias to correct", ("5", 1, "wide"), "no bias to correct", odd,
+    ]  # fmt: skip

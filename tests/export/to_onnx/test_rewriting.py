@@ -4,18 +4,14 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper
 
 import blockscale as bs
 from blockscale.core.ledger import Ledger
-from blockscale.core.parse import parse
-from blockscale.export.onnx_files import inputs_of
 from blockscale.export.to_onnx.float_model import FloatModel
-from blockscale.export.to_onnx.rewriting import InputRanges, Rewriting
+from blockscale.export.to_onnx.rewriting import Rewriting
 from tests.support.onnx_graphs import model, several, weights
 
 node = helper.make_node
@@ -23,7 +19,7 @@ node = helper.make_node
 
 def rewritten(path: Path, recipe: Any, opset: int = 21) -> tuple[Any, Ledger]:
     proto = onnx.version_converter.convert_version(onnx.load(str(path)), opset)
-    ledger = Rewriting(FloatModel.of(proto), bs.Recipe.read(recipe), None).run("model.onnx")
+    ledger = Rewriting(FloatModel.of(proto), bs.Recipe.read(recipe)).run("model.onnx")
     return proto, ledger
 
 
@@ -97,23 +93,3 @@ def test_a_weight_that_a_graph_inside_reads_stays(tmp_path: Path) -> None:
     assert ledger["v"].status == "quantized"
     assert (ledger["u"].status, ledger["u"].reason) == ("kept", ledger["w"].reason)
     assert {"w", "u"} <= {each.name for each in proto.graph.initializer}
-
-
-def test_ranges_of_inputs_and_of_values_inside(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Mul", ["x", "two"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
-    path = model(tmp_path / "m.onnx", nodes, {"two": np.full((1,), 2, np.float32)}, {"x": ["n", 4]})
-    proto = onnx.load(str(path))
-    assert inputs_of(proto.graph) == {"x": 2}
-    fmt = parse("int8:tensor:fp32")
-    seen = InputRanges(proto)
-    for name in ("x", "h", "y"):
-        seen.observe(name, fmt, "min_max")
-    calls = [{"x": weights(3, 4, seed=seed)} for seed in range(3)]
-    seen.run(calls)
-    largest = max(float(np.abs(call["x"]).max()) for call in calls)
-    for name, factor in (("x", 1), ("h", 2), ("y", 2)):
-        expected = torch.tensor([[largest * factor / 127]])
-        torch.testing.assert_close(seen.qparams(name, fmt).scale, expected)
-    assert [each.name for each in proto.graph.output] == ["y"]  # as it was
-    with pytest.raises(ValueError, match="no calls"):
-        seen.run([])
