@@ -16,7 +16,7 @@ import blockscale as bs
 from benchmarks.real_models import efficientnet, minilm, piper, ppocr, whisper
 from benchmarks.real_models.peers import PEERS, STATIC
 from benchmarks.real_models.recipes import INT4, Case
-from blockscale.evaluation.figures import Accumulated, Figure
+from blockscale.evaluation.figures import Figure, FigureSums
 from blockscale.evaluation.tasks import character_errors, word_errors
 from blockscale.export import quantize_onnx
 
@@ -179,7 +179,7 @@ def spoken(voice: piper.Voice, first: int, count: int, together: int = 1) -> Spo
 
 def errors(heard: list[str], said: list[str]) -> Figures:
     """Word errors without case and punctuation."""
-    held = Accumulated()
+    held = FigureSums()
     held.add({"word errors": word_errors([plain(t) for t in heard], [plain(t) for t in said])})
     return held.figures()
 
@@ -268,7 +268,7 @@ class PPOCR:
         calls = [self.reader.call(text) for text in self.others]
         weights = quantized_file(ppocr.path(), case, calls if case is STATIC8 else None)
         seconds = time.monotonic() - began
-        read, held = ppocr.Reader(weights)(self.texts), Accumulated()
+        read, held = ppocr.Reader(weights)(self.texts), FigureSums()
         held.add({
             "character errors": character_errors(read, self.texts),
             "character errors in float": character_errors(self.floats, self.texts),

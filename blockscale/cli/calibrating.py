@@ -70,10 +70,10 @@ def calibrated_directory(
     """
     goal = absolute(out)
     with process_group() as ranks:
-        shown = not quiet and ranks.rank == 0
+        show = not quiet and ranks.rank == 0
         try:
             ranks.by_first(lambda: _prepare(path, goal, force))
-            model, rows, ledger = _calibrated(path, recipe, how, ranks, progress=shown)
+            model, rows, ledger = _calibrated(path, recipe, how, ranks, progress=show)
 
             def write() -> None:
                 with whole_folder(goal, bool(force)) as folder:

@@ -32,19 +32,19 @@ SENTENCES = (
 class Exportable(nn.Module):
     """A model of transformers that takes and gives tensors: its last hidden state, or logits.
 
-    named: whether it gives them in a dict, under that name
+    in_dict: whether it gives them in a dict, under that name
     """
 
-    def __init__(self, model: nn.Module, named: bool = False):
+    def __init__(self, model: nn.Module, in_dict: bool = False):
         super().__init__()
-        self.model, self.named = model, named
+        self.model, self.in_dict = model, in_dict
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Both [batch, tokens] int64 -> [batch, tokens, features]."""
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
         name = "logits" if "logits" in outputs else "last_hidden_state"
         output: Tensor = outputs[name]
-        return {name: output} if self.named else output
+        return {name: output} if self.in_dict else output
 
 
 def read_model(path: Path, dtype: Any = torch.float32) -> tuple[nn.Module, bool]:
@@ -171,17 +171,17 @@ def unpadded(output: Any, batch: Any) -> Tensor:
 
 
 def program(
-    model: nn.Module, example: dict[str, Tensor], batch: int, tokens: int, named: bool = False
+    model: nn.Module, example: dict[str, Tensor], batch: int, tokens: int, in_dict: bool = False
 ) -> ExportedProgram:
     """torch.export's program of a model, for up to `batch` rows of up to `tokens` tokens.
 
-    named: whether it gives a dict, {"logits": tensor} or {"last_hidden_state": tensor}
+    in_dict: whether it gives a dict, {"logits": tensor} or {"last_hidden_state": tensor}
     """
     rows, length = Dim("batch", max=batch), Dim("sequence", max=tokens)
     sizes = {name: {0: rows, 1: length} for name in example}
     with torch.no_grad():
         return torch.export.export(
-            Exportable(model, named).eval(), (), dict(example), dynamic_shapes=sizes
+            Exportable(model, in_dict).eval(), (), dict(example), dynamic_shapes=sizes
         )
 
 

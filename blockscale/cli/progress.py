@@ -49,7 +49,7 @@ class Bar(Progress, Closing):
             console=self._console, transient=True, disable=not self._lively,
         )  # fmt: skip
         self._task: bars.TaskID | None = None
-        self._total = self._finished = self._before = 0
+        self._total = self._count = self._before = 0
         self._began = self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -63,11 +63,11 @@ class Bar(Progress, Closing):
     @property
     def speed(self) -> float:
         """Bytes of source tensors a second, of this run."""
-        return (self._finished - self._before) / max(time.monotonic() - self._began, 1e-9)
+        return (self._count - self._before) / max(time.monotonic() - self._began, 1e-9)
 
     def start(self, total: int | None, done: int = 0) -> None:
         """Show the bar."""
-        self._total, self._finished, self._before = total or 0, done, done
+        self._total, self._count, self._before = total or 0, done, done
         self._began = self._last_line = time.monotonic()
         self._task = self._bar.add_task("", total=total, completed=done)
         if done:
@@ -77,12 +77,12 @@ class Bar(Progress, Closing):
 
     def advance(self, name: str = "", amount: int = 1) -> None:
         """Move it on by `amount` bytes."""
-        self._finished += amount
+        self._count += amount
         if self._lively and self._task is not None:
             self._bar.update(self._task, advance=amount, description=shown(name))
         elif not self._quiet and time.monotonic() - self._last_line >= _SECONDS:
             self._last_line = time.monotonic()
-            share = 100 * self._finished / max(self._total, 1)
+            share = 100 * self._count / max(self._total, 1)
             self.say(f"{share:.0f}% of {size(self._total)}, {size(self.speed)}/s")
 
     def say(self, text: str) -> None:

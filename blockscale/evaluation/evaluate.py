@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from blockscale.calibration.batches import Batches, call, inference, listener
 from blockscale.calibration.comparison import LayerDifferences
 from blockscale.core.work import Progress
-from blockscale.evaluation.figures import Accumulated, Evaluation, Parts, exponential
+from blockscale.evaluation.figures import Evaluation, FigureSums, Parts, exponential
 from blockscale.evaluation.journal import BatchJournal, batch_digest, fingerprint
 from blockscale.evaluation.kinds import KINDS, Measurement, given_of, kind_of, measure
 from blockscale.evaluation.stored import ReferenceFile, StoredReference, beside
@@ -86,7 +86,7 @@ def evaluate(  # noqa: PLR0913 - each is a choice of the caller's
         ends.callback(heard.close)
         first = ends.enter_context(without_wrappers(model))
         second = None if other is None else ends.enter_context(without_wrappers(other))
-        batches, recording = keep.begun(batches, ends)
+        batches, recording = keep.begin(batches, ends)
         run = _Run(first, second, kind, figures, (stored, recording))
         if layers and second is not None:
             run.differences = LayerDifferences(second, first)
@@ -143,7 +143,7 @@ class _Keep:
                 "leave the reference out"
             )
 
-    def begun(
+    def begin(
         self, batches: Iterable[Any], ends: ExitStack
     ) -> tuple[Iterable[Any], ReferenceFile | None]:
         """The batches, all of them if they are counted, and the file, until `ends`."""
@@ -159,16 +159,16 @@ def _batch(run: "_Run", batch: Any, index: int, journal: BatchJournal | None) ->
         digest = ""
     else:
         digest = batch_digest(batch)
-        if (known := journal.at(index, digest)) is not None:
-            return known
+        if (earlier := journal.at(index, digest)) is not None:
+            return earlier
     try:
-        measured = run.measure(batch)
+        measurement = run.measure(batch)
     except Exception as error:
         error.add_note(f"at batch {index}")
         raise
     if journal is not None:
-        journal.add(digest, measured)
-    return measured
+        journal.add(digest, measurement)
+    return measurement
 
 
 class _Run:
@@ -184,7 +184,7 @@ class _Run:
     ):
         self._model, self._reference, self._kind, self._own = model, reference, kind, own
         self._stored, self._recording = files
-        self._sums, self._count = Accumulated(), 0
+        self._sums, self._count = FigureSums(), 0
         self._positions: dict[str, tuple[Tensor, Tensor]] = {}
         self.differences: LayerDifferences | None = None
 
@@ -192,13 +192,13 @@ class _Run:
         """Run both models over a batch."""
         if self._own is not None:
             return Measurement(_own(self._own, self._model, self._reference, batch), {})
-        given = given_of(batch, self._kind or "classes")
+        arguments = given_of(batch, self._kind or "classes")
         if self.differences is not None:
-            theirs, mine = self.differences.run(given)
+            theirs, mine = self.differences.run(arguments)
             self.differences.add_outputs(theirs, mine)
         else:
-            mine = call(self._model, given)
-            theirs = None if self._reference is None else call(self._reference, given)
+            mine = call(self._model, arguments)
+            theirs = None if self._reference is None else call(self._reference, arguments)
         self._kind = self._kind or kind_of(self._model, batch, mine)
         if self._recording is not None:
             self._recording.add(batch, mine, self._kind)
@@ -206,14 +206,14 @@ class _Run:
             theirs = self._stored.of(batch, self._kind)
         return replace(measure(self._kind, batch, mine, theirs), kind=self._kind)
 
-    def add(self, measured: Measurement) -> None:
+    def add(self, measurement: Measurement) -> None:
         """Add up a batch."""
         self._count += 1
-        self._kind = self._kind or measured.kind or None  # of what an earlier run measured, too
-        self._sums.add(measured.parts)
-        for name, pair in measured.positions.items():
-            held = self._positions.get(name, (torch.zeros(0), torch.zeros(0)))
-            mine = tuple(_longer(old, new.cpu()) for old, new in zip(held, pair, strict=True))
+        self._kind = self._kind or measurement.kind or None  # of what an earlier run measured, too
+        self._sums.add(measurement.parts)
+        for name, pair in measurement.positions.items():
+            old_pair = self._positions.get(name, (torch.zeros(0), torch.zeros(0)))
+            mine = tuple(_longer(old, new.cpu()) for old, new in zip(old_pair, pair, strict=True))
             self._positions[name] = (mine[0], mine[1])
 
     def result(self, about: dict[str, Any]) -> Evaluation:
@@ -259,13 +259,13 @@ def _own(own: Figures, model: nn.Module, reference: nn.Module | None, batch: Any
     return parts
 
 
-def _parts(given: Mapping[str, Any]) -> Parts:
-    if not isinstance(given, Mapping) or not given:
+def _parts(figures: Mapping[str, Any]) -> Parts:
+    if not isinstance(figures, Mapping) or not figures:
         raise TypeError(
-            f"figures= is a function that gives {{name: values}}, it gave {type(given).__name__}"
+            f"figures= is a function that gives {{name: values}}, it gave {type(figures).__name__}"
         )
     parts = {}
-    for name, value in given.items():
+    for name, value in figures.items():
         pair = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         sums = torch.as_tensor(pair[0], dtype=torch.float64).cpu()
         weights = torch.ones_like(sums) if pair[1] is None else torch.as_tensor(pair[1]).cpu()

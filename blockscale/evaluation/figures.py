@@ -46,7 +46,7 @@ def _odd(value: float) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-class Accumulated:
+class FigureSums:
     """The sums and weights of every sequence so far: two numbers a sequence and name."""
 
     def __init__(self) -> None:

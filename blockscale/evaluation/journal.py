@@ -42,8 +42,8 @@ def fingerprint(*models: nn.Module | None) -> str:
 def batch_digest(batch: Any) -> str:
     """Of all numbers of a batch, in its order."""
     run = hashlib.blake2b(digest_size=16)
-    known = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
-    for leaf in pytree.tree_leaves(known):
+    content = dict(batch) if isinstance(batch, Mapping) else batch  # also a tokenizer's
+    for leaf in pytree.tree_leaves(content):
         run.update(repr(digest(leaf.cpu()) if isinstance(leaf, Tensor) else leaf).encode())
     return run.hexdigest()
 
@@ -83,12 +83,12 @@ class BatchJournal:
             raise JournalError(f"{self.path}: a line has no kind: delete the file")
         return Measurement(self._parts(line, "parts"), self._parts(line, "positions"), kind)
 
-    def add(self, digest: str, measured: Measurement) -> None:
+    def add(self, digest: str, measurement: Measurement) -> None:
         """Keep what a batch gave: it is on the disk when this returns."""
         line = {
             "batch": digest,
-            "kind": measured.kind,
-            **{k: _plain(getattr(measured, k)) for k in ("parts", "positions")},
+            "kind": measurement.kind,
+            **{k: _plain(getattr(measurement, k)) for k in ("parts", "positions")},
         }
         self._lines.append(line)
         if self.path is None:
@@ -102,22 +102,22 @@ class BatchJournal:
             os.fsync(file.fileno())
 
     def _read(self, path: Path) -> list[dict[str, Any]]:
-        whole, cut = [], 0
+        whole, end = [], 0
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 whole.append(line)
-                cut += len(line)
+                end += len(line)
         try:
             lines = [json.loads(line) for line in whole]
         except ValueError:
             raise self._other(path) from None
         if not lines or lines[0] != self._head or not all(isinstance(e, dict) for e in lines):
             raise self._other(path)
-        if cut < path.stat().st_size:  # a kill in the middle of a line
+        if end < path.stat().st_size:  # a kill in the middle of a line
             with path.open("rb+") as file:
-                file.truncate(cut)
+                file.truncate(end)
         return lines[1:]
 
     @staticmethod
@@ -128,16 +128,16 @@ class BatchJournal:
         )
 
     def _parts(self, line: dict[str, Any], key: str) -> Parts:
-        held = line.get(key)
-        if not isinstance(held, dict):
+        data = line.get(key)
+        if not isinstance(data, dict):
             raise JournalError(f"{self.path}: a line has no {key}: delete the file")
         try:
             return {
                 name: (torch.tensor(s, dtype=torch.float64), torch.tensor(w, dtype=torch.float64))
-                for name, (s, w) in held.items()
+                for name, (s, w) in data.items()
             }
         except (TypeError, ValueError):
-            raise JournalError(f"{self.path}: {key} is {quote(held)}: delete the file") from None
+            raise JournalError(f"{self.path}: {key} is {quote(data)}: delete the file") from None
 
 
 def _plain(parts: Parts) -> dict[str, list[list[float]]]:

@@ -50,11 +50,11 @@ class TopLogits:
         parts = (self.ids, self.logs, self.rest, self.target)
         return TopLogits(*(part.to(device) for part in parts))
 
-    def divergence(self, found: Tensor) -> Tensor:
-        """Float64 [N], of rows: the KL divergence of log probabilities `found` [N, V] from these,
+    def divergence(self, logs: Tensor) -> Tensor:
+        """Float64 [N], of rows: the KL divergence of log probabilities `logs` [N, V] from these,
         where all classes but the kept ones are taken for one."""
         ids = self.ids.long()
-        own = torch.cat([found.gather(1, ids), _others(found, ids)[:, None]], 1).double()
+        own = torch.cat([logs.gather(1, ids), _others(logs, ids)[:, None]], 1).double()
         true = torch.cat([self.logs, self.rest[:, None]], 1).double()
         return torch.where(true == -torch.inf, 0.0, true.exp() * (true - own)).sum(1)
 
@@ -86,8 +86,8 @@ def top_logits(kind: str, batch: Any, logits: Tensor, count: int) -> TopLogits:
         pieces.append((best.indices.int(), best.values, _others(true, best.indices), own))
     ids, logs, rest, target = (torch.cat(each) for each in zip(*pieces, strict=True))
     shape = logits.shape[:-1]
-    kept = ids.view(*shape, count), logs.view(*shape, count)
-    return TopLogits(*kept, rest.view(shape), target.view(shape))
+    top = ids.view(*shape, count), logs.view(*shape, count)
+    return TopLogits(*top, rest.view(shape), target.view(shape))
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def kind_of(model: nn.Module, batch: Any, output: Any) -> str:
         return "outputs"
     labels, config = _labels(batch, logits), getattr(model, "config", None)
     if logits.dim() == 2:
-        named = isinstance(output, Mapping) and "logits" in output
-        return "classes" if labels is not None or named else "outputs"
+        has_logits = isinstance(output, Mapping) and "logits" in output
+        return "classes" if labels is not None or has_logits else "outputs"
     decoder = getattr(config, "is_encoder_decoder", False)
     generates = getattr(model, "can_generate", lambda: False)()
     if generates and not decoder:
@@ -120,9 +120,11 @@ def kind_of(model: nn.Module, batch: Any, output: Any) -> str:
 
 def logits_of(output: Any) -> Tensor | None:
     """`output.logits`, `output["logits"]`, or the first float tensor, of 2 or 3 dimensions."""
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(named, Tensor):
-        return named
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
+    if isinstance(logits, Tensor):
+        return logits
     if isinstance(output, Mapping):
         return None
     tensor = output[0] if isinstance(output, tuple | list) and output else output
@@ -150,10 +152,10 @@ def _is_pair(batch: Any) -> bool:
 def _labels(batch: Any, logits: Tensor) -> Tensor | None:
     """The labels of a batch, on the logits' device; None where it has none."""
     if isinstance(batch, Mapping):
-        found = batch.get("labels")
+        labels = batch.get("labels")
     else:
-        found = batch[1] if _is_pair(batch) else None
-    return found.to(logits.device) if isinstance(found, Tensor) else None
+        labels = batch[1] if _is_pair(batch) else None
+    return labels.to(logits.device) if isinstance(labels, Tensor) else None
 
 
 def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measurement:
@@ -187,8 +189,8 @@ def measure(kind: str, batch: Any, output: Any, reference: Any = None) -> Measur
 
 def _classes(batch: Any, logits: Tensor, other: Tensor | TopLogits | None) -> Measurement:
     labels = _labels(batch, logits)
-    known = torch.full(logits.shape[:1], IGNORED, device=logits.device)
-    targets = known if labels is None else labels
+    none = torch.full(logits.shape[:1], IGNORED, device=logits.device)
+    targets = none if labels is None else labels
     if targets.shape != logits.shape[:1]:
         raise ValueError(
             f"expected a label for each of {len(logits)} rows, found shape {tuple(targets.shape)}"
@@ -237,8 +239,8 @@ def _rows(
     logits: Tensor, targets: Tensor, other: Tensor | TopLogits | None, top: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Figures [B, T] in float64 of logits [B, T, V] and targets [B, T], a piece at a time."""
-    asked = targets != IGNORED
-    if bool((asked & ((targets < 0) | (targets >= logits.shape[-1]))).any()):
+    has_target = targets != IGNORED
+    if bool((has_target & ((targets < 0) | (targets >= logits.shape[-1]))).any()):
         raise ValueError(
             f"labels are from 0 to {logits.shape[-1] - 1}, or {IGNORED} where none is: found "
             f"{int(targets.min())} to {int(targets.max())}"
@@ -252,10 +254,10 @@ def _rows(
         for name, values in _piece(flat[0][part], flat[1][part], beside, top).items():
             pieces.setdefault(name, []).append(values)
     # Divergence and agreement need no label: in a classifier's rows without one they count.
-    counted = asked if bool(asked.any()) else torch.ones_like(asked)
-    weight = counted.double()
+    counts = has_target if bool(has_target.any()) else torch.ones_like(has_target)
+    weight = counts.double()
     return {
-        name: (torch.where(counted, torch.cat(values).view(targets.shape), 0.0), weight)
+        name: (torch.where(counts, torch.cat(values).view(targets.shape), 0.0), weight)
         for name, values in pieces.items()
     }
 
@@ -274,29 +276,29 @@ def _piece(
     logits: Tensor, targets: Tensor, other: Tensor | TopLogits | None, top: int
 ) -> dict[str, Tensor]:
     """Figures float64 [N] of rows of logits [N, V]."""
-    found = logits.float().log_softmax(-1)
+    logs = logits.float().log_softmax(-1)
     at = targets.clamp(min=0)[:, None]
     values = {
-        "loss": -found.gather(1, at)[:, 0].double(),
-        "accuracy": (found.argmax(-1) == targets).double(),
+        "loss": -logs.gather(1, at)[:, 0].double(),
+        "accuracy": (logs.argmax(-1) == targets).double(),
     }
     if other is None:
         return values
-    count = min(top, found.shape[-1])
-    best = found.topk(count).indices
+    count = min(top, logs.shape[-1])
+    best = logs.topk(count).indices
     if isinstance(other, TopLogits):
         values["loss added"] = values["loss"] + other.target.double()
-        values["kl"] = other.divergence(found)
-        return values | _agreed(best, other.ids[:, :count], found.argmax(-1) == other.ids[:, 0])
+        values["kl"] = other.divergence(logs)
+        return values | _agreement(best, other.ids[:, :count], logs.argmax(-1) == other.ids[:, 0])
     true = other.float().log_softmax(-1)
     values["loss added"] = values["loss"] + true.gather(1, at)[:, 0].double()
-    gap = torch.where(true == -torch.inf, 0.0, true.exp() * (true - found))
+    gap = torch.where(true == -torch.inf, 0.0, true.exp() * (true - logs))
     values["kl"] = gap.sum(-1, dtype=torch.float64)
-    same = found.argmax(-1) == true.argmax(-1)
-    return values | _agreed(best, true.topk(count).indices, same)
+    same = logs.argmax(-1) == true.argmax(-1)
+    return values | _agreement(best, true.topk(count).indices, same)
 
 
-def _agreed(best: Tensor, others: Tensor, same: Tensor) -> dict[str, Tensor]:
+def _agreement(best: Tensor, others: Tensor, same: Tensor) -> dict[str, Tensor]:
     """Of the likeliest classes [N, count] of both, and whether the very likeliest is the same."""
     both = (best[:, :, None] == others[:, None, :]).any(-1)
     return {

@@ -73,13 +73,13 @@ class ReferenceFile:
         index, self._about["kind"] = len(self._about["batches"]), kind
         self._about["batches"].append(batch_digest(batch))
         if self._top is None:
-            self._put(f"{index}.logits", logits)
+            self._write_tensor(f"{index}.logits", logits)
             return
-        kept = top_logits(kind, batch, logits, min(self._top, logits.shape[-1]))
+        top = top_logits(kind, batch, logits, min(self._top, logits.shape[-1]))
         for part in _PARTS:
-            self._put(f"{index}.{part}", getattr(kept, part))
+            self._write_tensor(f"{index}.{part}", getattr(top, part))
 
-    def _put(self, name: str, tensor: Tensor) -> None:
+    def _write_tensor(self, name: str, tensor: Tensor) -> None:
         plain = tensor.detach().cpu().contiguous()
         entry = tensor_of(plain.dtype, tuple(plain.shape))
         self._tensors[name] = {

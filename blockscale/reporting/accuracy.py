@@ -93,12 +93,12 @@ def _tables(rows: Mapping[str, Row], level: str = "###") -> Iterator[str]:
 
 def _line(row: Row) -> str:
     seeds = row["seeds"].values()
-    added = [seed[PART]["added"] for seed in seeds]
+    losses = [seed[PART]["added"] for seed in seeds]
     other = any("held2" in seed for seed in seeds)
     formats = [f"`{row[part]}`" for part in ("weight", "input", "cache") if row.get(part)]
     cells = [
-        f"{row['bits']:.2f}", *formats, method(row), f"{statistics.fmean(added):.4f}",
-        f"{min(added):.4f} … {max(added):.4f} ({len(added)})",
+        f"{row['bits']:.2f}", *formats, method(row), f"{statistics.fmean(losses):.4f}",
+        f"{min(losses):.4f} … {max(losses):.4f} ({len(losses)})",
         f"{mean(row, 'added', 'held2'):.4f}" if other else MISSING,
         f"{100 * mean(row, 'agreement'):.2f} %", _seconds(row),
     ]  # fmt: skip

@@ -134,11 +134,9 @@ def ledger_notes(ledger: Ledger) -> list[str]:
         for entry in ledger
         for note in entry.notes
     ]
-    unmatched = (
-        f"note: pattern {quote(p)} of the recipe matches nothing" for p in ledger.unmatched
-    )
+    patterns = (f"note: pattern {quote(p)} of the recipe matches nothing" for p in ledger.unmatched)
     whole = (f"note: {shown(note, TEXT)}" for note in ledger.notes)
-    return [*whole, *notes, *unmatched]
+    return [*whole, *notes, *patterns]
 
 
 def ledger_summary(ledger: Ledger) -> str:

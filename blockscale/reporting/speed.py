@@ -70,8 +70,8 @@ def cell(line: Run, figure: str, digits: int = 2) -> str:
     if (target := line.get("targets", {}).get(figure)) is None:
         return text
     [(side, value)] = target.items()
-    reached = line[figure] >= value if side == "at_least" else line[figure] <= value
-    return f"{text} ✓" if reached else f"{text} ✗ {value:g}"
+    is_met = line[figure] >= value if side == "at_least" else line[figure] <= value
+    return f"{text} ✓" if is_met else f"{text} ✗ {value:g}"
 
 
 def _ceilings(run: Run) -> Table:
@@ -83,23 +83,23 @@ def _ceilings(run: Run) -> Table:
         else:
             what += f"k={case['k']} n={case['n']} m={case['m']}"
         for line in case["contestants"]:
-            copied = "gigabytes_per_second" in line
-            figure, unit = ("gigabytes_per_second", "GB/s") if copied else ("gigaflops", "GFLOP/s")
+            is_copy = "gigabytes_per_second" in line
+            figure, unit = ("gigabytes_per_second", "GB/s") if is_copy else ("gigaflops", "GFLOP/s")
             name = line["name"].removeprefix("copy: ")
             rows.append((what, name, f"{line[figure]:.1f} {unit}"))
     return Table("Ceilings", ("what", "by", "rate"), rows, 2)
 
 
-def _primitives(run: Run, named: bool) -> Table:
-    """Ours in fp32 for the catalogue (`named`), or everything else."""
+def _primitives(run: Run, in_catalogue: bool) -> Table:
+    """Ours in fp32 for the catalogue (`in_catalogue`), or everything else."""
     shares: dict[tuple[str, str], dict[str, str]] = {}
     for case in of_group(run, "primitives"):
         plain = case["format"] in formats() and case["dtype"] == "float32"
-        if plain == named:
+        if plain == in_catalogue:
             row = shares.setdefault((case["format"], case["dtype"]), {})
             row[case["op"]] = cell(mine(case), "of_copy")
     rows = [(*key, *(row.get(op, "") for op in _OPS)) for key, row in shares.items()]
-    what = "named formats" if named else "other blocks, roundings and dtypes"
+    what = "named formats" if in_catalogue else "other blocks, roundings and dtypes"
     note = "share of the best copy's bandwidth, in bytes that must move at least"
     return Table(f"Primitives: {what}", ("format", "dtype", *_OPS), rows, 2, note)
 
@@ -165,10 +165,10 @@ def _memory(run: Run) -> Table:
     for case in of_group(run, "memory"):
         line = mine(case)
         cells = [size(line[f"{part}_bytes"]) for part in ("result", "temporary", "tensor")]
-        counted = f"{line['tensor_bytes'] / max(line['counted_bytes'], 1):.4f}"
+        share = f"{line['tensor_bytes'] / max(line['counted_bytes'], 1):.4f}"
         sizes = " x ".join(map(str, case["shape"]))
         mark = "*" * (line.get("backend") == "reference")
-        rows.append((case["op"], case["format"] + mark, sizes, *cells, counted))
+        rows.append((case["op"], case["format"] + mark, sizes, *cells, share))
     header = ("op", "format", "shape", "result", "temporary", "read and written", "of counted")
     note = (
         "temporary: the most that torch's allocator held beside the result; the last column: bytes "
@@ -265,9 +265,9 @@ def _floats(run: Run) -> Iterator[tuple[Run, Run]]:
 
 def floors(run: Run) -> dict[str, dict[int, float]]:
     """{recipe: {m: floor relative to the float layer}} of the first shape; or nothing."""
-    copied, rate = bandwidth(run), float_rate(run)
+    copy_rate, rate = bandwidth(run), float_rate(run)
     cases = of_group(run, "linear")
-    if not (copied and rate):
+    if not (copy_rate and rate):
         return {}
     relative: dict[str, dict[int, float]] = {}
     for case in cases:
@@ -279,6 +279,6 @@ def floors(run: Run) -> dict[str, dict[int, float]]:
         for line in case["contestants"]:
             if line["kind"] == "ours":
                 faster = _INTEGERS[kind(run)] if " x " in line["name"] else 1
-                least = max(line["bytes"] / copied, case["operations"] / rate / faster)
+                least = max(line["bytes"] / copy_rate, case["operations"] / rate / faster)
                 relative.setdefault(line["name"], {})[case["m"]] = least / float_layer
     return relative

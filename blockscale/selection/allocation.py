@@ -45,10 +45,10 @@ class Budget:
                     f"a budget must have exactly one bound, got {len(source)}: {dict(source)!r}"
                 )
             [(name, value)] = source.items()
-            return _checked(name, value)
+            return _check_budget(name, value)
         if isinstance(source, str):
             return _parse_budget(source)
-        return _checked("bits", source)
+        return _check_budget("bits", source)
 
 
 def _parse_budget(text: str) -> Budget:
@@ -63,7 +63,7 @@ def _parse_budget(text: str) -> Budget:
     if unit not in _UNITS[name]:
         units = ", ".join(filter(None, _UNITS[name]))
         raise ValueError(f"budget {text!r}: unknown unit {unit!r} of a {name}; choose from {units}")
-    return _checked(name, float(match[1]) * _UNITS[name][unit])
+    return _check_budget(name, float(match[1]) * _UNITS[name][unit])
 
 
 _WRONG = (
@@ -72,7 +72,7 @@ _WRONG = (
 )
 
 
-def _checked(name: str, value: float) -> Budget:
+def _check_budget(name: str, value: float) -> Budget:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if name not in _UNITS or not number:
         raise ValueError(_WRONG.format({name: value}))
@@ -106,7 +106,7 @@ class Allocation:
     gap: how far, as a share of `damage`, the best may still be below; 0 where it is proven
     """
 
-    chosen: tuple[int, ...]
+    choices: tuple[int, ...]
     damage: float
     bits: float
     seconds: float
@@ -164,11 +164,11 @@ def _check(layers: Sequence[Sequence[Option]], bits: float, seconds: float | Non
             )
 
 
-def _efficient(own: Sequence[Option], timed: bool) -> list[int]:
+def _efficient(own: Sequence[Option], with_time: bool) -> list[int]:
     """The options that no other one of the layer is as good as in everything."""
 
     def figures(o: Option) -> tuple[float, ...]:
-        return (o.damage, o.bits, o.seconds) if timed else (o.damage, o.bits)
+        return (o.damage, o.bits, o.seconds) if with_time else (o.damage, o.bits)
 
     order = sorted(range(len(own)), key=lambda i: figures(own[i]))
     numbers: list[int] = []
@@ -218,21 +218,21 @@ def _solve(
         if budget is not None:
             rows.append(numpy.array(values) / max(budget, 1e-300))
             low, high = [*low, 0.0], [*high, 1.0]
-    done = optimize.milp(
+    result = optimize.milp(
         damage * (_SCALE / scale),
         constraints=optimize.LinearConstraint(numpy.array(rows), low, high),
         integrality=numpy.ones(len(flat)),
         bounds=optimize.Bounds(0, 1),
         options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
     )
-    if done.x is None:
+    if result.x is None:
         raise ValueError(
-            f"no choice of formats fits both budgets ({done.message}): raise one of them, or "
+            f"no choice of formats fits both budgets ({result.message}): raise one of them, or "
             "add smaller candidates"
         )
-    indices = [i for i, share in enumerate(done.x) if share > 0.5]
+    indices = [i for i, share in enumerate(result.x) if share > 0.5]
     starts = [sum(len(own) for own in layers[:k]) for k in range(len(layers))]
-    return [i - starts[flat[i][0]] for i in indices], float(done.mip_gap or 0.0)
+    return [i - starts[flat[i][0]] for i in indices], float(result.mip_gap or 0.0)
 
 
 def _solver() -> Any:

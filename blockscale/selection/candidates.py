@@ -107,7 +107,7 @@ class WeightOptions:
     names: of all layers that have it, and their other names; kind: the first one's class
     shape: of the weight as it is stored; parameter: the float weight
     plans: {candidate's name: the plans of its layers}
-    refused: {candidate's name: why it cannot be}
+    refusals: {candidate's name: why it cannot be}
     """
 
     names: tuple[str, ...]
@@ -115,7 +115,7 @@ class WeightOptions:
     shape: tuple[int, ...]
     parameter: Tensor
     plans: dict[str, tuple[Plan, ...]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -184,12 +184,14 @@ def choices(
     for choice in options.values():
         for candidate in candidates:
             if candidate.name not in choice.plans:
-                choice.refused[candidate.name] = table.get(choice.name, "it does not fit")
-    named = {name for choice in options.values() for name in choice.names}
+                choice.refusals[candidate.name] = table.get(choice.name, "it does not fit")
+    layer_names = {name for choice in options.values() for name in choice.names}
     if not options:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(table.items())[:3])
         raise ValueError(f"no layer of the model can have any of the candidates ({reasons})")
-    return list(options.values()), {name: why for name, why in table.items() if name not in named}
+    return list(options.values()), {
+        name: why for name, why in table.items() if name not in layer_names
+    }
 
 
 def _add(options: dict[int, WeightOptions], plan: Plan, candidate: Candidate) -> None:

@@ -84,7 +84,7 @@ def recipe_of(
     schemes = {each.name: each for each in candidates}
     by_names = {
         own.names: schemes[own.candidates[i].format]
-        for own, i in zip(layers, result.chosen, strict=True)
+        for own, i in zip(layers, result.choices, strict=True)
     }
     seconds = None if latency is None else result.seconds
     return ChosenRecipe(

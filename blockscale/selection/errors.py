@@ -73,12 +73,12 @@ def float_bytes(model: nn.Module) -> int:
 
 def bytes_under(model: nn.Module, layers: Sequence[LayerChoice], formats: Mapping[str, str]) -> int:
     """Bytes of all parameters under a recipe, without making it. taken: {layer: candidate}."""
-    saved = 0
+    savings = 0
     for layer in layers:
         if layer.name in formats:
             bits = layer[formats[layer.name]].bits * layer.elements
-            saved += layer.float_bits // 8 - round(bits / 8)
-    return float_bytes(model) - saved
+            savings += layer.float_bits // 8 - round(bits / 8)
+    return float_bytes(model) - savings
 
 
 def foretold_seconds(
@@ -125,24 +125,24 @@ def check(
 ) -> CheckedEstimate:
     """Quantize a copy, and measure what was foretold: bytes, time of the first batch beside the
     float model's, and quality over the batches."""
-    changed = copy.deepcopy(model)
-    ledger = quantize_(changed, recipe)
+    quantized = copy.deepcopy(model)
+    ledger = quantize_(quantized, recipe)
     total = MeasuredObjective()
-    with inference(model, changed):
+    with inference(model, quantized):
         for batch in batches:
-            a, b = (objective.of(call(each, batch), batch) for each in (model, changed))
+            a, b = (objective.of(call(each, batch), batch) for each in (model, quantized))
             total += objective.measure(a, b, batch)
         with torch.no_grad():
             times = race(
                 {
                     "float": lambda: call(model, batches[0]),
-                    "quantized": lambda: call(changed, batches[0]),
+                    "quantized": lambda: call(quantized, batches[0]),
                 }
             )
-    measured = Estimate(
+    estimate = Estimate(
         ledger.bytes_after, ledger.bytes_before, times["quantized"], times["float"], total.quality
     )
-    return CheckedEstimate(foretold, measured)
+    return CheckedEstimate(foretold, estimate)
 
 
 Errors = dict[str, dict[str, float]]  # {choice: {"sqnr": …, "fisher": …, "loss": …}}
@@ -151,7 +151,7 @@ Errors = dict[str, dict[str, float]]  # {choice: {"sqnr": …, "fisher": …, "l
 class Laboratory:
     """A float model, the batches that it is measured on, and what it gives for them.
 
-    held: batches on which the quality of whole models is measured
+    holdout: batches on which the quality of whole models is measured
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Laboratory:
         objective: Objective,
         progress: Progress,
     ):
-        self.model, self.batches, self.held = model, batches, members
+        self.model, self.batches, self.holdout = model, batches, members
         self.objective, self.progress = objective, progress
         self._references: dict[int, Any] = {}  # id of a batch -> what counts of its output
 
@@ -174,7 +174,7 @@ class Laboratory:
 
     def remember(self) -> None:
         """Run the float model on every batch, before anything is put into it."""
-        for batch in (*self.batches, *self.held):
+        for batch in (*self.batches, *self.holdout):
             self.reference(batch)
 
     def measure(self, layers: Mapping[str, nn.Module], batches: Sequence[Any]) -> MeasuredObjective:

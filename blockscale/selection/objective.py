@@ -99,8 +99,8 @@ class Distance(Objective):
         for y in float_tensors(outputs):
             rows = _rows(y).float()
             size = rows.detach().square().sum(-1, keepdim=True).clamp(min=_TINY).sqrt()
-            drawn = torch.randn(rows.shape, generator=generator).to(rows.device)
-            results.append((rows * drawn / size).sum())
+            noise = torch.randn(rows.shape, generator=generator).to(rows.device)
+            results.append((rows * noise / size).sum())
         return torch.stack(results).sum()
 
 
@@ -121,8 +121,8 @@ class Divergence(Objective):
     def probe(self, outputs: Any, batch: Any, generator: torch.Generator) -> Tensor:
         del batch
         predictions = _rows(logits(outputs)).float().log_softmax(-1)
-        drawn = torch.multinomial(predictions.detach().exp().cpu(), 1, generator=generator)
-        return predictions.gather(-1, drawn.to(predictions.device)).sum()
+        sample = torch.multinomial(predictions.detach().exp().cpu(), 1, generator=generator)
+        return predictions.gather(-1, sample.to(predictions.device)).sum()
 
 
 class Loss(Objective):
@@ -171,8 +171,8 @@ def float_tensors(output: Any) -> list[Tensor]:
 
 def logits(output: Any) -> Tensor:
     """`logits` of a model's output, or its first tensor of floats."""
-    named = getattr(output, "logits", None)
-    return named if isinstance(named, Tensor) else float_tensors(output)[0]
+    attribute = getattr(output, "logits", None)
+    return attribute if isinstance(attribute, Tensor) else float_tensors(output)[0]
 
 
 def objective(source: str | TaskLoss, output: Output | None = None) -> Objective:
@@ -248,11 +248,11 @@ class _WithWeights(nn.Module):
 
     def __init__(self, model: nn.Module, weights: dict[str, Tensor]):
         super().__init__()
-        self._held = [model]  # not as a child: its parameters are not these
+        self._model_list = [model]  # not as a child: its parameters are not these
         self._weights = weights
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self._held[0], self._weights, args, kwargs)
+        return functional_call(self._model_list[0], self._weights, args, kwargs)
 
 
 def _names(model: nn.Module, choices: Sequence[WeightOptions]) -> list[list[str]]:

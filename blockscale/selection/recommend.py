@@ -63,7 +63,7 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
     """
     check_whole(model, "bs.recommend")
     bound = Budget.read(budget)
-    machine = _checked(hardware)
+    machine = _check_machine(hardware)
     if batches is None and bound.name in ("latency", "quality"):
         raise ValueError(
             f"a budget of {bound.name} needs batches to measure on: call bs.recommend(…, batches=…)"
@@ -74,23 +74,23 @@ def recommend(  # noqa: PLR0913 - the first four are the call, the rest are opti
         result, _ = choices(plain, every, skip)
         bits = _bits(plain, bound, result, every)
         if own is None:
-            searched = by_weights(plain, every, skip)
+            outcome = by_weights(plain, every, skip)
         else:
             holdout = None if holdout is None else list(holdout)
-            searched = search(
+            outcome = search(
                 plain, own, bits, candidates=every, objective=objective, output=output,
                 holdout=holdout, points=POINTS if bound.name == "quality" else (), skip=skip,
                 state=state, progress=progress,
             )  # fmt: skip
         what, lab = named_objective(objective, output), None
         if own is not None:
-            held = own if holdout is None else list(holdout)
-            lab = Laboratory(plain, own, held, what, Progress())
-        advice = advise(plain, searched, result, bound, bits, lab)
+            held_out = own if holdout is None else list(holdout)
+            lab = Laboratory(plain, own, held_out, what, Progress())
+        advice = advise(plain, outcome, result, bound, bits, lab)
     return _recommendation(advice, machine, what)
 
 
-def _checked(hardware: Hardware | None) -> Hardware:
+def _check_machine(hardware: Hardware | None) -> Hardware:
     """This machine's. Raises ValueError for another one's."""
     here = this_machine()
     if hardware is not None and hardware.processor != here.processor:
@@ -156,5 +156,5 @@ def _layer(choice: WeightOptions, candidates: Sequence[Candidate]) -> LayerChoic
             own.append(LayerError(candidate.name, bits, sums.result().sqnr))
     return LayerChoice(
         choice.names, choice.kind, choice.shape, choice.elements, 8 * choice.float_bytes,
-        tuple(own), dict(choice.refused),
+        tuple(own), dict(choice.refusals),
     )  # fmt: skip

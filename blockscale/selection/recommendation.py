@@ -117,13 +117,13 @@ _MODEL = "the whole model"
 class Advice:
     """A recipe, what it will cost, and what is told beside it (Recommendation).
 
-    taken: {layer: its candidate}; batches: how many there were
+    candidate_of: {layer: its candidate}; batches: how many there were
     """
 
     budget: Budget
     recipe: Recipe
     foretold: Estimate
-    taken: dict[str, str]
+    candidate_of: dict[str, str]
     formats: dict[str, int]
     blocks: dict[str, int]
     rows: dict[int, float]
@@ -147,8 +147,8 @@ def advise(
         point = _choose(search, budget, bits, whole)
         if lab is not None and math.isnan(point.quality):
             lab.remember()
-            measured = measured_with(point.recipe, options, search.candidates, lab)
-            point = replace(point, quality=measured.quality, damage=measured.damage)
+            measurement = measured_with(point.recipe, options, search.candidates, lab)
+            point = replace(point, quality=measurement.quality, damage=measurement.damage)
         names = search.taken(point.recipe)
         foretold = Estimate(bytes_under(model, search.layers, names), float_bytes(model))
         if batches is not None:
@@ -276,8 +276,8 @@ def _rows(
 def claims_of(advice: Advice, machine: Hardware) -> tuple[Claim, ...]:
     """The claims, in the order in which people ask for them."""
     here = f"on this {machine.processor}, {machine.threads} threads"
-    timed = f"medians of samples taken in turns {here} (blockscale.selection.times)"
-    return (*_formats(advice), *_size(advice), *_errors(advice), *_speed(advice, timed))
+    how = f"medians of samples taken in turns {here} (blockscale.selection.times)"
+    return (*_formats(advice), *_size(advice), *_errors(advice), *_speed(advice, how))
 
 
 def _formats(advice: Advice) -> Iterator[Claim]:
@@ -286,7 +286,7 @@ def _formats(advice: Advice) -> Iterator[Claim]:
     total = sum(layer.elements for layer in advice.search.layers)
     yield Claim(
         f"{bits / max(total, 1):.4f} bits a weight under the budget {advice.budget}: {shares}",
-        f"counted from {len(advice.taken)} weights as they are stored, scales included",
+        f"counted from {len(advice.candidate_of)} weights as they are stored, scales included",
     )
     blocks = ", ".join(f"{name} in {n}" for name, n in advice.blocks.items())
     yield Claim(f"blocks of weights that share a scale: {blocks}", "counted from the recipe")
@@ -320,13 +320,13 @@ def _errors(advice: Advice) -> Iterator[Claim]:
         )
 
 
-def _speed(advice: Advice, timed: str) -> Iterator[Claim]:
+def _speed(advice: Advice, how: str) -> Iterator[Claim]:
     info = advice.foretold
     if info.seconds is not None and info.float_seconds is not None:
         yield Claim(
             f"a batch will take {1e3 * info.seconds:.3f} ms, {info.speedup:.2f} times as fast as "
             f"in float ({1e3 * info.float_seconds:.3f} ms)",
-            f"the float model's time, its layers' exchanged for the recipe's: {timed}",
+            f"the float model's time, its layers' exchanged for the recipe's: {how}",
         )
     layers = [each for each in advice.search.layers if each.seconds]
     if layers:
@@ -337,14 +337,18 @@ def _speed(advice: Advice, timed: str) -> Iterator[Claim]:
             f"of the candidates {display_name(fastest.format)} is the fastest in {largest.name} "
             f"{list(largest.shape)}: {1e6 * (fastest.seconds or 0):.1f} µs, in float "
             f"{1e6 * (largest.seconds or 0):.1f} µs",
-            timed,
+            how,
         )
     if advice.rows:
-        listed = ", ".join(f"{rows}: {1e6 * s:.2f}" for rows, s in advice.rows.items())
-        yield Claim(f"µs a row of the largest layer, by rows at a time: {listed}", timed)
+        row_times = ", ".join(f"{rows}: {1e6 * s:.2f}" for rows, s in advice.rows.items())
+        yield Claim(f"µs a row of the largest layer, by rows at a time: {row_times}", how)
 
 
 def _choices(advice: Advice) -> list[tuple[LayerChoice, LayerError]]:
     """Each layer and its error in the candidate that it gets."""
     layers = advice.search.layers
-    return [(each, each[advice.taken[each.name]]) for each in layers if each.name in advice.taken]
+    return [
+        (each, each[advice.candidate_of[each.name]])
+        for each in layers
+        if each.name in advice.candidate_of
+    ]

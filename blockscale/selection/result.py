@@ -33,21 +33,21 @@ class SearchState:
     def __init__(self, path: str | Path | None, run: str):
         self.path = None if path is None else Path(path)
         self._run = run
-        self._held: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         if self.path is not None:
             self._read(self.path)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._held
+        return key in self._values
 
     def __getitem__(self, key: str) -> Any:
-        return self._held[key]
+        return self._values[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Keep it, and write the file: beside its place, then renamed."""
-        self._held[key] = value
+        self._values[key] = value
         if self.path is not None:
-            data = {"schema": _SCHEMA, "search": self._run, "measured": plain(self._held)}
+            data = {"schema": _SCHEMA, "search": self._run, "measured": plain(self._values)}
             write_whole(self.path, json.dumps(data, indent=1, allow_nan=False))
 
     def _read(self, path: Path) -> None:
@@ -58,8 +58,8 @@ class SearchState:
         if not path.exists():
             return
         data = json_object(read_json(path), path)
-        measured = data.get("measured")
-        if data.get("schema") != _SCHEMA or not isinstance(measured, dict):
+        values = data.get("measured")
+        if data.get("schema") != _SCHEMA or not isinstance(values, dict):
             raise StateError(
                 f"{path} is not the state of a search: name another file, or delete it"
             )
@@ -68,7 +68,7 @@ class SearchState:
                 f"{path} was measured by another search (other candidates, another model, "
                 f"objective or score, or other batches): name another file, or delete it"
             )
-        self._held = {key: _back(value) for key, value in measured.items()}
+        self._values = {key: _back(value) for key, value in values.items()}
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from blockscale.selection.errors import Laboratory
 from blockscale.selection.objective import Objective, Output, TaskLoss
 from blockscale.selection.objective import objective as named_objective
 from blockscale.selection.result import Search, SearchState
-from blockscale.selection.steps import Request, searched
+from blockscale.selection.steps import Request, run_search
 
 SCORES = ("fisher", "output", "sqnr")
 POINTS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0)
@@ -80,17 +80,17 @@ def search(  # noqa: PLR0913 - the first three are the call, the rest are option
     every = read(candidates)
     score = _score(score, every)
     own = _batches(batches)
-    held = own if holdout is None else _batches(holdout)
+    held_out = own if holdout is None else _batches(holdout)
     request = Request(every, score, _budget(budget), tuple(map(_budget, points)), latency, seed)
     what = named_objective(objective, output)
     info = listener(progress, "searching", "runs")
     try:
         with without_wrappers(model) as plain, ordinary_tensors():
             result, rest = choices(plain, every, skip)
-            lab = Laboratory(plain, own, held, what, info)
-            search_state = SearchState(state, _identity(result, request, what, (own, held)))
+            lab = Laboratory(plain, own, held_out, what, info)
+            search_state = SearchState(state, _identity(result, request, what, (own, held_out)))
             with inference(plain):
-                layers, uniform, front, point = searched(lab, result, request, search_state)
+                layers, uniform, front, point = run_search(lab, result, request, search_state)
     finally:
         info.close()
     return Search(

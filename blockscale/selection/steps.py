@@ -32,7 +32,7 @@ class Request:
 Found = tuple[tuple[LayerChoice, ...], tuple[Point, ...], tuple[Point, ...], Point]
 
 
-def searched(
+def run_search(
     lab: Laboratory, options: Sequence[WeightOptions], request: Request, state: SearchState
 ) -> Found:
     """The layers, the uniform points, the front's points and the point of the budget."""
@@ -61,7 +61,7 @@ def _announce(
     lab: Laboratory, options: Sequence[WeightOptions], request: Request, state: SearchState
 ) -> None:
     """Say how many runs of the model there will be, and how many were made before."""
-    own, number = len(lab.batches), len(lab.held)
+    own, number = len(lab.batches), len(lab.holdout)
     runs = {_of(each): own + number for each in request.candidates}
     if request.score == "output":
         runs |= {
@@ -70,9 +70,9 @@ def _announce(
             for choice in options
             if each.name in choice.plans
         }
-    done = sum(count for key, count in runs.items() if key in state)
+    earlier = sum(count for key, count in runs.items() if key in state)
     points = number * (len(request.points) + 1)
-    lab.progress.start(sum(runs.values()) + points, done)
+    lab.progress.start(sum(runs.values()) + points, earlier)
 
 
 def _of(candidate: Candidate) -> str:
@@ -98,9 +98,9 @@ def _candidates(
             if not layers:
                 raise ValueError(
                     f"no layer can be {candidate.name}: "
-                    f"{next(iter(options)).refused[candidate.name]}"
+                    f"{next(iter(options)).refusals[candidate.name]}"
                 )
-            whole = lab.measure(result, lab.held)
+            whole = lab.measure(result, lab.holdout)
             data = {"layers": layers, "damage": whole.damage, "quality": whole.quality}
             state[_of(candidate)] = data
         errors[candidate.name] = state[_of(candidate)]["layers"]
@@ -125,10 +125,10 @@ def _uniform(
         choice.bits(candidate) if choice.names in own else 8 * choice.float_bytes
         for choice in options
     )
-    predicted = sum(each.get(score, 0.0) for each in data["layers"].values())
+    prediction = sum(each.get(score, 0.0) for each in data["layers"].values())
     total = sum(choice.elements for choice in options)
     return Point(
-        bits / total, data["quality"], data["damage"], predicted, as_recipe(own),
+        bits / total, data["quality"], data["damage"], prediction, as_recipe(own),
         name=candidate.name,
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _layer(
     )
     return LayerChoice(
         choice.names, choice.kind, choice.shape, choice.elements, 8 * choice.float_bytes, own,
-        dict(choice.refused), times.get((choice.name, "")),
+        dict(choice.refusals), times.get((choice.name, "")),
     )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def measured_with(
     layers: dict[str, nn.Module] = {}
     for each in options:
         layers |= each.layers(_candidate_of(recipe, each, candidates))
-    return lab.measure(layers, lab.held)
+    return lab.measure(layers, lab.holdout)
 
 
 def _candidate_of(

@@ -36,10 +36,10 @@ def peak(call: Callable[[], Any], device: str) -> int:
         return int(torch.cuda.max_memory_allocated(device)) - before
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as result:
         output = call()
-    most = held = 0
+    most = now = 0
     for _, nbytes in sorted(_allocations(result)):
-        held += nbytes
-        most = max(most, held)
+        now += nbytes
+        most = max(most, now)
     del output
     return most
 

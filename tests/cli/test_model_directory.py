@@ -98,5 +98,5 @@ def test_tokens_fit_the_models_positions(folder):
 def test_results_by_name(folder):
     model, _ = read_model(folder)
     example = tokenize(folder, SENTENCES, 8)
-    found = program(model, example, batch=8, tokens=32, named=True).module()(**example)
+    found = program(model, example, batch=8, tokens=32, in_dict=True).module()(**example)
     assert list(found) == ["logits"] and found["logits"].shape == (8, 8, 64)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockscale.evaluation.figures import Accumulated, Evaluation, Figure, exponential, read
+from blockscale.evaluation.figures import Evaluation, Figure, FigureSums, exponential, read
 
 
 def tensor(*values):
@@ -16,7 +16,7 @@ def tensor(*values):
 
 
 def figure(sums, weights):
-    held = Accumulated()
+    held = FigureSums()
     held.add({"x": (sums, weights)})
     return held.figures()["x"]
 
@@ -50,7 +50,7 @@ def test_batches_add_up_to_one():
     rng = torch.Generator().manual_seed(0)
     sums = torch.rand(9, generator=rng, dtype=torch.float64)
     weights = torch.rand(9, generator=rng, dtype=torch.float64)
-    parts = Accumulated()
+    parts = FigureSums()
     for at in (slice(0, 2), slice(2, 3), slice(3, 9)):
         parts.add({"x": (sums[at], weights[at])})
     assert parts.figures()["x"] == figure(sums, weights)
@@ -75,7 +75,7 @@ def test_one_sequence_has_no_error_and_no_tokens_no_mean():
 )
 def test_what_are_no_sums_is_refused(sums, weights, words):
     with pytest.raises(ValueError, match=words):
-        Accumulated().add({"x": (sums, weights)})
+        FigureSums().add({"x": (sums, weights)})
 
 
 def test_exponential():

@@ -43,7 +43,7 @@ def test_the_best_choice_is_found(seed):
         assert found.damage == pytest.approx(every(layers, bits), rel=1e-9)
         assert found.bits <= bits
         assert found.gap <= 1e-9
-        taken = [own[i] for own, i in zip(layers, found.chosen, strict=True)]
+        taken = [own[i] for own, i in zip(layers, found.choices, strict=True)]
         assert found.damage == sum(o.damage for o in taken)
         assert found.bits == sum(o.bits for o in taken)
 
@@ -84,8 +84,8 @@ def test_damages_that_are_all_small(seed):
 
 def test_a_budget_that_is_met_exactly():
     layers = [[Option(2.0, 4.25), Option(1.0, 4.5)]] * 3
-    assert allocate(layers, 3 * 4.5).chosen == (1, 1, 1)
-    assert allocate(layers, 3 * 4.25).chosen == (0, 0, 0)
+    assert allocate(layers, 3 * 4.5).choices == (1, 1, 1)
+    assert allocate(layers, 3 * 4.25).choices == (0, 0, 0)
 
 
 def test_no_damage_at_all():

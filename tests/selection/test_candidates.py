@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_with_its_reason():
     found, left = choices(mlp(), read(["int4:tile16x16:fp32:asym", "mxfp4"]), skip=["0"])
     assert [each.name for each in found] == ["2", "4"]
     assert left == {"0": "pattern '0' of the recipe"}
-    assert found[0].refused == {}
+    assert found[0].refusals == {}
 
 
 def test_no_choice_at_all():

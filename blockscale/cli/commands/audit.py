@@ -62,8 +62,8 @@ def audit_table(ledger: Ledger, every: bool = False) -> str:
     for (status, name, what, reader), entries in groups.items():
         nbytes = sum(entry.bytes_after for entry in entries)
         bits = 8 * nbytes / max(sum(entry.elements for entry in entries), 1)
-        shown = entries[0].name if len(entries) == 1 else name
-        row = (status, shown, str(len(entries)), size(nbytes), f"{bits:.2f}", what, reader)
+        text = entries[0].name if len(entries) == 1 else name
+        row = (status, text, str(len(entries)), size(nbytes), f"{bits:.2f}", what, reader)
         rows.append(row)
     head = ("", "tensor", "count", "stored", "bits", "as", "computed")
     table = aligned(head, rows, "  rrr  ")

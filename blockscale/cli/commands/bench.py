@@ -85,12 +85,12 @@ def show_race(results: Mapping[str, Any], as_json: str, plot: Path | None) -> No
 
 def write_plots(data: dict[str, Any], folder: Path) -> None:
     """The plots of a run, as SVG. Raises ValueError if it has nothing that is drawn."""
-    drawn = images(data, "bench")
-    if not drawn:
+    pictures = images(data, "bench")
+    if not pictures:
         raise ValueError(
             "nothing to plot: plots show primitives and linear layers, and none was measured"
         )
-    for name, svg in drawn.items():
+    for name, svg in pictures.items():
         _write(_folder(folder) / Path(name).name, svg)
 
 
@@ -140,8 +140,8 @@ def _parts(newest: tuple[str, Run] | None, plots: Mapping[str, str]) -> tuple[st
         return _NONE, _NONE, _NONE
     name, run = newest
     where = markdown(Table("", ("", ""), [("run", f"`{name}`"), *conditions(run)], 2))
-    shown = "\n".join(f"![{path}]({path})\n" for path in plots)
-    parts = [f"{LEGEND}.\n", shown]
+    links = "\n".join(f"![{path}]({path})\n" for path in plots)
+    parts = [f"{LEGEND}.\n", links]
     for table in tables(run):
         note = f"{table.note[:1].upper()}{table.note[1:]}.\n\n" if table.note else ""
         parts.append(f"### {table.title}\n\n{note}{markdown(table)}\n")

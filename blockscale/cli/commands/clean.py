@@ -30,15 +30,15 @@ def clean(
     if not as_json:
         _show(path, leftovers)
     can = [each for each in leftovers if not each.keep]
-    deleted: list[Path] = []
+    gone_paths: list[Path] = []
     if can and (yes or (not as_json and _confirm(can))):
-        deleted = [each.path for each in can if delete(each)]
+        gone_paths = [each.path for each in can if delete(each)]
     if as_json:
-        data = [each.to_dict() | {"deleted": each.path in deleted} for each in leftovers]
+        data = [each.to_dict() | {"deleted": each.path in gone_paths} for each in leftovers]
         print(json.dumps({"path": str(path), "leftovers": data}, indent=2))
         return
-    for each in can if deleted else ():
-        how = "deleted" if each.path in deleted else "in use by now, and not deleted:"
+    for each in can if gone_paths else ():
+        how = "deleted" if each.path in gone_paths else "in use by now, and not deleted:"
         print(f"{how} {shown(each.path, 4096)}")
 
 

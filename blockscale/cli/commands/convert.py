@@ -111,9 +111,9 @@ def conversion_table(conversion: Conversion, with_proof: bool = True) -> str:
         key = (each.how, family(each.name), each.kind, each.found, each.written)
         groups.setdefault(key, []).append(each)
     rows = []
-    for (how, name, kind, before, written), tensors in groups.items():
+    for (how, name, kind, before, after), tensors in groups.items():
         shared = tensors[0].name if len(tensors) == 1 else name
-        what = written if how == "copied" or before == written else f"{before} -> {written}"
+        what = after if how == "copied" or before == after else f"{before} -> {after}"
         rows.append((how, shared, str(len(tensors)), kind, display_name(what)))
     lines = [aligned(("", "tensor", "count", "was", "format"), rows, "  r  "), ""]
     lines += _errors(conversion.of("requantized")) if with_proof else []

@@ -43,22 +43,22 @@ def demo(
     and from the files of each export target, in other runtimes.
     """
     console = Console(stderr=json)
-    started = time.perf_counter()
-    rows, flow, written = _measure(console, everything)
+    start = time.perf_counter()
+    rows, flow, exports = _measure(console, everything)
     if json:
-        lists: dict[str, list[Any]] = {"rows": rows, "steps": flow, "files": written}
+        lists: dict[str, list[Any]] = {"rows": rows, "steps": flow, "files": exports}
         data = {name: [asdict(each) for each in steps] for name, steps in lists.items()}
         typer.echo(to_json.dumps(data, indent=2))
         return
     console.print(_table(rows))
     console.print(_flow_table(flow))
-    console.print(_files_table(written))
-    for each in written:
+    console.print(_files_table(exports))
+    for each in exports:
         if (reason := each.missing or each.note) is not None:
             console.print(f"{each.target}: {reason}", markup=False)
     console.print(
         f"{len(SENTENCES)} sentences; embeddings compared with float32's after saving and loading "
-        f"each file; {time.perf_counter() - started:.0f} s in all. Every layer was quantized, the "
+        f"each file; {time.perf_counter() - start:.0f} s in all. Every layer was quantized, the "
         f"word embeddings too, but by compressed-tensors; {_layers_ran_on()}."
     )
     if not everything:
@@ -75,11 +75,11 @@ def _measure(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("loading all-MiniLM-L6-v2")
-        measured = Demo()
-        rows = [measured.float_row]
+        demo = Demo()
+        rows = [demo.float_row]
         for count, (name, recipe) in enumerate(RECIPES.items(), 1):
             progress.update(task, description=f"{count} of {len(RECIPES)}: {name}")
-            rows.append(measured.measure(name, recipe))
+            rows.append(demo.measure(name, recipe))
         progress.update(task, description="the same model as a program")
         flow: list[FlowStep] = []
         programs, targets = (
@@ -87,15 +87,15 @@ def _measure(
             for kind, names in (("programs", PROGRAMS), ("files", CASES))
         )
         graphs: dict[Any, Any] = {}  # a file holds what a program was converted to
-        for step in steps(measured.model, measured.tokens, programs, graphs):
+        for step in steps(demo.model, demo.tokens, programs, graphs):
             flow.append(step)
             progress.update(task, description=f"program: {step.recipe} {step.name}")
         progress.update(task, description="files for others")
-        written: list[ExportFile] = []
-        for file in files(measured.model, measured.tokens, targets, graphs):
-            written.append(file)
+        exports: list[ExportFile] = []
+        for file in files(demo.model, demo.tokens, targets, graphs):
+            exports.append(file)
             progress.update(task, description=f"files for others: {file.target}")
-    return rows, flow, written
+    return rows, flow, exports
 
 
 def _layers_ran_on() -> str:

@@ -77,14 +77,14 @@ class ExportSizes:
         return self.batch or 1, self.tokens
 
 
-def check_recipe(recipe: Recipe | None, quantized: bool, needed: bool = True) -> None:
+def check_recipe(recipe: Recipe | None, quantized: bool, required: bool = True) -> None:
     """Raise ValueError unless a float model has a recipe, and a quantized one has none.
 
-    needed: whether the target has no recipe of its own
+    required: whether the target has no recipe of its own
     """
     if quantized and recipe is not None:
         raise ValueError("the weights of MODEL_DIR are quantized already: leave --recipe out")
-    if not quantized and recipe is None and needed:
+    if not quantized and recipe is None and required:
         raise ValueError("no recipe: pass one, such as --recipe int8_channel")
 
 
@@ -115,20 +115,20 @@ def graph_for(
     """
     model, quantized = read
     integers = target == "c"
-    check_recipe(recipe, quantized, needed=not integers)
+    check_recipe(recipe, quantized, required=not integers)
     if quantized and integers:
         raise ValueError(
             "c needs codes on every edge, and MODEL_DIR has quantized weights alone: name the "
             "float model's directory"
         )
     rows = len(example["input_ids"]) if integers else sizes.most
-    exported = program(model, example, rows, sizes.tokens, named=target == "onnx")
+    exported = program(model, example, rows, sizes.tokens, in_dict=target == "onnx")
     if recipe is None and not integers:
         return exported
     full_recipe = integer_recipe(exported) if recipe is None else _within(recipe)
-    prepared = prepare(exported, full_recipe, observer=observer)
-    calibrate(prepared, [example], progress=False)
-    converted = convert(prepared)
+    model_with_observers = prepare(exported, full_recipe, observer=observer)
+    calibrate(model_with_observers, [example], progress=False)
+    converted = convert(model_with_observers)
     return lower(fuse(converted), "integer") if integers else converted
 
 

@@ -59,14 +59,14 @@ def _values(fmt: Format) -> list[dict[str, float | int | None]] | None:
         return None
     patterns = torch.arange(2**fmt.bits, dtype=torch.int32)
     values = fmt.element.decode(fmt.element.from_bits(patterns)) * 2.0**-fmt.fraction_bits
-    listed = [
+    entries = [
         {"code": code, "value": value if math.isfinite(value) else None}
         for code, value in enumerate(values.tolist())
     ]
     if isinstance(fmt.element, Integer):  # -128 is a code, but a narrow format never produces it
         low, high = (limit * 2.0**-fmt.fraction_bits for limit in fmt.element.limits(fmt.wide))
-        return [each for each in listed if low <= (each["value"] or 0.0) <= high]
-    return listed
+        return [each for each in entries if low <= (each["value"] or 0.0) <= high]
+    return entries
 
 
 def _all(rows: list[dict[str, Any]]) -> str:

@@ -48,14 +48,14 @@ def _text(machine: Hardware) -> str:
     wide = max(len(name) for name, _ in rows)
     facts = "\n".join(f"{name.ljust(wide)}  {value}" for name, value in rows)
     backends = [(name, reason or "runs") for name, reason in machine.backends.items()]
-    covered = [
+    coverage = [
         (name, each.op, str(len(each.runs)), _others(each))
         for name, ops in machine.kernels.items()
         for each in ops
     ]
     tables = [aligned(("backend", "kernels"), backends)]
-    if covered:
-        tables.append(aligned(("backend", "op", "named formats", "others"), covered))
+    if coverage:
+        tables.append(aligned(("backend", "op", "named formats", "others"), coverage))
     return "\n\n".join([facts, *tables])
 
 

@@ -59,14 +59,14 @@ def recommend(  # noqa: PLR0913 - one argument an option
     if out is not None:
         result.save(out)
     write_recipe(recipe, result.recipe)
-    checked = result.check(network, batches) if check else None
+    estimate = result.check(network, batches) if check else None
     if as_json:
-        data = result.to_dict() | ({} if checked is None else {"errors": checked.errors})
+        data = result.to_dict() | ({} if estimate is None else {"errors": estimate.errors})
         print(json.dumps(data, indent=2))
         return
     print(result)
-    if checked is not None:
-        print(_text(checked))
+    if estimate is not None:
+        print(_text(estimate))
 
 
 def _text(estimate: CheckedEstimate) -> str:

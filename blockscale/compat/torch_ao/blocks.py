@@ -75,8 +75,8 @@ def observer_arguments(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not args:
         return kwargs
     theirs = next((c for c in kind.__mro__ if c.__module__.startswith("torch.ao.")), kind)
-    named = inspect.signature(theirs).parameters
-    return {**dict(zip(named, args, strict=False)), **kwargs}
+    parameters = inspect.signature(theirs).parameters
+    return {**dict(zip(parameters, args, strict=False)), **kwargs}
 
 
 class FormatObserver(ao.ObserverBase):
@@ -128,12 +128,12 @@ class FormatObserver(ao.ObserverBase):
         self.to(**{k: v for k, v in (factory_kwargs or {}).items() if k == "device"})
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [...] -> x, seen."""
-        seen = x.detach()
+        """x [...] -> x, which it has observed."""
+        plain = x.detach()
         if self.statistics is not None:
-            self.statistics.to(x.device).observe(seen.movedim(self.ch_axis, -1))
+            self.statistics.to(x.device).observe(plain.movedim(self.ch_axis, -1))
         elif self.part == "weight" and self.qscheme is not None:  # as torch.ao may ask for them
-            value: Any = choose_qparams(to_stored(seen, _layout(seen)), self.format)
+            value: Any = choose_qparams(to_stored(plain, _layout(plain)), self.format)
             self.weight_qparams = QParams(value[0], None, value[1])
         return x
 

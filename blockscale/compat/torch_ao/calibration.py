@@ -80,8 +80,8 @@ def _quantizes_result(module: nn.Module) -> bool:
 
 def _of_weight(module: nn.Module) -> Any:
     """What quantizes the weight of a layer that was prepared; None for other modules."""
-    prepared = quantizers.is_trained(module) or _quantizes_result(module)
-    return quantizers.weight_quantizer(module) if prepared else None
+    has_quantizer = quantizers.is_trained(module) or _quantizes_result(module)
+    return quantizers.weight_quantizer(module) if has_quantizer else None
 
 
 def _fixed(name: str, module: nn.Module) -> nn.Module:
@@ -242,24 +242,24 @@ def convert(model: nn.Module, *, inplace: bool = True) -> nn.Module:
     whose observer has seen no data.
     """
     model = model if inplace else copy.deepcopy(model)
-    observed: _PreparedModel | None = vars(model).get(_KEPT)
-    if observed is None and is_prepared(model):
+    state: _PreparedModel | None = vars(model).get(_KEPT)
+    if state is None and is_prepared(model):
         model._qat_ledger = quantize_prepared(model)  # type: ignore[assignment]
         return model
-    if observed is None:
+    if state is None:
         if not any(isinstance(module, QATLayer) for module in model.modules()):
             raise ValueError("the model is not prepared: prepare or prepare_qat it first")
         return qat.convert(model)
-    plans = plans_for(model, observed.recipe)
+    plans = plans_for(model, state.recipe)
     places = supplied(plans)
-    for look in observed.looks:
+    for look in state.looks:
         setattr(places[look.name], look.part, look.quantizer())
-    for look in observed.looks:
+    for look in state.looks:
         look.stop(model.get_submodule(look.name))
     try:
-        ledger = apply(model, plans, observed.recipe, places)
+        ledger = apply(model, plans, state.recipe, places)
     except BaseException:
-        for look in observed.looks:
+        for look in state.looks:
             look.start(model.get_submodule(look.name))
         raise
     del vars(model)[_KEPT]

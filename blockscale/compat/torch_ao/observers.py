@@ -51,11 +51,11 @@ class PowerOfTwoScale:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An observer of the class; of a format, what stands for it."""
-        named = observer_arguments(cls, args, kwargs)
-        if asked_format(named) is None:
+        arguments = observer_arguments(cls, args, kwargs)
+        if asked_format(arguments) is None:
             return super().__new__(cls)
-        options = {k: v for k, v in named.items() if k not in ("averaging_constant", "bins")}
-        return FormatObserver(spec=spec_of(cls, named), **options)
+        options = {k: v for k, v in arguments.items() if k not in ("averaging_constant", "bins")}
+        return FormatObserver(spec=spec_of(cls, arguments), **options)
 
     def __init__(self, *args: Any, power_of_2_scale: bool = False, **kwargs: Any):
         """power_of_2_scale: choose the nearest power of two for a scale (bs.round_to_power_of_2),

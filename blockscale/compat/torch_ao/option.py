@@ -56,14 +56,14 @@ def _exchange(kind: Any) -> Any:
     return _subclass(nearest, cast("Any", kind))
 
 
-class _Made(ABCMeta):
+class _OptionType(ABCMeta):
     """The type of the classes below, by which pickle makes them again instead of importing them."""
 
 
 @functools.cache
 def _subclass(ours: Any, theirs: Any) -> Any:
     names = {name: getattr(theirs, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return _Made(theirs.__name__, (ours, theirs), names)
+    return _OptionType(theirs.__name__, (ours, theirs), names)
 
 
 def _pickle(kind: Any) -> Any:
@@ -72,7 +72,7 @@ def _pickle(kind: Any) -> Any:
     return (with_option, (theirs,)) if with_option(theirs) is kind else kind.__qualname__
 
 
-copyreg.pickle(_Made, _pickle)
+copyreg.pickle(_OptionType, _pickle)
 
 
 def of_torchao(kind: Any) -> bool:

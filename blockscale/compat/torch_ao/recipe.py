@@ -180,12 +180,12 @@ def to_recipe(config: Any, model: nn.Module | None = None, *, outputs: bool = Fa
     for kind, qconfig in config.object_type_qconfigs.items():
         if kind in _CALLS and qconfig is not None:
             raise ValueError(
-                f"object_type {_called(kind)}: a Recipe quantizes layers, not calls of functions: "
+                f"object_type {_name_of(kind)}: a Recipe quantizes layers, not calls of functions: "
                 f"use the module"
             )
-    named = _by_name(config) if model is None else _by_layer(config, model)
+    entries = _by_name(config) if model is None else _by_layer(config, model)
     default, *rules = [
-        (pattern, to_scheme(qconfig, place, outputs)) for pattern, place, qconfig in named
+        (pattern, to_scheme(qconfig, place, outputs)) for pattern, place, qconfig in entries
     ]
     return Recipe(**default[1].formats, rules={pattern: _rule(scheme) for pattern, scheme in rules})
 
@@ -222,7 +222,7 @@ def is_layer(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, _LAYERS)
 
 
-def _called(kind: Any) -> str:
+def _name_of(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind))
 
 
@@ -240,7 +240,7 @@ def _by_name(mapping: ao.QConfigMapping) -> list[Entry]:
         raise ValueError(f"module_name_object_type_order {order}: pass the model to to_recipe, too")
     for kind in mapping.object_type_qconfigs:
         if is_layer(kind):
-            raise ValueError(f"object_type {_called(kind)}: pass the model to to_recipe, too")
+            raise ValueError(f"object_type {_name_of(kind)}: pass the model to to_recipe, too")
     deepest = sorted(mapping.module_name_qconfigs.items(), key=lambda item: -item[0].count("."))
     entries = [(name, f"module_name {name!r}", qconfig) for name, qconfig in deepest]
     for regex, qconfig in mapping.module_name_regex_qconfigs.items():
@@ -289,7 +289,7 @@ def _decide(
         if re.match(regex, name):
             return f"module_name_regex {regex!r}", qconfig
     if kind in mapping.object_type_qconfigs:
-        return f"object_type {_called(kind)}", mapping.object_type_qconfigs[kind]
+        return f"object_type {_name_of(kind)}", mapping.object_type_qconfigs[kind]
     return "global", mapping.global_qconfig
 
 
@@ -301,12 +301,12 @@ def _orders(model: nn.Module) -> dict[str, Order]:
         raise ValueError(
             f"module_name_object_type_order needs a model that torch.fx traces: {error}"
         ) from error
-    seen: Counter[tuple[str, type]] = Counter()
+    counts: Counter[tuple[str, type]] = Counter()
     orders: dict[str, Order] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             name = str(node.target)
             place = (name.rpartition(".")[0], type(model.get_submodule(name)))
-            orders.setdefault(name, (*place, seen[place]))
-            seen[place] += 1
+            orders.setdefault(name, (*place, counts[place]))
+            counts[place] += 1
     return orders

@@ -74,24 +74,24 @@ def _block(block_size: Sequence[int], shape: Sequence[int] | None) -> str:
     if shape is not None:
         split_blocks(shape, block_size)  # raises what quantize_affine would
         sizes = [shape[dim] if n == WHOLE else n for dim, n in enumerate(block_size)]
-        cut = [dim for dim in range(rank) if sizes[dim] != shape[dim]]
+        split = [dim for dim in range(rank) if sizes[dim] != shape[dim]]
     else:
         sizes = list(block_size)
-        cut = [dim for dim in range(rank) if sizes[dim] != WHOLE]
+        split = [dim for dim in range(rank) if sizes[dim] != WHOLE]
     long = [dim for dim in range(rank) if sizes[dim] != 1]
-    if not cut:
+    if not split:
         return "tensor"
-    if len(cut) == 1 and cut[0] not in long:
-        return f"channel{cut[0]}"
-    if long == [rank - 1] and long[0] not in cut:
+    if len(split) == 1 and split[0] not in long:
+        return f"channel{split[0]}"
+    if long == [rank - 1] and long[0] not in split:
         return "token"
     if len(long) <= 1 and WHOLE not in sizes:
         dim = long[0] if long else rank - 1
         return f"group{sizes[dim]}" + (f"@{dim}" if dim < rank - 1 else "")
     if long == [rank - 2, rank - 1] and WHOLE not in sizes:
         return f"tile{sizes[-2]}x{sizes[-1]}"
-    named = ["*" if dim not in cut else str(n) for dim, n in enumerate(sizes)]
-    return "block" + "x".join("1" if n == 1 else name for n, name in zip(sizes, named, strict=True))
+    texts = ["*" if dim not in split else str(n) for dim, n in enumerate(sizes)]
+    return "block" + "x".join("1" if n == 1 else name for n, name in zip(sizes, texts, strict=True))
 
 
 def _no_format(text: str, there_are: str) -> ValueError:
@@ -150,8 +150,8 @@ def dequantized(
     codes: Tensor, split: Split, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
     """The values of codes in `dtype`; scale and zero_point are one a block."""
-    differentiated = scale.requires_grad and torch.is_grad_enabled()
-    if not _eager(codes) or not _eager(scale) or differentiated or scale.dtype != torch.float32:
+    needs_gradient = scale.requires_grad and torch.is_grad_enabled()
+    if not _eager(codes) or not _eager(scale) or needs_gradient or scale.dtype != torch.float32:
         return None
     if codes.dtype not in _STORED or (codes.dtype == torch.int16 and dtype != torch.float32):
         return None  # in 16 bits torchao's difference of code and zero point is rounded
@@ -169,8 +169,8 @@ def _eager(x: Tensor) -> bool:
     """Whether x is a tensor of numbers on the CPU that may be looked at."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return False
-    watched = dispatch_modes() or transforms_active()
-    return not watched and x.is_cpu and x.ndim > 0 and x.numel() > 0
+    has_watchers = dispatch_modes() or transforms_active()
+    return not has_watchers and x.is_cpu and x.ndim > 0 and x.numel() > 0
 
 
 def _zero_point(

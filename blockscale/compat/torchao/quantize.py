@@ -302,10 +302,10 @@ def fake_quantize_affine(
     split = split_blocks(input.shape, block_size)
     domain = read_member(ZeroPointDomain, zero_point_domain)
     # each step spreads them anew, so that the parts of a gradient are added in torchao's order
-    spread = _broadcast(split, scale, zero_point, domain)
-    q = _quantized(input, split, *spread, codes, domain, _straight_round)
-    spread = _broadcast(split, scale, zero_point, domain)
-    return _dequantized(q, split, *spread, codes, domain, input.dtype)
+    qparams = _broadcast(split, scale, zero_point, domain)
+    q = _quantized(input, split, *qparams, codes, domain, _straight_round)
+    qparams = _broadcast(split, scale, zero_point, domain)
+    return _dequantized(q, split, *qparams, codes, domain, input.dtype)
 
 
 def _straight_round(x: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ def _broadcast(
 ) -> tuple[Tensor, Tensor | None]:
     """scale and zero_point, checked and shaped to broadcast with the blocks."""
     check_float(scale, "scale")
-    scale = split.spread(scale, "scale")
+    scale = split.expand(scale, "scale")
     # torchao takes a zero point without elements for none (its custom ops cannot pass None)
     if zero_point is None or (zero_point.numel() == 0 and scale.numel() != 0):
         return scale, None
@@ -383,4 +383,4 @@ def _broadcast(
         raise ValueError("ZeroPointDomain.NONE has no zero point: pass zero_point=None")
     if zero_point.dtype.is_floating_point:
         check_float(zero_point, "zero_point")
-    return scale, split.spread(zero_point, "zero_point")
+    return scale, split.expand(zero_point, "zero_point")

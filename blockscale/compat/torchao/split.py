@@ -37,7 +37,7 @@ class Split(NamedTuple):
         low, high = x.amin(self.inside), x.amax(self.inside)
         return (low.reshape(self.counts), high.reshape(self.counts)) if keepdim else (low, high)
 
-    def spread(self, param: Tensor, name: str) -> Tensor:
+    def expand(self, param: Tensor, name: str) -> Tensor:
         """param, one number a block -> the same numbers [per_block].
 
         Raises ValueError unless the shape is that of the blocks, apart from dimensions of size 1.

@@ -73,14 +73,14 @@ def format_data(name: str, fmt: Format, texts: dict[str, int]) -> dict[str, Any]
         raise ValueError(reason)
     block = (fmt.block.flat, fmt.block.flat) if fmt.block.flat else fmt.block.sizes_for(2)
     sizes = fmt.stored((4, 4))  # of which only dtypes count
-    once = 8 * sizes["outer"][0].itemsize if "outer" in sizes else 0
+    per_tensor = 8 * sizes["outer"][0].itemsize if "outer" in sizes else 0
     every = sum(8 * dtype.itemsize for part, (dtype, _) in sizes.items() if part != "outer")
     return {
         "name": name,
         "spelling": str(fmt),
         "bits": fmt.bits,
         "overhead": every,  # bits beside the codes of each block
-        "once": once,  # and of each tensor
+        "once": per_tensor,  # and of each tensor
         "asym": fmt.asym,
         "flat": bool(fmt.block.flat),
         "block": [None if size == WHOLE else size for size in block],

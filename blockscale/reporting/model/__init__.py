@@ -59,7 +59,7 @@ def page(data: Mapping[str, Any]) -> str:
     }  # fmt: skip
     environment.filters |= filters
     data = _by_names(data)
-    shown = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
+    parts = {key: data[key] for key in ("tensors", "formats", "search") if key in data}
     return environment.from_string(_text("page.html.jinja")).render(
         report=data,
         columns=COLUMNS,
@@ -68,7 +68,7 @@ def page(data: Mapping[str, Any]) -> str:
         scripts=scripts,
         policy=_policy(style, scripts),
         # "</script>" and "<!--" in a string would end the element that it stands in
-        data=json.dumps(shown, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        data=json.dumps(parts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         summary=_summary(data),
     )
 

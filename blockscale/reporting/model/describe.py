@@ -83,14 +83,14 @@ def ledger_data(path: Path) -> dict[str, Any] | None:
 
 
 def _ledger(data: Mapping[str, Any], place: Path) -> Ledger:
-    entries, unmatched = data.get("entries"), data.get("unmatched", [])
-    if not isinstance(entries, list) or not isinstance(unmatched, list):
+    entries, patterns = data.get("entries"), data.get("unmatched", [])
+    if not isinstance(entries, list) or not isinstance(patterns, list):
         raise FileError(f"{place} lists no entries: blockscale did not write this ledger")
     notes = data.get("notes", [])
     whole = tuple(str(note) for note in notes) if isinstance(notes, list) else ()
     return Ledger(
         [_entry(each, place) for each in entries],
-        tuple(str(pattern) for pattern in unmatched), notes=whole,
+        tuple(str(pattern) for pattern in patterns), notes=whole,
     )  # fmt: skip
 
 
@@ -200,8 +200,8 @@ def _description(
 ) -> dict[str, Any]:
     sizes = {file: file.stat().st_size for each in (model, source) if each for file in each.files}
     progress.start(sum(row.nbytes for row in rows) + sum(sizes.values()), 0)
-    listed = sorted(sorted(rows, key=lambda row: -row.nbytes)[:ROWS], key=lambda row: row.name)
-    names = {row.name for row in listed}
+    largest = sorted(sorted(rows, key=lambda row: -row.nbytes)[:ROWS], key=lambda row: row.name)
+    names = {row.name for row in largest}
     formats: dict[str, Any] = {}
     lines = []
     for row in rows:
@@ -213,7 +213,7 @@ def _description(
     return {
         "totals": _totals(rows),
         "tensors": lines,
-        "unlisted": len(rows) - len(listed),
+        "unlisted": len(rows) - len(largest),
         "formats": formats,
         "ledger": ledger_data(model.path),
         **{name: _origin(each, progress) for name, each in origins.items()},
@@ -260,13 +260,13 @@ def _grid(points: list[float]) -> list[float]:
 
 def _keep_histograms(lines: list[dict[str, Any]]) -> None:
     """Drop the histograms of those that are least off, where there are too many."""
-    drawn = [line for line in lines if "histogram" in line]
+    with_histograms = [line for line in lines if "histogram" in line]
 
     def off(line: dict[str, Any]) -> tuple[float, int]:
         sqnr: float | None = line.get("sqnr")
         return (float("inf") if sqnr is None else sqnr, -int(line["bytes"]))
 
-    for line in sorted(drawn, key=off)[HISTOGRAMS:]:
+    for line in sorted(with_histograms, key=off)[HISTOGRAMS:]:
         del line["histogram"]
 
 
@@ -319,6 +319,6 @@ def _digest(file: Path, heard: Callable[[int], None]) -> str:
 
 
 def _chunks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while chunk := opened.read(_CHUNK):
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
             yield chunk

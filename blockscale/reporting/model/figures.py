@@ -51,15 +51,15 @@ def read_search(path: str | Path) -> dict[str, Any]:
     if not isinstance(uniform, list):
         raise FileError(f"{path}: its uniform points are not a list")
     every = [("searched", each) for each in points] + [("uniform", each) for each in uniform]
-    drawn = [_point(each, kind, f"{path}: a {kind} point") for kind, each in every[:POINTS]]
-    measured_points = [point for point in drawn if point["quality"] is not None]
+    all_points = [_point(each, kind, f"{path}: a {kind} point") for kind, each in every[:POINTS]]
+    measured_points = [point for point in all_points if point["quality"] is not None]
     quality = data.get("quality")
     return {
         "file": shown(path, TEXT),
         "measure": shown(quality) if isinstance(quality, str) else "quality",
         "points": sorted(measured_points, key=lambda point: point["bits"]),
         "chosen": _choice(data.get("chosen"), path),
-        "unmeasured": len(drawn) - len(measured_points),
+        "unmeasured": len(all_points) - len(measured_points),
         "layers": [_layer(each, f"{path}: layer {i}") for i, each in enumerate(layers[:LAYERS])],
         "unlisted": max(len(layers) - LAYERS, 0),
         "command": shown(data.get("command", ""), TEXT),
@@ -175,16 +175,16 @@ def draw(data: Mapping[str, Any], folder: str | Path) -> list[Path]:
     if not figures:
         raise ValueError("nothing to draw: figures need quantized tensors, or a search with points")
     folder.mkdir(exist_ok=True)
-    return [path for name, drawn in figures for path in save(drawn, folder, name)]
+    return [path for name, draw_on in figures for path in save(draw_on, folder, name)]
 
 
-def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
+def save(draw_on: Draw, folder: Path, name: str) -> list[Path]:
     """One figure in each of KINDS."""
     from matplotlib import rc_context
 
     paths = []
     with rc_context(_SETTINGS):
-        figure = figure_of(drawn)
+        figure = figure_of(draw_on)
         for kind in KINDS:
             path = folder / f"{name}.{kind}"
             with written_whole(path) as temporary:
@@ -194,7 +194,7 @@ def save(drawn: Draw, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def figure_of(drawn: Draw) -> "Figure":
+def figure_of(draw_on: Draw) -> "Figure":
     """A figure of 3.4 by 2.4 inches, with all its texts inside."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -204,7 +204,7 @@ def figure_of(drawn: Draw) -> "Figure":
         figure = Figure(figsize=(3.4, 2.4))
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        drawn(axes)
+        draw_on(axes)
         _fit(figure, axes)
     return figure
 
@@ -254,11 +254,11 @@ def _figures(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
             else ("at_ends", "codes at ends (%)")
         )
         yield "saturation", lambda axes: _dots(axes, tensors, key, label, 100.0)
-    drawn = sorted(
+    some = sorted(
         (line for line in tensors if "histogram" in line), key=lambda line: line.get("sqnr") or 0.0
     )
-    places = {"best": -1, "median": len(drawn) // 2, "worst": 0} if measured_lines else {"first": 0}
-    labels = {id(drawn[index]): (place, drawn[index]) for place, index in places.items() if drawn}
+    places = {"best": -1, "median": len(some) // 2, "worst": 0} if measured_lines else {"first": 0}
+    labels = {id(some[index]): (place, some[index]) for place, index in places.items() if some}
     for place, line in labels.values():
         grid = line["histogram"].get("grid", data["formats"].get(line["format"], []))
         yield f"histogram-{place}", partial(_histogram, line=line, grid=grid)

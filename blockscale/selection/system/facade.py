@@ -32,7 +32,7 @@ from blockscale.selection.system.workload import (
     Measured,
     PerformanceRequirements,
     QuantizationWorkload,
-    measured,
+    measure,
 )
 
 
@@ -81,9 +81,9 @@ class QuantizationSystem:
         requirements: PerformanceRequirements | None = None,
     ) -> list[Measured]:
         """The workload's candidates that keep to the requirements, the fastest first; measured."""
-        self._timed()
+        self._check_device()
         bounds = requirements or PerformanceRequirements()
-        return [each for each in measured(workload) if bounds.met(each)]
+        return [each for each in measure(workload) if bounds.met(each)]
 
     def auto_tune(
         self,
@@ -97,10 +97,10 @@ class QuantizationSystem:
         least accuracy that are allowed; threads: the numbers to try (None: 1 and all cores).
         Raises ValueError where no candidate keeps to the requirements.
         """
-        self._timed()
+        self._check_device()
         bounds = requirements or PerformanceRequirements()
         cores = self.hardware_features().cores
-        every = measured(workload, threads or sorted({1, cores}))
+        every = measure(workload, threads or sorted({1, cores}))
         results = [each for each in every if bounds.met(each)]
         if not results:
             raise ValueError(
@@ -130,7 +130,7 @@ class QuantizationSystem:
 
         shape: of the tensor that is quantized
         """
-        self._timed()
+        self._check_device()
         return operation_times(formats, shape)
 
     def memory_usage(
@@ -140,7 +140,7 @@ class QuantizationSystem:
 
         shape: of the tensor that is quantized; its own bytes do not count
         """
-        self._timed()
+        self._check_device()
         return memory_usage(formats, shape)
 
     def quantize(self, x: Data, params: ParamsLike) -> QTensor:
@@ -173,18 +173,18 @@ class QuantizationSystem:
 
     def performance_hints(self, workload: QuantizationWorkload | None = None) -> PerformanceHints:
         """What is fast here, for a workload (None: 64 rows, 1024 inputs and outputs)."""
-        self._timed()
+        self._check_device()
         request = workload or QuantizationWorkload(64, 1024, 1024)
-        result = measured(request)
+        result = measure(request)
         best = result[0].format
         rows = {}
         for count in (1, 16, request.rows):
             one = QuantizationWorkload(count, request.inputs, request.outputs, (best,))
-            rows[count] = measured(one)[0].seconds / count
+            rows[count] = measure(one)[0].seconds / count
         formats = tuple(each.format for each in result)
         return PerformanceHints(formats, self.optimal_block_size(), rows, torch.get_num_threads())
 
-    def _timed(self) -> None:
+    def _check_device(self) -> None:
         """Raise ValueError for a device whose times this does not measure."""
         if self.device.type != "cpu":
             raise ValueError(

@@ -132,8 +132,8 @@ def block_sizes(
     stored = {size: quantize(weight, f"{element}:group{size}:{scale}") for size in sizes}
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for size, q in stored.items():
-        held = operand(q.packed, q.qparams, q.format, q.size)
-        calls["product", size] = partial(linear, row, held)
+        one = operand(q.packed, q.qparams, q.format, q.size)
+        calls["product", size] = partial(linear, row, one)
         calls["quantize", size] = partial(quantize, weight, q.format)
     times = race(calls)
     results = []

@@ -209,13 +209,13 @@ class CalibrationStatistics:
         if not finite.numel():
             raise ValueError(f"none of the {x.numel()} elements of the samples is finite")
         mean, deviation = finite.mean(), finite.std(correction=0)
-        ordered = finite.abs().sort().values
-        last = ordered.numel() - 1
+        magnitudes = finite.abs().sort().values
+        last = magnitudes.numel() - 1
         return cls(
             finite.numel(), x.numel() - finite.numel(), float(finite.min()), float(finite.max()),
             float(mean), float(deviation),
             float(((finite - mean).abs() > 3 * deviation).double().mean()),
-            {percent: float(ordered[round(percent / 100 * last)]) for percent in (50, 99, 99.9)},
+            {percent: float(magnitudes[round(percent / 100 * last)]) for percent in (50, 99, 99.9)},
         )  # fmt: skip
 
 

@@ -78,8 +78,8 @@ def estimate_accuracy_impact(
 
 
 def _weight() -> Tensor:
-    drawn = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
-    return drawn * torch.logspace(-2, 2, 256, base=2.0)[:, None]
+    numbers = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+    return numbers * torch.logspace(-2, 2, 256, base=2.0)[:, None]
 
 
 def auto_quantize_tensor(
@@ -101,14 +101,14 @@ def auto_quantize_tensor(
     The order (data, shape, device, target) is taken as well: a target is never a list of sizes.
     Raises ValueError for a number of bits without formats, and as `bs.quantize`.
     """
-    wanted: Any = target if bits is None else bits
+    choice: Any = target if bits is None else bits
     if isinstance(target, Sequence) and not isinstance(target, str):
-        wanted = bits or (8 if device is None else device)
+        choice = bits or (8 if device is None else device)
         shape, device = target, shape  # type: ignore[assignment]
     x = as_tensor(data, shape, device)  # type: ignore[arg-type]
-    if isinstance(wanted, int):
-        return create_optimal_params(x, wanted).quantize(x)
-    params = QuantizationParams.of(wanted)
+    if isinstance(choice, int):
+        return create_optimal_params(x, choice).quantize(x)
+    params = QuantizationParams.of(choice)
     own = params.quantize(x)
     if params.scale is not None or not x.isfinite().any() or params.format.unchosen is not None:
         return own
@@ -175,18 +175,18 @@ class QuantizationWorkload:
         """The float layer. Raises ValueError for an operation that is none of these, sizes below 1
         and a weight of another shape."""
         if self.operation not in get_args(QuantizationOperationType):
-            known = ", ".join(get_args(QuantizationOperationType))
-            raise ValueError(f"unknown operation {self.operation!r}; choose from {known}")
+            names = ", ".join(get_args(QuantizationOperationType))
+            raise ValueError(f"unknown operation {self.operation!r}; choose from {names}")
         if min(self.rows, self.inputs, self.outputs, self.kernel, self.size) < 1:
             raise ValueError(f"sizes of a workload must be >= 1, got {self}")
-        made = self._float()
-        shape = tuple(made.weight.shape)
+        module = self._float()
+        shape = tuple(module.weight.shape)
         if self.weight is not None and tuple(self.weight.shape) != shape:
             raise ValueError(f"expected a weight {shape}, found {tuple(self.weight.shape)}")
         generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randn(shape, generator=generator) if self.weight is None else self.weight
-        made.weight = nn.Parameter(drawn.detach().float())
-        return made
+        numbers = torch.randn(shape, generator=generator) if self.weight is None else self.weight
+        module.weight = nn.Parameter(numbers.detach().float())
+        return module
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ class Measured:
     threads: int
 
 
-def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> list[Measured]:
+def measure(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> list[Measured]:
     """Every candidate on every number of threads (none: torch's), the fastest first."""
     layer = workload.layer()
     x = workload.example()
     candidates = read(workload.candidates)
     layers = {each.name: _quantized(layer, each) for each in candidates}
-    found = []
+    measurements = []
     before = torch.get_num_threads()
     with torch.no_grad():
         y = layer(x)
@@ -237,7 +237,7 @@ def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> lis
                 calls: dict[str, Callable[[], Any]] = {"": lambda: layer(x)}
                 calls |= {name: (lambda each=each: each(x)) for name, each in layers.items()}  # type: ignore[misc]
                 times = race(calls)
-                found += [
+                measurements += [
                     Measured(
                         name, times[name], times[name] / times[""], each.qweight.nbytes,
                         quality[name], count,
@@ -246,7 +246,7 @@ def measured(workload: QuantizationWorkload, threads: Sequence[int] = ()) -> lis
                 ]  # fmt: skip
         finally:
             torch.set_num_threads(before)
-    return sorted(found, key=lambda each: each.seconds)
+    return sorted(measurements, key=lambda each: each.seconds)
 
 
 def _quantized(layer: nn.Module, candidate: Candidate) -> Any:

@@ -285,11 +285,11 @@ def test_options_of_another_target():
 
 
 def test_recipes():
-    check_recipe(None, False, needed=False)
+    check_recipe(None, False, required=False)
     with pytest.raises(ValueError, match="no recipe: pass one, such as"):
         check_recipe(None, False)
     with pytest.raises(ValueError, match="quantized already"):
-        check_recipe(bs.Recipe("int8"), True, needed=False)
+        check_recipe(bs.Recipe("int8"), True, required=False)
 
 
 def test_targets_that_read_sentences():

@@ -49,7 +49,7 @@ def test_ranges_and_what_is_spread(problem) -> None:
         assert torch.equal(found[0], low)
         assert torch.equal(found[1], high)
     for param in (numbers, numbers.squeeze()):
-        spread = split.spread(param, "scale").expand(split.view).reshape(shape)
+        spread = split.expand(param, "scale").expand(split.view).reshape(shape)
         assert torch.equal(spread, owners)
 
 
@@ -72,4 +72,4 @@ def test_numbers_that_are_not_one_a_block() -> None:
     split = split_blocks((4, 64), (1, 32))
     for shape in ((2, 4), (4,), (8,), (4, 1)):
         with pytest.raises(ValueError, match=r"scale has shape .* there are \(4, 2\) blocks"):
-            split.spread(torch.ones(shape), "scale")
+            split.expand(torch.ones(shape), "scale")

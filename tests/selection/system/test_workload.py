@@ -12,7 +12,7 @@ from blockscale.selection.system.workload import (
     Measured,
     PerformanceRequirements,
     QuantizationWorkload,
-    measured,
+    measure,
 )
 
 
@@ -36,7 +36,7 @@ def test_what_is_measured():
     work = QuantizationWorkload(5, 64, 32, names)
     threads = torch.get_num_threads()
     for tried in ((2, 1), (1, 2)):  # one of them ends with another number
-        found = measured(work, tried)
+        found = measure(work, tried)
         assert torch.get_num_threads() == threads
     assert [(e.format, e.threads, e.seconds) for e in found[:3]] == [
         ("mxfp4", 2, 0.5), ("mxfp4", 1, 1.0), ("int8_channel", 2, 1.0),
@@ -55,7 +55,7 @@ def test_what_is_measured():
 @pytest.mark.usefixtures("_times_that_are_known")
 def test_a_weight_that_is_given():
     weight = torch.ones(8, 64)
-    [found] = measured(QuantizationWorkload(2, 64, 8, ("int8_channel",), weight=weight))
+    [found] = measure(QuantizationWorkload(2, 64, 8, ("int8_channel",), weight=weight))
     assert found.sqnr > 100
     with pytest.raises(ValueError, match=r"expected a weight \(8, 32\), found \(8, 64\)"):
         QuantizationWorkload(2, 32, 8, weight=weight).layer()
@@ -83,7 +83,7 @@ def test_operations(operation, weight, x):
     layer = work.layer()
     assert tuple(layer.weight.shape) == weight and tuple(work.example().shape) == x
     assert torch.equal(work.example(), work.example())
-    found = {each.format: each for each in measured(work)}
+    found = {each.format: each for each in measure(work)}
     assert found["int8_channel"].sqnr > found["mxfp4"].sqnr > 10
     assert found["mxfp4"].bytes == bs.quantize(layer.weight.flatten(1), "mxfp4").nbytes
     with pytest.raises(ValueError, match="unknown operation 'lstm'; choose from linear, conv2d"):
