@@ -203,7 +203,7 @@ def _bytes(name: str, x: Tensor, op: str) -> int:
     fmt, shape = parse(name), tuple(x.shape)
     cache_bytes = last_cache("cuda" if x.is_cuda else "cpu")
     times = 1 if op == "dequantize" else requests.reads(fmt, shape, x.dtype, cache_bytes)
-    return requests.moved(op, fmt, shape, x.dtype, times)
+    return requests.traffic(op, fmt, shape, x.dtype, times)
 
 
 def layers(shape: tuple[int, int], cuda: bool) -> Iterator[Case | str]:

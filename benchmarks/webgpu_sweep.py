@@ -84,7 +84,7 @@ def moved(name: str, x: torch.Tensor, op: str) -> int:
     """Bytes that must move: x is read twice where all of it shares a scale."""
     fmt = parse(name)
     times = 2 if isinstance(fmt.scale, TwoLevel) and op != "dequantize" else 1
-    return requests.moved(op, fmt, tuple(x.shape), x.dtype, times)
+    return requests.traffic(op, fmt, tuple(x.shape), x.dtype, times)
 
 
 def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ from tests.support.plain_names import (
 )
 
 # What is left from before the rule. A figure here may only go down: new code has none.
-BOUNDS = {"visible": 301, "local": 171}
+BOUNDS = {"visible": 282, "local": 153}
 
 
 @pytest.mark.parametrize("figure", BOUNDS)

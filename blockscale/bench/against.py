@@ -83,8 +83,8 @@ def regressions(changes: list[Change], tolerance: float) -> Table:
     check_tolerance(tolerance)
     rows = [
         (
-            change.case, change.by, _told(change.before, change.relative),
-            _told(change.now, change.relative), f"{change.ratio:.3f}",
+            change.case, change.by, _figure(change.before, change.relative),
+            _figure(change.now, change.relative), f"{change.ratio:.3f}",
             "✗ slower" if change.slower(tolerance) else "",
         )
         for change in changes
@@ -113,5 +113,5 @@ def verdict(changes: list[Change], tolerance: float) -> str:
     )
 
 
-def _told(value: float, relative: bool) -> str:
+def _figure(value: float, relative: bool) -> str:
     return f"{value:.3f}" if relative else f"{1e6 * value:.1f} µs"

@@ -58,20 +58,20 @@ def versions() -> dict[str, str]:
 def git(*arguments: str) -> str | None:
     """What git says in the checkout, or None where there is none."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def commit() -> str:
     """The checkout's commit, with `+` if files other than results differ from it."""
     if git("ls-files", "--error-unmatch", "blockscale/__init__.py") is None:
         return "unknown"  # installed, perhaps inside somebody else's checkout
-    changed = git("status", "--porcelain", "--", ":/", ":(exclude)benchmarks/results")
-    return (git("rev-parse", "HEAD") or "unknown") + ("+" if changed else "")
+    changes = git("status", "--porcelain", "--", ":/", ":(exclude)benchmarks/results")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+" if changes else "")
 
 
 # The process that measures: memory that stays, and every core.
@@ -83,16 +83,16 @@ GUARD = "BLOCKSCALE_BENCH_STARTED_AGAIN"
 WHY = "started again with " + " ".join(f"{k}={v}" for k, v in ALLOCATOR.items())
 
 
-def needed(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+def restart_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """The environment to start again with, or None if this process is as it should be."""
     variables = {**environment, **ALLOCATOR, GUARD: "1"}
-    settled = all(environment.get(name) == value for name, value in ALLOCATOR.items())
-    return None if settled or GUARD in environment or sys.platform != "linux" else variables
+    is_set = all(environment.get(name) == value for name, value in ALLOCATOR.items())
+    return None if is_set or GUARD in environment or sys.platform != "linux" else variables
 
 
 def start_again() -> None:
     """Replace this process by itself with the allocator's settings, once."""
-    environment = needed()
+    environment = restart_environment()
     if environment is not None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

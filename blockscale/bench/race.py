@@ -145,7 +145,7 @@ def _case(
     name: str, mine: Worker, theirs: Worker, settings: Settings, watcher: Watcher
 ) -> Iterator[Pair]:
     """What is ours in a case, in turns."""
-    watcher.begin(_named(name))
+    watcher.begin(_case_of(name))
     share = settings.seconds / max(len(mine.about["cases"]), 1) / (2 * ROUNDS)
     pairs: dict[str, Pair] = {}
     for turn in range(ROUNDS):
@@ -158,7 +158,7 @@ def _case(
             pair = pairs.setdefault(by, Pair(name, by))
             for side in SIDES:
                 pair.seconds[side].append(lines[side][by])
-    watcher.end(_named(name))
+    watcher.end(_case_of(name))
     yield from pairs.values()
 
 
@@ -168,7 +168,7 @@ def _ours(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _named(name: str) -> Case:
+def _case_of(name: str) -> Case:
     """A case for a watcher, which asks for its name."""
     return Case(name, name.partition("/")[0], {}, tuple, lambda *_: {})
 

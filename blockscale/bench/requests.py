@@ -39,7 +39,7 @@ def reads(fmt: Format, shape: Shape, dtype: torch.dtype, cache: int) -> int:
     return 2 if span > cache else 1
 
 
-def moved(op: str, fmt: Format, shape: Shape, dtype: torch.dtype, times_read: int) -> int:
+def traffic(op: str, fmt: Format, shape: Shape, dtype: torch.dtype, times_read: int) -> int:
     """Bytes of one primitive: input and output, scales too. `dtype` is that of the float side."""
     floats, stored = prod(shape) * dtype.itemsize, stored_bytes(fmt, shape)
     if op == "quantize":
@@ -95,19 +95,19 @@ class Primitive:
     def bytes(self, reads: int | None = None) -> int:
         """Bytes that must move at least."""
         times = self.reads if reads is None else reads
-        return moved(self.op, self.fmt, self.shape, self.dtype, times)
+        return traffic(self.op, self.fmt, self.shape, self.dtype, times)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer k -> n without bias. `made` keeps what was built of it, by contestant."""
+    """A linear layer k -> n without bias. `cache` keeps what was built of it, by contestant."""
 
     k: int
     n: int
     device: str = "cpu"
     compiled: bool = False
     dtype: torch.dtype = torch.float32
-    made: dict[str, Any] = field(default_factory=dict, compare=False)
+    cache: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def weight(self) -> Tensor:

@@ -41,7 +41,7 @@ class Results:
         return cls(path, data)
 
     @property
-    def done(self) -> set[str]:
+    def case_names(self) -> set[str]:
         """The names of the cases that are in it."""
         return {case["name"] for case in self.data["cases"]}
 
@@ -112,7 +112,7 @@ def new_path(settings: Settings) -> Path:
     return folder() / f"{kind}-{settings.device.replace(':', '')}-{moment}.json"
 
 
-def unfinished(settings: Settings) -> Path | None:
+def newest_incomplete(settings: Settings) -> Path | None:
     """The newest run with these settings that is not complete."""
     own = about(settings)["settings"]
     candidates = [
@@ -131,7 +131,7 @@ def newest_full(
     It is looked for among `paths`, by default the files that git tracks. On a CPU it is complete; a
     GPU may be lent for less time than that takes, so there one that stopped will do, if none is.
     """
-    runs = _runs(committed() if paths is None else paths)
+    runs = _runs(tracked_files() if paths is None else paths)
     candidates = [
         (data["complete"], data["when"], path.name, path, data)
         for path, data in runs
@@ -141,12 +141,12 @@ def newest_full(
     return max(candidates, key=lambda run: run[:3])[3:] if candidates else None
 
 
-def committed() -> list[Path]:
+def tracked_files() -> list[Path]:
     """The result files that git tracks; outside a checkout, all there are."""
-    listed = git("ls-files", "--", "benchmarks/results")
-    if listed is None:
+    names = git("ls-files", "--", "benchmarks/results")
+    if names is None:
         return sorted(folder().glob("*.json"))
-    paths = [CHECKOUT / line for line in listed.splitlines() if line.endswith(".json")]
+    paths = [CHECKOUT / line for line in names.splitlines() if line.endswith(".json")]
     return [path for path in paths if path.exists()]
 
 

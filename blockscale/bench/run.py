@@ -58,7 +58,7 @@ def run(settings: Settings, path: Path, resume: bool, watcher: Watcher) -> Resul
                 f"no case matches {settings.only!r}: give a part of a case's name, or a glob "
                 "such as 'quantize*'; without it all cases run"
             )
-        todo = [case for case in cases if case.name not in results.done]
+        todo = [case for case in cases if case.name not in results.case_names]
         watcher.start(len(cases), len(cases) - len(todo))
         _measure_all(todo, settings, results, watcher)
     return results
@@ -136,7 +136,7 @@ def _line(
         "calls": timing.calls,
         **figures,
         "targets": {name: dict([target]) for name, target in contestant.targets.items()},
-        "met": targets.met(contestant.targets, figures),
+        "met": targets.are_met(contestant.targets, figures),
     }
     return {key: value for key, value in line.items() if value not in (None, "", {})}
 

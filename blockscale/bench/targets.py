@@ -81,27 +81,27 @@ def linear(
     rule = _LINEAR.get((weight, text))
     if shape != MATRIX or rule is None:
         return {}
-    promised: dict[str, tuple[str, float]] = {}
+    goals: dict[str, tuple[str, float]] = {}
     if rows in rule:
-        promised["relative"] = ("at_most", rule[rows])
+        goals["relative"] = ("at_most", rule[rows])
     if rows == 1 and text is None:
-        promised["of_copy"] = ("at_least", _WEIGHT_OF_COPY)
-    return promised
+        goals["of_copy"] = ("at_least", _WEIGHT_OF_COPY)
+    return goals
 
 
 def _gpu_linear(weight: str, text: str | None, shape: tuple[int, int], rows: int) -> Targets:
     rule = _GPU_LINEAR.get((weight, text))
     if shape == _GPU_SQUARE and rows == 4096 and rule:
         return {"relative": ("at_most", round(rule, 3))}
-    promised: dict[str, tuple[str, float]] = {}
+    goals: dict[str, tuple[str, float]] = {}
     if shape == _GPU_SWEEP and text is None:
-        promised["relative"] = ("at_most", _NO_CLIFF)
+        goals["relative"] = ("at_most", _NO_CLIFF)
         if rows in (1, 16) and rule:
-            promised["of_copy"] = ("at_least", _GPU_OF_COPY)
-    return promised
+            goals["of_copy"] = ("at_least", _GPU_OF_COPY)
+    return goals
 
 
-def met(targets: Targets, figures: dict[str, float]) -> bool | None:
+def are_met(targets: Targets, figures: dict[str, float]) -> bool | None:
     """Whether every figure that has a target reaches it; None if none has one."""
     if not targets:
         return None

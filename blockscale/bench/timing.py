@@ -56,7 +56,7 @@ def clock(device: str, host: bool = False) -> Clock:
         raise ValueError(f"cannot measure on device {device!r}; choose from cpu, cuda")
     if not torch.cuda.is_available():
         raise ValueError(f"device {device!r}: torch finds no CUDA device here")
-    return _sent if host else _events
+    return _launch_time if host else _events
 
 
 def _wall(call: Callable[[], Any], times: int) -> float:
@@ -78,7 +78,7 @@ def _events(call: Callable[[], Any], times: int) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def _sent(call: Callable[[], Any], times: int) -> float:
+def _launch_time(call: Callable[[], Any], times: int) -> float:
     """The time in which calls are sent to a GPU that has nothing else to do."""
     torch.cuda.synchronize()
     seconds = _wall(call, times)
@@ -93,7 +93,7 @@ class Racer:
         """share: seconds it may take; cold: one call a sample."""
         self.contestant, self._share, self._clock = contestant, share, clock
         self.samples: list[float] = []
-        self.calls, self._spent = 1, 0.0
+        self.calls, self._seconds = 1, 0.0
         seconds = self._time()
         if seconds < _FAR_TOO_SLOW * share:  # the first call grew the heap and read code from disk
             seconds = self._time()
@@ -106,7 +106,7 @@ class Racer:
     def _time(self) -> float:
         with self.contestant.quiet():
             seconds = self._clock(self.contestant.call, self.calls)
-        self._spent += seconds
+        self._seconds += seconds
         return seconds / self.calls
 
     @property
@@ -115,7 +115,7 @@ class Racer:
         rounds = len(self.samples)
         if self._slow or rounds >= _MOST_ROUNDS:
             return False
-        return rounds < _LEAST_ROUNDS or self._spent < self._share
+        return rounds < _LEAST_ROUNDS or self._seconds < self._share
 
     def sample(self) -> None:
         """Take one more."""

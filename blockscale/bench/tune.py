@@ -159,10 +159,10 @@ def best_cut(below: Sequence[float], above: Sequence[float]) -> int:
     return min(range(len(sums)), key=sums.__getitem__)
 
 
-def gain(below: Sequence[float], above: Sequence[float], cut: int, other: int) -> float:
-    """The mean time with `cut`, in that with `other`."""
+def gain(below: Sequence[float], above: Sequence[float], bound: int, other: int) -> float:
+    """The mean time with `bound`, in that with `other`."""
     logs = [math.log(a / b) for a, b in zip(below, above, strict=True)]
-    return math.exp((sum(logs[:cut]) - sum(logs[:other])) / len(logs))
+    return math.exp((sum(logs[:bound]) - sum(logs[:other])) / len(logs))
 
 
 def questions_for(isa: str) -> Iterator[Size | Bound]:
@@ -196,10 +196,10 @@ def tune(settings: Settings, say: Callable[[str], None], tuner: Tuner | None = N
     recipes = [recipe for recipe in linear.recipes(settings) if settings.picks(recipe[0])]
     for (k, n), rows in settings.sizes.linear.items():
         for weight, inputs in recipes:
-            spelled = str(bs.parse(inputs)) if inputs else ""
+            text = str(bs.parse(inputs)) if inputs else ""
             try:
                 for m in rows:
-                    tuner(str(bs.parse(weight)), spelled, (m, n, k))
+                    tuner(str(bs.parse(weight)), text, (m, n, k))
             except ValueError as error:
                 say(f"not tuned: {linear.label(weight, inputs)}: {error}")
             else:
@@ -250,7 +250,7 @@ def _size(each: Size, so_far: dict[str, int]) -> tuple[int, float]:
     usual = so_far[each.name]
     calls = each.calls()
     candidates = dict.fromkeys({*each.candidates, usual}, calls)
-    times = timed(candidates, lambda value: _native.set_tuning(so_far | {each.name: value}))
+    times = measure(candidates, lambda value: _native.set_tuning(so_far | {each.name: value}))
     share = {value: geometric_mean(own) for value, own in times.items()}
     best = min(share, key=share.__getitem__)
     names = best if share[best] < CLEAR * share[usual] else usual
@@ -263,19 +263,19 @@ def _bound(each: Bound, so_far: dict[str, int]) -> tuple[int, float]:
     below, above = [], []  # a bound that no size reaches leaves all to the way below
     for size in each.sizes:
         calls = {value: each.calls(size) for value in (most, least)}  # a weight keeps its way
-        times = timed(calls, lambda value: _native.set_tuning(so_far | {each.name: value}))
+        times = measure(calls, lambda value: _native.set_tuning(so_far | {each.name: value}))
         own = {v: geometric_mean(t) for v, t in times.items()}
         below.append(own[most])
         above.append(own[least])
     unit = 1024 if each.name == "weight_bytes" else 1
-    cuts = [cut * unit for cut in each.cuts()]
+    cuts = [bound * unit for bound in each.cuts()]
     other = sum(size * unit < usual if each.above else size * unit <= usual for size in each.sizes)
     best = best_cut(below, above)
     share = gain(below, above, best, other)
     return (cuts[best], share) if share < CLEAR else (usual, 1.0)
 
 
-def timed(
+def measure(
     calls: Mapping[int, Sequence[Call]], use: Callable[[int], None]
 ) -> dict[int, list[float]]:
     """{candidate: seconds of each of its calls}: the least of some samples, in turns."""
@@ -285,8 +285,8 @@ def timed(
         use(value)
         for call in own:
             call()  # weights are made ready
-        once = [_seconds(call, 1) for call in own]
-        counts = counts or [max(1, int(_SAMPLE / max(each, 1e-9))) for each in once]
+        seconds = [_seconds(call, 1) for call in own]
+        counts = counts or [max(1, int(_SAMPLE / max(each, 1e-9))) for each in seconds]
     for _ in range(_ROUNDS):
         for value, own in calls.items():
             use(value)

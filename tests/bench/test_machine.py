@@ -76,13 +76,13 @@ def test_no_commit(tmp_path, monkeypatch):
 
 
 def test_starting_again(monkeypatch, capsys):
-    wanted = machine.needed({"A": "b"})
+    wanted = machine.restart_environment({"A": "b"})
     if sys.platform != "linux":
         assert wanted is None
         return
     assert wanted == {"A": "b", **machine.ALLOCATOR, machine.GUARD: "1"}
-    assert machine.needed(wanted) is None
-    assert machine.needed({machine.GUARD: "1"}) is None  # once, whatever comes of it
+    assert machine.restart_environment(wanted) is None
+    assert machine.restart_environment({machine.GUARD: "1"}) is None  # once, whatever comes of it
     started = []
     monkeypatch.delenv(machine.GUARD, raising=False)
     for name in machine.ALLOCATOR:

@@ -13,10 +13,10 @@ from blockscale.bench.requests import (
     Layer,
     Primitive,
     best,
-    moved,
     normal,
     reads,
     stored_bytes,
+    traffic,
 )
 from blockscale.bench.timing import Racer, Timing, race
 from tests.support.bench_runs import ticking
@@ -65,13 +65,13 @@ def test_a_scale_that_spans_more_than_the_cache_needs_two_reads(name, cache, tim
 def test_bytes_of_primitives():
     fmt, shape = bs.parse("mxfp4"), (4096, 4096)
     x, codes, scales = 4 * 4096**2, 4096**2 // 2, 4096**2 // 32
-    assert moved("quantize", fmt, shape, torch.float32, 1) == x + codes + scales
-    assert moved("dequantize", fmt, shape, torch.float32, 1) == x + codes + scales
-    assert moved("dequantize", fmt, shape, torch.bfloat16, 1) == x // 2 + codes + scales
-    assert moved("fake_quantize", fmt, shape, torch.float32, 1) == 2 * x
-    assert moved("fake_quantize", fmt, shape, torch.float32, 2) == 3 * x
+    assert traffic("quantize", fmt, shape, torch.float32, 1) == x + codes + scales
+    assert traffic("dequantize", fmt, shape, torch.float32, 1) == x + codes + scales
+    assert traffic("dequantize", fmt, shape, torch.bfloat16, 1) == x // 2 + codes + scales
+    assert traffic("fake_quantize", fmt, shape, torch.float32, 1) == 2 * x
+    assert traffic("fake_quantize", fmt, shape, torch.float32, 2) == 3 * x
     with pytest.raises(ValueError, match="unknown primitive 'transpose'; choose from quantize"):
-        moved("transpose", fmt, shape, torch.float32, 1)
+        traffic("transpose", fmt, shape, torch.float32, 1)
 
 
 # What contestants are asked for is the same data each time.
@@ -97,7 +97,7 @@ def test_a_layer():
     assert torch.equal(module[0].weight, layer.weight)
     assert module[0].weight.data_ptr() != layer.weight.data_ptr()  # it is replaced in place
     assert not module.training and module[0].bias is None
-    assert layer == Layer(64, 8, dtype=torch.bfloat16, made={"a": 1})  # what is kept tells nothing
+    assert layer == Layer(64, 8, dtype=torch.bfloat16, cache={"a": 1})  # what is kept tells nothing
 
 
 def test_a_primitive():

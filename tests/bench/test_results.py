@@ -72,11 +72,11 @@ def test_the_newest_full_run(tmp_path):
     whole = save(tmp_path / "g.json", when="2026-01-08", settings=gpu)
     found = results.newest_full([*paths, stopped, whole], "cuda")
     assert found is not None and found[0] == whole
-    assert all(path.suffix == ".json" for path in results.committed())
+    assert all(path.suffix == ".json" for path in results.tracked_files())
 
 
 def test_committed_runs_are_whole():
-    for path in results.committed():
+    for path in results.tracked_files():
         data = json.loads(Path(path).read_text())
         if results.is_run(data):
             assert data["complete"] or data["settings"]["device"] == "cuda", path
@@ -86,13 +86,13 @@ def test_committed_runs_are_whole():
 @pytest.mark.slow
 def test_the_newest_unfinished_run(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "folder", lambda: tmp_path)
-    assert results.unfinished(FEW) is None
+    assert results.newest_incomplete(FEW) is None
     mine = results.about(FEW)["settings"]
     save(tmp_path / "old.json", complete=False, when="2026-01-01", settings=mine)
     newest = save(tmp_path / "new.json", complete=False, when="2026-01-02", settings=mine)
     save(tmp_path / "done.json", complete=True, when="2026-01-03", settings=mine)
     save(tmp_path / "other.json", complete=False, when="2026-01-04")
-    assert results.unfinished(FEW) == newest
+    assert results.newest_incomplete(FEW) == newest
 
 
 def test_names_say_what_a_run_is():

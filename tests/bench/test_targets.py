@@ -25,9 +25,9 @@ def test_promises_are_about_one_shape():
     assert targets.linear("mxfp4", None, shape, 1) == {"of_copy": ("at_least", 0.6)}
     assert targets.linear("bfp8", "bfp8", shape, 512) == {"relative": ("at_most", 0.18)}
     assert targets.linear("bfp8", "bfp8", (384, 1536), 512) == {}
-    assert targets.met({"of_copy": ("at_least", 0.9)}, {"of_copy": 0.9}) is True
-    assert targets.met({"relative": ("at_most", 0.1)}, {"relative": 0.11}) is False
-    assert targets.met({}, {"relative": 0.11}) is None
+    assert targets.are_met({"of_copy": ("at_least", 0.9)}, {"of_copy": 0.9}) is True
+    assert targets.are_met({"relative": ("at_most", 0.1)}, {"relative": 0.11}) is False
+    assert targets.are_met({}, {"relative": 0.11}) is None
 
 
 def test_gpu_promises():

@@ -60,7 +60,7 @@ def clocked(monkeypatch, seconds):
             found[value] = [seconds(_native.tuning(), call()) for call in own]
         return found
 
-    monkeypatch.setattr(tuning, "timed", timed)
+    monkeypatch.setattr(tuning, "measure", timed)
 
 
 QUESTIONS = (
@@ -116,6 +116,6 @@ def test_an_error_gives_the_choices_back(monkeypatch, tmp_path):
 
 def test_times_are_taken_in_turns():
     asked = []
-    found = tuning.timed({1: [lambda: None], 2: [lambda: None]}, asked.append)
+    found = tuning.measure({1: [lambda: None], 2: [lambda: None]}, asked.append)
     assert found.keys() == {1, 2} and all(t[0] > 0 for t in found.values())
     assert asked == [1, 2] * 6

@@ -59,19 +59,19 @@ def label(weight: str, text: str | None) -> str:
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Every shape, every number of rows; all contestants race in each."""
-    picked = [recipe for recipe in recipes(settings) if settings.picks(recipe[0])]
-    values = {str(bs.parse(weight)) for weight, _ in picked}
-    picked += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in values]
+    choice = [recipe for recipe in recipes(settings) if settings.picks(recipe[0])]
+    values = {str(bs.parse(weight)) for weight, _ in choice}
+    choice += [(fmt, None) for fmt in settings.formats if str(bs.parse(fmt)) not in values]
     for (k, n), rows in settings.sizes.linear.items():
         for m in rows:
             about = {"op": "linear", "m": m, "k": k, "n": n, "operations": 2 * m * k * n}
-            contestants = partial(_contestants, (k, n), m, picked, settings)
+            contestants = partial(_contestants, (k, n), m, choice, settings)
             name = f"linear/{k}x{n}/m={m}"
             figures = partial(_figures, baseline(settings), m in settings.sizes.reading, (k, n))
             yield Case(name, GROUP, about, contestants, figures, 4.0, cold=True)
 
 
-def _copied(k: int, n: int) -> int:
+def _copy_bytes(k: int, n: int) -> int:
     """Bytes of the copy that one row is compared with: beyond caches, if the weight is large."""
     return min(_COPY, 8 * k * n)
 
@@ -85,19 +85,19 @@ def _contestants(
     name = baseline(settings)
     yield Contestant(name, "ceiling", lambda: F.linear(x, weight), bytes=weight.nbytes)
     if m in settings.sizes.reading:
-        yield from copies(_copied(layer.k, layer.n), settings.device)
+        yield from copies(_copy_bytes(layer.k, layer.n), settings.device)
     for recipe in recipes:
         nbytes = requests.stored_bytes(bs.parse(recipe[0]), (layer.n, layer.k))
-        promised = targets.linear(*recipe, shape, m, settings.kind)
+        goals = targets.linear(*recipe, shape, m, settings.kind)
         call = partial(_quantized(layer, *recipe), x)
         name = label(*recipe)
-        yield Contestant(name, "ours", call, bytes=nbytes, targets=promised, probe=True)
+        yield Contestant(name, "ours", call, bytes=nbytes, targets=goals, probe=True)
 
     def finish(peer: Peer, bind: Callable[[Tensor], Call]) -> Contestant:
         return Contestant(peer.name, "peer", bind(x), peer.note)
 
     if settings.peers:
-        yield from rivals("linear", layer, finish, layer.made)
+        yield from rivals("linear", layer, finish, layer.cache)
 
 
 def _figures(
@@ -112,7 +112,7 @@ def _figures(
     if reads and contestant.bytes:
         rate = contestant.bytes / timing.median
         figures["gigabytes_per_second"] = rate / 1e9
-        figures["of_copy"] = rate * best(times, PREFIX) / _copied(*shape)
+        figures["of_copy"] = rate * best(times, PREFIX) / _copy_bytes(*shape)
     return figures
 
 
@@ -125,9 +125,9 @@ def _layer(k: int, n: int, device: str, compiled: bool, dtype: torch.dtype) -> L
 def _quantized(layer: Layer, weight: str, text: str | None) -> nn.Module:
     """The layer as `bs.quantize_` makes it."""
     name = label(weight, text)
-    if name not in layer.made:
+    if name not in layer.cache:
         model = layer.module()
         bs.quantize_(model, bs.Recipe(weight, input=text), strict=True)
-        layer.made[name] = model
-    module: nn.Module = layer.made[name]
+        layer.cache[name] = model
+    module: nn.Module = layer.cache[name]
     return module

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Memory: what a call takes at its peak, and the bytes of its tensors beside those that we count.
 
-Traffic is that of tensors, each read or written once: what `traffic.moved` counts from a format
+Traffic is that of tensors, each read or written once: what `requests.traffic` counts from a format
 alone, and what the tensors of the call really have. The processor's own counters are not read.
 """
 
@@ -49,8 +49,8 @@ def _primitive(primitive: Primitive) -> Iterator[Contestant]:
     members: list[Tensor | QTensor] = [primitive.x]
     if primitive.op == "dequantize":
         members = [bs.quantize(primitive.x, primitive.spelling)]
-    counted = requests.moved(primitive.op, primitive.fmt, primitive.shape, primitive.dtype, 1)
-    yield _contestant(call, members, counted, primitive.device)
+    traffic = requests.traffic(primitive.op, primitive.fmt, primitive.shape, primitive.dtype, 1)
+    yield _contestant(call, members, traffic, primitive.device)
 
 
 def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contestant]:
@@ -65,7 +65,7 @@ def _linear(name: str, k: int, n: int, m: int, device: str) -> Iterator[Contesta
 
 
 def _contestant(
-    call: Call, members: Iterable[Tensor | QTensor], counted: int, device: str
+    call: Call, members: Iterable[Tensor | QTensor], traffic: int, device: str
 ) -> Contestant:
     """Ours, with what no clock tells."""
     with torch.no_grad():
@@ -77,7 +77,7 @@ def _contestant(
         "result_bytes": result.nbytes,
         "temporary_bytes": most - result.nbytes,
         "tensor_bytes": tensors,
-        "counted_bytes": counted,
+        "counted_bytes": traffic,
     }
     return Contestant("blockscale", "ours", call, facts=facts, probe=True)
 
@@ -86,5 +86,5 @@ def _figures(
     contestant: Contestant, timing: Timing, times: Mapping[str, Timing]
 ) -> dict[str, float]:
     del times
-    moved = contestant.facts["tensor_bytes"]
-    return {"gigabytes_per_second": moved / timing.median / 1e9}
+    nbytes = contestant.facts["tensor_bytes"]
+    return {"gigabytes_per_second": nbytes / timing.median / 1e9}

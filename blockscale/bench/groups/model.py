@@ -57,13 +57,13 @@ def _contestants(settings: Settings) -> Iterator[Contestant | Skipped]:
     quantized = copy.deepcopy(model)
     bs.quantize_(quantized, bs.Recipe(WEIGHT, input=INPUT), strict=True)
     ours = Contestant(f"{WEIGHT} x {INPUT}", "ours", partial(minilm.embed, quantized, inputs))
-    promised = targets.MODEL if settings.sizes == FULL else {}
+    goals = targets.MODEL if settings.sizes == FULL else {}
     with ours.quiet():
         facts = cosine(quantized)
-    yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=promised)
+    yield Contestant(ours.name, "ours", ours.call, facts=facts, targets=goals)
     if settings.device == "cpu":
         converted = _converted(model, inputs)
-        yield from _graphs(converted, inputs, cosine, targets.GRAPH if promised else {})
+        yield from _graphs(converted, inputs, cosine, targets.GRAPH if goals else {})
         if settings.peers:
             yield _exported(converted, inputs, cosine)
 
@@ -80,16 +80,16 @@ def _converted(model: nn.Module, tensors: dict[str, Tensor]) -> fx.GraphModule:
     free = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens", min=2, max=512)}
     sizes = dict.fromkeys(tensors, free)
     program = torch.export.export(model, (), tensors, dynamic_shapes=sizes)
-    prepared = bs.graph.prepare(program, bs.Recipe(WEIGHT, STATIC, skip=["embeddings"]))
-    bs.calibrate(prepared, [tensors], progress=False)
-    return bs.graph.convert(prepared)
+    observed_program = bs.graph.prepare(program, bs.Recipe(WEIGHT, STATIC, skip=["embeddings"]))
+    bs.calibrate(observed_program, [tensors], progress=False)
+    return bs.graph.convert(observed_program)
 
 
 def _graphs(
     converted: fx.GraphModule,
     tensors: dict[str, Tensor],
     cosine: Callable[[nn.Module], dict[str, float]],
-    promised: targets.Targets,
+    goals: targets.Targets,
 ) -> Iterator[Contestant | Skipped]:
     """The program lowered to each target that runs at once here."""
     fused = bs.graph.fuse(converted)
@@ -100,7 +100,7 @@ def _graphs(
             continue
         graph = bs.graph.lower(fused, target)
         call = partial(minilm.embed, graph, tensors)
-        yield Contestant(name, "ours", call, facts=cosine(graph), targets=promised)
+        yield Contestant(name, "ours", call, facts=cosine(graph), targets=goals)
 
 
 def _exported(
@@ -127,11 +127,11 @@ def _model(device: str) -> nn.Module:
 
 def tokens(sentences: int, length: int) -> dict[str, Tensor]:
     """Real text, `sentences` times `length` tokens without padding."""
-    joined = [" ".join(SENTENCES[i:] + SENTENCES[:i]) for i in range(sentences)]
-    whole = minilm.tokenize(minilm.directory(), joined)
-    cut = {name: each[:, :length].contiguous() for name, each in whole.items()}
-    cut["input_ids"][:, -1] = whole["input_ids"][0, _last(whole["attention_mask"][0])]
-    return cut
+    texts = [" ".join(SENTENCES[i:] + SENTENCES[:i]) for i in range(sentences)]
+    whole = minilm.tokenize(minilm.directory(), texts)
+    parts = {name: each[:, :length].contiguous() for name, each in whole.items()}
+    parts["input_ids"][:, -1] = whole["input_ids"][0, _last(whole["attention_mask"][0])]
+    return parts
 
 
 def _last(mask: Tensor) -> int:

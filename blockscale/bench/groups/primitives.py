@@ -90,8 +90,8 @@ def _case(primitive: Primitive, settings: Settings) -> Case:
 
 
 def _contestants(primitive: Primitive, dtype: str, peers: bool) -> Iterator[Contestant | Skipped]:
-    promised = targets.primitive(primitive.op, primitive.fmt, primitive.shape, dtype)
-    yield Contestant("blockscale", "ours", ours(primitive), targets=promised, probe=True)
+    goals = targets.primitive(primitive.op, primitive.fmt, primitive.shape, dtype)
+    yield Contestant("blockscale", "ours", ours(primitive), targets=goals, probe=True)
     yield from copies(primitive.bytes(), primitive.device)
 
     def finish(peer: Peer, call: Call) -> Contestant:

@@ -29,10 +29,10 @@ def rivals(
             yield Skipped(library, reason)
             continue
         for peer in offer(op):
-            yield _built(peer, finish, peers_)
+            yield _build(peer, finish, peers_)
 
 
-def _built(peer: Peer, finish: Finish, data: dict[str, Any]) -> Contestant | Skipped:
+def _build(peer: Peer, finish: Finish, data: dict[str, Any]) -> Contestant | Skipped:
     try:
         with quiet_libraries():
             if peer.name not in data:

@@ -72,11 +72,11 @@ def _quantize_affine() -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
     )
     block, limits = (1, _GROUP), (torch.int8, -127, 127)
 
-    def made(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def call(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale, zero = choose(x, symmetric, block, *limits)
         return quantize(x, block, scale, zero, *limits), scale, zero
 
-    return made
+    return call
 
 
 def _affine(x: Tensor, op: str) -> Call:

@@ -223,7 +223,7 @@ def bench(  # noqa: PLR0913 - one argument an option
     Results are ratios to what the hardware can reach. Ctrl-C stops and keeps what was measured;
     --resume continues.
     """
-    if machine.needed() is not None:
+    if machine.restart_environment() is not None:
         print(f"blockscale: {machine.WHY}", file=sys.stderr)
         machine.start_again()
     names = tuple(each for each in formats.split(",") if each)
@@ -265,7 +265,7 @@ def _place(settings: Settings, place: str, resume: bool) -> tuple[Path, bool]:
     if place not in ("", "-"):
         path = Path(place)
         return path, resume and path.exists()
-    old = results.unfinished(settings) if resume else None
+    old = results.newest_incomplete(settings) if resume else None
     return old or results.new_path(settings), old is not None
 
 
