@@ -185,7 +185,7 @@ def _methods(recipe: Recipe, has_calls: bool, observer: Any, weight: Any, bias: 
             f"weight {getattr(algorithm, 'name', algorithm)!r} with asymmetric runs the float "
             "model beside the quantized one, which is not done for ONNX files: leave it out"
         )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if transform is not None:
         who = "the recipe" if recipe.preset is None else f"preset {recipe.preset}"
         who = f"weight {AUTO!r}" if recipe.calibration is None else who

@@ -151,26 +151,26 @@ class FloatLayers(nn.Module):
         if not names:
             return dict(call)
         arrays = {n: each.numpy() if isinstance(each, Tensor) else each for n, each in call.items()}
+        key = names, [isinstance(each, QLayer) for each in layers.values()], self.rewritten
+        proto = None if key == self._session[0] else self._model_so_far(layers, names)
         try:
-            values = self._runs(layers, names).run(names, arrays)
+            if proto is not None:
+                self._session = key, session_of(proto)
+            values = self._session[1].run(names, arrays)
         except Exception as error:  # onnxruntime's errors have no common base
             raise ValueError(
                 f"onnxruntime cannot run the model on it: {str(error).splitlines()[0]}"
             ) from error
         return {**call, **{n: as_tensor(value) for n, value in zip(names, values, strict=True)}}
 
-    def _runs(self, layers: Mapping[str, nn.Module], names: list[str]) -> Any:
-        """A session of the model as it is so far that gives these values."""
-        codes = [name for name, layer in layers.items() if isinstance(layer, QLayer)]
-        key = names, codes, self.rewritten
-        if self._session[0] != key:
-            proto = ending_at(self.model.proto, names)
-            if not self.rewritten:
-                tensors = {each.name: each for each in proto.graph.initializer}
-                for name in codes:
-                    tensors[self.sites[name].tensor].raw_data = self._rounded(name)
-            self._session = key, session_of(proto)
-        return self._session[1]
+    def _model_so_far(self, layers: Mapping[str, nn.Module], names: list[str]) -> Any:
+        """The model that gives these values, with the weights of layers that are quantized."""
+        proto = ending_at(self.model.proto, names)
+        tensors = {each.name: each for each in proto.graph.initializer}
+        for name, layer in layers.items():
+            if isinstance(layer, QLayer) and not self.rewritten:
+                tensors[self.sites[name].tensor].raw_data = self._rounded(name)
+        return proto
 
     def _rounded(self, name: str) -> bytes:
         """A stored tensor, as a quantized layer leaves it."""
@@ -189,7 +189,7 @@ def _layer_of(
     convolution = site.kind in ("Conv", "ConvTranspose")
     layer: Any
     if site.kind == "Gather":
-        layer = nn.Embedding(*shape, device="meta")
+        layer = nn.Embedding(shape[0], shape[1], device="meta")
     elif convolution:
         layer = _convolution(site, shape)
     elif len(shape) == 2:
@@ -311,7 +311,7 @@ class FileCalibration:
         self.layers = FloatLayers(model, sites)
         self._names = {site.number: name for name, site in self.layers.sites.items()}
         self._biases = {name: model.bias_of(site) for name, site in self.layers.sites.items()}
-        rules = {name: schemes[site.number] for name, site in self.layers.sites.items()}
+        rules: Any = {name: schemes[site.number] for name, site in self.layers.sites.items()}
         own = Recipe(rules=rules, fused=False)
         try:
             with subnormals_kept():

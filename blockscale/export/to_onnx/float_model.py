@@ -148,8 +148,9 @@ class FloatModel:
     def _is_vector(self, name: str, size: int) -> bool:
         """Whether a stored tensor holds so many floats, along its last dimension alone."""
         tensor = self.tensors.get(name)
-        floats = tensor is not None and tensor.data_type in FLOATS
-        return floats and list(tensor.dims[-1:]) == [size] and prod(tensor.dims) == size
+        if tensor is None or tensor.data_type not in FLOATS:
+            return False
+        return list(tensor.dims[-1:]) == [size] and prod(tensor.dims) == size
 
     def _stored(self, name: str, makers: Mapping[str, Any]) -> tuple[str, bool] | None:
         """The stored tensor of floats behind a name, and whether it is transposed on its way."""
@@ -258,7 +259,7 @@ def _layer(tensor: str, node: Any) -> str:
 
 def bytes_of(values: Tensor) -> bytes:
     """Numbers as a stored tensor has them."""
-    return values.contiguous().view(torch.uint8).numpy().tobytes()
+    return values.flatten().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _as_raw(tensor: Any) -> None:

@@ -260,20 +260,23 @@ def test_biases_of_convolutions(tmp_path: Path) -> None:
     tensors |= {"bias": weights(8), "e.weight": weights(20, 8)}
     source = model(tmp_path / "float.onnx", nodes, tensors, {"x": ["n", 8, 20]})
     calls, out = feeds(2, 8, 20), tmp_path / "q.onnx"
-    ledger = quantize_onnx(source, out, "int4:channel0:fp32", calibrate=calls, bias="correct")
+    settings = {"weight": "search", "bias": "correct"}
+    ledger = quantize_onnx(source, out, "int4:channel0:fp32", calibrate=calls, **settings)
     stored = stored_in(out)
     assert {"a.bias", "b.bias", "c.bias", "bias"} <= stored.keys()
     assert np.array_equal(stored["bias"], tensors["bias"])
     assert ledger["a.bias"].bytes_after == 32
     assert [ledger[name].details for name in "abcde"] == [
-        *["bias corrected"] * 3,
-        "bias not corrected: it is no stored vector that is added as it is", "no bias to correct",
+        "weight by search, no blocks: 5 passes over the whole model, bias corrected",
+        *["weight by search, bias corrected"] * 2,
+        "weight by search, bias not corrected: it is no stored vector that is added as it is",
+        "weight by search, no bias to correct",
     ]  # fmt: skip
     conv = nn.Conv1d(8, 8, 1, bias=False)
     conv.weight = nn.Parameter(torch.from_numpy(tensors["a.weight"]))
     ours = nn.Sequential(conv).eval()
     batches = [torch.from_numpy(call["x"]) for call in calls]
-    bs.calibrate(ours, batches, "int4:channel0:fp32", bias="correct", progress=False)
+    bs.calibrate(ours, batches, "int4:channel0:fp32", progress=False, **settings)
     assert np.array_equal(stored["a.bias"], array(ours[0].bias))
     onnx.checker.check_model(str(out), full_check=True)
 
