@@ -407,3 +407,47 @@ def test_the_rewritten_model_gives_biases_their_inputs(tmp_path: Path) -> None:
     bs.calibrate(ours, batches, recipe, bias="correct", progress=False)
     stored = stored_in(tmp_path / "q.onnx")
     np.testing.assert_allclose(stored["2.bias"], array(ours[2].bias), atol=1e-3)
+
+
+class Net(nn.Module):
+    """A convolution, one of groups, two products of one input, and one of their product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1, stride=2)
+        self.deep = nn.Conv2d(16, 16, 3, groups=16, padding=1)
+        self.q, self.v = nn.Linear(16, 32, bias=False), nn.Linear(16, 32)
+        self.out = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.deep(self.conv(x).relu()).relu().flatten(2).transpose(1, 2)
+        result: torch.Tensor = self.out((self.q(x) * self.v(x)).mean(1))
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_export_of_torch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ours, source, out = Net().eval(), tmp_path / "float.onnx", tmp_path / "q.onnx"
+    x = [torch.randn(4, 3, 8, 8) for _ in range(4)]
+    torch.onnx.export(ours, (x[0],), source, input_names=["x"], dynamo=True, verbose=False)
+    plain, calls = copy.deepcopy(ours), [{"x": array(each)} for each in x]
+    settings = {"weight": "gptq", "bias": "correct", "sequential": False}
+    quantize_onnx(source, out, FMT, calibrate=calls, **settings)
+    quantize_onnx(source, tmp_path / "r.onnx", FMT)
+    told = bs.calibrate(ours, x, FMT, progress=False, **settings)
+    assert len(told.quantized) == 5
+    for at, name in enumerate(("conv", "deep", "q", "v", "out")):
+        expected = array(ours.get_submodule(name).qweight.dequantize())
+        found = weight_in(out, calls[0], at)
+        found = found if found.shape == expected.shape else found.T
+        assert np.isclose(found, expected).mean() > (1 - 1e-9 if at < 2 else 0.9), name
+    stored = stored_in(out)
+    assert np.array_equal(stored["conv.bias"], array(ours.conv.bias))
+    with torch.no_grad():
+        target = array(plain(x[0]))
+    lost = [
+        np.square(outputs(tmp_path / n, calls[0]) - target).mean() for n in ("q.onnx", "r.onnx")
+    ]
+    assert lost[0] < lost[1]
