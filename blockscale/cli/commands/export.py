@@ -54,17 +54,23 @@ class ExportSizes:
     batch, tokens: rows, None for the target's own number, and tokens of a row: the most, or of c
         exactly those
     name, max_bytes: what names in a C file begin with, and the most that it may take
+    cache: tokens that a decoder's file keeps between calls, of which `tokens` are then the most
     """
 
     batch: int | None
     tokens: int
     name: str = DEFAULT_NAME
     max_bytes: int | None = None
+    cache: int | None = None
 
     def check(self, target: str) -> None:
         """Raise ValueError for options that the target does not have."""
         if target != "c" and (self.name != DEFAULT_NAME or self.max_bytes is not None):
             raise ValueError("--name and --max-bytes are only for --to c")
+        if self.cache is not None and target != "executorch":
+            raise ValueError("--cache is only for --to executorch")
+        if self.cache is not None and self.batch not in (None, 1):
+            raise ValueError(f"a file with --cache takes one row: leave --batch {self.batch} out")
 
     @property
     def most(self) -> int:
@@ -106,7 +112,8 @@ def graph_for(
     sizes: ExportSizes,
 ) -> Any:
     """What the target's function takes: the program of a quantized model, else a converted graph;
-    for c a graph of integers, by default under bs.graph.integer_recipe.
+    for c a graph of integers, by default under bs.graph.integer_recipe; with a cache the quantized
+    model itself.
 
     read: the model, and whether its weights are quantized; example: sentences to calibrate with
 
@@ -121,6 +128,9 @@ def graph_for(
             "c needs codes on every edge, and MODEL_DIR has quantized weights alone: name the "
             "float model's directory"
         )
+    if sizes.cache is not None:
+        _quantize_layers(target, model, recipe, example, observer)
+        return model
     rows = len(example["input_ids"]) if integers else sizes.most
     exported = program(model, example, rows, sizes.tokens, in_dict=target == "onnx")
     if recipe is None and not integers:
@@ -132,14 +142,33 @@ def graph_for(
     return lower(fuse(converted), "integer") if integers else converted
 
 
+def _quantize_layers(
+    target: str,
+    model: nn.Module,
+    recipe: Recipe | None,
+    example: Mapping[str, Tensor] | None,
+    observer: str,
+) -> None:
+    """Quantize a model's layers in place, if there is a recipe. example: sentences, None for none
+    where nothing depends on them"""
+    if recipe is None:
+        return
+    if example is not None and reads_sentences(target, recipe):
+        calibrate(model, [example], recipe, observer, progress=False)
+    else:
+        quantize_(model, recipe)
+
+
 def options(write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes) -> Any:
-    """A target's named arguments: `overwrite`, as --force has said already that OUT may go, and of
-    c the sizes and the name."""
+    """A target's named arguments: `overwrite`, as --force has said already that OUT may go, of c
+    the sizes and the name, and of a decoder its cache."""
     parameters = inspect.signature(write).parameters
     arguments: dict[str, Any] = {"overwrite": True} if "overwrite" in parameters else {}
     if write.__name__ == "c":
         ones = {name: torch.ones(sizes.exactly, dtype=x.dtype) for name, x in example.items()}
         arguments |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}
+    if sizes.cache is not None:
+        arguments |= {"cache": sizes.cache, "tokens": min(sizes.tokens, sizes.cache)}
     return arguments
 
 
@@ -186,6 +215,10 @@ def export(  # noqa: PLR0913 - one argument an option
         typer.Option(min=1, help="Most rows (default 8; c: 1)."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens per row.")] = 128,
+    cache: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a decoder's cache."),
+    ] = None,
     name: Annotated[str, typer.Option(help="Prefix of names in a C file.")] = DEFAULT_NAME,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Largest size of a C model.")] = None,
     force: Annotated[
@@ -198,10 +231,11 @@ def export(  # noqa: PLR0913 - one argument an option
     The targets of --to are c, onnx, executorch, program and compressed-tensors. What was written is
     read again and audited: stored types and bytes of every weight, and what computes with it. c has
     a recipe of its own; a quantized MODEL_DIR needs none. Without --text, eight built-in sentences
-    choose static scales. --tokens is at most the number of the model's positions.
+    choose static scales. --tokens is at most the number of the model's positions. With --cache, a
+    file for a language model keeps keys and values of past tokens, and takes one row of new ones.
     """
     write = _target(to)
-    sizes = ExportSizes(batch, tokens, name, max_bytes)
+    sizes = ExportSizes(batch, tokens, name, max_bytes, cache)
     sizes.check(write.__name__)
     _check_place(out, model, force, write.__name__ == "compressed_tensors")
     full_recipe = _recipe(recipe, skip or [])
@@ -325,12 +359,11 @@ def _write_directory(
                 f"left in float, as its readers do: {', '.join(map(shown, skipped))}", err=True
             )
         recipe = replace(recipe, skip=(*recipe.skip, *skipped))
+        sentences, tokens, observer = data
+        example = None
         if reads_sentences("compressed_tensors", recipe):
-            sentences, tokens, observer = data
             example = tokenize(path, sentences, fitting(model, tokens))
-            calibrate(model, [example], recipe, observer, progress=False)
-        else:
-            quantize_(model, recipe)
+        _quantize_layers("compressed_tensors", model, recipe, example, observer)
     with whole_folder(absolute(out), force) as folder:
         exporters.compressed_tensors(model, folder)
         for file in _other_files(path):

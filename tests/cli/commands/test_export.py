@@ -22,6 +22,7 @@ from blockscale.cli.commands.export import (
 )
 from blockscale.cli.model_directory import read_model
 from blockscale.demo.exports import NO_COMPILER, compiled, compiler
+from blockscale.layers.layer import QLayer
 from tests.cli.words import words
 from tests.support.cli_model_directory import tiny, tokenizer
 
@@ -215,6 +216,41 @@ def test_executorch(model, tmp_path):
 
 
 @pytest.mark.slow
+def test_executorch_with_a_cache(model, tmp_path):
+    pytest.importorskip("executorch", reason="pip install 'blockscale[executorch]'")
+    from executorch.runtime import Runtime
+
+    out, layers = tmp_path / "m.pte", ["-r", "int8_channel", "--cache", "32", "--tokens", "8"]
+    result = run(model, out, "--to", "executorch", *layers)
+    assert result.exit_code == 0, result.stderr
+    plain, _ = read_model(model)
+    bs.quantize_(plain, "int8_channel")
+    ids = IDS[:1]
+    with torch.no_grad():
+        expected = plain(input_ids=ids).logits
+    method = Runtime.get().load_program(out).load_method("forward")
+    pieces = [
+        method.execute([ids[:, i:j].contiguous(), torch.arange(i, j)])[0].clone()
+        for i, j in ((0, 8), (8, 10))
+    ]
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_a_cache_is_quantized_as_it_is(model):
+    """Its layers, not a graph: bs.export.executorch makes the graph of a call."""
+    for recipe, observed in ((bs.Recipe("int8_channel"), False), (bs.Recipe("int8", "int8"), True)):
+        read = read_model(model)
+        example = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+        sizes = ExportSizes(None, 8, cache=32)
+        result = graph_for("executorch", read, recipe, example, "mse", sizes)
+        assert result is read[0] and isinstance(result.lm_head, QLayer)
+        scales = [name for name in result.state_dict() if name.startswith("lm_head.input")]
+        assert bool(scales) == observed
+    with pytest.raises(ValueError, match="no recipe: pass one"):
+        graph_for("executorch", read_model(model), None, example, "mse", sizes)
+
+
+@pytest.mark.slow
 def test_a_quantized_directory_needs_no_recipe(model, tmp_path):
     from blockscale.files.directory.quantize_directory import quantize_directory
 
@@ -273,6 +309,8 @@ def test_options():
     assert given == {"overwrite": True, "name": "net", "max_bytes": 1000}
     assert options(bs.export.program, EXAMPLE, sizes) == {"overwrite": True}
     assert options(bs.export.c, EXAMPLE, ExportSizes(3, 5))["example"]["input_ids"].shape == (3, 5)
+    cached = options(bs.export.executorch, EXAMPLE, ExportSizes(None, 128, cache=32))
+    assert cached == {"overwrite": True, "cache": 32, "tokens": 32}
     assert ExportSizes(None, 16).most == 8 and ExportSizes(2, 16).most == 2
 
 
@@ -282,6 +320,11 @@ def test_options_of_another_target():
     for odd in (ExportSizes(1, 2, "net"), ExportSizes(1, 2, max_bytes=5)):
         with pytest.raises(ValueError, match="are only for --to c"):
             odd.check("onnx")
+    ExportSizes(None, 2, cache=8).check("executorch")
+    with pytest.raises(ValueError, match="--cache is only for --to executorch"):
+        ExportSizes(None, 2, cache=8).check("onnx")
+    with pytest.raises(ValueError, match="takes one row: leave --batch 2 out"):
+        ExportSizes(2, 2, cache=8).check("executorch")
 
 
 def test_recipes():
