@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.algorithms.hessian import OutputError
-from blockscale.calibration.algorithms.smoothquant import balanced, divided_by
+from blockscale.calibration.algorithms.smoothquant import balance, divided_by
 from blockscale.core.format import Format
 from blockscale.layers.before import Before
 
@@ -63,6 +63,6 @@ class AWQ:
             large = of_input.pow(alpha)
             both = {"alpha": large, "duo alpha": large / of_weight.pow(1 - alpha)}
             for kind, s in both.items():
-                scale = divided_by(balanced(torch.where(alive, s, 0.0)), pow2=self.pow2)
+                scale = divided_by(balance(torch.where(alive, s, 0.0)), pow2=self.pow2)
                 candidates.append((f"{kind} {alpha:g}", scale))
         return error.best(candidates)

@@ -2,7 +2,7 @@
 """Scales for the blocks of a weight, one block by itself, through the format's own scale rule.
 
 Here the outer scale of a two-level format is fixed: it is what the whole weight chooses by its
-largest magnitude, spread to one per block (`spread`), so that blocks can be looked at one by one.
+largest magnitude, one per block (`per_block`), so that blocks can be looked at one by one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +89,7 @@ def widened(weight: Tensor, fmt: Format, layer: str) -> Tensor:
     return wide
 
 
-def spread(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]:
+def per_block(weight: Tensor, fmt: Format) -> tuple[Format, QParams, Tensor | None]:
     """What `bs.quantize` chooses for a weight, its outer scale, and that outer one per block.
 
     The format returned is `fmt`, its scale's own blocks of one element: it reads such outer scales.
@@ -200,21 +200,21 @@ def search_by_parts(x: Tensor, fmt: Format, search: Search) -> QParams:
 
     Scales that a learned table belongs to stay what the whole weight chooses.
     """
-    single, choice, outer = spread(x, fmt)
+    single, choice, outer = per_block(x, fmt)
     if fmt.element.learned:
         return choice
     elements = _PART if x.device.type == "cpu" else _PART_ELSEWHERE
     for of_weight, of_scale in whole_blocks((x.shape[0], x.shape[1]), fmt.block, elements):
         outer_part = None if outer is None else outer[of_scale].contiguous()
         best = search(x[of_weight].contiguous(), single, outer_part, of_weight[1])
-        put(best, choice, of_scale)
+        write_part(best, choice, of_scale)
     return choice
 
 
 Where = slice | Tensor  # of neighbours: a slice, or on a GPU their numbers, int64, in its memory
 
 
-def put(part: QParams, whole: QParams, at: tuple[slice, Where]) -> None:
+def write_part(part: QParams, whole: QParams, at: tuple[slice, Where]) -> None:
     """Write scales, zero points and offsets of some blocks into those of all; the outer scale
     stays."""
     for name in ("scale", "zero_point", "offset"):
@@ -293,8 +293,8 @@ def search(
         candidate = choose_scales(lower, higher, fmt, outers)
         best, least = count.better(_neighbours(candidate, fmt), best, least)
     for _ in range(0 if isinstance(fmt.scale, PowerOfTwo) else _POLISHES):
-        polished = _polish(x, best, fmt, importance)
-        best, least = count.better(_neighbours(polished, fmt), best, least)
+        start = _polish(x, best, fmt, importance)
+        best, least = count.better(_neighbours(start, fmt), best, least)
     return best
 
 
@@ -342,15 +342,15 @@ class Errors(NamedTuple):
             return select(error < least, candidates[0], best), torch.minimum(error, least)
 
         def by_number(parts: Iterable[Tensor]) -> Tensor:
-            numbered = [part.unflatten(0, (times, size)) for part in parts]
-            return torch.stack(numbered, 1).flatten(0, 1)
+            candidates = [part.unflatten(0, (times, size)) for part in parts]
+            return torch.stack(candidates, 1).flatten(0, 1)
 
         errors = by_number([self.of(each) for each in candidates]).nan_to_num(nan=torch.inf)
         error, which = errors.min(0)
         parts = zip(*candidates, strict=True)
         new = [None if p[0] is None else by_number(p).gather(0, which[None])[0] for p in parts]
-        picked = QParams(*new)  # type: ignore[arg-type]
-        return select(error < least, picked, best), torch.minimum(error, least)
+        choice = QParams(*new)  # type: ignore[arg-type]
+        return select(error < least, choice, best), torch.minimum(error, least)
 
 
 def _neighbours(candidate: QParams, fmt: Format) -> list[QParams]:
@@ -370,10 +370,10 @@ def _polish(x: Tensor, best: QParams, fmt: Format, importance: Tensor | None) ->
     """The same codes, under the step that fits them best: <x, v> / <v, v> for values v in steps."""
     step = reference.step_of(best, fmt)
     v = in_steps(round_trip(x, best, fmt).double(), best, fmt)
-    counted = v if importance is None else v * importance
+    weighted = v if importance is None else v * importance
     if best.offset is not None:
         x = x - fmt.block.expand(best.offset.to(torch.float32), x.shape)
-    of_x, of_v = block_sums(counted * x, fmt.block), block_sums(counted * v, fmt.block)
+    of_x, of_v = block_sums(weighted * x, fmt.block), block_sums(weighted * v, fmt.block)
     fits = (of_v > 0) & (of_x * step.sign() > 0)
-    fitted = torch.where(fits, of_x / of_v, step.double())
-    return best._replace(scale=nearest_scale(fitted.clamp(max=FLT_MAX).float(), best.outer, fmt))
+    fit = torch.where(fits, of_x / of_v, step.double())
+    return best._replace(scale=nearest_scale(fit.clamp(max=FLT_MAX).float(), best.outer, fmt))

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from blockscale.calibration.algorithms.block_scales import (
     Where,
+    per_block,
     plain_scales,
-    put,
     search,
-    spread,
+    write_part,
 )
 from blockscale.core import reference
 from blockscale.core.block import WHOLE, read_block
@@ -44,7 +44,7 @@ class Columns:
     count: how many matrices; rows: n of each
     block_of: [k], which column of the scale each column of a matrix belongs to
     row_block: [n], which row of the scale each row of the only matrix belongs to
-    chosen:   of each matrix, for each column of its scale, whether it is known
+    has_scale:   of each matrix, for each column of its scale, whether it is known
     values:   [k, N] float32, what the codes mean, of columns that were rounded
     """
 
@@ -62,7 +62,7 @@ class Columns:
         self.count, k = len(weights), weights[0].shape[1]
         self.rows = [len(weight) for weight in weights]
         self._places = _places(self.rows)
-        spreads = [spread(weight, fmt) for weight in weights]
+        spreads = [per_block(weight, fmt) for weight in weights]
         self.single = spreads[0][0]
         self._whole = [qparams for _, qparams, _ in spreads]
         outers = [outer for _, _, outer in spreads if outer is not None]
@@ -79,7 +79,7 @@ class Columns:
         self.block_of = _indices(k, self.sizes[1], device)
         learned = fmt.element.learned  # a table and its scales belong together: both are chosen
         blocks = self._whole[0].scale.shape[1]
-        self.chosen = [[learned] * blocks for _ in weights]
+        self.has_scale = [[learned] * blocks for _ in weights]
         self._graphs = Graphs(device)
         self.values = torch.empty(k, sum(self.rows), device=device)
         self._codes = torch.empty_like(self.values, dtype=fmt.element.code_dtype)
@@ -129,35 +129,35 @@ class Columns:
 
         inputs = [x, *(each for each in (of_rows, outer) if each is not None)]
         key = "choose", len(blocks), tuple(x.shape)
-        qparams = QParams(*self._graphs.run(key, len(self.chosen[0]), step, inputs))  # type: ignore[arg-type]
+        qparams = QParams(*self._graphs.run(key, len(self.has_scale[0]), step, inputs))  # type: ignore[arg-type]
         places = self.among([e for e, _ in blocks])
         for (e, b), rows in zip(blocks, places, strict=True):
             own = qparams if len(blocks) == 1 else _rows_of(qparams, rows)
-            put(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))
-            self.chosen[e][b] = True
+            write_part(own, self._qparams, (self._scales_of(e), slice(b, b + 1)))
+            self.has_scale[e][b] = True
 
     def choose_all(self, weights: Sequence[Tensor]) -> None:
         """Choose every scale from the weights [n, k] float32 as they are."""
-        for b in range(len(self.chosen[0])):
-            some = [(e, b) for e in range(self.count) if not self.chosen[e][b]]
+        for b in range(len(self.has_scale[0])):
+            some = [(e, b) for e in range(self.count) if not self.has_scale[e][b]]
             if some:
                 columns = self.columns_of(b)
                 self.choose(some, below([weights[e][:, columns] for e, _ in some]))
 
-    def put(self, live: Sequence[int], block: int | Tensor, qparams: QParams) -> None:
+    def write(self, live: Sequence[int], block: int | Tensor, qparams: QParams) -> None:
         """Take these scales, one below another, for a column of blocks of these matrices."""
         at = _one(block)
         if len(live) == self.count:
-            put(qparams, self._qparams, (_EVERY, at))
+            write_part(qparams, self._qparams, (_EVERY, at))
             return
         for e, rows in zip(live, self.among(live), strict=True):
-            put(_rows_of(qparams, rows), self._qparams, (self.of(e), at))
+            write_part(_rows_of(qparams, rows), self._qparams, (self.of(e), at))
 
     def take(self, qparams: QParams) -> None:
         """Take all scales of the only matrix as they are given, the outer ones those that the
         weight chooses."""
-        put(qparams, self._qparams, (_EVERY, _EVERY))
-        self.chosen = [[True] * len(self.chosen[0])]
+        write_part(qparams, self._qparams, (_EVERY, _EVERY))
+        self.has_scale = [[True] * len(self.has_scale[0])]
 
     def qparams_of(self, live: Sequence[int], block: int | Tensor) -> QParams:
         """The scales of one column of blocks of these matrices, one below another [rows, 1], the
@@ -229,7 +229,7 @@ class Columns:
                 self.values[columns, self.of(e)] = result[:, rows]
         return result
 
-    def finished(self, e: int = 0) -> QTensor:
+    def result(self, e: int = 0) -> QTensor:
         """All codes of a matrix with their scales."""
         codes = self._codes[:, self.of(e)].T.contiguous()
         packed = primitives.pack(codes, str(self._format))

@@ -129,7 +129,7 @@ class _Neighbours(NamedTuple):
 
 def _parts(columns: Columns) -> Iterator[_Neighbours]:
     """Neighbouring columns that hold whole blocks, and which blocks of columns those are."""
-    size, most = columns.sizes[1], len(columns.chosen[0])
+    size, most = columns.sizes[1], len(columns.has_scale[0])
     count = most if size == WHOLE else max(1, _LEAST // size)
     device = columns.values.device
     for first in range(0, most, max(count, 1)):
@@ -270,9 +270,9 @@ class _Part:
         new = old._replace(scale=nearest_scale(target.float()[:, None], old.outer, fmt))
         less = 1 - reference.step_of(new, fmt)[:, 0].double() / step  # of v: what values lose by it
         change = less * (2 * of_error + less * of_v)
-        columns.put(live, block, select((change < 0)[:, None], new, old))
-        moved = values - columns.revalue(live, block, stored)
-        for run, errors, own in zip(self._runs, self._errors, self._by_run(moved), strict=True):
+        columns.write(live, block, select((change < 0)[:, None], new, old))
+        delta = values - columns.revalue(live, block, stored)
+        for run, errors, own in zip(self._runs, self._errors, self._by_run(delta), strict=True):
             errors[here] += own
             for i, part in run.apart(own):
                 self._near[i].addmm_(self._own[run.h][:, here], part)

@@ -149,8 +149,10 @@ class GPTQ:
                 results.append(None)
         shifts.clear()
         count = self.beside(fmt, weights[0].shape) if stands_beside(fmt) else 0
-        solved = (each for few in _side_by_side(some, count) for each in self._chosen(few, fmt))
-        return [next(solved) if each is None else each for each in results]
+        solutions = (
+            each for few in _side_by_side(some, count) for each in self._quantize_few(few, fmt)
+        )
+        return [next(solutions) if each is None else each for each in results]
 
     @staticmethod
     def beside(fmt: Format, shape: Sequence[int]) -> int:
@@ -196,7 +198,7 @@ class GPTQ:
         q, notes = self.quantize(x, rows, gram, layer, drift=drift)
         return QTensor(q.packed, in_blocks_of(q.qparams, fmt, x.shape), fmt, q.size), notes
 
-    def _chosen(
+    def _quantize_few(
         self, problems: Sequence["_Problem"], fmt: Format
     ) -> list[tuple[QTensor, list[str]]]:
         """Codes for weights of one width, and notes."""
@@ -223,7 +225,7 @@ class GPTQ:
         return [
             (plain[e], [*each.notes, *more[e], _NOT_LOWER])
             if worse[e]
-            else (columns.finished(e), [*each.notes, *more[e]])
+            else (columns.result(e), [*each.notes, *more[e]])
             for e, each in enumerate(problems)
         ]
 
@@ -296,16 +298,16 @@ class _Feeding:
     def plan(self, batch: int) -> None:
         """Which columns are rounded in one call: at most `batch`, and none whose scale is not
         chosen yet but the first."""
-        blocks, known = (
+        blocks, has_scale = (
             self.columns.block_of[self.order].tolist(),
-            list(self.columns.chosen[self.some[0]]),
+            list(self.columns.has_scale[self.some[0]]),
         )
         first, k = 0, len(blocks)
         while first < k:
-            block = None if known[blocks[first]] else blocks[first]
-            known[blocks[first]] = True
+            block = None if has_scale[blocks[first]] else blocks[first]
+            has_scale[blocks[first]] = True
             last = first + 1
-            while last < min(k, first + batch) and known[blocks[last]]:
+            while last < min(k, first + batch) and has_scale[blocks[last]]:
                 last += 1
             self.steps.append((block, first, last))
             first = last
@@ -348,13 +350,13 @@ def feed_back(
         each.plan(batch)
     for i in range(max(len(each.steps) for each in every)):
         now = [each for each in every if i < len(each.steps)]
-        chosen: dict[int, list[tuple[_Feeding, int]]] = {}  # by columns: a last block has fewer
+        by_width: dict[int, list[tuple[_Feeding, int]]] = {}  # by columns: a last block has fewer
         for each in now:
             block = each.steps[i][0]
             if block is not None:
                 stored = columns.columns_of(block)
-                chosen.setdefault(stored.stop - stored.start, []).append((each, block))
-        for some in chosen.values():
+                by_width.setdefault(stored.stop - stored.start, []).append((each, block))
+        for some in by_width.values():
             x = below([each.weights_of(block) for each, block in some])
             columns.choose([(e, block) for each, block in some for e in each.some], x)
         for each in now:

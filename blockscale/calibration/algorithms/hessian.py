@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # What weight algorithms know of a layer's inputs: their gram matrix X^T X / rows.
 
 
-def checked(gram: Tensor, k: int, layer: str) -> Tensor:
+def check_gram(gram: Tensor, k: int, layer: str) -> Tensor:
     """Gram [k, k] -> float64 and exactly symmetric. Raises ValueError if it is no gram matrix."""
     if tuple(gram.shape) != (k, k):
         raise ValueError(
@@ -86,8 +86,8 @@ def backwards_factor(h: Tensor, damping: float, layer: str) -> tuple[Tensor, flo
     size = float(h.diagonal().mean()) if len(h) else 0.0
     one = torch.eye(len(h), dtype=h.dtype, device=h.device)
     for _ in range(_TRIES):
-        backwards, failed = torch.linalg.cholesky_ex((h + damping * size * one).flip(0, 1))
-        if not int(failed):
+        backwards, failure = torch.linalg.cholesky_ex((h + damping * size * one).flip(0, 1))
+        if not int(failure):
             return backwards.flip(0, 1), damping
         damping = max(10 * damping, 1e-6)
     raise ValueError(
@@ -116,7 +116,7 @@ class Inputs:
 
     def __init__(self, gram: Tensor, k: int, layer: str):
         self.layer = layer
-        self.h, self.dead = without_dead(checked(gram, k, layer))
+        self.h, self.dead = without_dead(check_gram(gram, k, layer))
 
     def factors(self, damping: float, *, act_order: bool) -> "Factors":
         """The factor of the inverse H, permuted. act_order: columns with large inputs first."""
@@ -144,8 +144,8 @@ class Shift(NamedTuple):
 
     def of(self, weight: Tensor) -> Tensor:
         """Weight W [k, n] float64 -> T."""
-        moved = torch.linalg.solve_triangular(self.factor, self.drift @ weight, upper=True)
-        return weight + torch.linalg.solve_triangular(self.factor.T, moved, upper=False)
+        correction = torch.linalg.solve_triangular(self.factor, self.drift @ weight, upper=True)
+        return weight + torch.linalg.solve_triangular(self.factor.T, correction, upper=False)
 
 
 class Factors(NamedTuple):
@@ -162,7 +162,7 @@ def importance_of(gram: Tensor | None, k: int, layer: str) -> tuple[Tensor | Non
     """Gram [k, k] -> its diagonal [k], how much each input's errors count, and notes."""
     if gram is None:
         return None, ["no data about its inputs: all columns have the same weight"]
-    diagonal = checked(gram, k, layer).diagonal()
+    diagonal = check_gram(gram, k, layer).diagonal()
     if not bool((diagonal > 0).any()):
         return None, ["all its inputs were 0: all columns have the same weight"]
     return torch.where(diagonal > 0, diagonal, diagonal[diagonal > 0].min()), []

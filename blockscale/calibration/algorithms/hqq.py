@@ -102,22 +102,22 @@ class HQQ:
         of_rest, of_v = (block_sums(v * each, fmt.block) for each in (rest, v))
         ratio = torch.where((of_v > 0) & (of_rest > 0), of_rest / of_v, 1.0)
         target = (step * ratio).clamp(max=FLT_MAX)
-        fitted = now._replace(scale=nearest_scale(target, now.outer, fmt))
+        new = now._replace(scale=nearest_scale(target, now.outer, fmt))
         if now.zero_point is None and now.offset is None:
-            return fitted
-        ratio = reference.step_of(fitted, fmt) / step
+            return new
+        ratio = reference.step_of(new, fmt) / step
         count = block_sums(torch.ones_like(v), fmt.block)
         mean = block_sums(v - rest / fmt.block.expand(ratio, x.shape), fmt.block) / count
         mean = mean.nan_to_num(0.0)
         if fmt.offset is not None and now.offset is not None:
             assert isinstance(fmt.offset.type, FloatScale)  # `widened` refuses others
-            moved = now.offset.to(torch.float32) - mean * step * ratio
-            return fitted._replace(offset=fmt.offset.type.store_any(moved))
+            offset = now.offset.to(torch.float32) - mean * step * ratio
+            return new._replace(offset=fmt.offset.type.store_any(offset))
         assert now.zero_point is not None
         if fmt.zero is not None:
-            return fitted._replace(zero_point=fmt.zero.store_any(now.zero_point.float() + mean))
+            return new._replace(zero_point=fmt.zero.store_any(now.zero_point.float() + mean))
         zero = (now.zero_point + mean.round()).clamp(*fmt.element.limits(fmt.wide))
-        return fitted._replace(zero_point=zero.to(torch.int32))
+        return new._replace(zero_point=zero.to(torch.int32))
 
 
 def shrink(e: Tensor, p: float, beta: float) -> Tensor:

@@ -69,14 +69,14 @@ class Search:
         if gram is None or importance is None or not self.sweeps or rows.block.flat:
             result = quantized(x, qparams, rows)
         else:
-            h, _ = grams.without_dead(grams.checked(gram, x.shape[1], layer))
-            result = self._descended(x, rows, qparams, h)
+            h, _ = grams.without_dead(grams.check_gram(gram, x.shape[1], layer))
+            result = self._descend(x, rows, qparams, h)
         if rows is fmt:
             return result, notes
         parts = in_blocks_of(result.qparams, fmt, x.shape)
         return QTensor(result.packed, parts, fmt, result.size), notes
 
-    def _descended(self, x: Tensor, fmt: Format, qparams: QParams, h: Tensor) -> QTensor:
+    def _descend(self, x: Tensor, fmt: Format, qparams: QParams, h: Tensor) -> QTensor:
         """What coordinate descent makes of plain rounding under these scales."""
         target = x.T.double().contiguous()
         columns = Columns([x], fmt, None)
@@ -88,4 +88,4 @@ class Search:
         away = target - plain.dequantize().T
         if ((target - columns.values) * rest).sum() > (away * (h @ away)).sum():
             return plain
-        return columns.finished()
+        return columns.result()

@@ -138,8 +138,8 @@ class SignRound:
             start[name], notes[name] = each
         codes: Codes = start
         if _has_rows(task):
-            codes, told = self._learned(task, weights, start)
-            notes = {name: [*each, *told] for name, each in notes.items()}
+            codes, more = self._learned(task, weights, start)
+            notes = {name: [*each, *more] for name, each in notes.items()}
         return {name: (codes[name], notes[name]) for name in weights}
 
     def quantize_model(self, task: BlockTask, start: Codes) -> dict[str, tuple[QTensor, list[str]]]:
@@ -157,7 +157,7 @@ class SignRound:
                 for plan in task.plans
             }
             learn(stage, learning, samples, settings, task.seed, task.progress)
-            learned = {name: each.finished() for name, each in learning.items()}
+            learned = {name: each.result() for name, each in learning.items()}
             del learning
             candidates = {"blocks": start, "model": learned}
             best = least(stage, candidates, samples, settings.positions, error)
@@ -176,7 +176,7 @@ class SignRound:
             }
             settings = self.settings._replace(half=_may_be_half(task))
             learn(stage, learning, samples, settings, task.seed, task.progress)
-            learned = {name: each.finished() for name, each in learning.items()}
+            learned = {name: each.result() for name, each in learning.items()}
             del learning
             candidates = {"learned": learned}
             for kind in ("mse", "absmax"):
@@ -263,8 +263,8 @@ def _start(
     notes: list[str] = []
 
     def choose(x: Tensor) -> QTensor:
-        q, told = start_of(kind, x, plan.format, gram, plan.name)
-        notes.extend(told)
+        q, more = start_of(kind, x, plan.format, gram, plan.name)
+        notes.extend(more)
         return q
 
     return beside_rows(weight, plan.format, task.places[plan.name].top, choose), notes

@@ -79,7 +79,7 @@ def divided_by(s: Tensor, *, pow2: bool) -> Scale:
     return Scale((round_to_power_of_2(s) if pow2 else s).reciprocal())
 
 
-def balanced(s: Tensor) -> Tensor:
+def balance(s: Tensor) -> Tensor:
     """s [features] -> s over the geometric mean of its extremes, so that weights keep their size.
 
     Zeros stay 0, and do not count.

@@ -52,21 +52,21 @@ def learn(
     the cross entropy of labels, and heads' rotations stay as they are. It is never worse than the
     fixed rotation by that loss over the batches that serve: the best R so far is kept.
     """
-    served = [batch for batch, _ in zip(batches, range(settings.batches), strict=False)]
+    some = [batch for batch, _ in zip(batches, range(settings.batches), strict=False)]
     blank = (padding or Padding()).blank
-    targets = [blank(logits(model, batch).detach(), batch) for batch in served]
+    targets = [blank(logits(model, batch).detach(), batch) for batch in some]
     quantized = _Quantized(model, stream, recipe)
     rotation = torch.eye(stream.size, dtype=torch.float64, device=targets[0].device)
 
     def loss(rotation: Tensor, index: int) -> Tensor:
-        return divergence(quantized(rotation, served[index]), targets[index])
+        return divergence(quantized(rotation, some[index]), targets[index])
 
     def total(rotation: Tensor) -> float:
         with torch.no_grad():
-            return sum(float(loss(rotation, index)) for index in range(len(served))) / len(served)
+            return sum(float(loss(rotation, index)) for index in range(len(some))) / len(some)
 
     first = total(rotation)
-    best, least = _descend(rotation, loss, total, len(served), stream, settings, first)
+    best, least = _descend(rotation, loss, total, len(some), stream, settings, first)
     if not least < first:
         return None, [f"{settings.steps} steps found no better rotation than the fixed one"]
     return best, [f"learned in {settings.steps} steps: loss {first:.4g} -> {least:.4g}"]
@@ -118,11 +118,11 @@ def cayley(
     if size == 0:
         return rotation, gradient
     a = min(rate, 1 / size)
-    moved = torch.linalg.solve(eye + a / 2 * skew, (eye - a / 2 * skew) @ rotation)
-    if float((moved.T @ moved - eye).abs().max()) > DRIFT:
-        q, r = torch.linalg.qr(moved)
-        moved = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-    return moved, skew @ rotation / 2
+    new = torch.linalg.solve(eye + a / 2 * skew, (eye - a / 2 * skew) @ rotation)
+    if float((new.T @ new - eye).abs().max()) > DRIFT:
+        q, r = torch.linalg.qr(new)
+        new = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return new, skew @ rotation / 2
 
 
 def divergence(tensor: Tensor, target: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ class _Functional(nn.Module):
         self.model, self.others = model, parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        called = torch.func.functional_call
-        return called(self.model, dict(self.others), args, kwargs, tie_weights=False)
+        call = torch.func.functional_call
+        return call(self.model, dict(self.others), args, kwargs, tie_weights=False)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from blockscale.calibration.algorithms.block_scales import best_scales, search, spread
+from blockscale.calibration.algorithms.block_scales import best_scales, per_block, search
 from blockscale.calibration.algorithms.columns import Columns, Graphs
 from blockscale.calibration.algorithms.gptq import feed_back
 from blockscale.calibration.algorithms.hessian import (
@@ -35,7 +35,7 @@ def test_nothing_fed_back_is_plain_rounding(fmt: str) -> None:
     for i in range(0, 20, 7):
         some = torch.arange(i, min(i + 7, 20)).flip(0)  # in any order
         columns.round(0, some, weight.T[some].double())
-    values, q = columns.values.T, columns.finished()
+    values, q = columns.values.T, columns.result()
     assert torch.equal(q.packed, plain.packed) and torch.equal(q.qparams.scale, plain.qparams.scale)
     assert torch.equal(values, plain.dequantize())
 
@@ -48,9 +48,9 @@ def test_scales_of_least_error_are_those_of_the_search(fmt: str) -> None:
     columns = Columns([weight], form, [importance])
     columns.choose_all([weight])
     columns.round(0, slice(None), weight.T.double())
-    found = columns.finished()
+    found = columns.result()
     assert torch.equal(found.qparams.scale, best_scales(weight, form, importance).scale)
-    single, _, outer = spread(weight, form)
+    single, _, outer = per_block(weight, form)
     coarse = Columns([weight], form, [importance], spacing=4)
     coarse.choose([(0, 0)], weight[:, columns.block_of == 0])
     own = None if outer is None else outer[:, :1]
@@ -65,16 +65,16 @@ def test_scales_that_are_taken_and_changed(fmt: str) -> None:
     weight, form = torch.randn(10, 20), bs.parse(fmt)
     plain, columns = bs.quantize(weight, fmt), Columns([weight], form, None)
     columns.take(plain.qparams)
-    assert columns.chosen == [[True] * len(columns.chosen[0])]
+    assert columns.has_scale == [[True] * len(columns.has_scale[0])]
     columns.round(0, slice(None), weight.T.double())
-    assert torch.equal(columns.finished().packed, plain.packed)
+    assert torch.equal(columns.result().packed, plain.packed)
     if form.scale.dtype == torch.float32:
         doubled = plain.qparams._replace(scale=plain.qparams.scale * 2)
         columns.take(doubled)
         expected = bs.quantize(weight, fmt).codes
         some = columns.columns_of(0)
         assert torch.equal(columns.revalue([0], 0), columns.values[some])
-        q = columns.finished()
+        q = columns.result()
         assert torch.equal(q.codes, expected)
         assert torch.equal(q.dequantize()[:, some], columns.values[some].T)
 
@@ -84,11 +84,11 @@ def test_a_block_is_chosen_when_it_is_asked_for() -> None:
     columns = Columns([weight], form, None)
     assert columns.block_of.tolist() == [0] * 8 + [1] * 8 + [2] * 4
     columns.choose([(0, 1)], 3 * weight[:, 8:16])
-    assert columns.chosen == [[False, True, False]]
+    assert columns.has_scale == [[False, True, False]]
     tripled = bs.quantize(3 * weight[:, 8:16], form)
     columns.choose([(0, 0)], weight[:, :8])
     columns.choose([(0, 2)], weight[:, 16:])
-    assert torch.equal(columns.finished().qparams.scale[:, 1:2], tripled.qparams.scale)
+    assert torch.equal(columns.result().qparams.scale[:, 1:2], tripled.qparams.scale)
 
 
 # Factors of H, and error feedback by itself.
@@ -152,7 +152,7 @@ def test_one_column_is_rounded_to_nearest() -> None:
     columns = Columns([weight], fmt, None)
     one = torch.ones(1, 1).double()
     feed_back(columns, [weight.T.double()], [factored(one)], 64)
-    assert torch.equal(columns.finished().packed, bs.quantize(weight, fmt).packed)
+    assert torch.equal(columns.result().packed, bs.quantize(weight, fmt).packed)
 
 
 def test_two_columns_by_hand() -> None:
@@ -162,11 +162,11 @@ def test_two_columns_by_hand() -> None:
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
     factor = torch.tensor([[2.0, -1.0], [0.0, 1.0]]).double()
     feed_back(columns, [weight.T.double()], [factored(factor)], 64)
-    assert columns.finished().codes.tolist() == [[2, 2]]  # 1.3 + 0.4 / 2 = 1.5, to even
+    assert columns.result().codes.tolist() == [[2, 2]]  # 1.3 + 0.4 / 2 = 1.5, to even
     columns = Columns([weight], fmt, None)
     columns.take(bs.quantize(weight, fmt).qparams._replace(scale=torch.ones(1, 2)))
     feed_back(columns, [weight.T.double()], [factored(factor.abs())], 64)
-    assert columns.finished().codes.tolist() == [[2, 1]]
+    assert columns.result().codes.tolist() == [[2, 1]]
 
 
 def test_without_cuda_each_step_runs() -> None:

@@ -49,7 +49,7 @@ def test_no_sweep_raises_the_error(fmt: str) -> None:
     slack = 1 + 1e-6  # columns are rounded as float32
     assert all(after <= before * slack for before, after in pairwise(errors))
     assert errors[-1] < 0.75 * errors[0]
-    q = columns.finished()
+    q = columns.result()
     assert torch.equal(q.dequantize().T, columns.values)
 
 
@@ -57,7 +57,7 @@ def test_codes_alone() -> None:
     weight, h = torch.randn(12, 40), gram_of(40)
     columns, plain = begun(weight, "int4:group8:fp32"), bs.quantize(weight, "int4:group8:fp32")
     descend(columns, [weight.T.double()], [h], 2, fit=False)
-    q = columns.finished()
+    q = columns.result()
     assert torch.equal(q.qparams.scale, plain.qparams.scale)
     assert not torch.equal(q.packed, plain.packed)
 
@@ -76,7 +76,7 @@ def test_brute_force_over_all_codes() -> None:
         every = np.einsum("ij,jk,ik->i", away, h.numpy(), away)
         found = objective(columns.values, weight.T.double(), h)
         assert found >= every.min() * (1 - 1e-9)
-        mine = columns.finished().codes.numpy().astype(np.float64)
+        mine = columns.result().codes.numpy().astype(np.float64)
         near = (codes != mine).sum(1) <= 1
         assert found <= every[near].min() * (1 + 1e-6)
         best += found <= every.min() * (1 + 1e-6)
@@ -89,7 +89,7 @@ def test_the_best_step_of_a_block_is_found() -> None:
     columns = begun(weight, "int8:token:fp32")
     columns.take(columns.qparams_of([0], 0)._replace(scale=columns.qparams_of([0], 0).scale * 1.01))
     columns.revalue([0], 0)
-    codes = columns.finished().codes.double().numpy()[0]
+    codes = columns.result().codes.double().numpy()[0]
     wanted = codes @ h.numpy() @ weight[0].double().numpy() / (codes @ h.numpy() @ codes)
     descend(columns, [weight.T.double()], [h], 1)
     assert np.isclose(float(columns.qparams_of([0], 0).scale), wanted, rtol=1e-6)
@@ -101,18 +101,16 @@ def test_one_column_and_zeros() -> None:
         columns = begun(weight, "int4:channel1:fp32")
         h = torch.eye(weight.shape[1]).double()
         descend(columns, [weight.T.double()], [h], 3, fit=False)
-        assert torch.equal(columns.finished().packed, plain.packed)
+        assert torch.equal(columns.result().packed, plain.packed)
         descend(columns, [weight.T.double()], [h], 3)
-        assert bool(columns.finished().dequantize().isfinite().all())
+        assert bool(columns.result().dequantize().isfinite().all())
 
 
 def test_rounding_one_way_is_left_as_it_is() -> None:
     weight, h = torch.randn(4, 16), gram_of(16)
     columns = begun(weight, "int4:group8:fp32:down")
     descend(columns, [weight.T.double()], [h], 3)
-    assert torch.equal(
-        columns.finished().packed, bs.quantize(weight, "int4:group8:fp32:down").packed
-    )
+    assert torch.equal(columns.result().packed, bs.quantize(weight, "int4:group8:fp32:down").packed)
 
 
 @pytest.mark.parametrize("fmt", ["int4:channel0:fp32", "int4:group8:fp32"])

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from blockscale.calibration.algorithms.hessian import OutputError, checked, importance_of
+from blockscale.calibration.algorithms.hessian import OutputError, check_gram, importance_of
 from blockscale.calibration.algorithms.smoothquant import SmoothQuant, divided_by
 from blockscale.core.parse import parse
 from tests.calibration.algorithms.smoothing import INT8, prepared
@@ -15,11 +15,11 @@ def test_a_gram_matrix_comes_back_in_float64_and_symmetric() -> None:
     x = torch.randn(50, 7)
     gram = x.T @ x
     gram[0, 1] += 1e-5 * gram.diagonal().max()  # as another order of float32 sums would
-    wide = checked(gram, 7, "layer")
+    wide = check_gram(gram, 7, "layer")
     assert wide.dtype == torch.float64
     assert torch.equal(wide, wide.T)
     torch.testing.assert_close(wide, (x.double().T @ x.double()), rtol=1e-3, atol=1e-2)
-    assert checked(torch.zeros(0, 0), 0, "layer").shape == (0, 0)
+    assert check_gram(torch.zeros(0, 0), 0, "layer").shape == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_gram_matrix_comes_back_in_float64_and_symmetric() -> None:
 )
 def test_what_is_no_gram_matrix(gram: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        checked(gram, 3, "head")
+        check_gram(gram, 3, "head")
 
 
 def test_importance_is_the_diagonal_and_never_zero() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blockscale.calibration import algorithms
-from blockscale.calibration.algorithms.smoothquant import SmoothQuant, balanced, divided_by
+from blockscale.calibration.algorithms.smoothquant import SmoothQuant, balance, divided_by
 from blockscale.core.parse import parse
 from tests.calibration.algorithms.smoothing import INT8, TOKEN, prepared
 from tests.calibration.algorithms.transforms import N, error, outlying, stats_of
@@ -137,5 +137,5 @@ def test_by_name() -> None:
 
 def test_balanced() -> None:
     s = torch.tensor([0.0, 2.0, 8.0, 0.5])
-    assert balanced(s).tolist() == [0, 1, 4, 0.25]
-    assert balanced(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert balance(s).tolist() == [0, 1, 4, 0.25]
+    assert balance(torch.zeros(3)).tolist() == [0, 0, 0]

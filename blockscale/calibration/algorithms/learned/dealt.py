@@ -13,7 +13,7 @@ from blockscale.calibration.algorithms.learned.samples import (
     Row,
     Sample,
     Samples,
-    joined,
+    join,
 )
 from blockscale.calibration.block_calls import BlockCall, Sequenced
 from blockscale.calibration.ranks import Ranks
@@ -77,7 +77,7 @@ class DealtSamples(Samples):
     def _rows(self, i: int, rows: list[int]) -> Sample:
         if not self._apart:
             return Sample(self._calls[i], self._targets[i])
-        return joined([self._piece(i, rows)])
+        return join([self._piece(i, rows)])
 
     def sum_of(self, number: Callable[[Sample], float], rows: Sequence[Row]) -> float:
         """As `Samples.sum_of`: numbers of all calls, added up in their order."""
@@ -100,8 +100,8 @@ class DealtSamples(Samples):
                 gradients[i] = list(result)
             return {i: [g is not None for g in each] for i, each in gradients.items()}
 
-        reached = [shapes for each in self._ranks.together(local) for shapes in each.values()]
-        some = [any(column) for column in zip(*reached, strict=True)]
+        every = [shapes for each in self._ranks.together(local) for shapes in each.values()]
+        some = [any(column) for column in zip(*every, strict=True)]
         results = [value for value, any_ in zip(values.values(), some, strict=True) if any_]
         flat = {
             i: torch.cat([

@@ -36,18 +36,18 @@ class BlockRanges:
 
     def __init__(self, single: Format, start: QParams, outer: Tensor | None):
         """Start: scales, beside `outer` per block; single: the format that reads such outer scales
-        (block_scales.spread)."""
+        (block_scales.per_block)."""
         self._fmt, self._start = single, start._replace(outer=outer)
         self._step = reference.step_of(self._start, single)
         self.two_ends = single.asym or single.offset is not None
         shape = (1 + self.two_ends, *start.scale.shape)
         self.factors = torch.zeros(shape, device=start.scale.device)
-        self.moved = False  # whether any factor is not 0
+        self.has_factors = False  # whether any factor is not 0
         self._ends = _found_ends(self._start, self._step, single) if self.two_ends else None
 
     def qparams(self) -> QParams:
         """What is stored for the factors now, the outer scale per block."""
-        if not self.moved:
+        if not self.has_factors:
             return self._start
         if self._ends is None:
             target = self._step * self.factors[0].exp2()
@@ -72,7 +72,7 @@ class BlockRanges:
         below, above: of the gradients of what saturates at either end; None with one end
         """
         if self._ends is None:
-            return _bounded(inside * self._step * log(2))[None]
+            return _clamp(inside * self._step * log(2))[None]
         assert below is not None and above is not None
         low, high = self._ends
         lowest, highest = self._fmt.element.limits(self._fmt.wide)
@@ -80,7 +80,7 @@ class BlockRanges:
         if self._fmt.offset is not None:
             low, high = (low - high) / 2, (high - low) / 2
         ends = (below - share) * low, (above + share) * high
-        return _bounded(torch.stack(ends) * log(2))
+        return _clamp(torch.stack(ends) * log(2))
 
 
 def _found_ends(start: QParams, step: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def _found_ends(start: QParams, step: Tensor, fmt: Format) -> tuple[Tensor, Tens
     return (low - zero) * step, (high - zero) * step
 
 
-def _bounded(slopes: Tensor) -> Tensor:
+def _clamp(slopes: Tensor) -> Tensor:
     """Slopes whose squares are finite: those of the largest floats overflow."""
     return slopes.nan_to_num(0.0).clamp(-1e15, 1e15)
 

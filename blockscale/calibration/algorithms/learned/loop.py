@@ -102,21 +102,21 @@ def learn(
     device = next(iter(values.values())).device.type
     every = max(settings.steps // max(settings.checks, 1), 1)
     errors = [error_over(stage, values, samples, rows, settings.error)]
-    best, least, waited = _states(weights), errors[0], 0
+    best, least, idle = _states(weights), errors[0], 0
     batches = samples.batches(settings.positions, seed)
-    for done in range(1, settings.steps + 1):
+    for count in range(1, settings.steps + 1):
         with torch.autocast(device, torch.bfloat16, enabled=settings.half):
             _descend(stage, values, samples, next(batches), settings.error)
-        _move(weights, _rates(settings, done - 1))
+        _move(weights, _rates(settings, count - 1))
         if progress is not None:
             progress.advance()
-        if done % every and done < settings.steps:
+        if count % every and count < settings.steps:
             continue
         errors.append(error_over(stage, values, samples, rows, settings.error))
-        waited += 1
+        idle += 1
         if errors[-1] < least:
-            best, least, waited = _states(weights), errors[-1], 0
-        if waited == settings.patience > 0:
+            best, least, idle = _states(weights), errors[-1], 0
+        if idle == settings.patience > 0:
             break
     for name, weight in weights.items():
         weight.restore(best[name])
@@ -137,11 +137,11 @@ def _move(weights: Mapping[str, LearnedWeight], rates: LearningRates) -> None:
             weight.step(rates)
 
 
-def _rates(settings: DescentSettings, done: int) -> LearningRates:
+def _rates(settings: DescentSettings, count: int) -> LearningRates:
     """Those of a step, which add up to what the settings say."""
     rising = round(settings.rising * settings.steps)
-    height = 1 + cos(pi * max(done - rising, 0) / (settings.steps - rising))
-    height *= min((done + 1) / (rising + 1), 1.0)
+    height = 1 + cos(pi * max(count - rising, 0) / (settings.steps - rising))
+    height *= min((count + 1) / (rising + 1), 1.0)
     offsets = settings.rate * height / settings.steps
     return LearningRates(offsets, offsets * settings.factors, offsets * settings.tables)
 

@@ -42,12 +42,12 @@ class Samples:
         self._shapes = [target.shape for target in targets]
         self._sizes = [shape[0] if len(shape) > 1 else 1 for shape in self._shapes]
         self.rows = [(i, r) for i, size in enumerate(self._sizes) for r in range(size)]
-        self._held: _Held | None = None
+        self._cache: _Cache | None = None
         self._apart = self._joins(run)
         if not self._apart:
             self.rows = [(i, 0) for i in range(len(calls))]
         elif len(calls):
-            self._held = self._hold()
+            self._cache = self._hold()
 
     def positions(self, row: Row) -> int:
         """How many places of the output, such as tokens, a row has."""
@@ -62,8 +62,8 @@ class Samples:
         of_call: dict[int, list[int]] = {}
         for i, r in rows:
             of_call.setdefault(i, []).append(r)
-        if self._held is not None:
-            yield self._held.rows(of_call)
+        if self._cache is not None:
+            yield self._cache.rows(of_call)
             return
         pieces = [self._piece(i, names) for i, names in of_call.items()]
         groups: list[list[tuple[Any, ...]]] = []
@@ -74,7 +74,7 @@ class Samples:
                     break
             else:
                 groups.append([piece])
-        yield from map(joined, groups)
+        yield from map(join, groups)
 
     def sum_of(self, number: Callable[[Sample], float], rows: Sequence[Row]) -> float:
         """The sum of number(part) over the parts of these rows."""
@@ -112,7 +112,7 @@ class Samples:
         if members:
             yield members
 
-    def _hold(self) -> "_Held | None":
+    def _hold(self) -> "_Cache | None":
         """All calls as one, if they can be one and are not too large."""
         size = sum(target.nbytes for target in self._targets)
         if size > _HELD:
@@ -124,7 +124,7 @@ class Samples:
             size += sum(leaf.nbytes for leaf in leaves)
             if size > _HELD or not (i == 0 or _alike(pieces[0], pieces[-1])):
                 return None
-        return _Held(pieces)
+        return _Cache(pieces)
 
     def _piece(self, i: int, rows: list[int]) -> tuple[Any, ...]:
         """Rows of a call: (leaves, spec, target, size of the call's batch)."""
@@ -154,14 +154,14 @@ class Samples:
         )
 
 
-class _Held:
+class _Cache:
     """Calls that are one, and their rows: gathered at once, by one list of places.
 
     Looking rows up call by call takes a copy from the host for each call and tensor.
     """
 
     def __init__(self, pieces: list[tuple[Any, ...]]):
-        whole = joined(pieces)
+        whole = join(pieces)
         self._leaves, self._spec = pytree.tree_flatten(tuple(whole.call))
         self._target, self._sizes = whole.target, [piece[3] for piece in pieces]
         self._starts = [0, *accumulate(self._sizes)]
@@ -212,7 +212,7 @@ def _cat_or_same(a: Any, b: Any, rows: int, others: int) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
-def joined(pieces: list[tuple[Any, ...]]) -> Sample:
+def join(pieces: list[tuple[Any, ...]]) -> Sample:
     """Pieces that are alike -> one call."""
     leaves = [_cat([piece[0][j] for piece in pieces], pieces) for j in range(len(pieces[0][0]))]
     call = BlockCall(*pytree.tree_unflatten(leaves, pieces[0][1]))

@@ -25,18 +25,18 @@ class Stage:
         self._task = task
         self._names = {plan.name: _parameter_of(task, plan) for plan in task.plans}
         self._plans = {plan.name: plan for plan in task.plans}
-        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._inputs: dict[str, tuple[Tensor, Tensor]] = {}
 
     def run(self, weights: Mapping[str, Tensor], call: BlockCall) -> Tensor:
         """{plan.name: values of its weight as stored} and a call -> the block's first tensor."""
         arguments = {}
         for name, values in weights.items():
             parameter = self._plans[name].parameter
-            laid = from_stored(values, self._plans[name].layout, tuple(parameter.shape))
-            arguments[self._names[name]] = laid.to(parameter.dtype)
-        self._seen.clear()
+            tensor = from_stored(values, self._plans[name].layout, tuple(parameter.shape))
+            arguments[self._names[name]] = tensor.to(parameter.dtype)
+        self._inputs.clear()
         y = functional_call(self._task.module, arguments, call.args, call.kwargs)
-        self._seen.clear()
+        self._inputs.clear()
         return self._first(y)
 
     def as_it_is(self, call: BlockCall) -> Tensor:
@@ -92,7 +92,7 @@ class Stage:
 
         def prepare(_: nn.Module, args: Any, kwargs: Any) -> Any:
             x = args[0] if args else next(iter(kwargs.values()))
-            cached_input = self._seen.get(shared) if shared else None
+            cached_input = self._inputs.get(shared) if shared else None
             if (
                 cached_input is not None and cached_input[0] is x
             ):  # query, key and value have one input
@@ -103,7 +103,7 @@ class Stage:
                 y = y if quantizer is None else quantizer(y)
                 y = _channels_back(plan, x, y)
             if shared:
-                self._seen[shared] = x, y
+                self._inputs[shared] = x, y
             return ((y, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): y})
 
         return prepare

@@ -35,7 +35,7 @@ class Cells:
     def __init__(self, shape: tuple[int, ...], block: Block):
         self.shape, self.block = shape, block
         self.scale_shape = block.scale_shape(shape)
-        self._view, self._spread, self._dims = _split(shape, block)
+        self._view, self._expanded_shape, self._dims = _split(shape, block)
 
     def view(self, x: Tensor) -> Tensor:
         """x [shape], contiguous -> the view."""
@@ -45,9 +45,13 @@ class Cells:
         """A view -> [shape]."""
         return x.reshape(self.shape)
 
-    def spread(self, scale: Tensor) -> Tensor:
+    def expand(self, scale: Tensor) -> Tensor:
         """One number per block [scale's shape] -> what broadcasts to the view."""
-        return scale.reshape(self._spread) if self._dims else self.block.expand(scale, self.shape)
+        return (
+            scale.reshape(self._expanded_shape)
+            if self._dims
+            else self.block.expand(scale, self.shape)
+        )
 
     def sums(self, x: Tensor) -> Tensor:
         """A view -> its sum over each block [scale's shape]."""
@@ -159,7 +163,7 @@ class LearnedWeight:
     def refresh(self) -> None:
         """Let `value` be what is learned so far."""
         self._qparams = self._ranges.qparams()
-        zero, step, offset = self._spread()
+        zero, step, offset = self._expand_qparams()
         points = self._grid.round_(self._in_steps(self._weight), self._offsets)
         value = (points if zero is None else points.sub_(zero)).mul_(step)
         self.value.copy_(self._cells.plain(value if offset is None else value.add_(offset)))
@@ -168,11 +172,11 @@ class LearnedWeight:
     def step(self, rates: LearningRates) -> None:
         """Move what is learned against its gradient; then `refresh`. The gradient is taken away."""
         assert self.value.grad is not None
-        gradient, step = self._cells.view(self.value.grad), self._spread()[1]
+        gradient, step = self._cells.view(self.value.grad), self._expand_qparams()[1]
         if rates.factors:
             slopes = self._slopes(gradient, step)
             self._of_factors.move(self._ranges.factors, slopes, rates.factors, 1.0)
-            self._ranges.moved = True
+            self._ranges.has_factors = True
         if self._book is not None and rates.tables:
             self._move_book(self._book, gradient * step, rates.tables)
         if self._fmt.span == "signed":
@@ -190,14 +194,14 @@ class LearnedWeight:
         """Go back to what `state` gave."""
         self._offsets.copy_(state[0])
         self._ranges.factors.copy_(state[1])
-        self._ranges.moved = bool(state[1].any())
+        self._ranges.has_factors = bool(state[1].any())
         if self._book is not None:
             self._book = state[2].clone()
             self._grid = grid_of(self._fmt, self._book, self._book.device)
         self.refresh()
 
     @torch.no_grad()
-    def finished(self) -> QTensor:
+    def result(self) -> QTensor:
         """The codes, which decode to `value` bit for bit."""
         points = self._grid.round_(self._in_steps(self._weight), self._offsets)
         codes = self._cells.plain(self._grid.codes(points)).contiguous()
@@ -211,21 +215,21 @@ class LearnedWeight:
         away = y - point
         gap = self._grid.gaps(point + away * 2.0**-10)  # of the side that the weight lies on
         far = away.abs() > gap * inside
-        zero, step, offset = self._spread()
-        drawn = point + away.sign() * (gap * inside)
-        drawn = (drawn if zero is None else drawn - zero) * step
-        return torch.where(far, drawn if offset is None else drawn + offset, weight)
+        zero, step, offset = self._expand_qparams()
+        near = point + away.sign() * (gap * inside)
+        near = (near if zero is None else near - zero) * step
+        return torch.where(far, near if offset is None else near + offset, weight)
 
-    def _spread(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    def _expand_qparams(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Zero points, steps and offsets, as they broadcast to the view."""
-        q, spread_ = self._qparams, self._cells.spread
-        zero = None if q.zero_point is None else spread_(q.zero_point.to(torch.float32))
-        step = spread_(reference.step_of(q, self._single))
-        return zero, step, None if q.offset is None else spread_(q.offset.to(torch.float32))
+        q, expand = self._qparams, self._cells.expand
+        zero = None if q.zero_point is None else expand(q.zero_point.to(torch.float32))
+        step = expand(reference.step_of(q, self._single))
+        return zero, step, None if q.offset is None else expand(q.offset.to(torch.float32))
 
     def _in_steps(self, values: Tensor) -> Tensor:
         """Values (a view) in steps, with the zero point: new memory."""
-        zero, step, offset = self._spread()
+        zero, step, offset = self._expand_qparams()
         y = values / step if offset is None else (values - offset).div_(step)
         return y if zero is None else y.add_(zero)
 

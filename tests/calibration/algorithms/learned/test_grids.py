@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.calibration.algorithms.block_scales import spread
+from blockscale.calibration.algorithms.block_scales import per_block
 from blockscale.calibration.algorithms.learned.grids import BlockRanges, grid_of
 from blockscale.core import reference
 from blockscale.core.rounding import nearest_even
@@ -61,7 +61,7 @@ def test_a_learned_codebook_has_its_own_table() -> None:
 def ranges_of(text: str) -> tuple[BlockRanges, bs.ops.tensor.QTensor, bs.Format]:
     weight = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
     q = bs.quantize(weight, text)
-    single, _, outer = spread(weight, q.format)
+    single, _, outer = per_block(weight, q.format)
     return BlockRanges(single, q.qparams, outer), q, single
 
 
@@ -74,12 +74,12 @@ def test_no_factors_give_the_start(text: str) -> None:
 def test_an_octave_doubles_a_scale_and_moves_an_exponent() -> None:
     ranges, q, _ = ranges_of("int4:group8:fp32")
     ranges.factors.fill_(1.0)
-    ranges.moved = True
+    ranges.has_factors = True
     assert torch.equal(ranges.qparams().scale, 2 * q.qparams.scale)
     ranges, q, _ = ranges_of("mxfp4")
     for factor, exponents in [(0.4, 0), (0.6, 1), (-0.6, -1), (1.0, 1)]:
         ranges.factors.fill_(factor)
-        ranges.moved = True
+        ranges.has_factors = True
         assert torch.equal(ranges.qparams().scale.int(), q.qparams.scale.int() + exponents)
 
 
@@ -88,7 +88,7 @@ def test_two_ends_move_by_themselves(text: str) -> None:
     ranges, q, single = ranges_of(text)
     assert ranges.two_ends and len(ranges.factors) == 2
     ranges.factors[1] = -0.5  # only the upper end comes down
-    ranges.moved = True
+    ranges.has_factors = True
     moved = ranges.qparams()
     values = q.dequantize()
     low, high = values.amin(1), values.amax(1)
@@ -113,7 +113,7 @@ def test_slopes_are_those_of_the_dequantized_ends(text: str) -> None:
     def upper_end(factor: float) -> torch.Tensor:
         ranges.factors.zero_()
         ranges.factors[-1] = factor
-        ranges.moved = True
+        ranges.has_factors = True
         p = ranges.qparams()
         zero = 0.0 if p.zero_point is None else p.zero_point
         return (high - zero) * reference.step_of(p, single)

@@ -102,7 +102,7 @@ def test_calls_put_together_once_give_what_they_give_one_by_one(
     held = samples_of(calls)
     monkeypatch.setattr(samples_module, "_HELD", 0)
     apart = samples_of(calls)
-    assert held._held is not None and apart._held is None
+    assert held._cache is not None and apart._cache is None
     for rows in ([(0, 2), (2, 0)], [(2, 1), (0, 1), (1, 0), (0, 0), (0, 2)], held.rows):
         (one,), (other,) = held.parts(rows), apart.parts(rows)
         assert torch.equal(one.target, other.target)

@@ -32,13 +32,13 @@ def test_codes_decode_to_the_value_bit_for_bit(text: str) -> None:
     weight, start = weight_of(text)
     learned = LearnedWeight(weight, start)
     assert torch.equal(learned.value, start.dequantize())  # before anything is learned
-    assert torch.equal(learned.finished().dequantize(), start.dequantize())
+    assert torch.equal(learned.result().dequantize(), start.dequantize())
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         learned.value.grad = torch.randn(weight.shape, generator=generator)
         learned.step(RATES)
         assert learned.value.grad is None
-        q = learned.finished()
+        q = learned.result()
         assert torch.equal(q.dequantize(), learned.value)
         assert q.format == start.format and q.shape == start.shape
     assert not torch.equal(learned.value, start.dequantize())
@@ -98,7 +98,7 @@ def test_state_brings_everything_back() -> None:
     assert torch.equal(learned.value, start.dequantize())
     learned.restore(changed)
     assert torch.equal(learned.value, value)
-    assert torch.equal(learned.finished().dequantize(), value)
+    assert torch.equal(learned.result().dequantize(), value)
 
 
 @pytest.mark.filterwarnings("ignore:no cpu kernel")
@@ -108,7 +108,7 @@ def test_a_learned_codebook_moves_and_its_codes_follow() -> None:
     for _ in range(40):
         (learned.value - weight - 0.1).square().sum().backward()
         learned.step(LearningRates(1e-9, 0.0, 0.02))
-    book, old = learned.finished().qparams.book, start.qparams.book
+    book, old = learned.result().qparams.book, start.qparams.book
     assert book is not None and old is not None and float((book - old).mean()) > 0
 
 
@@ -119,7 +119,7 @@ def test_zeros_and_extremes_stay_finite() -> None:
         learned = LearnedWeight(weight, bs.quantize(weight, text))
         learned.value.grad = torch.ones_like(weight)
         learned.step(RATES)
-        assert torch.equal(learned.finished().dequantize(), learned.value)
+        assert torch.equal(learned.result().dequantize(), learned.value)
         assert not bool(learned.value.isnan().any())
 
 
@@ -155,7 +155,7 @@ def test_spread_and_sums_are_those_of_the_block(name: str) -> None:
     scale = scale.reshape(block.scale_shape(shape))
     x = torch.arange(96.0).reshape(shape)
     expanded = block.expand(scale, shape).expand(shape)
-    assert torch.equal(cells.plain(cells.view(x) * cells.spread(scale)), x * expanded)
+    assert torch.equal(cells.plain(cells.view(x) * cells.expand(scale)), x * expanded)
     sums = cells.sums(cells.view(x))
     assert sums.shape == scale.shape
     for index in range(scale.numel()):
