@@ -217,7 +217,7 @@ def _targets(kind: str, batch: Any, logits: Tensor) -> Tensor:
     """The tokens [B, T] that are asked for at their own places, IGNORED where none is."""
     targets = _labels(batch, logits)
     if targets is None and kind == "labels":
-        raise ValueError("kind 'labels' needs batches with labels [B, T] (-100 where none is)")
+        raise ValueError("kind 'labels' needs batches with labels [B, T], and -100 where a token has none")
     if targets is None:
         tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
         tokens = tokens[0] if isinstance(tokens, tuple | list) else tokens
@@ -242,7 +242,7 @@ def _rows(
     has_target = targets != IGNORED
     if bool((has_target & ((targets < 0) | (targets >= logits.shape[-1]))).any()):
         raise ValueError(
-            f"labels are from 0 to {logits.shape[-1] - 1}, or {IGNORED} where none is: found "
+            f"labels must be from 0 to {logits.shape[-1] - 1}, or {IGNORED} for none: found "
             f"{int(targets.min())} to {int(targets.max())}"
         )
     pieces: dict[str, list[Tensor]] = {}
@@ -311,8 +311,8 @@ def _outputs(output: Any, reference: Any) -> Measurement:
     """Of floats: the relative squared error and the cosine of each row."""
     if reference is None:
         raise ValueError(
-            "outputs that are no logits say nothing alone: give a reference, the float model, or "
-            "figures=, a function of your own"
+            "the outputs are not logits, which have figures of their own: give a reference, the "
+            "float model, to compare them with, or figures=, a function of your own"
         )
     sums: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(reference), strict=True)
@@ -327,7 +327,7 @@ def _outputs(output: Any, reference: Any) -> Measurement:
         a, b = (side.detach().reshape(len(side), -1).cpu().double() for side in (theirs, mine))
         sums.append(((a - b).square().sum(1), a.square().sum(1), b.square().sum(1), (a * b).sum(1)))
     if not sums:
-        raise ValueError("neither model returns float tensors: nothing can be compared")
+        raise ValueError("neither model returns float tensors to compare: have them return one, or pass figures=")
     error, signal, other, product = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
     size = (signal * other).sqrt()
     cosine = torch.where(size > 0, product / size, (signal == other).double())

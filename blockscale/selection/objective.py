@@ -164,7 +164,7 @@ def float_tensors(output: Any) -> list[Tensor]:
     if not results:
         raise ValueError(
             f"the model returns no float tensor ({kind_of(output)}): select what to "
-            "compare with output=lambda given, batch: …"
+            "compare with output=lambda result, batch: …"
         )
     return results
 

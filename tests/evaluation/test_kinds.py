@@ -137,13 +137,13 @@ def test_the_kind_is_found_out(model, batch, output, expected):
         ("next-token", {"x": 1}, logits(2, 5, 9), None, "needs batches with input_ids"),
         ("next-token", IDS, logits(2, 4, 9), None, r"expected \[B, T, V\] for \[B, T\]"),
         ("next-token", IDS, {"h": 1}, None, "needs logits, found a dict without"),
-        ("next-token", IDS, logits(2, 5, 4), None, "labels are from 0 to 3, or -100"),
+        ("next-token", IDS, logits(2, 5, 4), None, "labels must be from 0 to 3, or -100 for none"),
         ("next-token", IDS, logits(2, 5, 9), logits(2, 5, 8), "two forms of one model"),
         ("labels", {"input_ids": IDS}, logits(2, 5, 9), None, "needs batches with labels"),
         ("classes", (IDS, torch.zeros(3).long()), logits(2, 5), None, "a label for each of 2 rows"),
         ("outputs", IDS, logits(2, 5), None, "give a reference"),
         ("outputs", IDS, logits(2, 5), logits(2, 4), "two forms of one model"),
-        ("outputs", IDS, IDS, IDS, "nothing can be compared"),
+        ("outputs", IDS, IDS, IDS, "to compare: have them return one, or pass figures="),
     ],
 )
 def test_what_does_not_fit_is_refused(kind, batch, output, reference, words):
