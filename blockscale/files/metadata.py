@@ -44,6 +44,7 @@ DIGEST = "blockscale_sha256"  # of that JSON: a damaged header could spell anoth
 VERSION = 1
 PARTS = ("codes", *QParams._fields)
 QUANTIZERS = ("input", "output")
+AGAIN = "copy the file again, or write it again"
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ class Metadata:
             data = json_object(parse_json(text, "it", most=LARGEST), "it")
             version = data["version"]
         except (ValueError, KeyError) as error:
-            raise FileError(f"{path}: its blockscale metadata is damaged ({error})") from None
+            raise FileError(
+                f"{path}: its blockscale metadata is damaged ({error}): {AGAIN}"
+            ) from None
         if version != VERSION or type(version) is not int:
             raise FileError(
                 f"{path}: written in version {quote(version)} of the file format, and this "
@@ -138,7 +141,7 @@ class Metadata:
             )
         if (metadata or {}).get(DIGEST) != _digest(text):
             raise FileError(
-                f"{path}: its blockscale metadata is damaged (its digest does not match)"
+                f"{path}: its blockscale metadata is damaged (its digest does not match): {AGAIN}"
             )
         try:
             tensors = {name: _tensor(name, info) for name, info in data["tensors"].items()}
@@ -151,7 +154,9 @@ class Metadata:
                 _check_quantized(decoded, layer, f"includes {norm!r}")
             return decoded
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise FileError(f"{path}: its blockscale metadata is damaged ({error!r})") from None
+            raise FileError(
+                f"{path}: its blockscale metadata is damaged ({error!r}): {AGAIN}"
+            ) from None
         except ValueError as error:
             raise FileError(f"{path}: {error}") from None
 

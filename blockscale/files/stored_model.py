@@ -18,7 +18,7 @@ from torch import Tensor
 from blockscale.core.untrusted import json_object, quote, read_json
 from blockscale.core.work import Closing
 from blockscale.files.header import LARGEST
-from blockscale.files.metadata import PARTS, FileError, Metadata
+from blockscale.files.metadata import AGAIN, PARTS, FileError, Metadata
 from blockscale.files.stream import Reader
 from blockscale.layers import before
 from blockscale.layers.before import Before, BufferSpecs
@@ -121,10 +121,14 @@ class StoredModel:
         for part, (dtype, shape) in expected.items():
             stored = stored_names[part]
             if stored not in self.kinds:
-                raise FileError(f"{self.path}: {stored} is missing, though the file says {why}")
+                raise FileError(
+                    f"{self.path}: {stored} is missing, though the file says {why}: {AGAIN}"
+                )
             if self.kinds[stored] != (dtype, shape):
                 kind = "{} {}".format(*self.kinds[stored])
-                raise FileError(f"{self.path}: {stored} should be {dtype} {shape}, but is {kind}")
+                raise FileError(
+                    f"{self.path}: {stored} should be {dtype} {shape}, but is {kind}: {AGAIN}"
+                )
         return stored_names
 
     def _place(self, name: str) -> str:

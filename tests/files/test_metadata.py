@@ -55,7 +55,7 @@ DAMAGE = [
         "version 2 of the file format, and this blockscale reads version 1: install a newer",
     ),
     (put("version", "1"), "version '1' of the file format"),
-    (put("version", GONE), "metadata is damaged"),
+    (put("version", GONE), "metadata is damaged .*: copy the file again"),
     (put("tensors", GONE), "metadata is damaged"),
     (put("tensors", 5), "metadata is damaged"),
     (put("tensors", {}), r"it lacks .*weight.*it has|no quantized weight"),
