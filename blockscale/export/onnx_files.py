@@ -19,6 +19,7 @@ from blockscale.calibration.learn import AUTO, DEFAULT, Data, Methods, read_meth
 from blockscale.core.ledger import Ledger, SkippedError
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import shown
+from blockscale.core.work import Progress
 from blockscale.export.to_onnx import write
 from blockscale.export.to_onnx.float_layers import FileCalibration, as_tensor
 from blockscale.export.to_onnx.float_model import STANDARD, FloatModel, inputs_of
@@ -42,6 +43,7 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     bias: str | None = None,
     sequential: bool = True,
     budget: float = 2e9,
+    progress: bool | Progress = True,
     strict: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -59,6 +61,7 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
         bs.calibrate, in place of what the recipe says; of weight those that look at one layer
     sequential, budget: as in bs.calibrate: each layer sees what the quantized layers before it
         leave, at a run of the calls for each input of layers; bytes of statistics at one time
+    progress: as in bs.calibrate: a bar on stderr, if that is a terminal, while calls are run
     strict: raise SkippedError where a layer that the recipe covers cannot be quantized
     overwrite, dry_run: replace a file that is there; write nothing
 
@@ -76,7 +79,7 @@ def quantize_onnx(  # noqa: PLR0913 - the first three are the call, the rest are
     methods = _methods(choice, calibrate is not None, observer, weight, bias)
     proto = _read(Path(model))
     result = FloatModel.of(proto)
-    data = Data((), strict, sequential=sequential, budget=budget)
+    data = Data((), strict, progress, sequential=sequential, budget=budget)
     calibration = (
         None if calibrate is None else _calibration(result, choice, methods, calibrate, data)
     )

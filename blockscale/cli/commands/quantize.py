@@ -6,7 +6,7 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import typer
 
@@ -105,7 +105,8 @@ def quantize(  # noqa: PLR0913 - one argument an option
     began = time.monotonic()
     if model.suffix == ".onnx":
         run = FileOptions(calibrate=calibrate, weight=weight, strict=strict, dry_run=dry_run)
-        _show_done(_of_file(model, out, whole, run, force), out, as_json, quiet, began, dry_run)
+        run |= {"progress": not quiet, "overwrite": force > 0}
+        _show_done(_of_file(model, out, whole, run), out, as_json, quiet, began, dry_run)
         return
     if calibrate is not None:
         if dry_run:
@@ -139,12 +140,14 @@ class FileOptions(TypedDict):
     weight: str | None
     strict: bool
     dry_run: bool
+    progress: NotRequired[bool]
+    overwrite: NotRequired[bool]
 
 
-def _of_file(model: Path, out: Path, recipe: Recipe, options: FileOptions, force: int) -> Ledger:
+def _of_file(model: Path, out: Path, recipe: Recipe, options: FileOptions) -> Ledger:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "blockscale:", UserWarning)  # the ledger is shown
-        return quantize_onnx(model, out, recipe, **options, overwrite=force > 0)
+        return quantize_onnx(model, out, recipe, **options)
 
 
 def _show_done(

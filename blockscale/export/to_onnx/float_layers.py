@@ -303,7 +303,7 @@ class FileCalibration:
     """
 
     def __init__(self, model: FloatModel, recipe: Recipe, methods: Methods, data: Data):
-        self._data = data._replace(progress=False, blocks=False)
+        self._data = data._replace(blocks=False)
         self._methods = methods
         schemes = {site.number: _scheme(recipe, site) for site in model.sites()}
         sites = [site for site in model.sites() if schemes[site.number].weight is not None]
