@@ -24,6 +24,7 @@ from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.ledger import Entry, SkippedError
 from blockscale.core.operand import Operand
 from blockscale.core.pack import from_stored, of_convolution, stored_shape, to_stored
+from blockscale.core.parse import parse
 from blockscale.core.recipe import Recipe, Scheme
 from blockscale.core.reference import QParams
 from blockscale.export.to_onnx import write
@@ -34,6 +35,8 @@ from blockscale.export.to_onnx.float_model import (
     attributes,
     bytes_of,
     inputs_of,
+    padding_of,
+    pads_by_output,
     read_inside,
 )
 from blockscale.layers.apply import apply, plans_for
@@ -100,7 +103,8 @@ class FloatLayers(nn.Module):
     Those of one input are children of one module, as query, key and value are in torch's models.
 
     model: of the file; sites: where it reads weights, in the order in which they run
-    sites: by the names of the layers here; exempt: {number of a site: why it is no layer here}
+    sites: by the names of the layers here
+    exempt: {number of a site: why it is no layer of torch's}; what stands here only sees its input
     rewritten: whether the model has been rewritten, so that all its layers are quantized in it
     """
 
@@ -117,7 +121,7 @@ class FloatLayers(nn.Module):
             layer = _layer_of(model, site, parameters)
             if isinstance(layer, str):
                 self.exempt[site.number] = layer
-                continue
+                layer = _only_input(site, model.shape(site.tensor))
             if site.data != last:
                 self.places.append(nn.Module())
             last, place = site.data, self.places[-1]
@@ -168,7 +172,8 @@ class FloatLayers(nn.Module):
         proto = ending_at(self.model.proto, names)
         tensors = {each.name: each for each in proto.graph.initializer}
         for name, layer in layers.items():
-            if isinstance(layer, QLayer) and not self.rewritten:
+            own = isinstance(layer, QLayer) and self.sites[name].number not in self.exempt
+            if own and not self.rewritten:
                 tensors[self.sites[name].tensor].raw_data = self._rounded(name)
         return proto
 
@@ -211,6 +216,15 @@ def _layer_of(
     return cast("nn.Module", layer)
 
 
+def _only_input(site: Site, shape: tuple[int, ...]) -> nn.Module:
+    """A layer whose input is that of a site, in the place of one that torch does not have."""
+    groups = int(attributes(site.node).get("group", 1))
+    conv = {"Conv": groups * shape[1], "ConvTranspose": shape[0]}
+    layer = nn.Linear(conv.get(site.kind, shape[-1 if site.at == 0 else -2]), 1, bias=False)
+    nn.init.ones_(layer.weight).requires_grad_(requires_grad=False)
+    return layer
+
+
 def _scheme(recipe: Recipe, site: Site) -> Scheme:
     """The formats of a site's weight, and of an input that can be quantized in a file."""
     scheme, _ = recipe.decide(site.layer)
@@ -230,40 +244,18 @@ def _convolution(site: Site, shape: tuple[int, ...]) -> nn.Module | str:
         "dilation": tuple(options.get("dilations", [1] * dims)),
         "groups": groups, "bias": False, "device": "meta",
     }  # fmt: skip
-    around = _padding(options, [1] * dims, kernel)
+    around = padding_of(options, [1] * dims, kernel)
     same_sides = all(before == after for before, after in around)
     kind, opposite = _CONVOLUTIONS[len(shape)]
     if site.kind == "Conv":
-        own = same_sides and not _sized_by_output(options)
+        own = same_sides and not pads_by_output(options)
         settings["padding"] = tuple(before for before, _ in around) if own else (0,) * dims
         return cast("nn.Module", kind(shape[1] * groups, shape[0], kernel, **settings))
-    if _sized_by_output(options) or "output_shape" in options or not same_sides:
+    if pads_by_output(options) or "output_shape" in options or not same_sides:
         return "what it pads depends on its output, or differs from side to side"
     settings["padding"] = tuple(before for before, _ in around)
     settings["output_padding"] = tuple(options.get("output_padding", [0] * dims))
     return cast("nn.Module", opposite(shape[0], shape[1] * groups, kernel, **settings))
-
-
-def _sized_by_output(options: Mapping[str, Any]) -> bool:
-    return bytes(options.get("auto_pad", b"")).startswith(b"SAME")
-
-
-def _padding(
-    options: Mapping[str, Any], size: Iterable[int], kernel: tuple[int, ...]
-) -> list[tuple[int, int]]:
-    """What a convolution puts (before, after) an input of this size, along each dimension."""
-    dims = len(kernel)
-    if not _sized_by_output(options):
-        none = [0] * (2 * dims)
-        pads = none if options.get("auto_pad") == b"VALID" else options.get("pads", none)
-        return list(zip(pads[:dims], pads[dims:], strict=True))
-    strides, dilations = (options.get(each, [1] * dims) for each in ("strides", "dilations"))
-    result = []
-    for n, k, s, d in zip(size, kernel, strides, dilations, strict=True):
-        whole = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
-        less, more = whole // 2, whole - whole // 2
-        result.append((less, more) if options["auto_pad"] == b"SAME_UPPER" else (more, less))
-    return result
 
 
 def _input_for(site: Site, layer: Any, x: Tensor) -> Tensor:
@@ -271,8 +263,10 @@ def _input_for(site: Site, layer: Any, x: Tensor) -> Tensor:
     if site.kind == "Gather":
         return x.long() % len(layer.qweight.codes if isinstance(layer, QLayer) else layer.weight)
     options = attributes(site.node)
+    if of_convolution(site.layout) and not hasattr(layer, "kernel_size"):
+        return x.movedim(1, -1)
     if site.kind == "Conv":
-        around = _padding(options, x.shape[2:], layer.kernel_size)
+        around = padding_of(options, x.shape[2:], layer.kernel_size)
         own = [(each, each) for each in layer.padding]
         if around != own:
             x = F.pad(x, [edge for pair in reversed(around) for edge in pair])
@@ -311,7 +305,13 @@ class FileCalibration:
         self.layers = FloatLayers(model, sites)
         self._names = {site.number: name for name, site in self.layers.sites.items()}
         self._biases = {name: model.bias_of(site) for name, site in self.layers.sites.items()}
-        rules: Any = {name: schemes[site.number] for name, site in self.layers.sites.items()}
+        rules: Any = {}
+        for name, site in self.layers.sites.items():
+            scheme = schemes[site.number]
+            if site.number not in self.layers.exempt:
+                rules[name] = scheme
+            elif scheme.input is not None and scheme.input.block.static:
+                rules[name] = replace(scheme, weight=parse("int8_channel"))
         own = Recipe(rules=rules, fused=False)
         try:
             with subnormals_kept():
@@ -342,7 +342,7 @@ class FileCalibration:
 
     def weight(self, site: Site) -> Operand | None:
         """The codes of a site's weight, as `quantize` gives them; None where none were chosen."""
-        layer = self._layer(site)
+        layer = None if site.number in self.layers.exempt else self._layer(site)
         return None if layer is None else layer.qweight.operand
 
     def qparams(self, site: Site) -> QParams:
@@ -360,10 +360,10 @@ class FileCalibration:
         session, numbers = self._session, {site.number for site in sites}
         some = []
         for plan in session.layers:
-            place = self._biases[plan.name]
+            place, number = self._biases[plan.name], self.layers.sites[plan.name].number
             if isinstance(place, str) and plan.kind.takes_input:
                 session.details[plan.name].append(place)
-            elif self.layers.sites[plan.name].number in numbers:
+            elif number in numbers and number not in self.layers.exempt:
                 some.append(plan)
         session.layers, self.layers.rewritten = some, True
         before = {plan.name: self.layers.get_submodule(plan.name).bias for plan in some}
@@ -384,7 +384,10 @@ class FileCalibration:
         ledger = with_notes(self._ledger, self._session)
         by_name = {entry.name: entry for entry in ledger}
         entries = {n: by_name[name] for n, name in self._names.items()}
-        if self._methods.algorithm is not None:
-            for number, why in self.layers.exempt.items():
-                entries[number] = Entry("", "", "quantized", notes=(f"plain rounding: {why}",))
+        for number, why in self.layers.exempt.items():
+            own = self._session.details.get(self._names[number], [])
+            static = ", ".join(each for each in own if each.startswith("static "))
+            looks = self._methods.algorithm is not None
+            notes = (f"plain rounding: {why}",) if looks else ()
+            entries[number] = Entry("", "", "quantized", details=static, notes=notes)
         return entries, ledger.notes

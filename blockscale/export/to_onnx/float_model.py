@@ -214,6 +214,29 @@ def attributes(node: Any) -> dict[str, Any]:
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
+def pads_by_output(options: Mapping[str, Any]) -> bool:
+    """Whether what a convolution's node (its attributes) pads depends on the size of its output."""
+    return bytes(options.get("auto_pad", b"")).startswith(b"SAME")
+
+
+def padding_of(
+    options: Mapping[str, Any], size: Iterable[int], kernel: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """What a convolution puts (before, after) an input of this size, along each dimension."""
+    dims = len(kernel)
+    if not pads_by_output(options):
+        none = [0] * (2 * dims)
+        pads = none if options.get("auto_pad") == b"VALID" else options.get("pads", none)
+        return list(zip(pads[:dims], pads[dims:], strict=True))
+    strides, dilations = (options.get(each, [1] * dims) for each in ("strides", "dilations"))
+    result = []
+    for n, k, s, d in zip(size, kernel, strides, dilations, strict=True):
+        whole = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        less, more = whole // 2, whole - whole // 2
+        result.append((less, more) if options["auto_pad"] == b"SAME_UPPER" else (more, less))
+    return result
+
+
 def _weights_of(node: Any) -> tuple[int, ...]:
     """Which inputs of a node may be weights; of a product one is, the right one first."""
     return {"Gather": (0,), "MatMul": (1, 0)}.get(node.op_type, (1,))

@@ -451,3 +451,28 @@ def test_an_export_of_torch(tmp_path: Path) -> None:
         np.square(outputs(tmp_path / n, calls[0]) - target).mean() for n in ("q.onnx", "r.onnx")
     ]
     assert lost[0] < lost[1]
+
+
+def test_static_inputs_of_what_torch_has_no_layer_for(tmp_path: Path) -> None:
+    """A stack of matrices, and a transposed convolution that is cut on one side: their scales are
+    observed, their weights and biases as they would be without data."""
+    nodes = [
+        node("MatMul", ["x", "a"], ["h"]),
+        node("Reshape", ["h", "shape"], ["flat"]),
+        node("ConvTranspose", ["flat", "b", "bias"], ["y"], pads=[0, 1], strides=[2]),
+    ]
+    tensors = {"a": weights(3, 8, 8), "b": weights(3, 4, 2, seed=1), "bias": weights(4)}
+    tensors["shape"], calls = np.array([0, 3, -1]), feeds(1, 3, 5, 8)
+    source = model(tmp_path / "float.onnx", nodes, tensors, {"x": ["n", 3, 5, 8]})
+    out, settings = tmp_path / "q.onnx", {"bias": "correct", "sequential": True}
+    with pytest.warns(UserWarning, match="b: plain rounding: what it pads depends on its output"):
+        ledger = quantize_onnx(source, out, STATIC, calibrate=calls, weight="gptq", **settings)
+    assert [ledger[name].details for name in "ab"] == ["static input by mse"] * 2
+    observer = bs.observers.make("mse", STATIC.input)
+    for call in calls:
+        observer.observe(torch.from_numpy(call["x"]))
+    stored = stored_in(out)
+    assert np.array_equal(stored["a.input.scale"].ravel(), array(observer.qparams().scale).ravel())
+    assert np.array_equal(stored["bias"], tensors["bias"])
+    quantize_onnx(source, tmp_path / "r.onnx", STATIC.weight)
+    assert np.array_equal(weight_in(out, calls[0]), weight_in(tmp_path / "r.onnx", calls[0]))
