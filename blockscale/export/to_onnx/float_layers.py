@@ -220,8 +220,9 @@ def _only_input(site: Site, shape: tuple[int, ...]) -> nn.Module:
     """A layer whose input is that of a site, in the place of one that torch does not have."""
     groups = int(attributes(site.node).get("group", 1))
     conv = {"Conv": groups * shape[1], "ConvTranspose": shape[0]}
-    layer = nn.Linear(conv.get(site.kind, shape[-1 if site.at == 0 else -2]), 1, bias=False)
-    nn.init.ones_(layer.weight).requires_grad_(requires_grad=False)
+    k = conv.get(site.kind, shape[-1 if site.at == 0 else -2])
+    layer = nn.Linear(k, 1, bias=False, device="meta")
+    layer.weight = nn.Parameter(torch.ones(1, k), requires_grad=False)
     return layer
 
 
